@@ -1,0 +1,54 @@
+# `make demo` and `make test` do all their own set-up: they need Python 3.10 or newer and make, nothing else.
+# Another interpreter: `make test PYTHON=python3.12 VENV=.venv312`.
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO := .demo
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.wdskit-installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under two minutes after installation"
+	@echo "make test    everything that CI runs"
+	@echo "make lint    the part of it that reads the source only"
+	@echo "make bench   speed of the tar reader against webdataset's"
+	@echo "make clean   remove what the other commands made, .venv included"
+
+setup: $(STAMP)
+
+# torch goes first and alone: a machine whose pip is set up for CPU builds takes that build, and the second
+# call, which sees it installed, leaves it alone.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+lint: $(STAMP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy --strict
+	$(BIN)/python tools/check_layers.py
+
+# One thread of torch per test process: with as many processes as cores, more threads only wait for each other.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+demo: $(STAMP)
+	rm -rf $(DEMO)
+	$(BIN)/python tools/make_photos.py --num 1600 --seed 1 $(DEMO)/photos
+	$(BIN)/wdskit pack $(DEMO)/photos $(DEMO)/train --shuffle 1 --max-samples 200
+	$(BIN)/wdskit info $(DEMO)/train
+	OMP_NUM_THREADS=1 DATA=$(DEMO) $(BIN)/torchrun --standalone --nproc-per-node 2 \
+		tools/train_ddp.py --config configs/demo.yaml --epochs 2 --expect-lower-loss
+
+bench: $(STAMP)
+	$(BIN)/python tools/bench_tar.py
+
+clean:
+	rm -rf .venv .demo .bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,70 @@
+"""What several test files share."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# What a launcher, a cluster or a user's shell may have set, and what would change what the tests see.
+FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA")
+
+
+@pytest.fixture(autouse=True)
+def _without_foreign_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test as if no launcher had started it."""
+    for name in os.environ:
+        if name in FOREIGN_SETTINGS or name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The repository's root."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def load_tool():
+    """Return the module of `tools/<name>.py`."""
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"tools_{name}", REPOSITORY / "tools" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory, load_tool) -> Path:
+    """A folder with 48 photographs in 12 classes. Not to be changed."""
+    folder = tmp_path_factory.mktemp("photos") / "photos"
+    load_tool("make_photos").make_photos(folder, num=48, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def script_environment() -> dict[str, str]:
+    """Environment for children: the commands of this Python first in PATH, no foreign settings, one thread of torch."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in FOREIGN_SETTINGS and not name.startswith(("SLURM_", "PYTEST_", "COV_"))
+    }
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+    environment["PYTHONPATH"] = str(REPOSITORY)
+    environment["OMP_NUM_THREADS"] = "1"
+    environment["COLUMNS"] = "100"
+    environment["NO_COLOR"] = "1"
+    return environment

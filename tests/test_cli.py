@@ -1,0 +1,301 @@
+"""What index, info and ls print, and their exit codes, whole."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdskit import cli
+from wdskit.cli.console import escape, format_bytes, format_count, plural
+from wdskit.tar.writer import TarWriter
+
+RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
+
+
+def write_shard(path: Path, members: dict[str, bytes]) -> None:
+    with path.open("wb") as file:
+        writer = TarWriter(file.write)
+        for name, data in members.items():
+            writer.add(name, data)
+        writer.finish()
+
+
+@pytest.fixture
+def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`train` in the current folder: two shards of two and three samples, with a README in the second."""
+    folder = tmp_path / "train"
+    folder.mkdir()
+    sample = {"jpg": bytes(2500), "cls": b"1"}
+    write_shard(folder / "s-0.tar", {f"cat/{i}.{name}": data for i in range(2) for name, data in sample.items()})
+    more = {f"dog/{i}.{name}": data for i in range(3) for name, data in {**sample, "json": b"{}"}.items()}
+    write_shard(folder / "s-1.tar", {"README": b"hello", **more})
+    (folder / "classes.json").write_text('["cat", "dog"]')
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+class Run:
+    """Runs a command line in this process and keeps what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys = capsys
+        self.monkeypatch = monkeypatch
+        monkeypatch.setenv("COLUMNS", "100")
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["wdskit", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = self.capsys.readouterr()
+        lines = [line.rstrip() for line in out.splitlines()]
+        return end.value.code, "\n".join(lines), err.rstrip("\n")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(capsys, monkeypatch)
+
+
+INFO_SCANNED = """\
+train
+ samples           5
+ size              26.6 kB (5.32 kB a sample)
+ shards            2
+ samples a shard   2 to 3, median 2.5
+ classes           2: cat, dog
+ told by           a full read
+
+ field   shards   samples   mean size      size
+────────────────────────────────────────────────
+ cls        all       all         1 B       5 B
+ jpg        all       all     2.50 kB   12.5 kB
+ json    1 of 2    3 of 5         2 B       6 B
+No index: every shard was read. `wdskit index train` makes one.
+Note: 1 member in no sample (`wdskit ls SHARD --members` lists all)."""
+
+INFO_INDEXED = """\
+train
+ samples           5
+ size              26.6 kB (5.32 kB a sample)
+ shards            2
+ samples a shard   2 to 3, median 2.5
+ classes           2: cat, dog
+ told by           the folder's index; names and sizes of the files agree
+
+ field   shards
+────────────────
+ cls        all
+ jpg        all
+ json    1 of 2"""
+
+
+def test_info_of_a_folder_without_an_index_reads_it(train: Path, run: Run) -> None:
+    assert run("info", "train") == (0, INFO_SCANNED, "")
+
+
+def test_index_then_info_from_the_index(train: Path, run: Run) -> None:
+    code, out, err = run("index", "train")
+    assert (code, err) == (0, "")
+    first, second = out.split("\n")
+    assert first.startswith("Indexed train: 2 shards, 5 samples, 26.6 kB in ")
+    assert second == "Note: 1 member in no sample (`wdskit ls SHARD --members` lists all)."
+    assert run("info", "train") == (0, INFO_INDEXED, "")
+
+
+def test_info_refuses_an_index_that_does_not_match(train: Path, run: Run) -> None:
+    run("index", "train")
+    with (train / "s-0.tar").open("ab") as file:
+        file.write(bytes(512))
+    code, out, err = run("info", "train")
+    assert (code, out) == (1, "")
+    assert "s-0.tar has 9728 bytes, the index says 9216" in err
+    assert "`wdskit index train`" in err
+    assert run("info", "train/s-0.tar")[0] == 0  # the shard itself can still be looked at
+
+
+def test_ls_of_a_folder_is_the_same_with_and_without_an_index(train: Path, run: Run) -> None:
+    expected = """\
+shard    samples     size  fields
+s-0.tar        2  9.22 kB  cls jpg
+s-1.tar        3  17.4 kB  cls jpg json"""
+    assert run("ls", "train") == (0, expected, "")
+    assert run("ls", "train", "--limit", "1")[1] == "\n".join(expected.split("\n")[:2])
+    run("index", "train")
+    assert run("ls", "train") == (0, expected, "")
+
+
+def test_ls_of_a_shard_lists_its_samples(train: Path, run: Run) -> None:
+    expected = """\
+number  offset  key    fields
+     0    1024  dog/0  jpg 2.50 kB, cls 1 B, json 2 B
+     1    6144  dog/1  jpg 2.50 kB, cls 1 B, json 2 B
+     2   11264  dog/2  jpg 2.50 kB, cls 1 B, json 2 B"""
+    code, out, err = run("ls", "train/s-1.tar")
+    assert (code, out, err) == (0, expected, "")
+    assert run("ls", "train/s-1.tar", "--limit", "2")[1] == "\n".join(expected.split("\n")[:3])
+
+
+def test_ls_of_members_lists_those_of_no_sample_too(train: Path, run: Run) -> None:
+    code, out, err = run("ls", "train/s-1.tar", "--members", "--limit", "2")
+    assert (code, err) == (0, "")
+    assert out.split("\n") == ["offset     size  member", "     0      5 B  README", "  1024  2.50 kB  dog/0.jpg"]
+    assert run("ls", "train", "--members")[0] == 2
+
+
+def test_json_of_every_command_parses(train: Path, run: Run) -> None:
+    folder = json.loads(run("info", "train", "--json")[1])
+    assert folder["fields"]["json"] == {"num_shards": 1, "num_samples": 3, "num_bytes": 6}
+    assert folder["samples_per_shard"] == {"min": 2, "median": 2.5, "max": 3}
+    assert (folder["source"], folder["classes"]) == ("scan", ["cat", "dog"])
+    assert json.loads(run("index", "train", "--json")[1])["num_samples"] == 5
+    shards = [json.loads(line) for line in run("ls", "train", "--json")[1].split("\n")]
+    assert [shard["shard"] for shard in shards] == ["s-0.tar", "s-1.tar"]
+    samples = [json.loads(line) for line in run("ls", "train/s-0.tar", "--json")[1].split("\n")]
+    assert samples[1]["key"] == "cat/1"
+    assert samples[1]["fields"] == {"jpg": 2500, "cls": 1}
+    member = json.loads(run("ls", "train/s-1.tar", "--members", "--json", "--limit", "1")[1])
+    assert member == {"offset": 0, "num_bytes": 5, "member": "README"}
+
+
+def test_a_cut_shard_is_shown_up_to_its_fault(train: Path, run: Run) -> None:
+    shard = train / "s-0.tar"
+    shard.write_bytes(shard.read_bytes()[:7300])
+    fault = "train/s-0.tar, byte 7300: the shard stops inside"
+    code, out, err = run("ls", "train/s-0.tar")
+    assert (code, len(out.split("\n"))) == (1, 2)
+    assert err.startswith(fault)
+    for words in (("info", "train/s-0.tar"), ("info", "train"), ("index", "train")):
+        code, out, err = run(*words)
+        assert (code, out) == (1, "")
+        assert fault in err
+        assert "Traceback" not in err
+    assert not (train / "index.json").exists()
+    code, out, err = run("ls", "train")
+    assert (code, out.split("\n")[1].split()[0]) == (1, "s-1.tar")
+    assert fault in err
+
+
+def test_what_is_no_shard_is_an_error(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.tar").write_bytes(b"\x1f\x8b" + bytes(2000))
+    (tmp_path / "b.tar").write_bytes(b"hello")
+    gzip = "a.tar, byte 0: this is a gzip file, not a tar (0 samples read).\n  Shards are plain tars: unpack it first."
+    assert run("ls", "a.tar") == (1, "number  offset  key  fields", gzip)
+    assert run("info", "a.tar") == (1, "", gzip)
+    assert run("info", "b.tar")[2].startswith("b.tar, byte 5: the shard stops inside a header")
+    for command in ("info", "ls", "index"):
+        code, out, err = run(command, "nothing")
+        assert (code, out, err.startswith("nothing: there is no such")) == (1, "", True)
+        code, out, err = run(command, "empty")
+        assert (code, out, err.startswith("empty: no shard")) == (1, "", True)
+
+
+def test_hostile_names_never_reach_the_terminal_raw(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "x"
+    folder.mkdir()
+    write_shard(folder / "a.tar", {"e\x1b[31m\u202evil.j\x07pg": b"1", "e\x1b]0;t\x9b.cls": b"2"})
+    write_shard(folder / "b.tar", {"k.jpg": b"1", "k.jpg\x1b": b"2", "j\x1b.jpg": b"2", "k.jpg2": b""})
+    (folder / "classes.json").write_text(json.dumps(["\x1b[2J"]))
+    for words in (
+        ("ls", "x/a.tar"),
+        ("ls", "x/a.tar", "--members"),
+        ("info", "x/a.tar"),
+        ("info", "x\x1b"),
+        ("ls", "x"),
+    ):
+        for json_flag in ((), ("--json",)):
+            _, out, err = run(*words, *json_flag)
+            assert (out + err).replace("\n", "").isprintable()
+    assert r"e\x1b[31m\u202evil  j\x07pg 1 B" in run("ls", "x/a.tar")[1]
+    code, _, err = run("ls", "x/b.tar")
+    assert code == 1
+    assert "key 'k' stands in two places" in err
+
+
+def test_head_ends_ls_silently(tmp_path: Path) -> None:
+    """Whether the pipe breaks while lines are written or at the last flush."""
+    for num_samples in (5, 5000):
+        shard = tmp_path / "many.tar"
+        write_shard(shard, {f"{i:06d}.cls": b"1" for i in range(num_samples)})
+        process = subprocess.Popen([*RUN, "ls", str(shard)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.close()
+        _, err = process.communicate()
+        assert err == b""
+
+
+def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None:
+    pipe = tmp_path / "p.tar"
+    os.mkfifo(pipe)
+    process = subprocess.Popen([*RUN, "ls", str(pipe)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with pipe.open("wb"):  # opens when the command reads, and then it waits for bytes that never come
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+@pytest.fixture
+def server(train: Path) -> Iterator[str]:
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(train.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
+        thread = threading.Thread(target=httpd.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{httpd.server_address[1]}"
+        httpd.shutdown()
+        thread.join()
+
+
+def test_remote_shards_are_streamed_and_remote_folders_told_by_their_index(server: str, run: Run) -> None:
+    shard = json.loads(run("info", f"{server}/train/s-1.tar", "--json")[1])
+    assert (shard["kind"], shard["num_samples"], shard["num_ignored"]) == ("shard", 3, 1)
+    assert run("ls", f"{server}/train/s-0.tar")[1].count("\n") == 2
+    pattern = json.loads(run("info", f"{server}/train/s-{{0..1}}.tar", "--json")[1])
+    assert (pattern["kind"], pattern["source"], pattern["num_shards"]) == ("pattern", "scan", 2)
+    assert run("info", f"{server}/nothing.tar")[0] == 1
+    run("index", "train")
+    folder = json.loads(run("info", f"{server}/train/", "--json")[1])
+    assert (folder["kind"], folder["source"], folder["num_samples"]) == ("folder", "index", 5)
+
+
+def test_a_wrong_command_line_exits_2(run: Run) -> None:
+    for words in (("info",), ("ls", "x", "--limit", "0"), ("inf",), ("index", "x", "--workers", "0"), ()):
+        code, _, err = run(*words)
+        assert code == 2
+        assert "Traceback" not in err
+    assert "Did you mean 'info'?" in run("inf")[2]
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, "wdskit 0.1.0", "")
+
+
+@given(st.text())
+def test_escaped_text_is_printable_and_printable_text_stays(text: str) -> None:
+    assert escape(text).isprintable()
+    assert escape(escape(text)) == escape(text)
+
+
+def test_numbers_read_well() -> None:
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.00 kB", 9_994: "9.99 kB", 9_996: "10.0 kB", 99_960: "100 kB"}
+    sizes |= {999_499: "999 kB", 999_500: "1.00 MB", 140 * 10**9: "140 GB", 5 * 10**18: "5,000 PB"}
+    assert {size: format_bytes(size) for size in sizes} == sizes
+    assert [format_count(count) for count in (0, 1281167, 2.5)] == ["0", "1,281,167", "2.5"]
+    assert [plural(1, "shard"), plural(2, "shard"), plural(2, "class")] == ["1 shard", "2 shards", "2 classes"]

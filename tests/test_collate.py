@@ -1,0 +1,245 @@
+"""Batches: what each kind of value becomes, memory and copies, and messages that name the slot."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from wdskit.errors import PipelineError
+from wdskit.pipeline.collate import collate
+
+LAST = torch.channels_last
+
+
+def pixels(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def test_tuples_become_a_tuple_dicts_a_dict_and_values_a_batch():
+    assert collate([("a", "b"), ("c", "d")]) == (["a", "c"], ["b", "d"])
+    assert collate([{"x": "a", "y": "b"}, {"y": "d", "x": "c"}]) == {"x": ["a", "c"], "y": ["b", "d"]}
+    assert list(collate([{"x": "a", "y": "b"}, {"y": "d", "x": "c"}])) == ["x", "y"]
+    assert collate(["a", "b"]) == ["a", "b"]
+    assert collate([1, 2]).tolist() == [1, 2]
+    assert collate([()]) == ()
+
+
+class Pair(NamedTuple):
+    image: int
+    label: int
+
+
+def test_named_tuples_become_plain_tuples():
+    images, labels = collate([Pair(1, 2), Pair(3, 4)])
+    assert (images.tolist(), labels.tolist()) == ([1, 3], [2, 4])
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, -2], torch.int64),
+        ([2**63 - 1], torch.int64),
+        ([True, False], torch.bool),
+        ([1.5, float("nan")], torch.float64),
+        ([np.float32(1), np.float32(2)], torch.float32),
+        ([np.float64(1), 2.0], torch.float64),
+        ([np.int64(1), 2], torch.int64),
+        ([np.uint8(1)], torch.uint8),
+        ([np.int16(1)], torch.int16),
+        ([np.bool_(1), True], torch.bool),
+        ([np.float16(1)], torch.float16),
+        ([np.complex64(1j)], torch.complex64),
+    ],
+)
+def test_numbers_become_tensors_of_their_dtype(values, dtype):
+    (batch,) = collate([(value,) for value in values])
+    assert batch.dtype == dtype
+    assert batch.shape == (len(values),)
+    assert np.array_equal(batch.numpy(), np.array(values), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "b"],
+        [b"a", b"b"],
+        [None, None],
+        [None, "a"],
+        [{"a": 1}, {"b": 2}],
+        [[1, 2], [3]],
+        [(1, 2), (3, 4)],
+        [np.str_("a")],
+        [np.array(["a"]), np.array(["bcd"])],
+        [Image.new("RGB", (2, 2))],
+        [{1, 2}],
+    ],
+    ids=["str", "bytes", "None", "mixed", "dict", "list", "tuple", "numpy str", "text array", "pil", "set"],
+)
+def test_everything_else_stays_a_list_of_the_same_objects(values):
+    (batch,) = collate([(value,) for value in values], frozenset({0}))
+    assert isinstance(batch, list)
+    assert all(one is other for one, other in zip(batch, values, strict=True))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "u1", "i1", "<i2", ">i2", "<i4", "<i8", ">i8", "<f2", "<f4", ">f4", "<f8", "<c8"]
+)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (4, 5, 3)])
+def test_arrays_are_stacked(dtype, shape):
+    arrays = [(np.ones(shape) * n).astype(dtype) for n in range(3)]
+    (batch,) = collate([(array,) for array in arrays])
+    assert batch.is_contiguous()
+    assert np.array_equal(batch.numpy(), np.stack(arrays))
+    assert batch.numpy().dtype == np.dtype(dtype).newbyteorder("=")
+
+
+def test_tensors_are_stacked():
+    tensors = [torch.full((2, 3), n) for n in range(4)]
+    (batch,) = collate([(tensor,) for tensor in tensors])
+    assert torch.equal(batch, torch.stack(tensors))
+
+
+# --- images
+
+
+@pytest.mark.parametrize("size", list(itertools.product([1, 2, 5], [1, 3], [1, 4], [1, 3, 4])))
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float16, np.float64])
+def test_hwc_arrays_become_channels_last_images(size, dtype):
+    num, height, width, channels = size
+    arrays = [pixels(height, width, channels, seed=n).astype(dtype) for n in range(num)]
+    for batch in (
+        collate([(0, array) for array in arrays], frozenset({1}))[1],
+        collate([{"jpg": array} for array in arrays], frozenset({"jpg"}))["jpg"],
+    ):
+        assert batch.shape == (num, channels, height, width)
+        assert batch.is_contiguous(memory_format=LAST)
+        assert batch.stride() == (height * width * channels, 1, width * channels, channels)
+        assert np.array_equal(batch.numpy(), np.stack(arrays).transpose(0, 3, 1, 2))
+        assert batch.numpy().dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_images_without_channel_axis_get_one(kind):
+    arrays = [pixels(4, 5, seed=n) for n in range(3)]
+    values = arrays if kind == "array" else [torch.from_numpy(array) for array in arrays]
+    (batch,) = collate([(value,) for value in values], frozenset({0}))
+    assert batch.shape == (3, 1, 4, 5)
+    assert batch.is_contiguous(memory_format=LAST)
+    assert np.array_equal(batch[:, 0].numpy(), np.stack(arrays))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "sliced"])
+def test_chw_tensors_become_channels_last_images(channels, layout):
+    images = torch.from_numpy(pixels(3, channels, 4, 6))
+    if layout == "channels last":
+        images = images.contiguous(memory_format=LAST)
+    tensors = [image[:, :, ::2] if layout == "sliced" else image for image in images]
+    (batch,) = collate([(tensor,) for tensor in tensors], frozenset({0}))
+    assert batch.is_contiguous(memory_format=LAST)
+    assert torch.equal(batch, torch.stack(tensors))
+    assert batch.dtype == torch.uint8
+
+
+def test_other_slots_keep_their_axes():
+    """An array is an image only where the pipeline says so; (3, 4, 5) in an image slot is no HWC image."""
+    array = pixels(4, 5, 3)
+    assert collate([(array, array)], frozenset({0}))[1].shape == (1, 4, 5, 3)
+    assert collate([(pixels(3, 4, 5),)], frozenset({0}))[0].shape == (1, 3, 4, 5)
+    assert collate([array], frozenset({0})).shape == (1, 4, 5, 3)
+    assert collate([{"jpg": pixels(5)}], frozenset({"jpg"}))["jpg"].shape == (1, 5)
+
+
+@pytest.mark.parametrize("slots", [frozenset(), frozenset({0})])
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_batches_are_fresh_memory(kind, slots):
+    """Even of one sample: the batch may be written to, and pinned."""
+    array = pixels(4, 5, 3)
+    array.flags.writeable = kind == "tensor"
+    value = array if kind == "array" else torch.from_numpy(array).permute(2, 0, 1)
+    kept = array.copy()
+    (batch,) = collate([(value,)], slots)
+    batch.fill_(0)
+    assert np.array_equal(array, kept)
+
+
+def test_images_are_copied_once():
+    """The batch is the only large allocation: no list of transposed copies beside it."""
+    import tracemalloc
+
+    arrays = [pixels(64, 64, 3, seed=n) for n in range(32)]
+    collate([(array,) for array in arrays], frozenset({0}))
+    tracemalloc.start()
+    try:
+        collate([(array,) for array in arrays], frozenset({0}))
+        assert tracemalloc.get_traced_memory()[1] < arrays[0].nbytes * 4
+    finally:
+        tracemalloc.stop()
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "batched: a batch of no samples"),
+        ([(1, 2), (1,)], "batched: sample is a tuple of 2 in sample 0 but a tuple of 1 in sample 1"),
+        ([(1,), {"a": 1}], "batched: sample is a tuple of 1 in sample 0 but dict in sample 1"),
+        ([{"a": 1}, (1,)], "batched: sample 0 is a dict, sample 1 a tuple"),
+        (
+            [{"a": 1, "b": 2}, {"a": 1, "c": 2, "__key__": "k"}],
+            (
+                "batched: sample 1 (`k`) has other fields than sample 0: without b; with __key__, c. "
+                "Choose the fields that all have with to_tuple or to_dict"
+            ),
+        ),
+        (
+            [{"a": 1, "b": 2}, {"a": 1}],
+            (
+                "batched: sample 1 has other fields than sample 0: without b. "
+                "Choose the fields that all have with to_tuple or to_dict"
+            ),
+        ),
+        ([(1,), (1.5,)], "batched: slot 0 is int64 in sample 0 but float64 in sample 1"),
+        ([(1,), (True,)], "batched: slot 0 is int64 in sample 0 but bool in sample 1"),
+        ([{"cls": 1}, {"cls": None}], "batched: `cls` is int64 in sample 0 but no number or array in sample 1"),
+        ([("a", np.zeros(2)), ("b", torch.zeros(2))], "batched: slot 1 is array in sample 0 but tensor in sample 1"),
+        (
+            [{"jpg": np.zeros((2, 3, 3))}, {"jpg": np.zeros((4, 3, 3))}],
+            "batched: `jpg` is (2, 3, 3) in sample 0 but (4, 3, 3) in sample 1. Resize or crop first",
+        ),
+        (
+            [(torch.zeros(3, 2, 2),), (torch.zeros(3, 2, 2),), (torch.zeros(1, 2, 2),)],
+            "batched: slot 0 is (3, 2, 2) in sample 0 but (1, 2, 2) in sample 2. Resize or crop first",
+        ),
+        (
+            [(np.zeros(2, np.float32),), (np.zeros(2),)],
+            "batched: slot 0 is float32 in sample 0 but float64 in sample 1",
+        ),
+        (
+            [(torch.zeros(2),), (torch.zeros(2, dtype=torch.uint8),)],
+            "batched: slot 0 is torch.float32 in sample 0 but torch.uint8 in sample 1",
+        ),
+        ([1, "a"], "batched: the value is int64 in sample 0 but no number or array in sample 1"),
+    ],
+)
+def test_messages_name_the_slot(samples, message):
+    with pytest.raises(PipelineError) as caught:
+        collate(samples, frozenset({0, "jpg"}))
+    assert str(caught.value) == message
+
+
+def test_integers_beyond_int64_are_an_error():
+    with pytest.raises(PipelineError, match=r"^batched: slot 0: "):
+        collate([(2**63,)])
+
+
+def test_byte_orders_of_one_dtype_mix():
+    (batch,) = collate([(np.array([1, 2], "<i4"),), (np.array([3, 4], ">i4"),)])
+    assert batch.tolist() == [[1, 2], [3, 4]]

@@ -1,0 +1,158 @@
+"""YAML as wdskit reads it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
+from wdskit.pipeline.document import MAX_FAULTS, MAX_NODES, Document, read_document
+
+SCALARS = [
+    ("", None), ("~", None), ("null", None), ("NULL", None), ("nUll", "nUll"),
+    ("true", True), ("True", True), ("FALSE", False), ("tRue", "tRue"),
+    ("yes", "yes"), ("no", "no"), ("on", "on"), ("off", "off"), ("y", "y"),
+    ("0", 0), ("7", 7), ("-12", -12), ("+3", 3), ("0x1f", 31), ("0o17", 15), ("0b11", "0b11"), ("1_000", "1_000"),
+    ("1.5", 1.5), ("1e-3", 0.001), ("1E3", 1000.0), (".5", 0.5), ("-.5", -0.5), ("5.", 5.0), ("0.5", 0.5), ("1e5", 1e5),
+    ("-.inf", float("-inf")), (".INF", float("inf")), ("inf", "inf"), ("nan", "nan"), (".", "."),
+    ("-", None), ("+", "+"),
+    ("2024-01-31", "2024-01-31"), ("1.2.3", "1.2.3"), ("12:90", "12:90"), ("a:b", "a:b"), ("12e", "12e"),
+]  # fmt: skip
+
+
+def read(text: str | bytes, **environment: str) -> Document:
+    return read_document(text, environment=environment)
+
+
+def rules(document: Document) -> str:
+    return " ".join(fault.rule for fault in document.faults)
+
+
+@pytest.mark.parametrize(("text", "value"), [pair for pair in SCALARS if pair[0] != "-"])
+def test_plain_scalars_follow_yaml_1_2(text: str, value: object) -> None:
+    """The core schema: `no` is text, `1e-3` a number, a date text."""
+    document = read(f"x: {text}")
+    assert not document.faults
+    assert document.tree == {"x": value}
+    assert type(document.tree["x"]) is type(value)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in SCALARS])
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_quoted_scalars_stay_text(text: str, quote: str) -> None:
+    """Quotes make text, always."""
+    assert read(f"x: {quote}{text}{quote}").tree == {"x": text}
+
+
+@pytest.mark.parametrize("text", ["12:30:45", "1:30", "-190:20:30.15", "00012", "-07", "01.5", "9" * 26, "1e999"])
+def test_what_readers_disagree_about_is_refused(text: str) -> None:
+    """With the advice to quote it."""
+    document = read(f"x: {text}")
+    assert "quotes" in rules(document)
+    assert document.spoiled == {("x",)}
+
+
+def test_lines_are_those_of_the_file() -> None:
+    """Each path knows its line; a list's items too."""
+    document = read("# first\na:\n  - b: 1\n  -\n    c: 2\n\nd: [x,\n  y]\n")
+    wanted = {(): 2, ("a",): 2, ("a", 0): 3, ("a", 0, "b"): 3, ("a", 1): 5, ("a", 1, "c"): 5}
+    assert document.lines == wanted | {("d",): 7, ("d", 0): 7, ("d", 1): 8}
+
+
+def test_variables() -> None:
+    """Filled in before typing; quoted scalars stay text; what is filled in is not looked at again."""
+    text = 'a: ${N}\nb: "${N}"\nc: ${NO:-1.5}\nd: ${EMPTY:-x}${EMPTY}\ne: $$N $$${N} $N\nf: ${NEST}\ng: ${NO:-}\n'
+    document = read(text, N="5", EMPTY="", NEST="${N}")
+    assert not document.faults
+    assert document.tree == {"a": 5, "b": "5", "c": 1.5, "d": "x", "e": "$N $5 $N", "f": "${N}", "g": None}
+
+
+@pytest.mark.parametrize("text", ["${NO}", "${", "${}", "${A-b}", "${1A}", "${A:-${B}}", "${ A }"])
+def test_a_variable_that_cannot_be_filled_in_is_a_problem(text: str) -> None:
+    """Never an empty text in its place."""
+    document = read(f'x: "{text}"', B="b")
+    assert len(document.faults) == 1
+    assert document.spoiled == {("x",)}
+
+
+def test_a_value_with_a_control_character_is_a_problem() -> None:
+    """Also from the environment, and half characters that a broken locale makes."""
+    assert "U+0000" in rules(read("x: ${A}", A="a\0"))
+    assert "half of a character" in rules(read("x: ${A}", A="a\udcff"))
+
+
+def test_variables_cannot_fill_the_memory() -> None:
+    """What they fill in is counted over the whole document."""
+    assert "fill in more than" in rules(read("- ${A}\n" * 200, A="x" * 10_000))
+
+
+def test_reading_goes_on_behind_a_problem() -> None:
+    """All problems of a file are told at once."""
+    document = read("a: 00012\nb: *x\nc: &y !!str 5\nd: ${NO}\na: 2\n<<: {}\n3: 4\ne: fine\n")
+    assert [fault.line for fault in document.faults] == [1, 2, 3, 3, 4, 5, 6, 7]
+    assert document.tree["e"] == "fine"
+    assert document.complete
+
+
+def test_a_byte_order_mark_is_no_problem() -> None:
+    """Editors on Windows write one."""
+    assert read(b"\xef\xbb\xbfa: 1").tree == {"a": 1}
+
+
+ATTACKS = {
+    "brackets": "[" * 100_000,
+    "braces": "{a: " * 100_000,
+    "dashes": "- " * 100_000,
+    "question marks": "? " * 100_000,
+    "bracket names": "{[" * 50_000,
+    "aliases": "a: &a [x]\nb: &b [*a, *a, *a]\nc: &c [*b, *b, *b]\n",
+    "digits": "a: " + "9" * 100_000,
+    "hexadecimal digits": "a: 0x" + "f" * 100_000,
+    "version": "%YAML 1." + "9" * 100_000 + "\n---\na: 1",
+    "nul": "a: \0",
+    "escape": 'a: "\\U7FFFFFFF"',
+    "long name": "x" * 50_000 + ": " + "[a]: b" * 10,
+    "too long": "#" * (MAX_CONFIG_BYTES + 1),
+    "many values": "[" + "1," * (MAX_NODES + 1) + "]",
+    "many problems": "a: 1\n" * 50_000,
+    "tags": "!" * 100_000,
+    "reference": "a: " + "&a " * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_hostile_text_is_refused_quickly(name: str) -> None:
+    """No crash, no long wait, no long message."""
+    start = time.process_time()
+    document = read(ATTACKS[name])
+    assert time.process_time() - start < 20  # seconds for the slowest on a busy machine; without the limits minutes
+    assert 1 <= len(document.faults) <= MAX_FAULTS
+    assert len(rules(document)) < 50_000
+
+
+def test_depth_is_allowed_up_to_its_limit() -> None:
+    """The limit is the limit, not one more or less."""
+    assert not read("[" * MAX_CONFIG_DEPTH + "]" * MAX_CONFIG_DEPTH).faults
+    assert "deeper" in rules(read("[" * (MAX_CONFIG_DEPTH + 1) + "]" * (MAX_CONFIG_DEPTH + 1)))
+
+
+YAML_PIECES = st.sampled_from([
+    "a", "b", ": ", ":", "- ", "\n", "\n  ", "[", "]", "{", "}", ", ", "'", '"', "&x ", "*x", "!t ", "|\n", ">\n", "#",
+    "? ",
+    "1", "0", "~", "<<", "---\n", "...\n", "%", "@", "\\", "\\U", "\t", "${", "}", "$$", "é", "\u2028", "\0", "\ufeff",
+])  # fmt: skip
+
+
+@given(st.one_of(st.text(), st.binary(), st.lists(YAML_PIECES, max_size=40).map("".join)))
+def test_any_text_is_read_or_refused(data: str | bytes) -> None:
+    """Nothing is raised; a tree without faults has only plain values."""
+    document = read_document(data, environment={})
+    assert document.complete or document.faults
+    stack = [document.tree]
+    while stack:
+        value = stack.pop()
+        assert type(value) in {dict, list, str, int, float, bool, type(None)}
+        stack += value.values() if isinstance(value, dict) else value if isinstance(value, list) else []

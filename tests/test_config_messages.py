@@ -1,0 +1,52 @@
+"""Every message of a bad configuration, word by word: tests/bad_configs/*.yaml and messages.txt beside them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from wdskit.errors import ConfigError
+from wdskit.pipeline.config import load_config
+
+FOLDER = Path(__file__).parent / "bad_configs"
+FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+
+
+def golden() -> dict[str, str]:
+    """Expected message by file name."""
+    parts = re.split(r"^== (.+)\n", (FOLDER / "messages.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+    return {name: message.rstrip("\n") for name, message in zip(parts[::2], parts[1::2], strict=True)}
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.delenv("WDSKIT_UNSET", raising=False)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bad_config_is_refused_in_these_words(name: str) -> None:
+    """All problems at once, in the order of the file."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(name)
+    assert str(caught.value) == golden()[name]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_messages_are_readable(name: str) -> None:
+    """where: what. What to do. Sentences, no pydantic, no Python types, not too long."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(name)
+    for problem in caught.value.problems:
+        assert re.fullmatch(rf"{name}:\d+", problem.where)
+        assert problem.rule.endswith((".", "?"))
+        assert len(str(problem)) < 320
+        assert not re.search(r"pydantic|https?:|validat|NoneType|<class|\bstr\b(?!`)|\bdict_type\b", problem.rule)
+
+
+def test_every_file_has_a_message_and_there_are_many() -> None:
+    """The golden file is neither short nor stale."""
+    assert list(golden()) == FILES
+    assert len(FILES) >= 40

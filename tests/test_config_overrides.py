@@ -1,0 +1,111 @@
+"""`a.b.c=VALUE` changes settings before they are checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_config import TEXT, load
+
+from wdskit.errors import ConfigError
+from wdskit.pipeline.config import load_config
+from wdskit.pipeline.parsing import parse_stage
+from wdskit.pipeline.specs import LoaderSpec
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+OVERRIDES = [
+    ("pipelines.train.stream.seed=3", "train", 0, {"shards": "a-{000..003}.tar", "seed": 3}),
+    ("pipelines.train.0.stream.seed=3", "train", 0, {"shards": "a-{000..003}.tar", "seed": 3}),
+    ("pipelines.train[0].stream.seed=3", "train", 0, {"shards": "a-{000..003}.tar", "seed": 3}),
+    ("pipelines.val.stream.seed=3", "val", 0, {"shards": ["b.tar"], "seed": 3}),
+    ("pipelines.val.stream.shards.0=c-{0..1}.tar", "val", 0, {"shards": ["c-{0..1}.tar"], "seed": 5}),
+    ("pipelines.val.stream=c.tar", "val", 0, "c.tar"),
+    ("pipelines.val.0.stream={shards: c.tar}", "val", 0, "c.tar"),
+    ("pipelines.train.shuffle=50", "train", 2, 50),
+    ("pipelines.train.shuffle.size=50", "train", 2, 50),
+    ("pipelines.train.shuffle.initial=50", "train", 2, {"size": 200, "initial": 50}),
+    ("pipelines.train.3.map.global_rng=true", "train", 3, {"fn": "f", "global_rng": True}),
+    ("pipelines.train[4].map=h", "train", 4, "h"),
+    ("pipelines.train.random_flip=0.1", "train", 5, 0.1),
+    ("pipelines.train.random_flip.p=0.1", "train", 5, 0.1),
+    ("pipelines.train.5.random_flip.p=0.1", "train", 5, 0.1),
+    ("pipelines.train.5.random_flip=0.1", "train", 5, 0.1),
+    ("pipelines.train.to_tuple=[png]", "train", 6, "png"),
+    ("pipelines.train.to_tuple.1=json", "train", 6, "jpg json"),
+    ("pipelines.train.to_tuple.fields=png", "train", 6, "png"),
+    ("pipelines.train.batched.partial= true", "train", 7, 64),
+]
+
+
+@pytest.mark.parametrize(("override", "pipeline", "index", "value"), OVERRIDES)
+def test_overrides(config_file: Path, override: str, pipeline: str, index: int, value: Any) -> None:
+    """By position or by name, into shorthands and replacing them; everything else stays."""
+    plain, changed = load_config(config_file), load_config(config_file, overrides=[override])
+    name = plain.pipeline(pipeline)[index].name
+    wanted = list(plain.pipeline(pipeline))
+    wanted[index] = parse_stage(name, value)
+    assert changed.pipeline(pipeline) == tuple(wanted)
+    rest = {other for other in plain.pipelines if other != pipeline}
+    assert all(changed.pipeline(other) == plain.pipeline(other) for other in rest)
+
+
+def test_overrides_of_the_loader_and_of_whole_parts(config_file: Path) -> None:
+    """The last of two wins; a stage and a pipeline may be replaced."""
+    config = load_config(
+        config_file,
+        overrides=["loader.workers=4", "loader.workers=0", "loader.pin_memory=true", "pipelines.train.5=batched",
+                   "pipelines.train.5={resize: 8}", "pipelines.test=[{stream: c.tar}]"],
+    )  # fmt: skip
+    assert config.loader == LoaderSpec(workers=0, pin_memory=True)
+    assert config.pipeline("train")[5] == parse_stage("resize", 8)
+    assert config.pipeline("test") == (parse_stage("stream", "c.tar"),)
+
+
+def test_an_override_mends_what_it_replaces(tmp_path: Path) -> None:
+    """A variable that is not set does not matter where --set gives the value."""
+    text = "version: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n"
+    config = load(text, tmp_path, "pipeline.stream=b.tar", "pipeline.shuffle=5")
+    assert config.pipeline() == (parse_stage("stream", "b.tar"), parse_stage("shuffle", 5))
+
+
+BAD_OVERRIDES = {
+    "loader.workers": "an override is written PATH=VALUE, such as loader.workers=4.",
+    "=4": "an override is written PATH=VALUE, such as loader.workers=4.",
+    "loader.workers=": "loader.workers: the document is empty.",
+    "loader.workers=many": "loader.workers: `many` is text; a whole number is needed.",
+    "loader.wokers=4": "loader.wokers: no such setting. Did you mean `workers`?",
+    "loader.workers.x=4": "loader.workers is null; nothing stands below it.",
+    "loader=[": "loader: this is not YAML: ",
+    "pipelines.trian.stream.seed=4": "there is no `trian` in pipelines. Did you mean `train`?",
+    "pipelines.train.shufle=4": "there is no `shufle` in pipelines.train. Did you mean `shuffle`?",
+    "pipelines.train.shuffle=0": "pipelines.train[2].shuffle: 0 is too small; it must be at least 1.",
+    "pipelines.train.map=4": "`map` stands 2 times; say which: pipelines.train[3], pipelines.train[4].",
+    "pipelines.train.9=shuffle": "pipelines.train has 8 items; there is no [9].",
+    "pipelines.train.to_tuple.x=4": "pipelines.train[6].to_tuple.x: no such setting. `to_tuple` has `fields`.",
+    "pipelines.train.to_tuple.7=a": "pipelines.train[6].to_tuple has 2 items; there is no [7].",
+    "pipelines.train.split_by_node.x=4": "pipelines.train[1].split_by_node.x: no such setting.",
+    "pipelines.val.stream.shards.x=4": "pipelines.val[0].stream.shards is a list; a position is needed",
+    "pipelines.train.shuffle.size.x=4": "pipelines.train[2].shuffle.size is 200; nothing stands below it.",
+    "version=2": "version: this wdskit reads version 1, not 2.",
+    "epochs=2": "epochs: no such setting.",
+}
+
+
+@pytest.mark.parametrize("override", BAD_OVERRIDES)
+def test_problems_of_an_override_carry_its_name(config_file: Path, override: str) -> None:
+    """`--set a.b.c=VALUE: what`, and nothing else is told."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(
+            config_file, overrides=["loader.workers=null", override] if ".workers.x" in override else [override]
+        )
+    told = [str(problem) for problem in caught.value.problems if problem.where == f"--set {override}"]
+    assert len(told) == 1
+    assert told[0].startswith(f"--set {override}: {BAD_OVERRIDES[override]}")

@@ -1,0 +1,120 @@
+"""Which stages may follow which."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from wdskit.pipeline.parsing import parse_stage
+from wdskit.pipeline.rules import check_order
+from wdskit.pipeline.specs import STAGES
+
+VALUES = {
+    "stream": "a.tar", "shuffle": 5, "decode": "rgb8", "map": "f", "map_dict": {"cls": "f"}, "map_tuple": ["f"],
+    "select": "f", "rename": {"a": "b"}, "to_tuple": "jpg cls", "to_dict": "jpg cls", "batched": 4, "slice": 5,
+    "with_epoch": 5, "with_length": 5,
+    "resize": 5, "center_crop": 5, "random_resized_crop": 5, "normalize": "imagenet",
+}  # fmt: skip
+DICT_STAGES = [name for name, spec in STAGES.items() if spec.kind == "each" and name not in {"map", "map_tuple"}]
+
+
+def foreign(source):
+    return source
+
+
+def check(text: str) -> list[tuple[int, str]]:
+    """check_order of stages written with spaces between; `?` is a foreign one."""
+    return check_order([foreign if name == "?" else parse_stage(name, VALUES.get(name)) for name in text.split()])
+
+
+FITS = [
+    "stream",
+    "stream split_by_node split_by_worker",
+    "stream split_by_worker split_by_node tarfile_to_samples shuffle decode",
+    "stream tarfile_to_samples decode map map_dict rename select resize normalize to_tuple map_tuple batched",
+    "stream shuffle with_epoch shuffle batched",
+    "stream decode to_dict normalize batched map select shuffle slice with_epoch with_length",
+    "stream decode to_tuple batched map_tuple unbatched map_tuple shuffle batched",
+    "stream batched unbatched decode batched",
+    "stream to_tuple map normalize",
+    "stream map map_tuple",
+    "stream batched ? decode unbatched batched split_by_node map_tuple",
+    "stream ? tarfile_to_samples decode",
+    "? split_by_node decode batched",
+    "? unbatched",
+]
+MISFITS = [
+    ("decode", 0, "cannot be first"),
+    ("stream stream", 1, "a second source"),
+    ("? stream", 1, "a second source"),
+    ("stream decode split_by_node", 2, "`decode` before it has opened them"),
+    ("stream tarfile_to_samples split_by_worker", 2, "picks shards"),
+    ("stream with_epoch split_by_worker", 2, "picks shards"),
+    ("stream tarfile_to_samples tarfile_to_samples", 2, "stands at [1] already"),
+    ("stream shuffle tarfile_to_samples", 2, "has opened the shards already"),
+    ("stream split_by_node split_by_node", 2, "stands at [1] already"),
+    ("stream with_epoch with_epoch", 2, "stands at [1] already"),
+    ("stream with_epoch batched with_epoch", 3, "stands at [1] already"),
+    ("stream with_length with_length", 2, "stands at [1] already"),
+    ("stream with_length batched", 2, "it must be last"),
+    ("stream map_tuple", 1, "takes tuples"),
+    ("stream to_dict map_tuple", 2, "takes tuples"),
+    ("stream batched map_tuple", 2, "takes tuples"),
+    ("stream unbatched", 1, "no `batched`"),
+    ("stream batched unbatched unbatched", 3, "no `batched`"),
+    ("stream batched batched", 2, "stands at [1] already"),
+    ("stream batched map batched", 3, "stands at [1] already"),
+    ("stream batched map decode", 3, "has made batches"),
+]
+
+
+@pytest.mark.parametrize("text", FITS)
+def test_pipelines_that_fit(text: str) -> None:
+    """Nothing is refused that can work."""
+    assert check(text) == []
+
+
+@pytest.mark.parametrize(("text", "index", "rule"), MISFITS)
+def test_pipelines_that_do_not(text: str, index: int, rule: str) -> None:
+    """One problem, at the stage that is wrong."""
+    found = check(text)
+    assert [at for at, _ in found] == [index]
+    assert rule in found[0][1]
+
+
+@pytest.mark.parametrize("name", DICT_STAGES)
+@pytest.mark.parametrize(
+    ("before", "word"), [("to_tuple", "tuples"), ("batched", "batches"), ("to_tuple batched", "batches")]
+)
+def test_stages_of_samples_stand_before_tuples_and_batches(name: str, before: str, word: str) -> None:
+    """Each of them, and each is fine before."""
+    found = check(f"stream {before} {name}")
+    assert len(found) == 1
+    assert word in found[0][1]
+    assert name == "to_tuple" or check(f"stream {name} to_tuple batched") == []
+
+
+def test_an_empty_pipeline_is_refused() -> None:
+    """With what a pipeline starts with."""
+    assert check_order([])[0][0] == 0
+
+
+def test_split_none_beside_both_splitters_is_refused() -> None:
+    """It would do nothing; beside one it excuses the other."""
+    source = parse_stage("stream", {"shards": "a.tar", "split": "none"})
+    splitters = [parse_stage("split_by_node"), parse_stage("split_by_worker")]
+    assert [at for at, _ in check_order([source, *splitters])] == [0]
+    assert not check_order([source, splitters[0]])
+
+
+def test_every_triple_of_stages_has_an_answer() -> None:
+    """Any three: no failure; a class answers as its spec; behind a foreign stage all fit but a source."""
+    specs = {name: parse_stage(name, VALUES.get(name)) for name in STAGES}
+    for names in itertools.product(STAGES, repeat=3):
+        stages = [specs["stream"], *(specs[name] for name in names)]
+        found = check_order(stages)
+        assert all(0 <= at < 4 and rule.endswith(".") for at, rule in found)
+        assert check_order([type(stage) for stage in stages]) == found
+    for name in STAGES:
+        assert not check_order([specs["stream"], foreign, specs[name]]) or name == "stream"

@@ -1,0 +1,129 @@
+"""The JSON schema for editors: it accepts what load_config accepts, and catches slips."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_config import FORMS
+
+from wdskit.pipeline.document import read_document
+from wdskit.pipeline.schema import json_schema
+from wdskit.pipeline.specs import STAGES, LoaderSpec
+
+SCHEMA = json_schema()
+KINDS = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "null": type(None),
+    "boolean": bool,
+    "integer": int,
+    "number": (int, float),
+}
+KNOWN = {
+    "$defs", "$ref", "$schema", "additionalProperties", "anyOf", "const", "default", "description", "enum", "examples",
+    "exclusiveMaximum", "exclusiveMinimum", "items", "maxItems", "maximum", "minItems",
+    "minProperties", "minimum", "oneOf",
+    "pattern", "properties", "propertyNames", "required", "title", "type",
+}  # fmt: skip
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """A validator of the part of JSON schema that ours uses; any other word in it is an error."""
+    assert schema.keys() <= KNOWN, schema.keys() - KNOWN
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if "$ref" in schema and not fits(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")]):
+        return False
+    if "type" in schema and (
+        not isinstance(value, KINDS[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean")
+    ):
+        return False
+    if ("const" in schema and value != schema["const"]) or ("enum" in schema and value not in schema["enum"]):
+        return False
+    if "anyOf" in schema and not any(fits(value, choice) for choice in schema["anyOf"]):
+        return False
+    if "oneOf" in schema and sum(fits(value, choice) for choice in schema["oneOf"]) != 1:
+        return False
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        return False
+    if number and not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+        return False
+    if number and not schema.get("exclusiveMinimum", value - 1) < value < schema.get("exclusiveMaximum", value + 1):
+        return False
+    if isinstance(value, list):
+        in_bounds = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
+        return in_bounds and all(fits(item, schema.get("items", {})) for item in value)
+    return not isinstance(value, dict) or object_fits(value, schema)
+
+
+def object_fits(value: dict[str, Any], schema: dict[str, Any]) -> bool:
+    if len(value) < schema.get("minProperties", 0) or not set(schema.get("required", ())) <= value.keys():
+        return False
+    for key, item in value.items():
+        rest = schema.get("additionalProperties", {})
+        below = schema.get("properties", {}).get(key, rest)
+        if (
+            below is False
+            or not fits(item, {} if below is True else below)
+            or not fits(key, schema.get("propertyNames", {}))
+        ):
+            return False
+    return True
+
+
+def config(*stages: Any) -> dict[str, Any]:
+    return {"version": 1, "pipeline": [{"stream": "a.tar"}, *stages]}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_both_forms_of_every_stage_fit(name: str) -> None:
+    """And a bare name where it takes no arguments."""
+    for form in FORMS[name]:
+        assert fits(config({name: form}), SCHEMA)
+    assert fits(config(name), SCHEMA) == (not any(field.is_required() for field in STAGES[name].model_fields.values()))
+
+
+SLIPS = [
+    {"version": 1}, {"version": 2, "pipeline": [{"stream": "a"}]}, {"pipeline": [{"stream": "a"}]},
+    config("shufle"), config(5),
+    config({"shuffle": 0}), config({"shuffle": "x"}), config({"shuffle": {"siz": 5}}),
+    config({"shuffle": 5, "map": "f"}),
+    config({"decode": "rgb88"}), config({"split_by_node": 5}), config({"random_flip": 1.5}), config({"slice": [1]}),
+    config({"map_dict": "f"}), config({"rename": {"a": 5}}), config({"resize": [1, 2, 3]}),
+    config({"batched": {"partial": "x"}}),
+    config() | {"loader": {"worker": 1}}, config() | {"loader": {"threads": 0}}, config() | {"loader": 5},
+    config() | {"x": 1},
+    config() | {"pipelines": {"train": [{"stream": "a"}]}}, {"version": 1, "pipelines": {"a b": [{"stream": "a"}]}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("slip", SLIPS, ids=repr)
+def test_slips_do_not_fit(slip: dict[str, Any]) -> None:
+    """What an editor should underline."""
+    assert not fits(slip, SCHEMA)
+
+
+def test_variables_fit_where_numbers_do() -> None:
+    """They are text to an editor and a number when they are read."""
+    assert fits(config({"shuffle": "${N:-5}"}, {"batched": {"size": "${N}", "partial": "${P}"}}), SCHEMA)
+    assert fits(config() | {"loader": {"workers": "${N}"}}, SCHEMA)
+
+
+def test_the_repositorys_configurations_fit(repository: Path) -> None:
+    """Each of configs/."""
+    files = sorted((repository / "configs").glob("*.yaml"))
+    assert files
+    for file in files:
+        assert fits(read_document(file.read_bytes()).tree, SCHEMA), file
+
+
+def test_every_setting_is_described() -> None:
+    """An editor has something to show, and the schema is plain JSON."""
+    for model in (*STAGES.values(), LoaderSpec):
+        for name, field in model.model_fields.items():
+            assert field.description, (model, name)
+    assert json.loads(json.dumps(SCHEMA)) == SCHEMA

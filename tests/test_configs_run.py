@@ -1,0 +1,150 @@
+"""Every file in configs/ works: on small data, with two ranks where it is about ranks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import wdskit
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+YAML_FILES = sorted(path.name for path in CONFIGS.glob("*.yaml"))
+SHELL_FILES = ["torchrun.sh", "train.sbatch"]
+SMALL_RUN = ["--epochs", "1", "--num-classes", "12", "--set", "loader.workers=0"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    """A folder DATA with `train` and `val`, packed from photographs."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = [
+        {"__key__": path.stem, "jpg": path, "cls": label}
+        for label, name in enumerate(sorted(path.name for path in photos.iterdir()))
+        for path in sorted((photos / name).iterdir())
+    ]
+    wdskit.pack(rows, folder / "train", max_samples=12)
+    wdskit.pack(rows, folder / "val", max_samples=20)
+    return folder
+
+
+def run(command: list[str], *, environment: dict[str, str], **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run `command` in the repository's root."""
+    return subprocess.run(
+        command,
+        cwd=CONFIGS.parent,
+        env={**environment, **settings},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_no_file_is_left_out() -> None:
+    """A new file in configs/ needs a test here."""
+    assert sorted(path.name for path in CONFIGS.iterdir()) == sorted([*YAML_FILES, *SHELL_FILES])
+
+
+@pytest.mark.parametrize("name", YAML_FILES)
+def test_a_yaml_file_passes_its_check(name: str, script_environment: dict[str, str]) -> None:
+    """`wdskit config check` finds nothing, with DATA unset as well."""
+    done = run(["wdskit", "config", "check", f"configs/{name}"], environment=script_environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", YAML_FILES)
+def test_train_pipelines_feed_two_ranks(name: str, rank: int, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ranks of two get full batches of normalised images, with the file's settings but fewer workers."""
+    monkeypatch.setenv("DATA", str(data))
+    loader = wdskit.make_loader(
+        CONFIGS / name,
+        pipeline="train",
+        overrides=["loader.workers=2", "loader.pin_memory=false"],
+        rank=rank,
+        world_size=2,
+    )
+    batches = list(itertools.islice(loader, 2))
+    assert len(batches) == 2
+    for images, labels in batches:
+        assert images.dtype == torch.float32
+        assert images.shape[0] == labels.shape[0] == (32 if name == "demo.yaml" else 64)
+        assert images.shape[1:] == ((3, 64, 64) if name == "demo.yaml" else (3, 224, 224))
+        assert -3 < float(images.min()) < 0 < float(images.max()) < 3
+        assert set(labels.tolist()) <= set(range(12))
+
+
+def test_imagenet_val_sees_each_sample_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one rank, as its comment says; the same with workers as without."""
+    monkeypatch.setenv("DATA", str(data))
+    for workers in (0, 2):
+        loader = wdskit.make_loader(
+            CONFIGS / "imagenet.yaml",
+            pipeline="val",
+            overrides=[f"loader.workers={workers}", "loader.pin_memory=false"],
+            rank=0,
+            world_size=1,
+        )
+        labels = torch.cat([labels for _, labels in loader])
+        assert torch.bincount(labels).tolist() == [4] * 12
+
+
+@pytest.mark.parametrize("name", SHELL_FILES)
+def test_a_shell_file_has_no_syntax_error(name: str, script_environment: dict[str, str]) -> None:
+    """`bash -n` reads it."""
+    done = run(["bash", "-n", f"configs/{name}"], environment=script_environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_torchrun_trains_two_ranks(data: Path, script_environment: dict[str, str]) -> None:
+    """configs/torchrun.sh checks the config and trains on two ranks."""
+    settings = {"DATA": str(data), "CONFIG": "configs/demo.yaml", "NPROC": "2", "NUM_CLASSES": "12"}
+    done = run(["configs/torchrun.sh", *SMALL_RUN], environment=script_environment, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 0: loss" in done.stdout
+    assert "1600 samples" in done.stdout  # 2 ranks x 25 batches x 32
+
+
+def test_sbatch_trains_two_ranks(data: Path, tmp_path: Path, script_environment: dict[str, str]) -> None:
+    """configs/train.sbatch as Slurm would run it on one node, srun and scontrol being stand-ins."""
+    for name, text in {"srun": 'exec "$@"', "scontrol": "echo localhost"}.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    settings = {
+        "DATA": str(data),
+        "CONFIG": "configs/demo.yaml",
+        "NPROC": "2",
+        "NUM_CLASSES": "12",
+        "PORT": str(port),
+        "PATH": f"{tmp_path}{os.pathsep}{script_environment['PATH']}",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+    }
+    done = run(["bash", "configs/train.sbatch", *SMALL_RUN], environment=script_environment, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1600 samples" in done.stdout
+
+
+def test_the_demo_fails_when_the_loss_does_not_fall(data: Path, script_environment: dict[str, str]) -> None:
+    """One epoch cannot be better than itself: train_ddp.py says so and `make demo` would stop."""
+    command = [
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "tools/train_ddp.py",
+        "--config",
+        "configs/demo.yaml",
+    ]
+    done = run([*command, *SMALL_RUN, "--expect-lower-loss"], environment=script_environment, DATA=str(data))
+    assert done.returncode != 0
+    assert "loss did not fall" in done.stdout

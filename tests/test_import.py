@@ -1,0 +1,81 @@
+"""The package's face: what `import wdskit` loads, and what it shows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wdskit
+
+
+def modules_after(statement: str) -> list[str]:
+    """Names in sys.modules of a fresh Python after `statement`, those that an idle Python has left out."""
+    after = "import json; print(json.dumps(sorted(set(sys.modules) - idle)))"
+    code = f"import sys; idle = set(sys.modules); {statement}; {after}"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return json.loads(done.stdout)
+
+
+def test_import_loads_the_standard_library_only() -> None:
+    """`import wdskit` loads no other package, and none of its own modules but the errors."""
+    loaded = modules_after("import wdskit")
+    foreign = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names - {"wdskit"}
+    assert not foreign
+    assert [name for name in loaded if name.startswith("wdskit")] == ["wdskit", "wdskit.errors"]
+
+
+def test_dir_and_all_load_nothing() -> None:
+    """Looking at the names (tab completion does) is as cheap as the import."""
+    assert modules_after("import wdskit; dir(wdskit); wdskit.__all__") == modules_after("import wdskit")
+
+
+@pytest.mark.parametrize("name", wdskit.__all__)
+def test_every_public_name_exists(name: str) -> None:
+    """Whatever stands in `__all__` can be had, and comes from one of wdskit's modules."""
+    value = getattr(wdskit, name)
+    assert name == "__version__" or value.__module__.startswith("wdskit.")
+
+
+def test_all_is_sorted_and_the_same_as_dir() -> None:
+    """One list of public names, in one order."""
+    assert wdskit.__all__ == sorted(wdskit.__all__)
+    assert dir(wdskit) == wdskit.__all__
+
+
+def test_editors_see_the_lazy_names() -> None:
+    """Each lazy name is imported under TYPE_CHECKING from the module where it is loaded from."""
+    tree = ast.parse(Path(wdskit.__file__).read_text())
+    seen = {
+        alias.name: statement.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+    assert seen == wdskit._HOMES
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """As for any module, so that hasattr and mock work."""
+    with pytest.raises(AttributeError, match="module 'wdskit' has no attribute 'Pipelin'"):
+        wdskit.Pipelin  # noqa: B018
+
+
+def test_no_public_name_is_the_name_of_a_package() -> None:
+    """`wdskit.pack` is the function, whatever was imported before."""
+    folder = Path(wdskit.__file__).parent
+    parts = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir() if path.is_dir()}
+    assert not parts & set(wdskit.__all__)
+
+
+def test_every_public_error_is_a_wdskit_error() -> None:
+    """One except clause catches all that a user can cause."""
+    errors = [name for name in wdskit.__all__ if name.endswith("Error")]
+    assert len(errors) >= 12
+    assert all(issubclass(getattr(wdskit, name), wdskit.WdskitError) for name in errors)

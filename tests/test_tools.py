@@ -1,0 +1,80 @@
+"""The developers' tools and the files that set the project up."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Contents of all files by relative path."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.jpg")}
+
+
+def test_the_same_arguments_make_the_same_photos(tmp_path: Path, photos: Path, load_tool) -> None:
+    """Bytes depend on seed and number alone: a smaller set is a part of a larger one, another seed another set."""
+    make_photos = load_tool("make_photos").make_photos
+    make_photos(tmp_path / "again", num=24, seed=0)
+    make_photos(tmp_path / "other", num=24, seed=1)
+    whole, again, other = (files_below(folder) for folder in (photos, tmp_path / "again", tmp_path / "other"))
+    assert len(whole) == 48
+    assert again == {name: data for name, data in whole.items() if int(Path(name).stem) < 24}
+    assert again.keys() == other.keys()
+    assert not set(again.values()) & set(other.values())
+
+
+def test_photos_have_imagenet_like_sizes_in_at_least_8_classes(photos: Path) -> None:
+    """Whole JPEG files in RGB of 300 to 600 pixels a side, the same number in each class."""
+    classes = [path for path in photos.iterdir() if path.is_dir()]
+    assert len(classes) >= 8
+    assert {len(list(path.iterdir())) for path in classes} == {4}
+    for path in photos.rglob("*.jpg"):
+        with Image.open(path) as image:
+            image.load()
+            assert (image.format, image.mode) == ("JPEG", "RGB")
+            assert all(300 <= side <= 600 for side in image.size)
+
+
+def test_all_photographs_are_in_the_installed_package(load_tool) -> None:
+    """None of them would be fetched."""
+    assert len(load_tool("make_photos").load_photos()) >= 8
+
+
+def test_train_ddp_stays_small(repository: Path) -> None:
+    """It is there to be read."""
+    assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 130
+
+
+def test_ci_runs_make_test(repository: Path) -> None:
+    """.ci/run can be executed from anywhere and calls `make test`."""
+    script = repository / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert "make test" in script.read_text().splitlines()
+
+
+@pytest.mark.parametrize("target", ["test", "demo", "bench", "lint", "clean"])
+def test_a_make_target_is_there(target: str, repository: Path) -> None:
+    """`make -n` can plan it."""
+    environment = {**os.environ, "MAKEFLAGS": ""}
+    subprocess.run(["make", "-n", target], cwd=repository, env=environment, check=True, capture_output=True)
+
+
+def test_every_dependency_is_pinned(repository: Path) -> None:
+    """constraints.txt holds `name==version` lines only, no local versions, and every package that we name."""
+    lines = [line for line in (repository / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    for line in lines:
+        assert re.fullmatch(r'[\w.-]+==[\w.]+(; python_version (<|>=) "3\.11")?', line), line
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
+    pyproject = (repository / "pyproject.toml").read_text()
+    named = {
+        re.match(r"[\w-]+", requirement).group().lower()
+        for table in re.findall(r"^(?:dependencies|dev) = \[\n(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
+        for requirement in re.findall(r'"([^"]+)"', table)
+    }
+    assert len(named) >= 20
+    assert named <= pinned

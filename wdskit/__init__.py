@@ -1,0 +1,84 @@
+"""Pack image and JSON samples into WebDataset shards and feed them to DDP training.
+
+Importing this package loads the standard library only. Each name below loads its module, and what that needs (numpy,
+torch, webdataset, ...), when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from wdskit.errors import (
+    ConfigError,
+    DecodeError,
+    FolderIndexError,
+    ImageTooLarge,
+    KeyRuleError,
+    PackError,
+    PipelineError,
+    Problem,
+    RankError,
+    RowError,
+    SampleError,
+    ShardError,
+    StorageError,
+    WdskitError,
+)
+
+if TYPE_CHECKING:
+    from wdskit.dataset.local import LocalShard
+    from wdskit.loader.factory import make_loader
+    from wdskit.packing.api import pack
+    from wdskit.pipeline.builder import Pipeline
+    from wdskit.pipeline.config import load_config
+    from wdskit.pipeline.registry import register
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "DecodeError",
+    "FolderIndexError",
+    "ImageTooLarge",
+    "KeyRuleError",
+    "LocalShard",
+    "PackError",
+    "Pipeline",
+    "PipelineError",
+    "Problem",
+    "RankError",
+    "RowError",
+    "SampleError",
+    "ShardError",
+    "StorageError",
+    "WdskitError",
+    "__version__",
+    "load_config",
+    "make_loader",
+    "pack",
+    "register",
+]
+
+_HOMES = {
+    "LocalShard": "wdskit.dataset.local",
+    "Pipeline": "wdskit.pipeline.builder",
+    "load_config": "wdskit.pipeline.config",
+    "make_loader": "wdskit.loader.factory",
+    "pack": "wdskit.packing.api",
+    "register": "wdskit.pipeline.registry",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load the module where `name` lives and keep what it holds (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, those not loaded yet included."""
+    return list(__all__)

@@ -1,0 +1,85 @@
+"""The command line: one command a file.
+
+A command's module is loaded for `--help` too, so it imports what is heavy inside its function. Exit codes: 0, 1 for an
+error with its message, 2 for a command line that is wrong, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from wdskit import __version__
+from wdskit.cli.config import app as config_app
+from wdskit.cli.console import print_error
+from wdskit.cli.index import index_command
+from wdskit.cli.info import info_command
+from wdskit.cli.ls import ls_command
+from wdskit.cli.pack import pack_command
+from wdskit.errors import WdskitError
+
+# Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
+app = typer.Typer(
+    name="wdskit",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(*, wanted: bool) -> None:
+    if wanted:
+        print(f"wdskit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _wdskit(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Pack image and JSON samples into WebDataset shards and feed them to DDP training."""
+
+
+app.command("pack")(pack_command)
+app.command("index")(index_command)
+app.command("info")(info_command)
+app.command("ls")(ls_command)
+app.add_typer(config_app, name="config")
+
+
+def main() -> None:
+    """Run the command line of this process and exit."""
+    # Names that the terminal's encoding lacks are shown as escapes instead of ending the command.
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # whoever replaced it, as tests do, decides
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    code = _run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader left (`| head`): nobody is there to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run() -> int:
+    """Run the command and return its exit code."""
+    try:
+        app(prog_name="wdskit")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except WdskitError as err:
+        with contextlib.suppress(BrokenPipeError):
+            print_error(err)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0

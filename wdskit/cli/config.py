@@ -1,0 +1,111 @@
+"""`wdskit config`: check a configuration, show what it comes to, print its JSON schema."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from wdskit.cli.console import escape, print_error
+
+if TYPE_CHECKING:
+    from wdskit.pipeline.config import Config
+
+app = typer.Typer(help="Check and show configuration files.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A YAML configuration.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first, such as loader.workers=4. Repeatable."),
+]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="PKG", help="Import this module, which registers functions. Repeatable."),
+]
+
+
+@app.command()
+def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
+    """Print every problem of FILE, one a line, or its pipelines. Opens no shards. Python: wdskit.load_config.
+
+    Exit code: 0 without problems, 1 with problems, 2 where FILE or a plugin cannot be read.
+    """
+    for plugin in plugins or []:
+        _import(plugin)
+    config = _load(file, overrides)
+    print(f"{escape(str(file))}: ok")
+    for name, stages in config.pipelines.items():
+        names = " -> ".join(getattr(stage, "name", "?") for stage in stages)
+        print(f"{name}: {names}")
+    unknown = _unregistered(config)
+    if unknown:
+        print(f"Note: not registered here: {', '.join(unknown)}. Name the module that registers them with --plugin.")
+
+
+@app.command()
+def show(file: File, overrides: Overrides = None) -> None:
+    """Print FILE as it is understood: variables and --set filled in, defaults left out. It reads back as the same.
+
+    Exit code: 0 without problems, 1 with problems, 2 where FILE cannot be read.
+    """
+    config = _load(file, overrides)
+    from wdskit.pipeline.writing import config_to_yaml
+
+    sys.stdout.write(config_to_yaml(config))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of configuration files, for editors. Python: wdskit.pipeline.schema.json_schema."""
+    from wdskit.pipeline.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+def _load(file: Path, overrides: list[str] | None) -> Config:
+    """The configuration, or the end of the program with its problems printed."""
+    from wdskit.errors import ConfigError, StorageError
+    from wdskit.pipeline.config import load_config
+
+    try:
+        return load_config(file, overrides=overrides or [])
+    except ConfigError as err:
+        print_error(err)
+        raise typer.Exit(1) from err
+    except StorageError as err:
+        print_error(err)
+        raise typer.Exit(2) from err
+
+
+def _import(plugin: str) -> None:
+    """Import a module that the user named on the command line; like `python -m`, also one in the current folder."""
+    if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds text)
+        sys.path.append(os.getcwd())  # noqa: PTH109
+    try:
+        importlib.import_module(plugin)
+    except Exception as err:
+        print_error(ImportError(f"--plugin {plugin}: cannot be imported: {type(err).__name__}: {err}"))
+        raise typer.Exit(2) from err
+
+
+def _unregistered(config: Config) -> list[str]:
+    """Names of functions that pipelines call and nobody has registered, in the order of the file."""
+    from wdskit.pipeline.registry import registered_names
+
+    called = [name for stages in config.pipelines.values() for stage in stages for name in _called(stage)]
+    return [name for name in dict.fromkeys(called) if name not in registered_names()]
+
+
+def _called(stage: Any) -> Iterator[str]:
+    """The names of functions in one stage."""
+    settings: list[Any] = [getattr(stage, "fn", None), getattr(stage, "collate", None), *getattr(stage, "fns", ())]
+    if stage.name == "map_dict":
+        fields: Mapping[str, Any] = stage.fields
+        settings += fields.values()
+    yield from (name for name in settings if isinstance(name, str))

@@ -1,0 +1,95 @@
+"""What the commands share: consoles, errors, numbers and names as people read them, a progress bar."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 100
+"""Columns of a table that goes to a file or a pipe, where COLUMNS says nothing."""
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A rich console for tables and bars: colours on a terminal only and never with NO_COLOR; no markup, no emoji."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+def escape(text: str) -> str:
+    r"""The text with everything that a terminal could act on, or not show, written as `\x1b`, `\u202e`, ..."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def print_error(error: BaseException) -> None:
+    """The error's message on stderr, plain, its lines kept."""
+    message = "\n".join(map(escape, str(error).split("\n")))
+    print(message, file=sys.stderr)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on one line of stdout, in ASCII, so that names cannot reach the terminal raw."""
+    print(json.dumps(value))
+
+
+def format_bytes(num_bytes: float) -> str:
+    """A size in decimal units with three digits: `842 B`, `1.25 MB`."""
+    if num_bytes < 999.5:
+        return f"{num_bytes:.0f} B"
+    for unit in _UNITS:
+        num_bytes /= 1000
+        if num_bytes < 999.5 or unit == _UNITS[-1]:
+            break
+    digits = 2 if num_bytes < 9.995 else 1 if num_bytes < 99.95 else 0
+    return f"{num_bytes:,.{digits}f} {unit}"
+
+
+def format_count(count: float) -> str:
+    """A number with its thousands set apart: `1,281,167`, a median of `12.5`."""
+    return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and what it counts: `1 shard`, `1,281 shards`, `2 classes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{format_count(count)} {noun}{ending}"
+
+
+def ignored_note(num_ignored: int) -> str:
+    """The note on members that belong to no sample."""
+    return f"Note: {plural(num_ignored, 'member')} in no sample (`wdskit ls SHARD --members` lists all)."
+
+
+@contextlib.contextmanager
+def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
+    """A bar with MB/s and the time left on stderr while the block runs, where that is a terminal.
+
+    Yields:
+        The function to tell: bytes so far, bytes in all or None where that is unknown.
+    """
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = make_console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(escape(title), total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,62 @@
+"""`wdskit index`: the index of shards that others wrote."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from wdskit.cli.console import escape, format_bytes, ignored_note, plural, print_json, show_bytes
+
+
+def index_command(
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.", show_default=False)
+    ],
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes that read. Default: the CPUs, fewer for little data.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Index a folder of shards that others wrote.
+
+    Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
+    shard is not right, all faults are listed and nothing is written. `pack` writes the index itself.
+
+    In Python: wdskit.shards.indexing.index_folder
+    """
+    from wdskit.shards.indexing import index_folder
+
+    start = time.perf_counter()
+    with show_bytes("indexing") as show:
+        report = index_folder(folder, workers=workers, progress=show)
+    seconds = time.perf_counter() - start
+    index = report.index
+    num_bytes = sum(entry.num_bytes for entry in index.entries)
+    if json:
+        print_json(
+            {
+                "folder": folder,
+                "num_shards": len(index.entries),
+                "num_samples": index.num_samples,
+                "num_bytes": num_bytes,
+                "num_ignored": report.num_ignored,
+            }
+        )
+        return
+    print(
+        f"Indexed {escape(folder)}: {plural(len(index.entries), 'shard')}, {plural(index.num_samples, 'sample')}, "
+        f"{format_bytes(num_bytes)} in {seconds:.1f} s ({format_bytes(num_bytes / seconds)}/s)."
+    )
+    if report.num_ignored:
+        print(ignored_note(report.num_ignored))
+    num_empty = sum(entry.num_samples == 0 for entry in index.entries)
+    if num_empty:
+        print(f"Note: {plural(num_empty, 'shard')} without any sample.")

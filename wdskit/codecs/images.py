@@ -1,0 +1,250 @@
+"""Encoded images -> arrays, tensors, PIL images, with the values that webdataset's `decode` gives.
+
+JPEG goes through simplejpeg, everything else and what simplejpeg refuses through Pillow. A file's format is read from
+its first bytes. Pillow's plugins are called directly: a limit of our own is compared with the header first, and
+`Image.open` would warn from 90 megapixels on, whatever that limit is.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import (
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    PpmImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+from PIL.ImageFile import ImageFile
+
+from wdskit.errors import DecodeError, ImageTooLarge
+from wdskit.files import Buffer
+
+if TYPE_CHECKING:
+    import torch
+
+PillowImage = Image.Image
+Resampling = Image.Resampling
+Transpose = Image.Transpose
+
+JPEG_START = b"\xff\xd8"
+PNG_START = b"\x89PNG\r\n\x1a\n"
+
+
+class ImageSpec(NamedTuple):
+    """What `decode_image` makes: numpy, torch or pil; float32 0..1 or uint8; Pillow's mode "L", "RGB" or "RGBA"."""
+
+    kind: str
+    is_float: bool
+    mode: str
+
+
+IMAGE_SPECS: dict[str, ImageSpec] = {
+    "l8": ImageSpec("numpy", False, "L"),
+    "rgb8": ImageSpec("numpy", False, "RGB"),
+    "rgba8": ImageSpec("numpy", False, "RGBA"),
+    "l": ImageSpec("numpy", True, "L"),
+    "rgb": ImageSpec("numpy", True, "RGB"),
+    "rgba": ImageSpec("numpy", True, "RGBA"),
+    "torchl8": ImageSpec("torch", False, "L"),
+    "torchrgb8": ImageSpec("torch", False, "RGB"),
+    "torchrgba8": ImageSpec("torch", False, "RGBA"),
+    "torchl": ImageSpec("torch", True, "L"),
+    "torchrgb": ImageSpec("torch", True, "RGB"),
+    "torch": ImageSpec("torch", True, "RGB"),
+    "torchrgba": ImageSpec("torch", True, "RGBA"),
+    "pill": ImageSpec("pil", False, "L"),
+    "pil": ImageSpec("pil", False, "RGB"),
+    "pilrgb": ImageSpec("pil", False, "RGB"),
+    "pilrgba": ImageSpec("pil", False, "RGBA"),
+}
+"""webdataset's image specs: numpy is HWC, torch CHW; without colour there is no channel axis."""
+
+IMAGE_FIELDS = frozenset(
+    ["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"]
+)
+"""Field names (the last component) of images. Only formats that Pillow decodes in this process: never EPS or WMF."""
+
+_FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[io.BytesIO], ImageFile]], ...] = (
+    ("JPEG", (JPEG_START,), JpegImagePlugin.JpegImageFile),
+    ("PNG", (PNG_START,), PngImagePlugin.PngImageFile),
+    ("WebP", (b"RIFF",), WebPImagePlugin.WebPImageFile),
+    ("GIF", (b"GIF87a", b"GIF89a"), GifImagePlugin.GifImageFile),
+    ("BMP", (b"BM",), BmpImagePlugin.BmpImageFile),
+    ("TIFF", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), TiffImagePlugin.TiffImageFile),
+    ("PPM", (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), PpmImagePlugin.PpmImageFile),
+)
+
+_JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
+"""What libjpeg says of pixel data that is cut or garbled. Pillow would go on and paint the rest of the image grey."""
+
+
+def is_image_field(field: str) -> bool:
+    """Whether a field holds an image by its name: the last component counts, in any case (`left.JPG` does)."""
+    return field.rpartition(".")[2].lower() in IMAGE_FIELDS
+
+
+def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | torch.Tensor | Image.Image:
+    """Decode one image file.
+
+    Other modes become the spec's as Pillow's `convert` makes them: alpha is dropped or added as 255, a palette's
+    transparency becomes alpha where the spec has one, one bit becomes 0 or 255. 16 bits keep their upper 8. EXIF
+    orientation is not applied.
+
+    Args:
+        data: The whole encoded file; of an animation the first frame is taken.
+        spec: A name of `IMAGE_SPECS`.
+        max_pixels: Compared with width x height in the file's header, before any pixel is decoded.
+
+    Returns:
+        By the spec: array (height, width[, channels]) or tensor ([channels, ]height, width), both C-contiguous,
+        writable and owned by the caller, uint8 0..255 or float32 0..1; or a loaded PIL image with the file's `info`.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The bytes are not one complete image of a known format.
+    """
+    wanted = IMAGE_SPECS[spec]
+    pixels: NDArray[np.uint8] | None = None
+    if bytes(data[:2]) == JPEG_START:
+        pixels = _decode_jpeg(data, wanted.mode, max_pixels)
+    if wanted.kind == "pil":
+        if pixels is None:
+            return _decode_pillow(data, wanted.mode, max_pixels)
+        return _pil_of_jpeg(data, pixels, max_pixels)
+    if pixels is None:
+        pixels = np.array(_decode_pillow(data, wanted.mode, max_pixels))  # a copy: what Pillow shares is read-only
+    return _numbers(pixels, wanted)
+
+
+def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
+    """Compare an image's header with the limit.
+
+    Raises:
+        ImageTooLarge: Too many pixels.
+        DecodeError: No pixels at all.
+    """
+    if width < 1 or height < 1:
+        raise DecodeError(f"the image's header promises {width} x {height} pixels")
+    if width * height > max_pixels:
+        raise ImageTooLarge(
+            f"the image's header promises {width} x {height} = {width * height} pixels, "
+            f"more than max_pixels {max_pixels}. Raise max_pixels if it is right."
+        )
+
+
+def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
+    """Open an image with the plugin of Pillow that its first bytes name. No pixel is decoded yet.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The format is unknown, or the header damaged.
+    """
+    start = bytes(data[:30])
+    known = [(name, plugin) for name, prefixes, plugin in _FORMATS if start.startswith(prefixes)]
+    if not known:
+        raise DecodeError(f"not an image of a known format; it starts with {start[:8]!r} ({len(data)} bytes in all)")
+    [(name, plugin)] = known
+    if name == "WebP":  # opening one allocates its whole canvas
+        check_pixels(*_webp_size(start), max_pixels=max_pixels)
+    if name == "PNG":
+        _check_png_end(memoryview(data))
+    try:
+        image = plugin(io.BytesIO(data))
+    except Exception as err:
+        raise _pillow_error(name, err) from err
+    check_pixels(*image.size, max_pixels=max_pixels)
+    return image
+
+
+def _pillow_error(name: str, err: Exception) -> DecodeError:
+    """The error for whatever Pillow raises: SyntaxError, struct.error, OSError, ValueError, MemoryError, ..."""
+    if isinstance(err, Image.DecompressionBombError):
+        return ImageTooLarge(str(err))
+    return DecodeError(f"not one complete {name} image: {str(err) or type(err).__name__}")
+
+
+def _check_png_end(view: memoryview) -> None:
+    """Go from chunk to chunk to the last: Pillow stops at the last pixel and would not see a cut behind it."""
+    at = 8
+    while bytes(view[at + 4 : at + 8]) != b"IEND":
+        at += 12 + int.from_bytes(view[at : at + 4], "big")
+        if at + 12 > len(view):
+            raise DecodeError(f"not one complete PNG image: it stops at byte {len(view)}, before its end chunk")
+
+
+def _webp_size(start: bytes) -> tuple[int, int]:
+    """Width and height in the first 30 bytes of a WebP file (developers.google.com/speed/webp/docs/riff_container)."""
+    kind = start[12:16]
+    if start[8:12] == b"WEBP" and len(start) == 30:
+        if kind == b"VP8X":
+            return 1 + int.from_bytes(start[24:27], "little"), 1 + int.from_bytes(start[27:30], "little")
+        if kind == b"VP8L":
+            bits = int.from_bytes(start[21:25], "little")
+            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+        if kind == b"VP8 ":
+            bits = int.from_bytes(start[26:30], "little")
+            return bits & 0x3FFF, bits >> 16 & 0x3FFF
+    raise DecodeError(f"a RIFF file that is no WebP image; it starts with {start[:16]!r}")
+
+
+def _decode_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] | None:
+    """Pixels of a JPEG as (height, width, channels), or (height, width) for "L"; None where Pillow should try."""
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        check_pixels(int(width), int(height), max_pixels=max_pixels)
+        if colours not in {"YCbCr", "RGB", "Gray"}:
+            return None  # CMYK: simplejpeg converts it in another way than Pillow
+        # libjpeg's own grey of a colour image is its Y channel, up to 16 levels off Pillow's grey of the clipped RGB.
+        target = "GRAY" if mode == "L" and colours == "Gray" else "RGB" if mode == "L" else mode
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, target)
+    except ValueError as err:
+        if any(damage in str(err).lower() for damage in _JPEG_DAMAGE):
+            raise DecodeError(f"not one complete JPEG image: {err}") from err
+        return None  # extraneous bytes, unusual subsampling
+    if mode != "L":
+        return pixels
+    return pixels.reshape(height, width) if target == "GRAY" else np.array(Image.fromarray(pixels).convert("L"))
+
+
+def _pil_of_jpeg(data: Buffer, pixels: NDArray[np.uint8], max_pixels: int) -> Image.Image:
+    """The decoded pixels as a PIL image with the file's EXIF, colour profile and so on."""
+    image = Image.fromarray(pixels)
+    image.info = dict(open_pillow(data, max_pixels=max_pixels).info)
+    return image
+
+
+def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
+    """The image in the wanted mode, loaded."""
+    image = open_pillow(data, max_pixels=max_pixels)
+    try:
+        image.load()
+        if image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"}):
+            # Pillow would clip at 255. Of 16-bit RGB it keeps the upper byte, and so do we of 16-bit grey.
+            upper = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert(mode)
+            upper.info = dict(image.info)
+            return upper
+        if mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
+            del image.info["transparency"]  # convert drops it too, but with a warning
+        return image.convert(mode)
+    except Exception as err:
+        raise _pillow_error(image.format or "", err) from err
+
+
+def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | torch.Tensor:
+    """The array or tensor that the spec names."""
+    values: NDArray[Any] = np.divide(pixels, np.float32(255), dtype=np.float32) if wanted.is_float else pixels
+    if wanted.kind == "numpy":
+        return values
+    import torch
+
+    return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)) if values.ndim == 3 else values)

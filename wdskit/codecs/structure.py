@@ -1,0 +1,106 @@
+"""Is this one whole image file? Answered from its structure, without decoding pixels: cheap enough for every file."""
+
+from __future__ import annotations
+
+import re
+import zlib
+
+from wdskit.codecs.images import JPEG_START, PNG_START, check_pixels, open_pillow
+from wdskit.errors import DecodeError
+from wdskit.files import Buffer
+from wdskit.limits import MAX_PIXELS
+
+# The next marker of a JPEG: FF and a code. FF 00 is a data byte FF, D0-D7 are restart marks inside the data, FF FF is
+# padding.
+_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+"""Start of frame of all codings; the three left out are Huffman tables, a reserved code and arithmetic conditioning."""
+
+
+def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
+    """Check that `data` is one whole image file.
+
+    JPEG: every segment to the end mark (bytes after it are accepted: phones append previews). PNG: every chunk's
+    checksum to IEND. Other formats: what Pillow finds when it opens and verifies them, which does not reach to the end
+    of a GIF, BMP, TIFF or PPM.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: What is wrong, and at which byte.
+    """
+    view = memoryview(data).cast("B")
+    if view[:2] == JPEG_START:
+        _walk_jpeg(view, max_pixels)
+    elif view[:8] == PNG_START:
+        _walk_png(view, max_pixels)
+    else:
+        image = open_pillow(view, max_pixels=max_pixels)
+        try:
+            image.verify()
+        except Exception as err:
+            raise DecodeError(f"not one complete {image.format} image: {str(err) or type(err).__name__}") from err
+
+
+def _walk_jpeg(view: memoryview, max_pixels: int) -> None:
+    """Go from marker to marker; segments are stepped over, so that a preview's end mark inside one does not count."""
+    at, has_frame, has_scan = 2, False, False
+    while True:
+        found = _MARKER.search(view, at)
+        if found is None:
+            raise DecodeError(f"JPEG, byte {len(view)}: the file stops before its end mark")
+        at, code = found.start(), view[found.start() + 1]
+        if code == _EOI:
+            break
+        if code == _SOI:
+            raise DecodeError(f"JPEG, byte {at}: another image starts before this one's end mark")
+        if code == _TEM:  # stands alone
+            at += 2
+            continue
+        end = at + 2 + int.from_bytes(view[at + 2 : at + 4], "big")
+        if max(end, at + 4) > len(view):
+            raise DecodeError(f"JPEG, byte {at}: the file stops at byte {len(view)}, inside segment {code:02X}")
+        if end < at + 4:
+            raise DecodeError(f"JPEG, byte {at}: segment {code:02X} states a length of {end - at - 2}")
+        if code in _FRAMES:
+            _check_frame(view, at, end, max_pixels)
+            has_frame = True
+        if code == _SOS:
+            if not has_frame:
+                raise DecodeError(f"JPEG, byte {at}: pixel data before any frame header")
+            has_scan = True
+        at = end
+    if not has_scan:
+        raise DecodeError(f"JPEG, byte {at}: the end mark comes before any pixel data")
+
+
+def _check_frame(view: memoryview, at: int, end: int, max_pixels: int) -> None:
+    """The frame header: marker, length, precision, height, width."""
+    if end < at + 9:
+        raise DecodeError(f"JPEG, byte {at}: a frame header of {end - at - 2} bytes")
+    height, width = int.from_bytes(view[at + 5 : at + 7], "big"), int.from_bytes(view[at + 7 : at + 9], "big")
+    check_pixels(width, height, max_pixels=max_pixels)
+
+
+def _walk_png(view: memoryview, max_pixels: int) -> None:
+    """Go from chunk to chunk: length, type, data, checksum of type and data."""
+    at, has_data = 8, False
+    while True:
+        length, kind = int.from_bytes(view[at : at + 4], "big"), bytes(view[at + 4 : at + 8])
+        end = at + 12 + length
+        if end > len(view):
+            raise DecodeError(f"PNG, byte {at}: the file stops at byte {len(view)}, before its end chunk")
+        if zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
+            raise DecodeError(f"PNG, byte {at}: the checksum of chunk {kind!r} does not match its {length} bytes")
+        if (kind == b"IHDR" and length == 13) != (at == 8):
+            belongs = "IHDR of 13 bytes" if at == 8 else "no IHDR"
+            raise DecodeError(f"PNG, byte {at}: {kind!r} of {length} bytes where {belongs} belongs")
+        if at == 8:
+            width, height = int.from_bytes(view[16:20], "big"), int.from_bytes(view[20:24], "big")
+            check_pixels(width, height, max_pixels=max_pixels)
+        has_data |= kind == b"IDAT"
+        if kind == b"IEND":
+            break
+        at = end
+    if not has_data:
+        raise DecodeError(f"PNG, byte {at}: the end chunk comes before any pixel data")

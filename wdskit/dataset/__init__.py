@@ -1,0 +1,1 @@
+"""A folder of shards: keys, samples, the index, random access."""

@@ -1,0 +1,107 @@
+"""Keys and fields: how a member's name splits, and which names survive a round trip through every reader.
+
+Key = the path up to the first dot after the last slash; field = the rest (WebDataset's rule).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from wdskit.errors import KeyRuleError
+from wdskit.limits import MAX_NAME_BYTES
+
+_META = re.compile(r"__[^/]*__($|/)")  # webdataset passes these over; energon and others keep notes there
+_FIELD = re.compile(r"[a-z0-9_+-]+(\.[a-z0-9_+-]+)*")
+_HASH_BYTES = 10
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member's name into key and lower-cased field.
+
+    Returns:
+        None for a member that belongs to no sample: its basename starts with a dot, has none, or ends in its only one,
+        or its name begins with `__meta__`-like text.
+    """
+    base = name.rfind("/") + 1
+    dot = name.find(".", base)
+    if dot <= base or dot == len(name) - 1 or (name.startswith("__") and _META.match(name)):
+        return None
+    return name[:dot], name[dot + 1 :].lower()
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that some reader would lose, split or rename.
+
+    Raises:
+        KeyRuleError: Names the rule that `key` breaks.
+    """
+    problem = _key_problem(key)
+    if problem:
+        msg = f"key {key!r}: {problem}."
+        raise KeyRuleError(msg, name=key)
+
+
+def _key_problem(key: str) -> str | None:
+    """The first rule of formats that `key` breaks."""
+    parts = key.split("/")
+    if not key:
+        return "it is empty"
+    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 or char in "\u2028\u2029" for char in key):
+        return "it holds a control character"
+    if any(char.isspace() for char in key):
+        return "it holds white space, which breaks DALI's index"
+    if not _encodes(key):
+        return "it cannot be written as UTF-8"
+    if key.startswith("/"):
+        return "it is an absolute path"
+    if "." in parts or ".." in parts or "" in parts:
+        return "it is no plain relative path"
+    if any(part.startswith(".") for part in parts):
+        return "a part of it starts with a dot, which hides it"
+    if "." in key:
+        return "it holds a dot, where every reader would cut it"
+    if "\\" in key:
+        return "it holds a backslash, which is a separator on other systems"
+    if any(part.startswith("__") for part in parts):
+        return "a part of it starts with `__`, which readers keep for themselves"
+    return None
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def check_field(field: str) -> None:
+    """Refuse a field name that some reader would change.
+
+    Raises:
+        KeyRuleError: It is not made of a-z, 0-9, `_`, `+`, `-` and single dots between them.
+    """
+    if not _FIELD.fullmatch(field) or field.startswith("__"):
+        msg = f"field {field!r}: a field is made of a-z, 0-9, _, + and -, with single dots between, and no leading __."
+        raise KeyRuleError(msg, name=field)
+
+
+def check_member_name(key: str, field: str) -> None:
+    """Refuse a member that not every reader would give back as `key` and `field`.
+
+    Raises:
+        KeyRuleError: Key or field break a rule, or both together are over 100 bytes.
+    """
+    check_key(key)
+    check_field(field)
+    num_bytes = len(key.encode()) + 1 + len(field)
+    if num_bytes > MAX_NAME_BYTES:
+        msg = f"key {key!r}: with its field {field!r} it takes {num_bytes} bytes, over the {MAX_NAME_BYTES} "
+        msg += "that all readers take."
+        raise KeyRuleError(msg, name=key)
+
+
+def hashed_key(path: str) -> str:
+    """A safe key of 20 hex digits for any path: the same path gives the same key, everywhere."""
+    return hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()

@@ -1,0 +1,59 @@
+"""One full read of a finished shard: everything that the index says of it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.index import ShardEntry
+from wdskit.storage.urls import LocalFile
+
+
+@dataclass(frozen=True)
+class ScannedShard:
+    """What a full read found.
+
+    Attributes:
+        entry: The shard's line in the index.
+        offsets: Byte offset of each sample, then the end of the last member.
+        num_ignored: Members that belong to no sample.
+    """
+
+    entry: ShardEntry
+    offsets: tuple[int, ...]
+    num_ignored: int
+
+
+def scan_shard(path: str, *, name: str) -> ScannedShard:
+    """Read a local shard from end to end, every header, and digest its bytes in the same pass.
+
+    Args:
+        path: The file.
+        name: What the index calls it.
+
+    Raises:
+        ShardError: It is not right.
+        StorageError: It cannot be read.
+    """
+    file = LocalFile(path)
+    digest = hashlib.sha256()
+    num_bytes = 0
+
+    def read(size: int) -> bytes:
+        nonlocal num_bytes
+        part = file.read(size)
+        digest.update(part)
+        num_bytes += len(part)
+        return part
+
+    fields: set[str] = set()
+    try:
+        reader = ShardReader(read, shard=path)
+        for sample in reader:
+            fields.update(sample)
+    finally:
+        file.close()
+    fields -= {"__key__", "__url__"}
+    entry = ShardEntry(name, reader.num_samples, num_bytes, digest.hexdigest(), tuple(sorted(fields)))
+    return ScannedShard(entry, (*reader.starts, reader.stop), reader.num_ignored)

@@ -1,0 +1,165 @@
+"""Every error that a user can cause.
+
+```
+WdskitError
+├── StorageError         a URL or file cannot be read, or its scheme is not supported
+├── ShardError           the bytes of a shard are not what a shard holds
+├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
+├── KeyRuleError         a key or field name that not every reader would give back as it was written
+├── DecodeError          the bytes of a field are not what its name promises
+│   └── ImageTooLarge    an image's header promises more pixels than allowed
+├── SampleError          a stage failed on one sample
+├── PackError            packing cannot start or go on
+│   └── RowError         one row (file, manifest line, Python row) cannot be packed
+├── ConfigError          a configuration has problems; all of them are listed
+├── PipelineError        a pipeline cannot run as it was composed
+└── RankError            rank or world size is unknown or contradicted
+```
+
+Messages read "where: what, with the value. What to do." and the same facts are attributes. Each class can be made from
+its message alone, so that errors survive pickling and torch's re-raising in the parent process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class WdskitError(Exception):
+    """Base of every error that wdskit raises for something a user can cause or mend."""
+
+
+class StorageError(WdskitError):
+    """A URL or file cannot be read. `url` names it."""
+
+    def __init__(self, message: str = "", *, url: str = "") -> None:
+        super().__init__(message)
+        self.url = url
+
+
+class ShardError(WdskitError):
+    """The bytes of a shard are not what a shard holds.
+
+    Attributes:
+        shard: Path or URL of the shard.
+        offset: Byte offset of the header, member or byte at fault, from the start of the shard.
+        samples_read: Whole samples that came before the fault, -1 where nobody counted.
+        problem: What is wrong.
+        remedy: What to do.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        shard: str = "",
+        offset: int = -1,
+        problem: str = "",
+        remedy: str = "",
+        samples_read: int = -1,
+    ) -> None:
+        if not message:
+            count = f" ({samples_read} samples read)" if samples_read >= 0 else ""
+            message = f"{shard}, byte {offset}: {problem}{count}."
+            message += f"\n  {remedy}" if remedy else ""
+        super().__init__(message)
+        self.shard = shard
+        self.offset = offset
+        self.problem = problem
+        self.remedy = remedy
+        self.samples_read = samples_read
+
+    def after(self, samples_read: int) -> ShardError:
+        """The same error, told by someone who knows how many whole samples came before."""
+        return ShardError(
+            shard=self.shard,
+            offset=self.offset,
+            problem=self.problem,
+            remedy=self.remedy,
+            samples_read=samples_read,
+        )
+
+
+class FolderIndexError(WdskitError):
+    """The index of `folder` is missing, unreadable, or does not match the shards."""
+
+    def __init__(self, message: str = "", *, folder: str = "") -> None:
+        super().__init__(message)
+        self.folder = folder
+
+
+class KeyRuleError(WdskitError):
+    """`name` (a key or a field name) would not survive a round trip through every reader."""
+
+    def __init__(self, message: str = "", *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class DecodeError(WdskitError):
+    """The bytes of `field` are not what its name promises."""
+
+    def __init__(self, message: str = "", *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class ImageTooLarge(DecodeError):
+    """An image's header promises more pixels than allowed."""
+
+
+class SampleError(WdskitError):
+    """A stage failed on one sample: `stage` on `key` of `shard`. The cause is chained."""
+
+    def __init__(self, message: str = "", *, stage: str = "", shard: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.shard = shard
+        self.key = key
+
+
+class PackError(WdskitError):
+    """Packing cannot start or go on."""
+
+
+class RowError(PackError):
+    """One row cannot be packed. `where` is the file, or the manifest and its line."""
+
+    def __init__(self, message: str = "", *, where: str = "", problem: str = "") -> None:
+        super().__init__(message)
+        self.where = where
+        self.problem = problem
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong in a configuration.
+
+    Attributes:
+        where: `file:line`, or the name of the override or dict that holds it.
+        path: Dotted path of the setting, `""` for the whole document.
+        rule: What is wrong and what would be right, one sentence or two.
+    """
+
+    where: str
+    path: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.path}: {self.rule}" if self.path else f"{self.where}: {self.rule}"
+
+
+class ConfigError(WdskitError):
+    """A configuration has problems; `problems` lists all of them in the order of the file."""
+
+    def __init__(self, message: str = "", *, problems: tuple[Problem, ...] = ()) -> None:
+        super().__init__(message or "\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+class PipelineError(WdskitError):
+    """A pipeline cannot run as it was composed."""
+
+
+class RankError(WdskitError):
+    """Rank or world size is unknown, or contradicted by the process group."""

@@ -1,0 +1,139 @@
+"""Publishing files: the only module that writes data.
+
+A file appears under its final name whole and on disk, or not at all: it is written to a draft in the same folder,
+flushed to the device, renamed, and the folder is flushed too. Every disk operation goes through one `Disk`, so that a
+test can fail or kill at the n-th.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+DRAFT_PREFIX = "."
+DRAFT_SUFFIX = ".wdskit-draft"
+
+
+class Disk:
+    """The operations that change a disk. Tests derive from it to fail, count or kill."""
+
+    def open(self, path: Path) -> int:
+        """Create or empty the file at `path` and return its descriptor, which is not inherited by children."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def write(self, fd: int, data: Buffer) -> int:
+        """Write a first part of `data` and return how many bytes that was."""
+        return os.write(fd, data)
+
+    def fsync(self, fd: int) -> None:
+        """Return once the file's bytes are on the device."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Close the descriptor."""
+        os.close(fd)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give the file its final name, atomically, replacing what had it."""
+        source.replace(target)
+
+    def fsync_folder(self, folder: Path) -> None:
+        """Return once the folder's entries are on the device."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; one that is gone already is fine."""
+        path.unlink(missing_ok=True)
+
+    def make_folder(self, path: Path) -> None:
+        """Create one folder; one that exists already is fine."""
+        path.mkdir(exist_ok=True)
+
+
+DISK = Disk()
+
+
+class Draft:
+    """A file on its way to a final name. Made by `publish`."""
+
+    def __init__(self, fd: int, disk: Disk) -> None:
+        self._fd = fd
+        self._disk = disk
+        self._digest = hashlib.sha256()
+        self.num_bytes = 0
+
+    def write(self, data: Buffer) -> None:
+        """Append all of `data`."""
+        self._digest.update(data)
+        rest = memoryview(data).cast("B")
+        self.num_bytes += len(rest)
+        while rest:
+            rest = rest[self._disk.write(self._fd, rest) :]
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the bytes written so far."""
+        return self._digest.hexdigest()
+
+
+def draft_path(path: Path) -> Path:
+    """Where the bytes of `path` are collected before they have that name."""
+    return path.with_name(f"{DRAFT_PREFIX}{path.name}{DRAFT_SUFFIX}")
+
+
+@contextlib.contextmanager
+def publish(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
+    """Write a file that appears under `path` only when the block ends without an error.
+
+    A file that had the name is replaced in one step. After an error the draft is removed and `path` is as it was.
+    Only one writer may publish to a path at a time; `packing` holds the folder's lock for that.
+    """
+    draft = draft_path(path)
+    fd = disk.open(draft)
+    closed = False
+    try:
+        handle = Draft(fd, disk)
+        yield handle
+        disk.fsync(fd)
+        closed = True
+        disk.close(fd)
+        disk.rename(draft, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            if not closed:
+                os.close(fd)
+        with contextlib.suppress(OSError):
+            disk.remove(draft)
+        raise
+    disk.fsync_folder(path.parent)
+
+
+def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
+    """`publish` a file whose bytes are at hand."""
+    with publish(path, disk=disk) as draft:
+        draft.write(data)
+
+
+def make_folders(path: Path, *, disk: Disk = DISK) -> None:
+    """Create `path` and what is missing above it, each flushed into its parent."""
+    if path.is_dir():
+        return
+    make_folders(path.parent, disk=disk)
+    disk.make_folder(path)
+    disk.fsync_folder(path.parent)
+
+
+def remove_drafts(folder: Path, *, disk: Disk = DISK) -> None:
+    """Remove what a killed writer left unfinished in `folder`. Call it with the folder's lock held."""
+    for draft in sorted(folder.glob(f"{DRAFT_PREFIX}*{DRAFT_SUFFIX}")):
+        disk.remove(draft)

@@ -1,0 +1,30 @@
+"""Every limit that protects memory, time or other readers, in one place, with its reason."""
+
+from __future__ import annotations
+
+BLOCK_BYTES = 512
+"""A tar is made of these; header = one block, data padded to a multiple."""
+
+MAX_NAME_BYTES = 100
+"""Longest member name in bytes: the ustar name field, the only one that all readers understand."""
+
+MAX_USTAR_SIZE_BYTES = 8**11 - 1
+"""Largest member that 11 octal digits can state (8 GiB - 1); beyond it readers disagree."""
+
+MAX_EXTENSION_BYTES = 1 << 20
+"""Largest pax or GNU extension header that the reader accepts; real ones hold a few hundred bytes."""
+
+MAX_READ_MEMBER_BYTES = 16 << 30
+"""Largest member the reader accepts. A member is held in memory whole, so a larger claim is damage or an attack."""
+
+MAX_SHARD_NAMES = 10_000_000
+"""Most names a shard pattern may expand to."""
+
+MAX_PIXELS = 100_000_000
+"""Default for width x height of one image: 300 MB as RGB. Larger photos exist; larger training photos hardly do."""
+
+MAX_CONFIG_BYTES = 1 << 20
+"""Largest configuration file."""
+
+MAX_CONFIG_DEPTH = 32
+"""Deepest nesting in a configuration file."""

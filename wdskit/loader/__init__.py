@@ -1,0 +1,1 @@
+"""The loader: a pipeline run in worker processes, with ranks and epochs."""

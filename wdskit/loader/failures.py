@@ -1,0 +1,58 @@
+"""Errors on their way from worker processes: as values, so that they arrive as the objects they were."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from wdskit.errors import PipelineError
+
+
+@dataclass
+class Failure:
+    """An exception and the traceback it had in its worker, as text."""
+
+    error: Exception
+    trace: str
+    worker: int
+
+    def throw(self) -> None:
+        """Raise it here, with the worker's traceback as its cause."""
+        raise self.error from WorkerTraceback(f"worker {self.worker}:\n{self.trace}")
+
+
+class WorkerTraceback(Exception):
+    """The traceback of a worker process."""
+
+
+class Shipped(IterableDataset[Any]):
+    """A dataset whose errors in worker processes come out as `Failure` values."""
+
+    def __init__(self, dataset: IterableDataset[Any]) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the dataset's values, and a failure where it ends in one."""
+        info = get_worker_info()
+        if info is None:
+            yield from self.dataset
+            return
+        try:
+            yield from self.dataset
+        except Exception as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
+            yield Failure(_sendable(err), traceback.format_exc(), info.id)
+
+
+def _sendable(err: Exception) -> Exception:
+    """The error itself where it survives the way between processes, else one that says the same."""
+    try:
+        type(err)(*err.args)  # how it is made again on the other side
+        pickle.dumps(err)
+    except Exception:  # noqa: BLE001 (whatever its __reduce__ or __init__ raises)
+        return PipelineError(f"{type(err).__name__}: {err}")
+    return err.with_traceback(None)

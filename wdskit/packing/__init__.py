@@ -1,0 +1,1 @@
+"""Packing: rows from folders, tables and Python into shards and their index."""

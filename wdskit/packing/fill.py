@@ -1,0 +1,79 @@
+"""Filling one shard, and checking rows before: what runs in each process."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.offsets import write_offsets
+from wdskit.errors import PackError, RowError
+from wdskit.files import DISK, Disk, publish
+from wdskit.packing.rows import Row
+from wdskit.tar.writer import END_BYTES, TarWriter
+
+OnSample = Callable[[int, int], None]
+"""Told after each sample: how many samples, and bytes of their shard, were added since the last call."""
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """A shard to fill: its file and its rows, in order."""
+
+    path: Path
+    rows: tuple[Row, ...]
+
+
+def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
+    """Write one shard and its `.idx`, and return its line of the index.
+
+    A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes.
+
+    Raises:
+        RowError: A row turned out to be bad.
+        PackError: The folder cannot be written, or the name is taken by a shard with other bytes.
+    """
+    fields: set[str] = set()
+    offsets = []
+    try:
+        with publish(job.path, disk=disk) as draft:
+            writer = TarWriter(draft.write)
+            for row in job.rows:
+                offsets.append(writer.offset)
+                for name, data in row.read():
+                    writer.add(name, data)
+                fields.update(field for field, _ in row.fields)
+                if on_sample:
+                    on_sample(1, writer.offset - offsets[-1])
+            writer.finish()
+            if job.path.exists() and _sha256_of(job.path) != draft.sha256:
+                msg = f"{job.path}: this shard exists already and holds something else."
+                raise PackError(f"{msg}\n  Move it away, or pack into another folder. Nothing was overwritten.")
+        offsets.append(writer.offset - END_BYTES)
+        write_offsets(job.path, offsets, disk=disk)
+    except OSError as err:
+        raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
+    return ShardEntry(job.path.name, len(job.rows), draft.num_bytes, draft.sha256, tuple(sorted(fields)))
+
+
+def _sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def check_rows(rows: Sequence[Row]) -> list[RowError | None]:
+    """Read each row as packing will, and say what is wrong with it."""
+    return [_check_row(row) for row in rows]
+
+
+def _check_row(row: Row) -> RowError | None:
+    try:
+        row.read()
+    except RowError as err:
+        return err
+    return None

@@ -1,0 +1,208 @@
+"""What is packed: rows, each with a key and fields, wherever they come from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdskit.codecs.fields import encode_field
+from wdskit.codecs.images import is_image_field
+from wdskit.codecs.structure import check_image
+from wdskit.dataset.keys import check_member_name, hashed_key
+from wdskit.errors import DecodeError, KeyRuleError, RowError
+
+_SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
+
+
+@dataclass(frozen=True)
+class FileBytes:
+    """The bytes of a file, read when they are packed.
+
+    Attributes:
+        path: The file.
+        num_bytes: Its size when the plan was made.
+    """
+
+    path: str
+    num_bytes: int
+
+    def read(self) -> bytes:
+        """The file's bytes.
+
+        Raises:
+            OSError: It cannot be read.
+            ValueError: It has another size than planned.
+        """
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            parts = []
+            while part := os.read(fd, max(1 << 16, self.num_bytes + 1)):
+                parts.append(part)
+        finally:
+            os.close(fd)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(data) != self.num_bytes:
+            raise ValueError(f"it has {len(data)} bytes now and had {self.num_bytes} when packing began")
+        return data
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample to be.
+
+    Attributes:
+        key: Its key.
+        fields: Name and bytes of each field, sorted by name: the order of its members.
+        where: The file, or the manifest and its line, for messages.
+    """
+
+    key: str
+    fields: tuple[tuple[str, bytes | FileBytes], ...]
+    where: str
+
+    def sizes(self) -> Iterator[int]:
+        """Bytes of each field."""
+        return (len(data) if isinstance(data, bytes) else data.num_bytes for _, data in self.fields)
+
+    def read(self) -> list[tuple[str, bytes]]:
+        """Member name and bytes of each field, images checked.
+
+        Raises:
+            RowError: A file cannot be read or changed, or an image is not whole.
+        """
+        members = []
+        for field, source in self.fields:
+            try:
+                data = source if isinstance(source, bytes) else source.read()
+                if is_image_field(field):
+                    check_image(data)
+            except (OSError, ValueError, DecodeError) as err:
+                raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
+            members.append((f"{self.key}.{field}", data))
+        return members
+
+
+def _told(source: bytes | FileBytes, err: Exception) -> str:
+    """What went wrong with a field, the file named where there is one."""
+    problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
+    return problem if isinstance(source, bytes) else f"{source.path}: {problem}"
+
+
+def row_error(where: str, problem: str, remedy: str = "") -> RowError:
+    """The error of one row."""
+    problem = problem.removeprefix(f"{where}: ").rstrip(".")
+    msg = f"{where}: {problem}."
+    return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
+
+
+def field_of(path: str) -> str:
+    """The field that a file's extension names, in lower case, `jpeg` as `jpg`; empty without one."""
+    extension = os.path.splitext(path)[1][1:].lower()
+    return _SAME_FIELD.get(extension, extension)
+
+
+def file_bytes(path: str, where: str) -> FileBytes:
+    """A file as it is now.
+
+    Raises:
+        RowError: It is no file.
+    """
+    try:
+        status = os.stat(path)
+    except OSError as err:
+        problem = f"{path}: {err.strerror or err}".removeprefix(f"{where}: ")
+        raise row_error(where, problem, "Mend the path, or use --skip-bad.") from err
+    if not os.path.isfile(path):
+        raise row_error(where, f"{path} is no file", "Mend the path, or use --skip-bad.")
+    return FileBytes(path, status.st_size)
+
+
+def make_row(key: str, fields: Mapping[str, bytes | FileBytes], where: str, *, keys: str, path: str) -> Row:
+    """A row whose names every reader gives back.
+
+    Args:
+        key: The key as given.
+        fields: Bytes by field name.
+        where: For messages.
+        keys: "given" takes the key as it is, "hashed" replaces it by a hash of `path`.
+        path: What is hashed: the key, or the path that it came from.
+
+    Raises:
+        RowError: The key or a field would not survive a round trip, or there is no field.
+    """
+    if keys == "hashed":
+        key = hashed_key(path)
+    if not fields:
+        raise row_error(where, "it has no field", "Give it at least one.")
+    try:
+        for field in fields:
+            check_member_name(key, field)
+    except KeyRuleError as err:
+        remedy = "Rename it, or use --keys hashed, which keeps the path in its json."
+        raise row_error(where, str(err), remedy) from err
+    return Row(key, tuple(sorted(fields.items())), where)
+
+
+def to_json(value: Any) -> bytes:
+    """A JSON field: compact, UTF-8, keys in their order.
+
+    Raises:
+        ValueError: NaN or infinity, which JSON has not, or half of a surrogate pair.
+    """
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def python_rows(rows: Iterable[Mapping[str, Any]], *, keys: str) -> Iterator[Row | RowError]:
+    """Rows from Python: `{"__key__": key, field: value, ...}`, as webdataset's writers take them.
+
+    A value is bytes, a `pathlib.Path` whose file is packed, or what `codecs.fields.encode_field` takes for the field's
+    name. Fields whose names begin with two underscores are not packed.
+
+    Yields:
+        A row, or the error of one that cannot be packed.
+    """
+    for number, row in enumerate(rows):
+        where = f"row {number}"
+        try:
+            yield _python_row(row, where, keys)
+        except RowError as err:
+            yield err
+
+
+def _python_row(row: Any, where: str, keys: str) -> Row:
+    key = row.get("__key__") if isinstance(row, Mapping) else None
+    if not isinstance(key, str):
+        raise row_error(where, f"it is {_kind(row)}", 'A row is a dict with the text "__key__" and its fields.')
+    where = f"{where} ({key!r})"
+    fields: dict[str, bytes | FileBytes] = {}
+    for name, value in row.items():
+        if name.startswith("__"):
+            continue
+        field = _SAME_FIELD.get(name.lower(), name.lower())
+        if field in fields:
+            raise row_error(where, f"it has the field {field!r} twice", "Fields are written in lower case.")
+        fields[field] = _encode(field, value, where)
+    if keys == "hashed" and "json" in fields and isinstance(row["json"], Mapping):
+        fields["json"] = to_json({**row["json"], "key": key})
+    return make_row(key, fields, where, keys=keys, path=key)
+
+
+def _encode(field: str, value: Any, where: str) -> bytes | FileBytes:
+    if isinstance(value, Path):
+        return file_bytes(str(value), where)
+    try:
+        return bytes(encode_field(field, value))
+    except (DecodeError, ValueError) as err:
+        raise row_error(where, str(err), "Give bytes, or a value that the field's name stands for.") from err
+
+
+def _kind(row: Any) -> str:
+    return (
+        f"a dict without a text `__key__`: {sorted(map(str, row))}"
+        if isinstance(row, Mapping)
+        else f"a {type(row).__name__}"
+    )

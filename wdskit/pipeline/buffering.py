@@ -1,0 +1,210 @@
+"""Stages that keep values back or change how many there are: shuffle, select, slice, batched, unbatched, with_epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from wdskit.errors import PipelineError
+from wdskit.order.draws import share
+from wdskit.order.keys import philox
+from wdskit.pipeline.run import Origin, Run
+
+_WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
+
+
+class Keeps(Protocol):
+    """A stage that holds values between two yields. Its input can be rebuilt from their origins.
+
+    Attributes:
+        kept: What it holds, in its own order; what is put there before a call is what the call starts with.
+        count: How many values it has given since the stream began, where that matters to it.
+    """
+
+    name: str
+    kept: list[tuple[Origin, Any]]
+    count: int
+
+
+class Shuffle:
+    """webdataset's buffer shuffle, seeded by (seed, first epoch of the stream, rank, worker).
+
+    While the buffer is filling, two values are taken for each that is given; giving starts at `initial` values. The
+    n-th pick depends on n, not on the epoch that it falls into, so that threads behind it may read ahead over the end
+    of an epoch.
+    """
+
+    def __init__(self, run: Run, name: str, size: int, initial: int) -> None:
+        self.run = run
+        self.name = name
+        self.size = size
+        self.initial = min(initial, size)
+        self.kept: list[tuple[Origin, Any]] = []
+        self.count = 0
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield the values of `source` in another order."""
+        run = self.run
+        kept = self.kept
+        values = iter(source)
+        words = self._words(self.count)
+        for value in values:
+            kept.append((run.origin, value))
+            if len(kept) < self.size:
+                for second in itertools.islice(values, 1):
+                    kept.append((run.origin, second))
+            if len(kept) >= self.initial:
+                yield self._pick(words)
+        while kept:
+            yield self._pick(words)
+
+    def _pick(self, words: Iterator[int]) -> Any:
+        """Take a uniform member of the buffer out of it."""
+        kept = self.kept
+        at = next(words) * len(kept) >> 64
+        kept[at], kept[-1] = kept[-1], kept[at]
+        self.count += 1
+        self.run.origin, value = kept.pop()
+        return value
+
+    def _words(self, first: int) -> Iterator[int]:
+        """Random words from number `first` on."""
+        run = self.run
+        while True:
+            chunk, skipped = divmod(first, _WORDS)
+            bits = philox(f"shuffle:{self.name}", run.seed, run.first_epoch, run.place.rank, run.worker, chunk)
+            yield from bits.random_raw(_WORDS)[skipped:].tolist()
+            first = (chunk + 1) * _WORDS
+
+
+class Select:
+    """Keeps the values for which a predicate holds."""
+
+    def __init__(self, run: Run, predicate: Callable[[Any, Origin], Any]) -> None:
+        self.run = run
+        self.predicate = predicate
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield the values that hold."""
+        return (value for value in source if self.predicate(value, self.run.origin))
+
+
+class Slice:
+    """Keeps values start, start + step, ... below stop of what the *rank* would yield.
+
+    The n-th value of worker w of W is number n * W + w of its rank, as the loader takes from its workers in turn.
+    """
+
+    def __init__(self, run: Run, start: int, stop: int | None, step: int) -> None:
+        self.run = run
+        self.start, self.stop, self.step = start, stop, step
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield the values of the slice, and stop reading behind it."""
+        values = iter(source)
+        number = self.run.worker
+        while self.stop is None or number < self.stop:
+            for value in itertools.islice(values, 1):
+                if number >= self.start and (number - self.start) % self.step == 0:
+                    yield value
+                break
+            else:
+                return
+            number += self.run.num_workers
+
+
+class Batched:
+    """Lists of `size` values, collated. A batch is given as soon as it is full."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], size: int, *, partial: bool) -> None:
+        self.collate = collate
+        self.size = size
+        self.partial = partial
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches; the last may be shorter where `partial` allows it."""
+        batch = []
+        for value in source:
+            batch.append(value)
+            if len(batch) == self.size:
+                yield self.collate(batch)
+                batch = []
+        if batch and self.partial:
+            yield self.collate(batch)
+
+
+class Unbatched:
+    """Batches into their samples again."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield the samples of each batch in order."""
+        for batch in source:
+            origin = self.run.origin
+            for number, value in enumerate(_samples(batch)):
+                self.run.origin = origin._replace(part=number + 1)
+                yield value
+
+
+def _samples(batch: Any) -> Iterator[Any]:
+    """The samples of a collated batch: a tuple or a dict of columns, or one column."""
+    if isinstance(batch, Mapping):
+        columns = dict(batch)
+        _check_lengths(columns)
+        return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    if isinstance(batch, tuple):
+        _check_lengths(dict(enumerate(batch)))
+        return zip(*batch, strict=True)
+    return iter(batch)
+
+
+def _check_lengths(columns: Mapping[Any, Any]) -> None:
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise PipelineError(
+            f"unbatched: the columns of a batch differ in length: {lengths}. Put it right behind batched."
+        )
+
+
+class EpochCut:
+    """`with_epoch`: this worker's share of n values, taken from a stream that goes on behind them."""
+
+    def __init__(self, run: Run, n: int) -> None:
+        self.run = run
+        self.n = n
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield this worker's share of one epoch.
+
+        Raises:
+            PipelineError: The stream ended before.
+        """
+        values = iter(source)
+        wanted = share(self.n, self.run.worker, self.run.num_workers)
+        for number in range(wanted):
+            for value in itertools.islice(values, 1):
+                self.run.heard()
+                yield value
+                break
+            else:
+                msg = f"with_epoch: the stream ended after {number} of the {wanted} values of this worker's epoch."
+                raise PipelineError(f"{msg}\n  Nothing before with_epoch may end a stream.")
+
+
+class Renumber:
+    """Stands behind a stage that is not ours: gives each value a position of its own."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield what comes, numbered."""
+        run = self.run
+        part = 1 << 63 | run.place.rank << 31 | run.worker
+        for number, value in enumerate(source):
+            url, key = (value.get("__url__", ""), value.get("__key__", "")) if isinstance(value, dict) else ("", "")
+            run.origin = Origin(str(url), str(key), number, run.first_epoch, part)
+            yield value

@@ -1,0 +1,157 @@
+"""A list of samples -> one batch: what each kind of value becomes, and images in channels_last memory with one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from wdskit.errors import PipelineError
+
+_IMAGE_CHANNELS = frozenset({1, 3, 4})
+_NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
+
+
+def collate(samples: Sequence[Any], image_slots: frozenset[str | int] = frozenset()) -> Any:
+    """Make one batch of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
+
+    In each slot int becomes a tensor of int64, bool of bool, float of float64, numpy scalars of their dtype; arrays and
+    tensors of one shape are stacked; everything else (text, bytes, dicts, lists, None, PIL images, ...) is a list.
+
+    Args:
+        samples: At least one.
+        image_slots: Dict keys or tuple positions with images. There arrays (height, width[, 1, 3 or 4 channels]) and
+            tensors ([channels, ]height, width) become (batch, channels, height, width) in channels_last memory; dtypes
+            stay.
+
+    Returns:
+        A tuple or dict of batches, or the batch of bare values. Tensors are fresh memory.
+
+    Raises:
+        PipelineError: The samples, or their values in one slot, do not fit each other; it names the slot.
+    """
+    if not samples:
+        raise PipelineError("batched: a batch of no samples")
+    first = samples[0]
+    if isinstance(first, tuple):
+        _check_same([f"a tuple of {len(s)}" if isinstance(s, tuple) else type(s).__name__ for s in samples], "sample")
+        return tuple(
+            _collate_slot(list(column), f"slot {place}", is_image=place in image_slots)
+            for place, column in enumerate(zip(*samples, strict=True))
+        )
+    if isinstance(first, dict):
+        _check_keys(samples)
+        return {
+            key: _collate_slot([sample[key] for sample in samples], f"`{key}`", is_image=key in image_slots)
+            for key in first
+        }
+    return _collate_slot(list(samples), "the value", is_image=False)
+
+
+def _check_keys(samples: Sequence[Any]) -> None:
+    """All samples are dicts with the keys of the first."""
+    keys = samples[0].keys()
+    for number, sample in enumerate(samples):
+        if not isinstance(sample, dict):
+            raise PipelineError(f"batched: sample 0 is a dict, sample {number} a {type(sample).__name__}")
+        if sample.keys() != keys:
+            missing, further = sorted(map(str, keys - sample.keys())), sorted(map(str, sample.keys() - keys))
+            name = f" (`{sample['__key__']}`)" if "__key__" in sample else ""
+            raise PipelineError(
+                f"batched: sample {number}{name} has other fields than sample 0: "
+                + "; ".join(
+                    f"{word} {', '.join(names)}" for word, names in (("without", missing), ("with", further)) if names
+                )
+                + ". Choose the fields that all have with to_tuple or to_dict"
+            )
+
+
+def _collate_slot(values: list[Any], slot: str, *, is_image: bool) -> Any:
+    """The batch of one slot."""
+    kinds = [_kind(value) for value in values]
+    if all(kind == "" for kind in kinds):
+        return values
+    _check_same(kinds, slot)
+    if kinds[0] == "tensor":
+        return _stack_tensors(values, slot, is_image=is_image)
+    if kinds[0] == "array":
+        return _stack_arrays(values, slot, is_image=is_image)
+    try:
+        return torch.from_numpy(np.array(values, dtype=kinds[0]))
+    except (OverflowError, TypeError) as err:
+        raise PipelineError(f"batched: {slot}: {err}") from err
+
+
+def _kind(value: object) -> str:
+    """Equal for values that batch together: "tensor", "array", the dtype of a number, "" for what stays in a list."""
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, np.ndarray):
+        return "array" if value.dtype.kind in _NUMBERS else ""
+    if isinstance(value, np.generic):
+        return value.dtype.name if value.dtype.kind in _NUMBERS else ""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int64"
+    return "float64" if isinstance(value, float) else ""
+
+
+def _stack_arrays(arrays: list[NDArray[Any]], slot: str, *, is_image: bool) -> torch.Tensor:
+    _check_same([str(array.dtype.newbyteorder("=")) for array in arrays], slot)
+    shape = _common_shape(arrays, slot)
+    first = arrays[0]
+    has_channels = first.ndim == 3 and first.shape[2] in _IMAGE_CHANNELS
+    try:
+        # torch's dtype of the same name, by way of an empty array: in the machine's byte order, which torch asks for
+        dtype = torch.from_numpy(np.empty(0, first.dtype.newbyteorder("="))).dtype
+    except TypeError as err:
+        raise PipelineError(f"batched: {slot}: {err}") from err
+    stacked = torch.empty((len(arrays), *shape), dtype=dtype)
+    _fill(stacked.numpy(), arrays)
+    if is_image and has_channels:
+        return stacked.permute(0, 3, 1, 2)
+    return stacked[:, None] if is_image and first.ndim == 2 else stacked
+
+
+def _fill(stacked: NDArray[Any], arrays: list[NDArray[Any]]) -> None:
+    for place, array in enumerate(arrays):
+        stacked[place] = array
+
+
+def _stack_tensors(tensors: list[torch.Tensor], slot: str, *, is_image: bool) -> torch.Tensor:
+    _check_same([str(tensor.dtype) for tensor in tensors], slot)
+    shape = _common_shape(tensors, slot)
+    if not is_image or len(shape) not in {2, 3}:
+        return torch.stack(tensors)
+    channels = shape[0] if len(shape) == 3 else 1
+    images_bchw = torch.empty(
+        (len(tensors), channels, *shape[-2:]),
+        dtype=tensors[0].dtype,
+        device=tensors[0].device,
+        memory_format=torch.channels_last,
+    )
+    for place, tensor in enumerate(tensors):
+        images_bchw[place].copy_(tensor)
+    return images_bchw
+
+
+def _common_shape(values: Sequence[Any], slot: str) -> tuple[int, ...]:
+    _check_same([tuple(value.shape) for value in values], slot, advice=". Resize or crop first")
+    return tuple(values[0].shape)
+
+
+def _check_same(found: Sequence[object], where: str, *, advice: str = "") -> None:
+    """All samples have in `where` what the first one has."""
+    for number, what in enumerate(found):
+        if what != found[0]:
+            raise PipelineError(
+                f"batched: {where} is {_text(found[0])} in sample 0 but {_text(what)} in sample {number}{advice}"
+            )
+
+
+def _text(what: object) -> str:
+    return "no number or array" if what == "" else str(what)

@@ -1,0 +1,304 @@
+"""From the description of a pipeline to the list of stages that runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from wdskit.codecs.images import is_image_field
+from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.errors import PipelineError
+from wdskit.order.draws import Draws
+from wdskit.pipeline.board import Board
+from wdskit.pipeline.buffering import Batched, EpochCut, Renumber, Select, Shuffle, Slice, Unbatched
+from wdskit.pipeline.collate import collate
+from wdskit.pipeline.counting import count_of
+from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
+from wdskit.pipeline.reading import OpenTars, SplitByNode, SplitByWorker, StreamSource
+from wdskit.pipeline.registry import resolve
+from wdskit.pipeline.run import Place, Run
+from wdskit.pipeline.spec_types import StageSpec
+from wdskit.pipeline.specs import BatchedSpec, ShuffleSpec
+from wdskit.pipeline.streaming import Layout, StreamPipeline
+from wdskit.pipeline.transforms import make_transform
+
+Functions = Mapping[str, Callable[..., Any]]
+
+_FOREIGN_SPLITTERS = ("split_by_node", "split_by_worker", "single_node_only", "non_empty")
+_FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back before silence is an error
+
+
+def compose(
+    specs: Sequence[Any],
+    *,
+    place: Place,
+    num_threads: int = 1,
+    max_workers: int = 16,
+    functions: Functions | None = None,
+) -> StreamPipeline:
+    """Make the running form of a pipeline.
+
+    Args:
+        specs: One source, then stages, as `rules.check_order` accepts them; a callable is a stage of its own.
+        place: Rank and world size.
+        num_threads: Threads for one-to-one stages, in each process.
+        max_workers: Most worker processes it will be used with.
+        functions: The caller's functions by name, before the registry's.
+
+    Raises:
+        PipelineError: A function is unknown, or an option does not fit the shards.
+        StorageError, FolderIndexError: The shards cannot be listed.
+    """
+    return _Composer(specs, place, num_threads, max_workers, functions or {}).compose()
+
+
+class _Composer:
+    """Walks the specs once; what it knows of the values on the way decides how later stages are made."""
+
+    def __init__(
+        self, specs: Sequence[Any], place: Place, num_threads: int, max_workers: int, functions: Functions
+    ) -> None:
+        self.specs = specs
+        self.max_workers = max_workers
+        self.functions = functions
+        seed = getattr(specs[0], "seed", 0)
+        self.run = Run(place, seed, num_threads)
+        self.stages: list[Any] = []
+        self.steps: list[Step] = []
+        self.seen: Counter[str] = Counter()
+        self.images: set[str] = set()  # fields that hold images under names that do not say so
+        self.slots: frozenset[str | int] | None = None  # places of images in a tuple; None while values are dicts
+        self.shards: ShardList | None = None
+        self.draws: Draws | None = None
+        self.cut: int | None = None
+        self.tars: int | None = None
+        self.opened = False
+        self.length: int | None = None
+        self.foreign = False
+
+    def compose(self) -> StreamPipeline:
+        for at, spec in enumerate(self.specs):
+            if isinstance(spec, StageSpec):
+                self._open_before(spec.kind not in ("source", "splitter", "open"), at)
+                self._add(spec)
+            else:
+                self._add_foreign(spec, at)
+        self._open_before(needed=True, at=len(self.specs))
+        self._flush()
+        layout = Layout(
+            draws=self.draws,
+            cut=self.cut,
+            tars=self.tars,
+            split_none=getattr(self.specs[0], "split", None) == "none",
+            count=count_of(self.stages, self.cut),
+            length=self.length,
+            stateless=self._stateless(),
+        )
+        keepers = [stage for stage in self.stages[: self.cut] if isinstance(stage, (Shuffle, Each))]
+        capacity = sum(getattr(stage, "size", 2 * self.run.num_threads) + 2 for stage in keepers)
+        board = Board(max(1, self.max_workers), len(keepers), capacity if self.cut is not None else 0)
+        return StreamPipeline(self.stages, self.run, layout, board)
+
+    def _add(self, spec: StageSpec) -> None:
+        """Add one of our stages."""
+        number = self.seen[spec.name]
+        self.seen[spec.name] += 1
+        label = f"{spec.name}:{number}"
+        if spec.kind == "each":
+            self.steps.append(Step(spec.name, self._function(spec, label)))
+            return
+        self._flush()
+        stage = getattr(self, f"_stage_{spec.name}")(spec, label)
+        if stage is not None:
+            self.stages.append(stage)
+
+    def _flush(self) -> None:
+        """Run the one-to-one stages collected so far as one."""
+        if self.steps:
+            name = "-".join(step.name for step in self.steps)
+            self.stages.append(Each(self.run, name, tuple(self.steps)))
+            self.steps = []
+
+    def _add_foreign(self, stage: Any, at: int) -> None:
+        """Add a stage that is not ours as it is; what it does to values and their order is unknown."""
+        if not (callable(stage) or hasattr(stage, "run") or hasattr(stage, "__iter__")):
+            raise PipelineError(f"stage {at}: {stage!r} is neither a stage's name nor a callable.")
+        name = getattr(getattr(stage, "f", stage), "__name__", "")
+        if at and name in _FOREIGN_SPLITTERS:
+            self.stages.append(stage)
+            return
+        opens = name == "tarfile_samples"
+        self._open_before(at > 0 and not opens, at)
+        self.opened = self.opened or opens or (at == 0 and not _opens_later(self.specs))
+        self.foreign = True
+        self._flush()
+        self.stages.append(stage)
+        if self.opened:
+            self.stages.append(Renumber(self.run))
+
+    def _open_before(self, needed: bool, at: int) -> None:  # noqa: FBT001 (private, named where it is called)
+        """Open the shards here, unless that has happened or an explicit stage will do it later."""
+        if needed and not self.opened and not _opens_later(self.specs[at:]):
+            self._open()
+
+    def _open(self) -> None:
+        self._flush()
+        self.opened = True
+        self.tars = len(self.stages)
+        shards = self.shards
+        entries = (
+            {}
+            if shards is None
+            else {url: entry for url, entry in zip(shards.urls, shards.entries, strict=True) if entry is not None}
+        )
+        holding = [spec for spec in self.specs if isinstance(spec, (ShuffleSpec, BatchedSpec))]
+        patience = sum(spec.size for spec in holding)
+        patience += 4 * self.run.num_threads
+        if any(not isinstance(spec, StageSpec) for spec in self.specs):
+            patience += _FOREIGN_PATIENCE
+        num_shards = 1 if shards is None else len(shards.urls)
+        check = getattr(self.specs[0], "check", "size")
+        self.stages.append(OpenTars(self.run, entries, num_shards, check=check, patience=patience))
+
+    # Sources, splitters and the stages that hold values or change their number.
+
+    def _stage_stream(self, spec: Any, _: str) -> StreamSource:
+        shards = list_shards(spec.shards, need_index=spec.check == "sha256")
+        weights = None
+        if spec.weights is not None:
+            weights = _shard_weights(spec.weights, shards)
+        self.shards = shards
+        self.draws = Draws(
+            len(shards.urls),
+            seed=spec.seed,
+            shuffled=spec.shuffle_shards,
+            resampled=spec.resampled,
+            weights=weights,
+        )
+        return StreamSource(self.run, shards, self.draws)
+
+    def _stage_split_by_node(self, _: Any, __: str) -> SplitByNode:
+        return SplitByNode(self.run)
+
+    def _stage_split_by_worker(self, _: Any, __: str) -> SplitByWorker:
+        return SplitByWorker(self.run)
+
+    def _stage_tarfile_to_samples(self, _: Any, __: str) -> None:
+        self._open()
+
+    def _stage_shuffle(self, spec: Any, label: str) -> Shuffle:
+        return Shuffle(self.run, label, spec.size, 100 if spec.initial is None else spec.initial)
+
+    def _stage_select(self, spec: Any, label: str) -> Select:
+        return Select(self.run, self._call("select", spec.fn, label))
+
+    def _stage_slice(self, spec: Any, _: str) -> Slice:
+        return Slice(self.run, spec.start or 0, spec.stop, spec.step or 1)
+
+    def _stage_batched(self, spec: Any, _: str) -> Batched:
+        if spec.collate is not None:
+            function = self._resolve("batched", spec.collate)
+            return Batched(function, spec.size, partial=spec.partial)
+        return Batched(_Collate(self.slots, frozenset(self.images)), spec.size, partial=spec.partial)
+
+    def _stage_unbatched(self, _: Any, __: str) -> Unbatched:
+        return Unbatched(self.run)
+
+    def _stage_with_epoch(self, spec: Any, _: str) -> EpochCut:
+        self.cut = len(self.stages)
+        return EpochCut(self.run, spec.n)
+
+    def _stage_with_length(self, spec: Any, _: str) -> None:
+        self.length = spec.n
+
+    # One-to-one stages.
+
+    def _function(self, spec: Any, label: str) -> Any:
+        """The step that a one-to-one spec describes."""
+        match spec.name:
+            case "decode":
+                return OnValue(Decode(spec.images, spec.only, spec.max_pixels))
+            case "map":
+                return Call(self.run, label, self._resolve("map", spec.fn), global_rng=self._global_rng(spec))
+            case "map_dict":
+                calls = {field: self._call("map_dict", fn, f"{label}:{field}") for field, fn in spec.fields.items()}
+                return MapDict(calls)
+            case "map_tuple":
+                fns = enumerate(spec.fns)
+                return MapTuple([fn and self._call("map_tuple", fn, f"{label}:{place}") for place, fn in fns])
+            case "rename":
+                self.images |= {new for new, olds in spec.names.items() if self._is_image(olds)}
+                return OnValue(Rename(spec.names))
+            case "to_tuple":
+                self.slots = frozenset(place for place, names in enumerate(spec.fields) if self._is_image(names))
+                return OnValue(ToTuple(spec.fields))
+            case "to_dict":
+                self.images |= {names.split(";")[0] for names in spec.fields if self._is_image(names)}
+                return OnValue(ToDict(spec.fields))
+            case _:
+                return Transform(self.run, label, make_transform(spec, frozenset(self.images)))
+
+    def _global_rng(self, spec: Any) -> bool:
+        if spec.global_rng and self.run.num_threads > 1:
+            msg = "map: global_rng seeds one generator for the whole process, which "
+            msg += f"{self.run.num_threads} threads share."
+            raise PipelineError(f"{msg}\n  Take `rng` as a parameter instead, or use threads: 1.")
+        return bool(spec.global_rng)
+
+    def _is_image(self, names: str) -> bool:
+        return any(name in self.images or is_image_field(name) for name in names.split(";"))
+
+    def _call(self, stage: str, fn: Any, label: str) -> Call:
+        return Call(self.run, label, self._resolve(stage, fn))
+
+    def _resolve(self, stage: str, fn: Any) -> Callable[..., Any]:
+        if not isinstance(fn, str):
+            return fn  # type: ignore[no-any-return]  # the spec has checked that it is callable
+        try:
+            return resolve(fn, self.functions)
+        except PipelineError as err:
+            raise PipelineError(f"{stage}: {err}") from err
+
+    def _stateless(self) -> str:
+        """Why what stands before with_epoch cannot be taken over by another process, "" where it can."""
+        if self.draws is None:
+            return "a source that is not wdskit's"
+        batched = False
+        for stage in self.stages[: self.cut]:
+            if isinstance(stage, Renumber):
+                return "a stage that is not wdskit's"
+            if isinstance(stage, (Unbatched, Slice)):
+                return type(stage).__name__.lower()
+            if batched and (isinstance(stage, Shuffle) or (isinstance(stage, Each) and self.run.num_threads > 1)):
+                return f"{stage.name} behind batched"
+            batched = batched or isinstance(stage, Batched)
+        return ""
+
+
+class _Collate:
+    """`collate` that knows where images are."""
+
+    def __init__(self, slots: frozenset[str | int] | None, images: frozenset[str]) -> None:
+        self.slots = slots
+        self.images = images
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Collate tuples by their known image places, dicts by their fields' names."""
+        if self.slots is not None or not isinstance(samples[0], dict):
+            return collate(samples, self.slots or frozenset())
+        fields = frozenset(field for field in samples[0] if field in self.images or is_image_field(field))
+        return collate(samples, fields)
+
+
+def _opens_later(specs: Sequence[Any]) -> bool:
+    """Whether one of these opens the shards itself."""
+    names = (getattr(getattr(spec, "f", None), "__name__", getattr(spec, "name", "")) for spec in specs)
+    return any(name in ("tarfile_samples", "tarfile_to_samples") for name in names)
+
+
+def _shard_weights(weights: Sequence[float], shards: ShardList) -> list[float]:
+    """A part's weight, spread over its shards."""
+    sizes = Counter(shards.parts)
+    return [weights[part] / sizes[part] for part in shards.parts]

@@ -1,0 +1,118 @@
+"""Specs of the stages that work on a sample's fields, one value in, one value out."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, field_validator
+
+from wdskit.limits import MAX_PIXELS
+from wdskit.pipeline.problems import listing
+from wdskit.pipeline.spec_types import (
+    Alternatives,
+    Bool,
+    Count,
+    FieldChoices,
+    FieldName,
+    FieldNames,
+    Function,
+    Functions,
+    ImageSpec,
+    Kind,
+    StageSpec,
+    refuse,
+)
+
+
+class DecodeSpec(StageSpec):
+    """Fields into values. Nothing is unpickled; fields of unknown names stay bytes."""
+
+    name: ClassVar[str] = "decode"
+    kind: ClassVar[Kind] = "each"
+    shorthand: ClassVar[str | None] = "images"
+
+    images: ImageSpec | None = Field(
+        None, description="What images become, in webdataset's words. Without: they stay bytes."
+    )
+    only: FieldNames | None = Field(None, description="The fields to decode. Without: all.")
+    max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may promise.")
+
+
+class MapSpec(StageSpec):
+    """A function of each value."""
+
+    name: ClassVar[str] = "map"
+    kind: ClassVar[Kind] = "each"
+    shorthand: ClassVar[str | None] = "fn"
+
+    fn: Function = Field(description="Name of a registered function.", examples=["my_augment"])
+    global_rng: Bool = Field(False, description="Seed random, numpy and torch by position before each call.")
+
+
+class MapDictSpec(StageSpec):
+    """A function for each of some fields."""
+
+    name: ClassVar[str] = "map_dict"
+    kind: ClassVar[Kind] = "each"
+    shorthand: ClassVar[str | None] = "fields"
+    is_mapping: ClassVar[bool] = True
+
+    fields: Annotated[dict[FieldName, Function], Field(min_length=1)] = Field(
+        description="Field name: name of a registered function.", examples=[{"cls": "my_label"}]
+    )
+
+
+class MapTupleSpec(StageSpec):
+    """A function for each place of a tuple; null leaves a place as it is."""
+
+    name: ClassVar[str] = "map_tuple"
+    kind: ClassVar[Kind] = "each"
+    shorthand: ClassVar[str | None] = "fns"
+
+    fns: Functions = Field(description="Names of registered functions, or null.", examples=[["my_augment", None]])
+
+
+class RenameSpec(StageSpec):
+    """Fields under new names; other fields stay."""
+
+    name: ClassVar[str] = "rename"
+    kind: ClassVar[Kind] = "each"
+    shorthand: ClassVar[str | None] = "names"
+    is_mapping: ClassVar[bool] = True
+
+    names: Annotated[dict[FieldName, Alternatives], Field(min_length=1)] = Field(
+        description="New name: old name, or alternatives joined by `;`.", examples=[{"image": "jpg;png"}]
+    )
+
+
+class ToTupleSpec(StageSpec):
+    """The named fields as a tuple."""
+
+    name: ClassVar[str] = "to_tuple"
+    kind: ClassVar[Kind] = "each"
+    shorthand: ClassVar[str | None] = "fields"
+
+    fields: FieldChoices = Field(
+        description="Fields in order; `jpg;png` takes the first that a sample has.", examples=[["jpg;png", "cls"]]
+    )
+
+
+class ToDictSpec(StageSpec):
+    """The named fields as a dict, each under the name of its first alternative."""
+
+    name: ClassVar[str] = "to_dict"
+    kind: ClassVar[Kind] = "each"
+    shorthand: ClassVar[str | None] = "fields"
+
+    fields: FieldChoices = Field(
+        description="Fields in order; `jpg;png` takes the first that a sample has.", examples=[["jpg;png", "cls"]]
+    )
+
+    @field_validator("fields")
+    @classmethod
+    def _check_names(cls, fields: tuple[str, ...]) -> tuple[str, ...]:
+        names = [field.split(";")[0] for field in fields]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise refuse(f"{listing(twice)} would stand twice in the dict; `rename` one first.")
+        return fields

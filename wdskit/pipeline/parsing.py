@@ -1,0 +1,105 @@
+"""From what was written to checked specs, or to all that is wrong with it in plain English."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from wdskit.errors import ConfigError, Problem
+from wdskit.pipeline.problems import Flaw, did_you_mean, dotted, listing, nearest, show, translate
+from wdskit.pipeline.spec_types import StageSpec
+from wdskit.pipeline.specs import STAGES
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> StageSpec:
+    """The spec of a stage with what stands behind its name: None, a bare value, or a mapping of settings.
+
+    Args:
+        name: One of `STAGES`.
+        value: As in YAML: `parse_stage("shuffle", 200)` or `parse_stage("shuffle", {"size": 200})`.
+        where: Said first in messages.
+
+    Raises:
+        ConfigError: There is no such stage, or settings are wrong; all that are.
+    """
+    if name not in STAGES:
+        raise ConfigError(problems=(Problem(where, "", unknown_stage(name)),))
+    spec, flaws = read_stage(STAGES[name], value)
+    if spec is None:
+        raise ConfigError(problems=tuple(Problem(where, dotted((name, *flaw.path)), flaw.rule) for flaw in flaws))
+    return spec
+
+
+def read_stage(model: type[StageSpec], value: object) -> tuple[StageSpec | None, list[Flaw]]:
+    """A stage's spec from what stands behind its name, or what is wrong with it; paths are below the name."""
+    try:
+        settings = model.expand(value)
+    except ValueError as err:
+        return None, [Flaw((), str(err))]
+    spec, flaws = read_settings(model, settings)
+    if model.is_mapping or not isinstance(value, Mapping):
+        flaws = [_as_written(model, flaw) for flaw in flaws]
+    return spec, flaws
+
+
+def read_settings(model: type[Model], settings: Mapping[Any, Any]) -> tuple[Model | None, list[Flaw]]:
+    """A model from its settings, or what is wrong with them."""
+    try:
+        return model.model_validate(settings), []
+    except ValidationError as err:
+        errors = err.errors(include_url=False)
+    known = list(model.model_fields)
+    meant = {nearest(str(error["loc"][-1]), known) for error in errors if error["type"] == "extra_forbidden"}
+    told = [error for error in errors if error["type"] != "missing" or error["loc"][-1] not in meant]
+    inner = {error["loc"][:-1] for error in errors if error["loc"]}
+    told = [error for error in told if error["type"] != "too_short" or error["loc"] not in inner]
+    return None, list(dict.fromkeys(_flaw(model, error) for error in told))
+
+
+def unknown_stage(name: str) -> str:
+    """The rule for a stage that does not exist."""
+    hint = did_you_mean(name, STAGES)
+    return f"{show(name)} is no stage.{hint or ' A function of your own is called by `- map: its_name`.'}"
+
+
+def unknown_setting(name: str, owner: str, known: list[str]) -> str:
+    """The rule for a setting that does not exist; `owner` has the `known` ones."""
+    has = f" {owner} has {listing(known)}." if known else f" {owner} takes no arguments."
+    return f"no such setting.{did_you_mean(name, known) or has}"
+
+
+def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
+    # pydantic marks a wrong key of a dict with a last "[key]"
+    path = tuple(part for part in error["loc"] if part != "[key]")
+    if error["type"] == "extra_forbidden":
+        owner = f"`{model.name}`" if issubclass(model, StageSpec) else "`loader`"
+        return Flaw(path, unknown_setting(str(path[-1]), owner, list(model.model_fields)))
+    if error["type"] == "missing":
+        return Flaw((), _missing(model, str(path[-1])))
+    return Flaw(path, translate(error))
+
+
+def _missing(model: type[BaseModel], field: str) -> str:
+    examples = model.model_fields[field].examples or []
+    if not issubclass(model, StageSpec) or not examples:
+        return f"the setting `{field}` is missing."
+    return f"the setting `{field}` is missing. Write for example `{model.name}: {_written(examples[0])}`."
+
+
+def _written(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_written(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return "null" if value is None else str(value)
+
+
+def _as_written(model: type[StageSpec], flaw: Flaw) -> Flaw:
+    """The flaw without the name of a setting that was not written, because a bare value filled it."""
+    if flaw.path[:1] == (model.shorthand,):
+        return Flaw(flaw.path[1:], flaw.rule)
+    return flaw

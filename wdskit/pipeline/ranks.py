@@ -1,0 +1,94 @@
+"""Rank and world size, found once in the main process; workers are told.
+
+The order: what the caller says; a process group the caller gives; torch.distributed where it is initialised; torchrun's
+RANK and WORLD_SIZE; Slurm's, where a step has all of the job's tasks; else one rank. The choice is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from wdskit.errors import RankError
+from wdskit.pipeline.run import Place
+
+logger = logging.getLogger(__name__)
+
+
+def find_place(
+    rank: int | None = None,
+    world_size: int | None = None,
+    process_group: Any = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Place:
+    """Rank and world size of this process.
+
+    Args:
+        rank: Said by the caller, together with `world_size`.
+        world_size: Said by the caller.
+        process_group: A `torch.distributed` group whose rank and size count.
+        environ: The environment to look into.
+
+    Raises:
+        RankError: Half of a pair, or numbers that are no rank and world size.
+    """
+    place, why = _find(rank, world_size, process_group, environ)
+    if place.world_size < 1 or not 0 <= place.rank < place.world_size:
+        raise RankError(
+            f"rank {place.rank} of {place.world_size} ({why}): a rank is 0 or more and below the world size."
+        )
+    logger.info("rank %d of %d, from %s", *place, why)
+    return place
+
+
+def _find(
+    rank: int | None, world_size: int | None, process_group: Any, environ: Mapping[str, str]
+) -> tuple[Place, str]:
+    if rank is not None or world_size is not None:
+        if rank is None or world_size is None:
+            raise RankError(f"rank={rank}, world_size={world_size}: give both or neither.")
+        return Place(rank, world_size), "the arguments"
+    if process_group is not None:
+        return group_place(process_group), "the process group"
+    initialised = initialised_place()
+    if initialised is not None:
+        return initialised, "torch.distributed"
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        return Place(_number(environ, "RANK"), _number(environ, "WORLD_SIZE")), "RANK and WORLD_SIZE"
+    num_tasks = environ.get("SLURM_NTASKS", "1")
+    if num_tasks.isdigit() and int(num_tasks) > 1 and environ.get("SLURM_STEP_NUM_TASKS") == num_tasks:
+        return Place(_number(environ, "SLURM_PROCID"), int(num_tasks)), "Slurm"
+    return Place(0, 1), "nothing that says otherwise"
+
+
+def initialised_place() -> Place | None:
+    """The default process group's, None where torch.distributed is not initialised (or not even imported)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Place(distributed.get_rank(), distributed.get_world_size())
+
+
+def group_place(process_group: Any) -> Place:
+    """This process's rank and size in a process group.
+
+    Raises:
+        RankError: This process is not in it.
+    """
+    import torch.distributed as dist
+
+    place = Place(dist.get_rank(process_group), dist.get_world_size(process_group))
+    if place.rank < 0:
+        raise RankError("process_group: this process is not in the group. Make the loader in the group's ranks only.")
+    return place
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name)
+    if text is None or not text.strip().isdigit():
+        told = "is not set" if text is None else f"is {text!r}, no number"
+        raise RankError(f"{name} {told}. torchrun sets RANK and WORLD_SIZE; set both or neither.")
+    return int(text)

@@ -1,0 +1,105 @@
+"""What the stages of one running pipeline share in one process: rank, worker, epoch, and where the current sample comes
+from.
+
+Stages are plain callables `iterator -> iterator`, so that webdataset's and ours mix freely. Values travel through them
+bare; who a value is (`Origin`) travels beside it: a stage that yields sets `run.origin` to the origin of what it
+yields, and a stage that keeps values back (shuffle, threads) keeps their origins with them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numpy.random import Generator
+
+from wdskit.order.keys import PositionRng
+
+
+class Place(NamedTuple):
+    """Which rank of how many, as captured in the main process."""
+
+    rank: int
+    world_size: int
+
+
+class Origin(NamedTuple):
+    """Where a value comes from. `major`, `minor` and `part` are its position, the key of its random numbers.
+
+    For a sample that wdskit read: the draw, its number in the shard, and 0 (or, behind `unbatched`, its number in the
+    batch + 1). Behind a stage that is not ours: its number among what that stage yielded, the epoch, and rank and
+    worker.
+    """
+
+    url: str
+    key: str
+    major: int
+    minor: int
+    part: int
+
+
+NOWHERE = Origin("", "", 0, 0, 0)
+
+
+class Run:
+    """The state of one pipeline in one process. Cheap to pickle: it reaches workers before it is used.
+
+    Attributes:
+        place: Rank and world size.
+        seed: Of the source.
+        worker: Number of this worker process, and of how many; (0, 1) in the main process.
+        first_epoch: The epoch that the running stream began with.
+        origin: Of the value that was yielded last.
+        next_draw: The draw that is being read, or the next one.
+        next_sample: How many samples of `next_draw` have been read.
+        stop_draw: The draw behind the last, None for an endless stream.
+        silent_draws: Draws finished, and
+        silent_samples: samples read, since the pipeline last yielded anything.
+    """
+
+    def __init__(self, place: Place, seed: int, num_threads: int = 1) -> None:
+        self.place = place
+        self.seed = seed
+        self.num_threads = num_threads
+        self.worker = 0
+        self.num_workers = 1
+        self.first_epoch = 0
+        self.origin = NOWHERE
+        self.next_draw = 0
+        self.next_sample = 0
+        self.stop_draw: int | None = None
+        self.silent_draws = 0
+        self.silent_samples = 0
+        self._local = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_local"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._local = threading.local()
+
+    def begin(self, first_epoch: int, *, draw: int, sample: int = 0, stop_draw: int | None = None) -> None:
+        """Stand at a sample of a draw, before anything is read."""
+        self.first_epoch = first_epoch
+        self.origin = NOWHERE
+        self.next_draw = draw
+        self.next_sample = sample
+        self.stop_draw = stop_draw
+        self.heard()
+
+    def heard(self) -> None:
+        """Note that the pipeline yielded something."""
+        self.silent_draws = 0
+        self.silent_samples = 0
+
+    def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
+        """Random numbers by position for one stage; each thread has a generator of its own."""
+        known: dict[str, PositionRng] | None = getattr(self._local, "known", None)
+        if known is None:
+            known = self._local.known = {}
+        rng = known.get(stage)
+        if rng is None:
+            rng = known[stage] = PositionRng(self.seed, stage)
+        return lambda origin: rng.at(origin.major, origin.minor, origin.part)

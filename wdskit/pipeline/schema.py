@@ -1,0 +1,94 @@
+"""The JSON schema (draft 2020-12) of the configuration file, for editors. Made from the same models that check it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from wdskit.pipeline.config import VERSION
+from wdskit.pipeline.spec_types import StageSpec
+from wdskit.pipeline.specs import STAGES, LoaderSpec
+
+_VARIABLE = {"type": "string", "pattern": r"\$\{"}
+"""What may stand in place of a number or a truth value: text with a variable that becomes one."""
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema. It knows names, kinds and ranges; `wdskit config check` knows the order of stages too."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "wdskit configuration",
+        "type": "object",
+        "properties": {
+            "version": {"const": VERSION, "description": "Of this format."},
+            "pipeline": {"$ref": "#/$defs/pipeline", "description": "The one pipeline."},
+            "pipelines": {
+                "type": "object",
+                "description": "Pipelines by name, where there are several.",
+                "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_-]*$"},
+                "additionalProperties": {"$ref": "#/$defs/pipeline"},
+                "minProperties": 1,
+            },
+            "loader": {"anyOf": [_settings(LoaderSpec), {"type": "null"}], "description": "How a pipeline is run."},
+        },
+        "required": ["version"],
+        "oneOf": [{"required": ["pipeline"]}, {"required": ["pipelines"]}],
+        "additionalProperties": False,
+        "$defs": {"pipeline": {"type": "array", "items": {"$ref": "#/$defs/stage"}, "minItems": 1}} | _stages(),
+    }
+
+
+def _stages() -> dict[str, Any]:
+    bare = [name for name, spec in STAGES.items() if not any(f.is_required() for f in spec.model_fields.values())]
+    stages = {f"stage.{name}": _stage(spec) for name, spec in STAGES.items()}
+    any_stage = [{"enum": bare}, *({"$ref": f"#/$defs/{name}"} for name in stages)]
+    return {"stage": {"anyOf": any_stage}} | stages
+
+
+def _stage(spec: type[StageSpec]) -> dict[str, Any]:
+    """A mapping of one key, the stage's name."""
+    return {
+        "type": "object",
+        "description": spec.__doc__,
+        "properties": {spec.name: _behind_name(spec)},
+        "required": [spec.name],
+        "additionalProperties": False,
+    }
+
+
+def _behind_name(spec: type[StageSpec]) -> dict[str, Any]:
+    settings = _settings(spec)
+    if spec.shorthand is None:
+        return {"anyOf": [settings, {"type": "null"}]}
+    short = settings["properties"][spec.shorthand]
+    if spec.is_mapping:
+        return short  # type: ignore[no-any-return]  # pydantic's schemas are dicts of Any
+    choices = [short, settings]
+    if spec.name == "slice":
+        choices.insert(1, {"type": "array", "items": short, "minItems": 2, "maxItems": 3})
+    if not settings.get("required"):
+        choices.append({"type": "null"})
+    return {"anyOf": choices, "description": spec.__doc__}
+
+
+def _settings(model: type[BaseModel]) -> dict[str, Any]:
+    """The long form: pydantic's schema of the model, variables allowed."""
+    schema = model.model_json_schema()
+    properties = (
+        {name: _with_variables(value) for name, value in schema["properties"].items()} if model.model_fields else {}
+    )
+    return schema | {"properties": properties}
+
+
+def _with_variables(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one setting, where a variable may stand for what is no text."""
+    schema = {key: value for key, value in schema.items() if key != "title"}
+    if "anyOf" in schema:
+        return schema | {"anyOf": [_with_variables(choice) for choice in schema["anyOf"]]}
+    if schema.get("type") == "array":
+        return schema | {"items": _with_variables(schema["items"])} if "items" in schema else schema
+    if schema.get("type") not in {"integer", "number", "boolean"} and not {"enum", "const"} & schema.keys():
+        return schema
+    outside = {key: schema.pop(key) for key in ("description", "default", "examples") if key in schema}
+    return {"anyOf": [schema, _VARIABLE]} | outside

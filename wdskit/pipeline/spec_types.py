@@ -1,0 +1,214 @@
+"""What the specs of the stages are made of: the base class, and types that say in plain English what they refuse."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from wdskit.pipeline.problems import describe, show, wrong_kind
+from wdskit.pipeline.registry import is_function_name
+from wdskit.pipeline.scalars import ScalarError, check_text
+
+Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
+
+
+class StageSpec(BaseModel):
+    """What one stage was asked to do: validated, frozen, comparable. It holds no state and opens nothing.
+
+    Attributes:
+        name: The stage's name in YAML, in the builder and in messages.
+        kind: What it does to the stream: gives it (source), picks shards (splitter), opens them (open), maps one value
+            to one (each), reorders, drops or unpacks (stream), groups (batch), or counts (epoch).
+        shorthand: The field that a bare value fills (`shuffle: 200`); None where the stage takes no arguments.
+        is_mapping: Whether YAML's whole mapping is the value of `shorthand` (`rename: {image: jpg}`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    shorthand: ClassVar[str | None] = None
+    is_mapping: ClassVar[bool] = False
+
+    @classmethod
+    def expand(cls, value: object) -> dict[str, Any]:
+        """The settings that a value written behind the stage's name stands for.
+
+        Raises:
+            ValueError: The stage takes no arguments.
+        """
+        if value is None:
+            return {}
+        if isinstance(value, Mapping) and not cls.is_mapping:
+            return dict(value)
+        if cls.shorthand is None:
+            raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
+        return {cls.shorthand: value}
+
+    def shorten(self) -> Any:
+        """The opposite of `expand`, as short as can be: None for defaults only, a bare value, or a dict."""
+        fields = {name: value for name, value in self if value != type(self).model_fields[name].default}
+        if not fields:
+            return None
+        value = next(iter(fields.values()))
+        if list(fields) == [self.shorthand] and (self.is_mapping or not isinstance(value, Mapping)):
+            return value
+        return fields
+
+
+def refuse(rule: str) -> PydanticCustomError:
+    """The error by which a validator refuses a value; `rule` is the message a person reads."""
+    return PydanticCustomError("wdskit", "{rule}", {"rule": rule})
+
+
+def _check_text(text: str) -> str:
+    if not text.strip():
+        raise refuse("it is empty text.")
+    try:
+        return check_text(text)
+    except ScalarError as err:
+        raise refuse(str(err)) from None
+
+
+def _check_field_name(name: str) -> str:
+    if ";" in name:
+        raise refuse(f"{show(name)} names several fields; one is needed here.")
+    return _check_alternatives(name)
+
+
+def _check_alternatives(names: str) -> str:
+    _check_text(names)
+    if re.search(r"\s", names) or not all(names.split(";")):
+        raise refuse(f"{show(names)} is no field name. Write `jpg`, or alternatives as `jpg;png`.")
+    return names
+
+
+def _check_function(value: object) -> object:
+    if isinstance(value, str):
+        if not is_function_name(value):
+            raise refuse(f"{show(value)} is no name that a function can be registered under (letters, digits, _).")
+        return value
+    if callable(value):
+        return value
+    raise refuse(wrong_kind(value, "the name of a registered function is needed"))
+
+
+def _check_items(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return value
+    raise refuse(
+        wrong_kind(
+            value,
+            f"a list is needed, as in [{show(value).strip('`')}]"
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+            else "a list is needed, as in [a, b]",
+        )
+    )
+
+
+def _split_names(value: object) -> object:
+    return value.split() if isinstance(value, str) else _check_items(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _check_shards(value: object) -> object:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)):
+        raise refuse(wrong_kind(value, "a path, a pattern or a list of them is needed"))
+    if not items:
+        raise refuse("the list is empty; name at least one shard.")
+    for item in items:
+        if not isinstance(item, str):
+            raise refuse(wrong_kind(item, "shards are paths, patterns or URLs"))
+        _check_text(item)
+    return value if isinstance(value, str) else tuple(items)
+
+
+def _check_size(value: object) -> object:
+    sides = value if isinstance(value, (list, tuple)) else [value]
+    if len(sides) != 2 and isinstance(value, (list, tuple)):
+        raise refuse(f"{show(value)} has {len(sides)} items; a size is one number or [height, width].")
+    for side in sides:
+        if isinstance(side, bool) or not isinstance(side, int):
+            raise refuse(wrong_kind(side, "a whole number of pixels is needed, or [height, width]"))
+        if not 1 <= side <= 65_535:
+            raise refuse(f"{show(side)} is no size in pixels; it must be 1 to 65535.")
+    return tuple(sides) if isinstance(value, (list, tuple)) else value
+
+
+def _check_range(value: object) -> tuple[float, float]:
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise refuse(f"{describe(value)}; two numbers are needed, as in [0.5, 1.0].")
+    for item in value:
+        if not _is_number(item):
+            raise refuse(wrong_kind(item, "two numbers are needed, as in [0.5, 1.0]"))
+    low, high = value
+    if not 0 < low <= high:
+        raise refuse(f"{show(value)} is no range; it must be [low, high] with 0 < low <= high.")
+    return float(low), float(high)
+
+
+def _check_share(value: object) -> tuple[float, float]:
+    low, high = _check_range(value)
+    if high > 1:
+        raise refuse(f"{show(value)} goes beyond 1; it is a share of the image's area.")
+    return low, high
+
+
+def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
+    if len(values) not in {1, 3}:
+        raise refuse(f"{show(values)} has {len(values)} items; it needs 1 (grey) or 3 (red, green, blue).")
+    return values
+
+
+_NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
+_SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
+_RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+
+ImageSpec = Literal[
+    "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
+    "torchrgba", "pill", "pil", "pilrgb", "pilrgba",
+]  # fmt: skip
+Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
+Count = Annotated[int, Strict(), Field(ge=1, lt=2**63)]
+Bool = Annotated[bool, Strict()]
+Number = Annotated[float, Strict()]
+Positive = Annotated[float, Strict(), Field(gt=0)]
+FieldName = Annotated[str, Strict(), AfterValidator(_check_field_name)]
+Alternatives = Annotated[str, Strict(), AfterValidator(_check_alternatives)]
+FieldNames = Annotated[
+    tuple[FieldName, ...], Field(min_length=1), BeforeValidator(_split_names), WithJsonSchema(_NAMES_SCHEMA)
+]
+FieldChoices = Annotated[
+    tuple[Alternatives, ...], Field(min_length=1), BeforeValidator(_split_names), WithJsonSchema(_NAMES_SCHEMA)
+]
+Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), WithJsonSchema({"type": "string"})]
+Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), BeforeValidator(_check_items)]
+Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards), WithJsonSchema(_NAMES_SCHEMA)]
+Weights = Annotated[tuple[Positive, ...], Field(min_length=1), BeforeValidator(_check_items)]
+Size = Annotated[
+    int | tuple[int, int],
+    PlainValidator(_check_size),
+    WithJsonSchema({"anyOf": [_SIDE_SCHEMA, {"type": "array", "items": _SIDE_SCHEMA, "minItems": 2, "maxItems": 2}]}),
+]
+Range = Annotated[tuple[float, float], PlainValidator(_check_range), WithJsonSchema(_RANGE_SCHEMA)]
+ShareRange = Annotated[tuple[float, float], PlainValidator(_check_share), WithJsonSchema(_RANGE_SCHEMA)]
+Channels = Annotated[tuple[Number, ...], BeforeValidator(_check_items), AfterValidator(_check_channels)]
+PositiveChannels = Annotated[tuple[Positive, ...], BeforeValidator(_check_items), AfterValidator(_check_channels)]

@@ -1,0 +1,238 @@
+"""What each stage can be asked to do: one frozen model a stage, and the table `STAGES` of all of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from wdskit.pipeline import field_specs, transform_specs
+from wdskit.pipeline.problems import show
+from wdskit.pipeline.spec_types import Bool, Count, Function, Kind, Natural, Shards, StageSpec, Weights, refuse
+
+__all__ = [
+    "STAGES",
+    "BatchedSpec",
+    "LoaderSpec",
+    "SelectSpec",
+    "ShuffleSpec",
+    "SliceSpec",
+    "SplitByNodeSpec",
+    "SplitByWorkerSpec",
+    "StageSpec",
+    "StreamSpec",
+    "TarfileToSamplesSpec",
+    "UnbatchedSpec",
+    "WithEpochSpec",
+    "WithLengthSpec",
+]
+
+_JOINT = re.compile(r"::(?![^\[\]/]*\])")  # between parts of `shards`; not the one inside http://[::1]/
+
+
+class StreamSpec(StageSpec):
+    """The unplanned source: shards one after the other, no index needed."""
+
+    name: ClassVar[str] = "stream"
+    kind: ClassVar[Kind] = "source"
+    shorthand: ClassVar[str | None] = "shards"
+
+    shards: Shards = Field(
+        description="A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of such.",
+        examples=["train-{000000..000127}.tar"],
+    )
+    seed: Natural = Field(0, description="Of the shards' order and all that is random.")
+    shuffle_shards: Bool = Field(True, description="Whether each epoch has its own order of shards, or the listed one.")
+    resampled: Bool = Field(False, description="Whether shards are drawn with replacement, without end.")
+    weights: Weights | None = Field(
+        None, description="How often each `::`-part or list item of `shards` is drawn. Needs `resampled: true`."
+    )
+    split: Literal["none"] | None = Field(
+        None, description="`none`: every rank and worker reads everything, on purpose, where a splitter is missing."
+    )
+    check: Literal["none", "size", "sha256"] = Field(
+        "size", description="What an indexed shard is compared with when it is opened."
+    )
+
+    @model_validator(mode="after")
+    def _check_together(self) -> StreamSpec:
+        if self.weights is not None and not self.resampled:
+            raise refuse("`weights` need draws with replacement. Add `resampled: true`.")
+        if self.resampled and not self.shuffle_shards:
+            raise refuse("`resampled` draws shards at random, so `shuffle_shards: false` would do nothing; remove one.")
+        parts = [self.shards] if isinstance(self.shards, str) else self.shards
+        num_parts = sum(len(_JOINT.split(part)) for part in parts)
+        if self.weights is not None and len(self.weights) != num_parts:
+            msg = f"{len(self.weights)} `weights` for {num_parts} parts of `shards`. Give one weight for each "
+            raise refuse(f"{msg}`::`-part or list item.")
+        return self
+
+
+class SplitByNodeSpec(StageSpec):
+    """Keep the draws of this rank."""
+
+    name: ClassVar[str] = "split_by_node"
+    kind: ClassVar[Kind] = "splitter"
+
+
+class SplitByWorkerSpec(StageSpec):
+    """Keep the draws of this worker process."""
+
+    name: ClassVar[str] = "split_by_worker"
+    kind: ClassVar[Kind] = "splitter"
+
+
+class TarfileToSamplesSpec(StageSpec):
+    """Open the shards here. Without it they are opened at the first stage that is no splitter."""
+
+    name: ClassVar[str] = "tarfile_to_samples"
+    kind: ClassVar[Kind] = "open"
+
+
+class ShuffleSpec(StageSpec):
+    """Shuffle in a buffer."""
+
+    name: ClassVar[str] = "shuffle"
+    kind: ClassVar[Kind] = "stream"
+    shorthand: ClassVar[str | None] = "size"
+
+    size: Count = Field(description="How many values the buffer holds.", examples=[2000])
+    initial: Count | None = Field(None, description="How many are there before the first is given.")
+
+    @field_validator("initial")
+    @classmethod
+    def _check_initial(cls, initial: int | None, info: Any) -> int | None:
+        size = info.data.get("size")
+        if initial is not None and size is not None and initial > size:
+            raise refuse(f"{show(initial)} is more than the buffer holds (`size` is {show(size)}).")
+        return initial
+
+
+class SelectSpec(StageSpec):
+    """Keep the values for which a function holds."""
+
+    name: ClassVar[str] = "select"
+    kind: ClassVar[Kind] = "stream"
+    shorthand: ClassVar[str | None] = "fn"
+
+    fn: Function = Field(description="Name of a registered function.", examples=["my_filter"])
+
+
+class BatchedSpec(StageSpec):
+    """Values into batches."""
+
+    name: ClassVar[str] = "batched"
+    kind: ClassVar[Kind] = "batch"
+    shorthand: ClassVar[str | None] = "size"
+
+    size: Count = Field(description="Samples in a batch of one rank.", examples=[64])
+    partial: Bool = Field(True, description="Whether the last batch may be smaller; else it is dropped.")
+    collate: Function | None = Field(None, description="Name of a registered function: list of samples to batch.")
+
+
+class UnbatchedSpec(StageSpec):
+    """Batches into samples again."""
+
+    name: ClassVar[str] = "unbatched"
+    kind: ClassVar[Kind] = "stream"
+
+
+class SliceSpec(StageSpec):
+    """Some of the values, as Python's slice."""
+
+    name: ClassVar[str] = "slice"
+    kind: ClassVar[Kind] = "stream"
+    shorthand: ClassVar[str | None] = "stop"
+
+    start: Natural = Field(0, description="Number of the first value.")
+    stop: Natural | None = Field(description="Number behind the last; null: no end.", examples=[1000])
+    step: Count = Field(1, description="Every how many.")
+
+    @classmethod
+    def expand(cls, value: object) -> dict[str, Any]:
+        """`stop`, `[start, stop]` or `[start, stop, step]`, as a mapping."""
+        if not isinstance(value, (list, tuple)):
+            return super().expand(value)
+        if not 2 <= len(value) <= 3:
+            raise ValueError(f"{show(value)} has {len(value)} items; write stop, [start, stop] or [start, stop, step].")
+        return dict(zip(("start", "stop", "step"), value, strict=False))
+
+    def shorten(self) -> Any:
+        """The shortest way to write it."""
+        if self.step != 1:
+            return [self.start, self.stop, self.step]
+        return [self.start, self.stop] if self.start or self.stop is None else self.stop
+
+    @model_validator(mode="after")
+    def _check_range(self) -> SliceSpec:
+        if self.stop is not None and self.stop <= self.start:
+            raise refuse(f"it keeps nothing: `stop` {show(self.stop)} is not behind `start` {show(self.start)}.")
+        return self
+
+
+class WithEpochSpec(StageSpec):
+    """End an epoch after so many values of each rank; the stream goes on where it ended."""
+
+    name: ClassVar[str] = "with_epoch"
+    kind: ClassVar[Kind] = "epoch"
+    shorthand: ClassVar[str | None] = "n"
+
+    n: Count = Field(description="Samples before `batched`, batches behind it; of each rank.", examples=[1000])
+
+
+class WithLengthSpec(StageSpec):
+    """What `len()` says; nothing else changes."""
+
+    name: ClassVar[str] = "with_length"
+    kind: ClassVar[Kind] = "epoch"
+    shorthand: ClassVar[str | None] = "n"
+
+    n: Count = Field(description="The length.", examples=[1000])
+
+
+class LoaderSpec(BaseModel):
+    """How a pipeline is run."""
+
+    model_config = StageSpec.model_config
+
+    workers: Natural = Field(1, description="Worker processes; 0: this process.")
+    threads: Count = Field(1, description="Threads in each process.")
+    prefetch: Count = Field(4, description="Batches that each worker has ready ahead.")
+    persistent_workers: Bool = Field(True, description="Whether workers live on between epochs.")
+    start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
+        None, description="How worker processes start. Without: as torch does."
+    )
+    pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
+
+
+STAGES: dict[str, type[StageSpec]] = {
+    spec.name: spec
+    for spec in (
+        StreamSpec,
+        SplitByNodeSpec,
+        SplitByWorkerSpec,
+        TarfileToSamplesSpec,
+        ShuffleSpec,
+        SelectSpec,
+        SliceSpec,
+        field_specs.DecodeSpec,
+        field_specs.MapSpec,
+        field_specs.MapDictSpec,
+        field_specs.MapTupleSpec,
+        field_specs.RenameSpec,
+        transform_specs.ResizeSpec,
+        transform_specs.CenterCropSpec,
+        transform_specs.RandomResizedCropSpec,
+        transform_specs.RandomFlipSpec,
+        transform_specs.NormalizeSpec,
+        transform_specs.ToTensorSpec,
+        field_specs.ToTupleSpec,
+        field_specs.ToDictSpec,
+        BatchedSpec,
+        UnbatchedSpec,
+        WithEpochSpec,
+        WithLengthSpec,
+    )
+}
+"""Every stage by its name."""

@@ -1,0 +1,189 @@
+"""The built-in transforms: which fields of a sample they touch, and the draw that these fields share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from wdskit.codecs.images import is_image_field
+from wdskit.errors import PipelineError
+from wdskit.pipeline import geometry
+
+Sample: TypeAlias = dict[str, Any]
+Rng: TypeAlias = Callable[[], np.random.Generator]
+Transform: TypeAlias = Callable[[Sample, Rng], Sample]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def make_transform(spec: Any, image_fields: frozenset[str]) -> Transform:
+    """The function `(sample, rng) -> sample` of a transform spec.
+
+    Args:
+        spec: By `spec.name` one of resize, center_crop, random_resized_crop, random_flip, normalize, to_tensor.
+        image_fields: Fields that hold images whatever their names say (after a rename).
+
+    Returns:
+        Gives a shallow copy of the sample with the fields changed. `rng`, called only by transforms that draw and then
+        once, gives the Generator of the sample's position. It raises PipelineError where the sample has no image
+        field or several, or an undecoded one.
+    """
+    return _MAKERS[spec.name](spec, _Fields.of(spec, image_fields))
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """Finds the image fields and mask fields of a sample, for the transform `name`."""
+
+    name: str
+    image_fields: frozenset[str]
+    fields: tuple[str, ...]
+    masks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, spec: Any, image_fields: frozenset[str]) -> _Fields:
+        return cls(spec.name, image_fields, tuple(spec.fields or ()), tuple(getattr(spec, "masks", None) or ()))
+
+    def of_masks(self, sample: Sample) -> list[str]:
+        """The mask fields, none unless the spec names some."""
+        return [self._named(sample, field) for field in self.masks]
+
+    def of_images(self, sample: Sample) -> list[str]:
+        """The fields that the spec names, or else the one image field."""
+        if self.fields:
+            return [self._named(sample, field) for field in self.fields]
+        masks = set(self.of_masks(sample))
+        found = [field for field in sample if self._is_image(field) and field not in masks]
+        decoded = [field for field in found if geometry.is_image(sample[field])]
+        if len(decoded) == 1:
+            return decoded
+        if decoded:
+            raise PipelineError(
+                f"{self.name}: several image fields in this sample ({', '.join(decoded)}). "
+                "Name those that it shall change with `fields`"
+            )
+        if found:
+            raise self._undecoded(found[0], sample[found[0]])
+        raise PipelineError(
+            f"{self.name}: no image field in this sample (fields: {_names(sample)}). "
+            "Put decode before it, or name one with `fields`"
+        )
+
+    def _is_image(self, field: str) -> bool:
+        return field in self.image_fields or (not field.startswith("__") and is_image_field(field))
+
+    def _named(self, sample: Sample, field: str) -> str:
+        """The field of the sample that `a;b` names: the first one that is there."""
+        for name in field.split(";"):
+            if name in sample:
+                if not geometry.is_image(sample[name]):
+                    raise self._undecoded(name, sample[name])
+                return name
+        raise PipelineError(f"{self.name}: no field `{field}` in this sample (fields: {_names(sample)})")
+
+    def _undecoded(self, field: str, value: object) -> PipelineError:
+        if isinstance(value, bytes | bytearray | memoryview):
+            return PipelineError(f"{self.name}: `{field}` is not decoded yet. Put `decode: rgb8` before it")
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        return PipelineError(f"{self.name}: `{field}` holds no image but {type(value).__name__}{shape}")
+
+
+def _names(sample: Mapping[str, Any]) -> str:
+    return ", ".join(field for field in sample if not field.startswith("__")) or "none"
+
+
+def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _changed(sample: Sample, fields: list[str], function: Callable[[Any], Any]) -> Sample:
+    """A copy of the sample with the function applied to some fields; one that is named twice is changed once."""
+    return {**sample, **{field: function(sample[field]) for field in fields}}
+
+
+def _make_resize(spec: Any, find: _Fields) -> Transform:
+    """A number is the length of the shorter side."""
+
+    def resize(sample: Sample, rng: Rng) -> Sample:  # noqa: ARG001 (the shape of all transforms)
+        done = _changed(sample, find.of_images(sample), lambda image: geometry.resize(image, target(image)))
+        return _changed(done, find.of_masks(sample), lambda mask: geometry.resize(mask, target(mask), nearest=True))
+
+    def target(image: Any) -> tuple[int, int]:
+        if isinstance(spec.size, int):
+            return geometry.shorter_side(*geometry.image_size(image), spec.size)
+        return _pair(spec.size)
+
+    return resize
+
+
+def _make_center_crop(spec: Any, find: _Fields) -> Transform:
+    size = _pair(spec.size)
+
+    def center_crop(sample: Sample, rng: Rng) -> Sample:  # noqa: ARG001
+        fields = find.of_images(sample) + find.of_masks(sample)
+        return _changed(sample, fields, lambda image: geometry.center_crop(image, size))
+
+    return center_crop
+
+
+def _make_random_resized_crop(spec: Any, find: _Fields) -> Transform:
+    """One part for all fields, cut out and resized."""
+    size = _pair(spec.size)
+
+    def random_resized_crop(sample: Sample, rng: Rng) -> Sample:
+        images, masks = find.of_images(sample), find.of_masks(sample)
+        height, width = _common_size(sample, images + masks)
+        box = geometry.draw_crop(rng(), height, width, spec.scale, spec.ratio)
+        done = _changed(sample, images, lambda image: geometry.resize(geometry.crop(image, *box), size))
+        return _changed(done, masks, lambda mask: geometry.resize(geometry.crop(mask, *box), size, nearest=True))
+
+    def _common_size(sample: Sample, fields: list[str]) -> tuple[int, int]:
+        sizes = {field: geometry.image_size(sample[field]) for field in fields}
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"`{field}` {height} x {width}" for field, (height, width) in sizes.items())
+            raise PipelineError(
+                f"random_resized_crop: fields that share one draw differ in height x width: {listed}. Resize them first"
+            )
+        return sizes[fields[0]]
+
+    return random_resized_crop
+
+
+def _make_random_flip(spec: Any, find: _Fields) -> Transform:
+    """All fields or none."""
+
+    def random_flip(sample: Sample, rng: Rng) -> Sample:
+        fields = find.of_images(sample) + find.of_masks(sample)
+        return _changed(sample, fields, geometry.flip) if rng().random() < spec.p else dict(sample)
+
+    return random_flip
+
+
+def _make_normalize(spec: Any, find: _Fields) -> Transform:
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if spec.preset == "imagenet" else (spec.mean, spec.std)
+
+    def normalize(sample: Sample, rng: Rng) -> Sample:  # noqa: ARG001
+        return _changed(sample, find.of_images(sample), lambda image: geometry.normalize(image, mean, std))
+
+    return normalize
+
+
+def _make_to_tensor(spec: Any, find: _Fields) -> Transform:  # noqa: ARG001
+    def to_tensor(sample: Sample, rng: Rng) -> Sample:  # noqa: ARG001
+        return _changed(sample, find.of_images(sample), geometry.to_tensor)
+
+    return to_tensor
+
+
+_MAKERS: dict[str, Callable[[Any, _Fields], Transform]] = {
+    "resize": _make_resize,
+    "center_crop": _make_center_crop,
+    "random_resized_crop": _make_random_resized_crop,
+    "random_flip": _make_random_flip,
+    "normalize": _make_normalize,
+    "to_tensor": _make_to_tensor,
+}

@@ -1,0 +1,1 @@
+"""Operations on finished shards: indexing them, and telling what they hold."""

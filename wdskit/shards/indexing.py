@@ -1,0 +1,143 @@
+"""Indexing a folder of shards that others wrote."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from wdskit.dataset.index import FolderIndex, ShardEntry, write_index
+from wdskit.dataset.offsets import write_offsets
+from wdskit.dataset.scan import scan_shard
+from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
+from wdskit.files import DISK, Disk, remove_drafts
+from wdskit.shards.locking import lock_folder
+from wdskit.shards.parallel import choose_workers, map_shards
+from wdskit.storage.urls import is_local, local_path
+
+Progress = Callable[[int, int], None]
+"""Told after each shard: bytes read so far, bytes in all."""
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """What `index_folder` did.
+
+    Attributes:
+        index: The index that it wrote.
+        num_ignored: Members that belong to no sample, in all shards.
+        workers: Processes that it used.
+    """
+
+    index: FolderIndex
+    num_ignored: int
+    workers: int
+
+
+class _Scan(NamedTuple):
+    entry: ShardEntry
+    offsets: array[int]  # 8 bytes a sample, where a tuple takes 40
+    num_ignored: int
+
+
+def index_folder(
+    folder: str | Path,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    disk: Disk = DISK,
+) -> IndexReport:
+    """Read every `*.tar` of a folder from end to end and write the folder's index: `wdskit index`.
+
+    Written are `<shard>.idx` for each shard, then `index.bin` and `index.json`. An index that was there is replaced.
+    The same shards give the same bytes, whatever `workers` is. Files whose names start with a dot are passed over.
+
+    Args:
+        folder: A local folder.
+        workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,
+            fewer where there is little to read.
+        progress: Called after each shard with the bytes read so far and the bytes in all.
+        disk: What writes.
+
+    Raises:
+        FolderIndexError: A shard is not right, and then nothing was written; all shards at fault are listed. Or another
+            process is writing in the folder.
+        StorageError: There is no such folder, no shard in it, or it cannot be written.
+    """
+    path = _local_folder(folder)
+    with lock_folder(path):
+        remove_drafts(path, disk=disk)
+        sizes = _find_shards(path)
+        num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
+        scans = _scan_all(path, sizes, num_workers, progress)
+        try:
+            for scan in scans:
+                write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
+            write_index(path, [scan.entry for scan in scans], disk=disk)
+        except OSError as err:
+            raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
+    index = FolderIndex(str(folder), tuple(scan.entry for scan in scans))
+    return IndexReport(index, sum(scan.num_ignored for scan in scans), min(num_workers, len(sizes)))
+
+
+def _local_folder(folder: str | Path) -> Path:
+    """The folder as a path."""
+    if not is_local(str(folder)):
+        msg = f"{folder}: only a local folder can be indexed. Run `wdskit index` where its files are."
+        raise StorageError(msg, url=str(folder))
+    path = Path(local_path(str(folder)))
+    if not path.is_dir():
+        what = "this is a file, not a folder" if path.exists() else "there is no such folder"
+        raise StorageError(f"{folder}: {what}. Name the folder that holds the shards.", url=str(folder))
+    return path
+
+
+def _find_shards(folder: Path) -> dict[str, int]:
+    """The shards of a folder by name, sorted, with their sizes in bytes."""
+    try:
+        paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+        sizes = {path.name: path.stat().st_size for path in paths}
+    except OSError as err:
+        raise StorageError(f"{err.filename}: cannot be read: {err.strerror}.", url=str(folder)) from err
+    if not sizes:
+        msg = f"{folder}: no shard (*.tar) stands in this folder."
+        raise StorageError(msg, url=str(folder))
+    return sizes
+
+
+def _scan_all(folder: Path, sizes: dict[str, int], workers: int, progress: Progress | None) -> list[_Scan]:
+    """Scan the shards; an error that lists every shard at fault if there is one."""
+    scans: list[_Scan] = []
+    faults: list[WdskitError] = []
+    num_bytes, num_bytes_done = sum(sizes.values()), 0
+    results = map_shards(_scan, [str(folder / name) for name in sizes], workers=workers)
+    for result, size in zip(results, sizes.values(), strict=True):
+        if isinstance(result, WdskitError):
+            faults.append(result)
+        else:
+            scans.append(result)
+        num_bytes_done += size
+        if progress:
+            progress(num_bytes_done, num_bytes)
+    if faults:
+        raise _listed(folder, faults, len(sizes)) from faults[0]
+    return scans
+
+
+def _scan(path: str) -> _Scan:
+    name = Path(path).name
+    if not name.isprintable():
+        problem, remedy = f"its file name {name!r} holds characters that cannot be printed", "Rename it."
+        raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
+    scanned = scan_shard(path, name=name)
+    return _Scan(scanned.entry, array("Q", scanned.offsets), scanned.num_ignored)
+
+
+def _listed(folder: Path, faults: Iterable[WdskitError], num_shards: int) -> FolderIndexError:
+    """All faults in one error."""
+    faults = list(faults)
+    are = "is" if len(faults) == 1 else "are"
+    msg = f"{folder}: {len(faults)} of {num_shards} shards {are} not right, so no index was written.\n"
+    return FolderIndexError(msg + "\n".join(map(str, faults)), folder=str(folder))

@@ -1,0 +1,105 @@
+"""What shards hold, line by line: `wdskit ls`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from wdskit.dataset.grouping import ShardReader
+from wdskit.errors import WdskitError
+from wdskit.shards.contents import Target, read_all
+from wdskit.storage.urls import open_stream
+from wdskit.tar.reader import TarReader
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    """One shard in a listing: `name` is the file name in a folder, the path or URL elsewhere."""
+
+    name: str
+    num_samples: int
+    num_bytes: int
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One sample in a listing.
+
+    Attributes:
+        number: Its place in the shard, from 0.
+        key: Its key.
+        offset: Byte offset of its first header.
+        fields: Name and size in bytes of each field, in the order of the members.
+    """
+
+    number: int
+    key: str
+    offset: int
+    fields: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class MemberRow:
+    """One member in a listing: `offset` is that of its first header, `num_bytes` the size of its data."""
+
+    name: str
+    offset: int
+    num_bytes: int
+
+
+def list_shard_rows(
+    target: Target, *, limit: int | None = None, workers: int | None = None
+) -> Iterator[ShardRow | WdskitError]:
+    """One row a shard, in order: `wdskit ls FOLDER`.
+
+    Args:
+        target: What `find_shards` found.
+        limit: Stop after so many shards.
+        workers: Processes that read where there is no index; default as for `shards.indexing.index_folder`.
+
+    Yields:
+        A row, or the error of a shard that is not right.
+    """
+    if target.entries is not None:
+        for url, entry in zip(target.urls[:limit], target.entries, strict=False):
+            yield ShardRow(_name(target, url), entry.num_samples, entry.num_bytes, entry.fields)
+        return
+    for result in read_all(target.urls[:limit], workers, None):
+        if isinstance(result, WdskitError):
+            yield result
+        else:
+            names = tuple(field.name for field in result.fields)
+            yield ShardRow(_name(target, result.url), result.num_samples, result.num_bytes, names)
+
+
+def list_samples(url: str) -> Iterator[SampleRow]:
+    """One row a sample of a shard, while it is read: `wdskit ls SHARD`.
+
+    Raises:
+        ShardError: The shard is not right; the whole samples before the fault have been yielded.
+        StorageError: It cannot be read.
+    """
+    stream = open_stream(url)
+    try:
+        reader = ShardReader(stream.read, shard=url)
+        for number, sample in enumerate(reader):
+            fields = tuple((name, len(data)) for name, data in sample.items() if not name.startswith("__"))
+            yield SampleRow(number, sample["__key__"], reader.starts[-1], fields)
+    finally:
+        stream.close()
+
+
+def list_members(url: str) -> Iterator[MemberRow]:
+    """One row a member of a tar, those of no sample included: `wdskit ls SHARD --members`. Raises as `list_samples`."""
+    stream = open_stream(url)
+    try:
+        for name, offset, data in TarReader(stream.read, shard=url):
+            yield MemberRow(name, offset, len(data))
+    finally:
+        stream.close()
+
+
+def _name(target: Target, url: str) -> str:
+    """What a listing calls a shard."""
+    return url.rpartition("/")[2] if target.kind == "folder" else url

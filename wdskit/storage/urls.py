@@ -1,0 +1,147 @@
+"""What a URL names, and how its bytes are read as a stream."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from wdskit.errors import StorageError
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_HTTP = ("http", "https")
+
+
+class Stream(Protocol):
+    """Bytes in order. Close it when done."""
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; empty at the end and only there."""
+
+    def close(self) -> None:
+        """Give back the descriptor or connection."""
+
+
+def scheme_of(url: str) -> str:
+    """`file` for a path or a file URL, `http`, `https`.
+
+    Raises:
+        StorageError: Another scheme, which is refused by name; `pipe:` and other commands are never run.
+    """
+    match = _SCHEME.match(url)
+    if match is None:
+        return "file"
+    scheme = match[1].lower()
+    if scheme in (*_HTTP, "file"):
+        return scheme
+    if scheme == "pipe":
+        msg = f"{url}: `pipe:` runs a shell command, which wdskit never does. Name a file or an http(s) URL."
+    else:
+        msg = f"{url}: the scheme `{scheme}:` is not supported. Name a local path or an http(s) URL."
+    raise StorageError(msg, url=url)
+
+
+def is_local(url: str) -> bool:
+    """Whether `url` is a path or a file URL.
+
+    Raises:
+        StorageError: Its scheme is not supported.
+    """
+    return scheme_of(url) == "file"
+
+
+def local_path(url: str) -> str:
+    """The path that a local URL names.
+
+    Raises:
+        StorageError: It is a file URL of another host.
+    """
+    if not url.lower().startswith("file:"):
+        return url
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        msg = f"{url}: a file URL names a file of this machine: file:///path, not file://{parts.netloc}/..."
+        raise StorageError(msg, url=url)
+    return unquote(parts.path)
+
+
+def open_stream(url: str) -> Stream:
+    """Open a local file, a named pipe or an http(s) body for reading in order.
+
+    Raises:
+        StorageError: It cannot be opened, or its scheme is not supported.
+    """
+    if scheme_of(url) in _HTTP:
+        from wdskit.storage.http import open_http
+
+        return open_http(url)
+    return LocalFile(url)
+
+
+class LocalFile:
+    """A file read in order through its descriptor; a named pipe too.
+
+    Args:
+        url: Path or file URL.
+
+    Raises:
+        StorageError: There is no such file, or it may not be read.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            self._fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as err:
+            msg = f"{url}: cannot be opened: {err.strerror}."
+            raise StorageError(msg, url=url) from err
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file now; 0 for a pipe."""
+        return os.fstat(self._fd).st_size
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes from where the last call stopped."""
+        try:
+            return os.read(self._fd, size)
+        except OSError as err:
+            raise self._failed(err) from err
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset`, by pread; safe to call from several threads."""
+        try:
+            return os.pread(self._fd, size, offset)
+        except OSError as err:
+            raise self._failed(err) from err
+
+    def close(self) -> None:
+        """Close the descriptor; twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _failed(self, err: OSError) -> StorageError:
+        return StorageError(f"{self.url}: reading failed: {err.strerror}.", url=self.url)
+
+
+def read_bytes(url: str, *, limit: int) -> bytes:
+    """All bytes of a small file.
+
+    Raises:
+        StorageError: It cannot be read, or holds more than `limit` bytes.
+    """
+    stream = open_stream(url)
+    parts = []
+    num_bytes = 0
+    try:
+        while part := stream.read(1 << 20):
+            parts.append(part)
+            num_bytes += len(part)
+            if num_bytes > limit:
+                msg = f"{url}: it holds more than {limit} bytes, which is no file of this kind."
+                raise StorageError(msg, url=url)
+    finally:
+        stream.close()
+    return b"".join(parts)

@@ -1,0 +1,1 @@
+"""The tar format: a strict reader and a deterministic writer."""

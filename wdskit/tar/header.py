@@ -1,0 +1,162 @@
+"""One 512-byte header: building ours, checking and reading others'.
+
+The layout is POSIX.1-2017 ustar: name 0:100, mode 100:108, uid 108:116, gid 116:124, size 124:136, mtime 136:148,
+chksum 148:156, typeflag 156, linkname 157:257, magic 257:263, version 263:265, uname 265:297, gname 297:329,
+devmajor 329:337, devminor 337:345, prefix 345:500.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import NamedTuple
+
+from wdskit.limits import BLOCK_BYTES, MAX_NAME_BYTES, MAX_READ_MEMBER_BYTES, MAX_USTAR_SIZE_BYTES
+
+USTAR = b"ustar\x0000"
+GNU = b"ustar  \x00"
+V7 = bytes(8)
+
+REGULAR_TYPES = frozenset(b"0\x007")  # 7 is a contiguous file, which POSIX lets a reader take as a regular one
+DIRECTORY_TYPE = ord("5")
+PAX_TYPE = ord("x")
+PAX_GLOBAL_TYPE = ord("g")
+GNU_LONG_NAME_TYPE = ord("L")
+
+REFUSED_TYPES = {
+    ord("1"): "a hard link",
+    ord("2"): "a symbolic link",
+    ord("3"): "a character device",
+    ord("4"): "a block device",
+    ord("6"): "a FIFO",
+    ord("S"): "a sparse file",
+    ord("K"): "a link with a long name",
+    ord("D"): "a GNU directory listing",
+    ord("M"): "a continued file of a multi-volume archive",
+    ord("V"): "a volume label",
+    ord("X"): "a Solaris extended header",
+}
+
+ADLER_MODULUS = 65521
+
+_TEMPLATE_BEFORE_SIZE = b"0000644\x00" + b"0000000\x00" * 2
+_TEMPLATE_MTIME = b"00000000000\x00"
+_TEMPLATE_AFTER_CHECKSUM = b"0" + bytes(100) + USTAR + bytes(64) + b"0000000\x00" * 2 + bytes(167)
+_TEMPLATE_SUM = sum(_TEMPLATE_BEFORE_SIZE) + sum(_TEMPLATE_MTIME) + sum(_TEMPLATE_AFTER_CHECKSUM) + 8 * ord(" ")
+
+
+class HeaderError(ValueError):
+    """A header that this reader does not take; the message says why, without a place."""
+
+
+class Header(NamedTuple):
+    """What a header says, before any extension header overrules it."""
+
+    name: bytes
+    size: int
+    typeflag: int
+
+
+def build_header(name: bytes, size: int) -> bytes:
+    """One ustar header of a regular file: mode 0644, uid, gid and mtime 0, empty user and group.
+
+    Args:
+        name: 1 to 100 bytes, no NUL.
+        size: 0 to 8 GiB - 1, in bytes.
+
+    Raises:
+        HeaderError: Name or size do not fit the fields that every reader understands.
+    """
+    if not 1 <= len(name) <= MAX_NAME_BYTES or 0 in name:
+        msg = f"a name of {len(name)} bytes does not fit 1 to {MAX_NAME_BYTES} bytes without NUL"
+        raise HeaderError(msg)
+    if not 0 <= size <= MAX_USTAR_SIZE_BYTES:
+        msg = f"a size of {size} bytes does not fit 11 octal digits"
+        raise HeaderError(msg)
+    size_field = b"%011o\x00" % size
+    checksum = _TEMPLATE_SUM + sum(name) + sum(size_field)
+    return (
+        name.ljust(100, b"\x00")
+        + _TEMPLATE_BEFORE_SIZE
+        + size_field
+        + _TEMPLATE_MTIME
+        + b"%06o\x00 " % checksum
+        + _TEMPLATE_AFTER_CHECKSUM
+    )
+
+
+def parse_octal(field: bytes, what: str) -> int:
+    """An octal number as tar writers pad it: spaces before, NUL or space after, or nothing at all (0).
+
+    Raises:
+        HeaderError: Anything else, the base-256 form included where it is negative.
+    """
+    if field[0] & 0x80:
+        return _parse_base256(field, what)
+    text = field.strip(b" \x00")
+    if not text:
+        return 0
+    if text.strip(b"01234567"):
+        msg = f"its {what} {field!r} is no octal number"
+        raise HeaderError(msg)
+    return int(text, 8)
+
+
+def _parse_base256(field: bytes, what: str) -> int:
+    """GNU's form for large numbers: the first bit set, then a big-endian two's complement number."""
+    value = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
+    if field[0] & 0x40:
+        msg = f"its {what} is negative"
+        raise HeaderError(msg)
+    return value
+
+
+def expected_adler(checksum_field: bytes) -> int:
+    """The low half of adler32 that a header with this checksum field has if its checksum holds.
+
+    adler32's low half is 1 + the sum of all bytes modulo 65521, four times cheaper in Python than summing; the checksum
+    counts its own field as eight spaces. A sum that is off by exactly 65521 would need 257 damaged bytes of 255.
+    """
+    checksum = parse_octal(checksum_field, "checksum")
+    return (1 + checksum - 8 * ord(" ") + sum(checksum_field)) % ADLER_MODULUS
+
+
+def checksum_holds(block: bytes) -> bool:
+    """Whether the checksum of a header block is right, exactly."""
+    field = block[148:156]
+    return sum(block) - sum(field) + 8 * ord(" ") == parse_octal(field, "checksum")
+
+
+def parse_header(block: bytes) -> Header:
+    """Read one header block whose bytes are not all zero.
+
+    Raises:
+        HeaderError: Wrong checksum, unknown magic or type, unreadable or absurd size, empty name.
+    """
+    if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
+        msg = "its checksum does not match"
+        raise HeaderError(msg)
+    magic = block[257:265]
+    if magic not in (USTAR, GNU, V7):
+        msg = f"its magic {magic!r} is no tar format that can be read"
+        raise HeaderError(msg)
+    name = block[:100].partition(b"\x00")[0]
+    prefix = block[345:500].partition(b"\x00")[0] if magic == USTAR else b""
+    size = parse_octal(block[124:136], "size")
+    check_size(size)
+    return Header(prefix + b"/" + name if prefix else name, size, block[156])
+
+
+def check_size(size: int) -> None:
+    """Refuse a size that no member of a shard has.
+
+    Raises:
+        HeaderError: Over `limits.MAX_READ_MEMBER_BYTES`.
+    """
+    if size > MAX_READ_MEMBER_BYTES:
+        msg = f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}"
+        raise HeaderError(msg)
+
+
+def padded(size: int) -> int:
+    """Bytes that `size` bytes of data take in a tar."""
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES

@@ -1,0 +1,83 @@
+"""pax extended headers (POSIX.1-2017, "pax Extended Header"): records of `length keyword=value` and a newline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from wdskit.tar.header import HeaderError, check_size
+
+_MAX_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What extension headers say about the member behind them; None where they say nothing."""
+
+    name: bytes | None = None
+    size: int | None = None
+
+    def with_name(self, name: bytes) -> Overrides:
+        """The same with another name.
+
+        Raises:
+            HeaderError: The name is empty.
+        """
+        if not name:
+            msg = "an extension header gives an empty name"
+            raise HeaderError(msg)
+        return replace(self, name=name)
+
+    def merged(self, later: Overrides) -> Overrides:
+        """Both, where `later` overrules."""
+        return Overrides(
+            self.name if later.name is None else later.name,
+            self.size if later.size is None else later.size,
+        )
+
+
+def parse_pax(data: bytes) -> Overrides:
+    """Read a pax header's records.
+
+    `path` and `size` count; `linkpath` and every sparse keyword are refused; times, owners, comments and vendors' own
+    keywords say nothing about the member's bytes and are passed over.
+
+    Raises:
+        HeaderError: Malformed records, or a keyword that makes the member something else than plain bytes.
+    """
+    found = Overrides()
+    at = 0
+    while at < len(data):
+        keyword, value, at = _record(data, at)
+        if keyword == b"path":
+            found = found.with_name(value)
+        elif keyword == b"size":
+            found = replace(found, size=_size(value))
+        elif keyword == b"linkpath":
+            msg = "a pax header makes a member a link (linkpath)"
+            raise HeaderError(msg)
+        elif keyword.startswith(b"GNU.sparse.") or keyword == b"SCHILY.realsize":
+            msg = f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})"
+            raise HeaderError(msg)
+    return found
+
+
+def _record(data: bytes, at: int) -> tuple[bytes, bytes, int]:
+    """Keyword and value of the record at `at`, and where the next one starts."""
+    space = data.find(b" ", at, at + _MAX_DIGITS)
+    digits = data[at:space] if space > 0 else b""
+    stop = at + int(digits) if digits.isdigit() else -1
+    record = data[space + 1 : stop - 1] if stop > space + 1 else b""
+    keyword, equals, value = record.partition(b"=")
+    if not equals or not keyword or stop > len(data) or data[stop - 1 : stop] != b"\n":
+        msg = f"a pax header is malformed at its byte {at}"
+        raise HeaderError(msg)
+    return keyword, value, stop
+
+
+def _size(value: bytes) -> int:
+    if not value.isdigit() or len(value) > _MAX_DIGITS:
+        msg = f"a pax header gives the size {value!r}"
+        raise HeaderError(msg)
+    size = int(value)
+    check_size(size)
+    return size

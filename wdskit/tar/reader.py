@@ -1,0 +1,285 @@
+"""The strict reader: members of a tar stream, each whole and checked, or a `ShardError`.
+
+Read are ustar, v7, pax (`path` and `size`; other keywords change nothing about the bytes and are passed over) and GNU
+long names. Directories are skipped. Everything else is an error, and so is every header whose checksum does not hold, a
+stream that stops before its end marker, and a byte other than zero behind it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+
+from wdskit.errors import ShardError
+from wdskit.limits import BLOCK_BYTES, MAX_EXTENSION_BYTES
+from wdskit.tar.header import (
+    DIRECTORY_TYPE,
+    GNU_LONG_NAME_TYPE,
+    PAX_GLOBAL_TYPE,
+    PAX_TYPE,
+    REFUSED_TYPES,
+    REGULAR_TYPES,
+    USTAR,
+    HeaderError,
+    expected_adler,
+    padded,
+    parse_header,
+)
+from wdskit.tar.pax import Overrides, parse_pax
+
+Read = Callable[[int], bytes]
+"""Up to n bytes from where the last call stopped; empty at the end and only there."""
+
+CHUNK_BYTES = 256 << 10  # at 3 KB a sample 64 KiB to 1 MiB read alike; at 100 KB smaller and larger ones lose a tenth
+
+_ZERO_BLOCK = bytes(BLOCK_BYTES)
+_CUT = "It was cut short. Fetch it again, or pack it again."
+_DAMAGED = "It is damaged or no tar of plain files. Fetch it again, or pack it again."
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+}
+
+
+class _Window:
+    """A moving window over a stream: `data[at:]` are the bytes not yet consumed, `base` the offset of `data[0]`."""
+
+    def __init__(self, read: Read, shard: str) -> None:
+        self._read = read
+        self.shard = shard
+        self.data = b""
+        self.at = 0
+        self.base = 0
+
+    @property
+    def offset(self) -> int:
+        """Offset in the shard of the next byte."""
+        return self.base + self.at
+
+    def fill(self, size: int) -> bool:
+        """Have at least `size` bytes at hand; False where the stream ends before."""
+        have = len(self.data) - self.at
+        if have >= size:
+            return True
+        parts = [self.data[self.at :]]
+        while have < size:
+            part = self._read(max(CHUNK_BYTES, size - have))
+            if not part:
+                break
+            parts.append(part)
+            have += len(part)
+        self.base += self.at
+        self.at = 0
+        self.data = b"".join(parts)
+        return have >= size
+
+    def take(self, size: int) -> bytes:
+        """The next `size` bytes, and the padding behind them consumed too."""
+        self.skip(size)
+        start = self.at - padded(size)
+        return self.data[start : start + size]
+
+    def skip(self, size: int) -> None:
+        """Consume `size` bytes and the padding behind them."""
+        if not self.fill(padded(size)):
+            raise self.cut(f"the shard stops inside a member of {size} bytes")
+        self.at += padded(size)
+
+    def cut(self, problem: str) -> ShardError:
+        """The error of a stream that ended too soon."""
+        return ShardError(shard=self.shard, offset=self.base + len(self.data), problem=problem, remedy=_CUT)
+
+    def damaged(self, offset: int, problem: str, remedy: str = _DAMAGED) -> ShardError:
+        """The error of bytes at `offset` that no shard holds."""
+        return ShardError(shard=self.shard, offset=offset, problem=problem, remedy=remedy)
+
+
+class TarReader:
+    """Every regular member of a tar stream, in order; iterate it once.
+
+    Args:
+        read: Takes the number of bytes wanted and returns some; `b""` is the end.
+        shard: Path or URL, for messages.
+
+    Attributes:
+        stop: Offset of the end marker, once the stream is read; before, 0.
+    """
+
+    def __init__(self, read: Read, *, shard: str) -> None:
+        self._window = _Window(read, shard)
+        self.stop = 0
+
+    def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
+        """Yield (name, offset of the member's first header block with its extension headers, data).
+
+        Raises:
+            ShardError: At the first byte that is not right; what was yielded before is whole.
+        """
+        window = self._window
+        adlers: dict[bytes, int] = {}  # a shard has a few hundred different checksums
+        while True:
+            at = window.at
+            block = window.data[at : at + BLOCK_BYTES]
+            if len(block) < BLOCK_BYTES:
+                if not window.fill(BLOCK_BYTES):
+                    raise _no_end_marker(window)
+                continue
+            # The plain member, nearly every one: all that parse_header and _next_member check, without their calls.
+            checksum = block[148:156]
+            if (
+                zlib.adler32(block) & 0xFFFF == adlers.get(checksum)
+                and block[156] == 0x30
+                and block[257:265] == USTAR
+                and not block[345]
+                and block[135] == 0
+                and not block[124:135].strip(b"01234567")
+            ):
+                size = int(block[124:135], 8)
+                name = block[: block.find(0, 0, 100)] if not block[99] else block[:100]
+                stop = at + BLOCK_BYTES + size
+                if name.isascii() and name[-1:].isalnum() and stop <= len(window.data) - (-size % BLOCK_BYTES):
+                    window.at = stop + (-size % BLOCK_BYTES)
+                    yield name.decode("ascii"), window.base + at, window.data[at + BLOCK_BYTES : stop]
+                    continue
+            elif block == _ZERO_BLOCK:
+                self.stop = window.offset
+                _check_end(window)
+                return
+            member = _next_member(window)
+            adlers[checksum] = expected_adler(checksum)
+            if member is not None:
+                name_, start, size = member
+                yield name_, start, window.take(size)
+
+
+def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterator[tuple[str, int, int]]:
+    """The regular members inside a part of a shard that begins and ends between members.
+
+    Args:
+        data: The part's bytes.
+        shard: Path or URL, for messages.
+        offset: Where the part stands in the shard, for messages.
+        stop: Where in `data` the last member ends; what follows is not looked at.
+
+    Yields:
+        (name, start, stop): the member's data are `data[start:stop]`.
+
+    Raises:
+        ShardError: A header is not right, or the part ends inside a member.
+    """
+    window = _Window(lambda _: b"", shard)
+    window.data = data
+    window.base = offset
+    while window.at < stop:
+        member = _next_member(window)
+        if member is not None:
+            name, _, size = member
+            start = window.at
+            window.skip(size)
+            yield name, start, start + size
+    if window.at != stop:
+        raise window.damaged(offset + stop, "a sample ends in the middle of a member")
+
+
+def _next_member(window: _Window) -> tuple[str, int, int] | None:
+    """Check the headers of one member and consume them; None for a directory.
+
+    Returns:
+        (name, offset of its first header block, size of the data that follow).
+    """
+    start = window.offset
+    overrides = Overrides()
+    while True:
+        offset = window.offset
+        if not window.fill(BLOCK_BYTES):
+            raise _no_end_marker(window)
+        block = window.data[window.at : window.at + BLOCK_BYTES]
+        if block == _ZERO_BLOCK:
+            raise window.damaged(offset, "an extension header stands before the end marker, without its member")
+        try:
+            header = parse_header(block)
+        except HeaderError as err:
+            raise _bad_header(window, block, str(err)) from err
+        kind = header.typeflag
+        if kind in REFUSED_TYPES:
+            raise window.damaged(offset, f"a member is {REFUSED_TYPES[kind]}", "Pack regular files only.")
+        if kind in (PAX_TYPE, PAX_GLOBAL_TYPE, GNU_LONG_NAME_TYPE):
+            if header.size > MAX_EXTENSION_BYTES:
+                raise window.damaged(offset, f"an extension header of {header.size} bytes is over the limit")
+            window.at += BLOCK_BYTES
+            data = window.take(header.size)
+            try:
+                overrides = _extend(overrides, kind, data)
+            except HeaderError as err:
+                raise window.damaged(offset, str(err)) from err
+            continue
+        if kind not in REGULAR_TYPES and kind != DIRECTORY_TYPE:
+            raise window.damaged(offset, f"a member has the unknown type {chr(kind)!r}")
+        size = header.size if overrides.size is None else overrides.size
+        name = _decode(window, overrides.name or header.name, offset)
+        window.at += BLOCK_BYTES
+        if kind == DIRECTORY_TYPE or name.endswith("/"):
+            if size:
+                raise window.damaged(offset, f"the directory {name!r} claims {size} bytes of data")
+            return None
+        return name, start, size
+
+
+def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
+    """What an extension header adds to those before it."""
+    if kind == GNU_LONG_NAME_TYPE:
+        return overrides.with_name(data.rstrip(b"\x00"))
+    found = parse_pax(data)
+    if kind == PAX_GLOBAL_TYPE:
+        if found != Overrides():
+            msg = "a global pax header sets a path or a size for all members"
+            raise HeaderError(msg)
+        return overrides
+    return overrides.merged(found)
+
+
+def _decode(window: _Window, name: bytes, offset: int) -> str:
+    """A member's name as text."""
+    if not name:
+        raise window.damaged(offset, "a member has no name")
+    if b"\x00" in name:
+        raise window.damaged(offset, f"the name {name!r} holds a NUL byte")
+    try:
+        return name.decode()
+    except UnicodeDecodeError as err:
+        raise window.damaged(offset, f"the name {name!r} is not UTF-8", "Pack it again with UTF-8 names.") from err
+
+
+def _bad_header(window: _Window, block: bytes, problem: str) -> ShardError:
+    """The error of a header that cannot be read, with a guess where the file is something else."""
+    offset = window.offset
+    if offset == 0:
+        for magic, kind in _COMPRESSED.items():
+            if block.startswith(magic):
+                return window.damaged(0, f"this is a {kind} file, not a tar", "Shards are plain tars: unpack it first.")
+    return window.damaged(offset, f"bad header: {problem}")
+
+
+def _no_end_marker(window: _Window) -> ShardError:
+    if len(window.data) > window.at:
+        return window.cut("the shard stops inside a header")
+    return window.cut("the shard stops before its end marker")
+
+
+def _check_end(window: _Window) -> None:
+    """Behind the first zero block: a second one, then nothing but zeros to the end of the stream."""
+    first = window.offset
+    if not window.fill(2 * BLOCK_BYTES):
+        raise window.cut("the shard stops inside its end marker")
+    if window.data[window.at + BLOCK_BYTES : window.at + 2 * BLOCK_BYTES] != _ZERO_BLOCK:
+        raise window.damaged(first, "a single zero block stands between members")
+    window.at += 2 * BLOCK_BYTES
+    while window.fill(1):
+        rest = window.data[window.at :]
+        if rest.count(0) != len(rest):
+            offset = window.offset + len(rest) - len(rest.lstrip(b"\x00"))
+            raise window.damaged(offset, "bytes other than zero stand behind the end marker")
+        window.at = len(window.data)
