@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -307,6 +309,23 @@ def test_check_sha256_finds_a_flipped_payload_bit_before_training(tmp_path):
     path.write_bytes(data + bytes(512))
     with pytest.raises(ShardError, match="index says"):
         list(Pipeline().stream(str(path)).loader(workers=0))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_stream_that_is_open_when_python_exits_says_nothing(six, threads):
+    """A script's own function keeps the loader alive until its module is taken apart."""
+    script = f"""
+import wdskit
+def keep(sample):
+    return sample
+pipe = wdskit.Pipeline().stream({str(six)!r}, resampled=True).map(keep).with_epoch(3)
+loader = pipe.loader(workers=0, threads={threads})
+for epoch in (0, 1, 5):
+    loader.set_epoch(epoch)
+    assert len(list(loader)) == 3
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_the_module_of_test_stages_is_what_workers_import():

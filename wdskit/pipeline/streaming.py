@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ class _Live:
 
     values: Iterator[Any]
     next_epoch: int | None
+    close: Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,10 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             standing = self.board.load(self._row, epoch, self._ranks)
             if self.layout.stateless and self.board.last_finished(self._row) == epoch - 1 >= 0:
                 raise PipelineError(_cannot_go_on(self.layout.stateless))
+            if live is not None:
+                live.close()
             self._begin(epoch, standing)
-            live = self._live = _Live(self._chain(0, cut, None), epoch)
+            live = self._live = self._start(cut, epoch)
             if standing is None:
                 self._save(epoch)
         live.next_epoch = None
@@ -133,6 +137,11 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         live.next_epoch = epoch + 1
         self._save(epoch + 1)
         self._finish(epoch)
+
+    def _start(self, cut: int, epoch: int) -> _Live:
+        """A new stream. It is closed with its pipeline; when Python exits, before its modules are emptied."""
+        values = self._chain(0, cut, None)
+        return _Live(values, epoch, weakref.finalize(self, _close, values))
 
     def _finish(self, epoch: int) -> None:
         self.board.finish(self._row, epoch)
@@ -221,6 +230,13 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
                 if index == last:
                     break
         self.run.origin = NOWHERE
+
+
+def _close(values: Iterator[Any]) -> None:
+    """Let the stages put away files and threads; another library's iterator may have nothing to close."""
+    close = getattr(values, "close", None)
+    if close is not None:
+        close()
 
 
 def _cannot_go_on(why: str) -> str:
