@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def test_photos_have_imagenet_like_sizes_in_at_least_8_classes(photos: Path) -> 
 def test_all_photographs_are_in_the_installed_package(load_tool) -> None:
     """None of them would be fetched."""
     assert len(load_tool("make_photos").load_photos()) >= 8
+
+
+def test_the_tar_bench_compares_at_both_sizes(repository: Path) -> None:
+    """One line a size, each with four positive numbers. What they are is for a quiet machine."""
+    command = [sys.executable, "tools/bench_tar.py", "--rounds", "5", "--megabytes", "1"]
+    done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
+    lines = [[float(cell.replace(",", "")) for cell in line.split()] for line in done.stdout.splitlines()[1:]]
+    assert [line[0] for line in lines] == [3_000, 100_000]
+    assert all(len(line) == 5 and min(line) > 0 for line in lines)
 
 
 def test_train_ddp_stays_small(repository: Path) -> None:

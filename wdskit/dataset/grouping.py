@@ -44,39 +44,40 @@ class ShardReader:
         Raises:
             ShardError: The tar is not right, a key comes twice, or a field comes twice in a sample.
         """
-        try:
-            for start, sample in self._group():
-                self.num_samples += 1
-                self.starts.append(start)
-                yield sample
-        except ShardError as err:
-            raise err.after(self.num_samples) from err.__cause__
-
-    def _group(self) -> Iterator[tuple[int, dict[str, Any]]]:
         keys: set[str] = set()
         key = None
         first = 0
         sample: dict[str, Any] = {}
-        for name, start, data in self._members:
-            split = split_name(name)
-            if split is None:
-                self.num_ignored += 1
-                continue
-            if split[0] != key:
-                if key is not None:
-                    yield first, sample
-                key = split[0]
-                if key in keys:
-                    raise self._fault(start, f"key {key!r} stands in two places that are not side by side")
-                keys.add(key)
-                first = start
-                sample = {"__key__": key, "__url__": self.shard}
-            if split[1] in sample or split[1].startswith("__"):
-                problem = "a name that readers keep for themselves" if split[1].startswith("__") else "twice"
-                raise self._fault(start, f"key {key!r} has the field {split[1]!r}: {problem}")
-            sample[split[1]] = data
+        try:
+            for name, start, data in self._members:
+                split = split_name(name)
+                if split is None:
+                    self.num_ignored += 1
+                    continue
+                if split[0] != key:
+                    if key is not None:
+                        yield self._whole(first, sample)
+                    key = split[0]
+                    if key in keys:
+                        raise self._fault(start, f"key {key!r} stands in two places that are not side by side")
+                    keys.add(key)
+                    first = start
+                    sample = {"__key__": key, "__url__": self.shard}
+                field = split[1]
+                if field in sample or field.startswith("__"):
+                    problem = "a name that readers keep for themselves" if field.startswith("__") else "twice"
+                    raise self._fault(start, f"key {key!r} has the field {field!r}: {problem}")
+                sample[field] = data
+        except ShardError as err:
+            raise err.after(self.num_samples) from err.__cause__
         if key is not None:
-            yield first, sample
+            yield self._whole(first, sample)
+
+    def _whole(self, start: int, sample: dict[str, Any]) -> dict[str, Any]:
+        """Count a sample that is complete, which is when the next key or the end marker has been seen."""
+        self.num_samples += 1
+        self.starts.append(start)
+        return sample
 
     def _fault(self, offset: int, problem: str) -> ShardError:
         return ShardError(

@@ -23,11 +23,14 @@ def split_name(name: str) -> tuple[str, str] | None:
         None for a member that belongs to no sample: its basename starts with a dot, has none, or ends in its only one,
         or its name begins with `__meta__`-like text.
     """
-    base = name.rfind("/") + 1
-    dot = name.find(".", base)
-    if dot <= base or dot == len(name) - 1 or (name.startswith("__") and _META.match(name)):
+    key, _, field = name.partition(".")
+    if "/" in field:  # the first dot is a folder's
+        base = name.rfind("/") + 1
+        stem, _, field = name[base:].partition(".")
+        key = name[:base] + stem
+    if not field or not key or key.endswith("/") or (name.startswith("__") and _META.match(name)):
         return None
-    return name[:dot], name[dot + 1 :].lower()
+    return key, field.lower()
 
 
 def check_key(key: str) -> None:
