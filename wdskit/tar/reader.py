@@ -47,6 +47,7 @@ _COMPRESSED = {
     b"BZh": "bzip2",
     b"PK\x03\x04": "zip",
 }
+_LFS_POINTER = b"version https://git-lfs"
 
 
 class _Window:
@@ -223,7 +224,7 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
 
 
 def _next_member(window: _Window) -> tuple[str, int, int] | None:
-    """Check the headers of one member and consume them; None for a directory.
+    """Check the headers of one member and consume them; None for a directory, and for a global header alone.
 
     Returns:
         (name, offset of its first header block, size of the data that follow).
@@ -236,6 +237,8 @@ def _next_member(window: _Window) -> tuple[str, int, int] | None:
             raise _no_end_marker(window)
         block = window.data[window.at : window.at + BLOCK_BYTES]
         if block == _ZERO_BLOCK:
+            if offset == start:
+                raise window.damaged(offset, "a zero block stands where a member should")
             raise window.damaged(offset, "an extension header stands before the end marker, without its member")
         try:
             header = parse_header(block)
@@ -253,6 +256,8 @@ def _next_member(window: _Window) -> tuple[str, int, int] | None:
                 overrides = _extend(overrides, kind, data)
             except HeaderError as err:
                 raise window.damaged(offset, str(err)) from err
+            if kind == PAX_GLOBAL_TYPE and offset == start:
+                return None  # no member's own: `git archive` of no file ends with one
             continue
         if kind not in REGULAR_TYPES and kind != DIRECTORY_TYPE:
             raise window.damaged(offset, f"a member has the unknown type {chr(kind)!r}")
@@ -293,18 +298,26 @@ def _decode(window: _Window, name: bytes, offset: int) -> str:
 
 def _bad_header(window: _Window, block: bytes, problem: str) -> ShardError:
     """The error of a header that cannot be read, with a guess where the file is something else."""
-    offset = window.offset
-    if offset == 0:
-        for magic, kind in _COMPRESSED.items():
-            if block.startswith(magic):
-                return window.damaged(0, f"this is a {kind} file, not a tar", "Shards are plain tars: unpack it first.")
-    return window.damaged(offset, f"bad header: {problem}")
+    return _other_file(window, block) or window.damaged(window.offset, f"bad header: {problem}")
 
 
 def _no_end_marker(window: _Window) -> ShardError:
-    if len(window.data) > window.at:
-        return window.cut("the shard stops inside a header")
+    rest = window.data[window.at :]
+    if rest:
+        return _other_file(window, rest) or window.cut("the shard stops inside a header")
     return window.cut("the shard stops before its end marker")
+
+
+def _other_file(window: _Window, start: bytes) -> ShardError | None:
+    """The error of a file that begins as something well known does."""
+    if window.offset:
+        return None
+    if start.startswith(_LFS_POINTER):
+        return window.damaged(0, "this is a Git LFS pointer, not the shard", "Fetch the shard: `git lfs pull`.")
+    for magic, kind in _COMPRESSED.items():
+        if start.startswith(magic):
+            return window.damaged(0, f"this is a {kind} file, not a tar", "Shards are plain tars: unpack it first.")
+    return None
 
 
 def _check_end(window: _Window) -> None:
