@@ -175,6 +175,7 @@ def _good() -> list[Case]:
         ),
         good("pax-header-empty", pax(b"") + FIRST + END, A),
         good("pax-value-with-newline", pax(record(b"path", b"a\nb.txt")) + member("x", b"x") + END, ("a\nb.txt", b"x")),
+        good("pax-keyword-not-ascii", pax(record(b"GNU.volume.size\xff", b"5")) + FIRST + END, A),
         good("pax-value-not-utf-8", pax(record(b"uname", b"\xff\xfe")) + FIRST + END, A),
         good("pax-value-empty", pax(record(b"comment", b"")) + FIRST + END, A),
         good("pax-length-with-zeros-before", pax(b"0016 path=a.txt\n") + member("x", b"first") + END, A),
@@ -270,6 +271,7 @@ def _bad_kinds() -> list[Case]:
         "sparse-pax-1.0": record(b"GNU.sparse.major", b"1") + record(b"GNU.sparse.minor", b"0"),
         "sparse-pax-0.0-by-size-alone": record(b"GNU.sparse.size", b"9"),
         "sparse-pax-1.0-by-realsize": record(b"path", b"l.txt") + record(b"GNU.sparse.realsize", b"9"),
+        "sparse-pax-by-a-keyword-not-ascii": record(b"GNU.sparse.\xff", b"9"),
         "sparse-star": record(b"SCHILY.realsize", b"9"),
         "sparse-solaris": record(b"SUN.holesdata", b" 0 5 9"),
     }

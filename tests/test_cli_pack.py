@@ -260,8 +260,10 @@ def in_terminal(command: list[str], folder: Path, *, columns: int) -> tuple[int,
     return process.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("words", [[], ["--skip-bad"], ["--workers", "2", "--max-samples", "100"]])
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [(80, ["--skip-bad"]), (120, ["--skip-bad"]), (80, ["--workers", "2", "--max-samples", "100"])],
+)
 def test_a_terminal_sees_a_bar_with_speeds_and_the_time_left(tmp_path, columns, words):
     """Each stage whole on one line, and nothing of the bars in the summary."""
     make_folder(tmp_path / "photos", {"cat": 300})

@@ -1,7 +1,7 @@
 """Packing under failing disks and kills: no final name holds unfinished bytes, and the same command then goes on.
 
 Each sweep is a function of a way to pack, and for each there are broken ways that it must catch. WDSKIT_ALL_FAULTS=1
-(`make faults`) kills worker processes at every operation, where a part of them is taken otherwise.
+(`make faults`) tries every combination, where a part of them is taken otherwise.
 """
 
 from __future__ import annotations
@@ -155,29 +155,26 @@ def kill(*, half: bool) -> Callable[[Callable[[Disk], None], int], None]:
     return interrupt
 
 
-@NAMES
+FAULTS = [("rows", errno.EIO), ("folder", errno.ENOSPC), ("addition", errno.ENOSPC)]
+ALL_FAULTS = list(
+    itertools.product(["rows", "folder", "addition"], [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+)
+
+
+@pytest.mark.parametrize(("name", "code"), ALL_FAULTS if ALL else FAULTS)
 @pytest.mark.parametrize("for_good", [False, True])
-def test_each_disk_operation_may_fail(tmp_path, scenarios, name, for_good):
-    sweep(scenarios[name], tmp_path, fail(errno.ENOSPC, for_good=for_good))
-
-
-@pytest.mark.parametrize("code", [errno.EIO, errno.EDQUOT, errno.EROFS] if ALL else [errno.EIO])
-def test_each_may_fail_in_another_way(tmp_path, scenarios, code):
-    sweep(scenarios["rows"], tmp_path, fail(code, for_good=False))
+def test_each_disk_operation_may_fail(tmp_path, scenarios, name, code, for_good):
+    sweep(scenarios[name], tmp_path, fail(code, for_good=for_good))
 
 
 @NAMES
-def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name):
-    """In the middle of it, where it is a write."""
-    sweep(scenarios[name], tmp_path, kill(half=True))
+@pytest.mark.parametrize("half", [False, True] if ALL else [True])
+def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half):
+    """In the middle of it, where it is a write, or before."""
+    sweep(scenarios[name], tmp_path, kill(half=half))
 
 
-@pytest.mark.parametrize("name", ["rows", "folder", "addition"] if ALL else ["rows"])
-def test_it_may_be_killed_before_each_write(tmp_path, scenarios, name):
-    sweep(scenarios[name], tmp_path, kill(half=False))
-
-
-@NAMES
+@pytest.mark.parametrize("name", ["rows", "folder", "addition"] if ALL else ["addition"])
 def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
     """And a third: at one operation after the other in the same folder, until one is through."""
     scenario = scenarios[name]

@@ -452,16 +452,17 @@ def test_one_difference_of_a_checksum_is_left_to_verify():
 # Random access.
 
 
-def test_a_part_of_a_shard_that_does_not_end_between_members_is_an_error():
-    """`locate_members` on every block-aligned part: whole members, or an error."""
+@pytest.mark.parametrize("behind", [0, 512, 1024])
+def test_a_part_of_a_shard_that_does_not_end_between_members_is_an_error(behind):
+    """`locate_members` on every block-aligned part, with some bytes behind it: whole members, or an error."""
     edges = {start for kind, start, *_ in PARTS if kind in {"header", "end"}}
     for first in range(0, len(SHARD) - 1024, 512):
         for stop in range(first + 512, len(SHARD), 512):
-            part = SHARD[first:stop]
+            part = SHARD[first : stop + behind]
             try:
                 found = [
                     (name, part[at:end])
-                    for name, at, end in locate_members(part, shard="x", offset=first, stop=len(part))
+                    for name, at, end in locate_members(part, shard="x", offset=first, stop=stop - first)
                 ]
             except ShardError as err:
                 offset = err.offset
@@ -469,7 +470,7 @@ def test_a_part_of_a_shard_that_does_not_end_between_members_is_an_error():
             else:
                 offset = stop
                 assert {first, stop} <= edges
-                assert b"".join(member(*each) for each in found) == part
+                assert b"".join(member(*each) for each in found) == SHARD[first:stop]
             assert first <= offset <= stop
 
 

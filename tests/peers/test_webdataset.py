@@ -375,7 +375,7 @@ def test_random_mix_draws_from_built_pipelines(six):
 
 
 def test_newest_version_nests_pipelines(six):
-    """The oldest cannot nest its own either."""
+    """0.2.86 to 0.2.100 cannot nest their own either."""
     built = listed(six).build()
     nested = webdataset.DataPipeline(built, webdataset.map(number_of), webdataset.map(as_column), webdataset.batched(5))
     assert [batch[0].tolist() for batch in nested] == [list(range(at, min(at + 5, 39))) for at in range(0, 39, 5)]

@@ -68,7 +68,7 @@ def parse_pax(data: bytes) -> Overrides:
         elif keyword.startswith(_SPARSE):
             msg = f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})"
             raise HeaderError(msg)
-        elif keyword.startswith(_PART):
+        elif keyword in _PART:
             msg = f"a pax header makes a member a part of a file of a multi-volume archive ({keyword.decode('ascii')})"
             raise HeaderError(msg)
     return found
