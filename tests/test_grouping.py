@@ -189,7 +189,7 @@ def test_samples_before_a_damage_are_counted_and_given(num_whole):
 
 def test_a_sample_comes_before_the_rest_of_the_shard_is_there(monkeypatch):
     """A slow stream yields each sample once the next one's first member, and the header behind that, are known."""
-    monkeypatch.setattr("wdskit.tar.reader.CHUNK_BYTES", 512)
+    monkeypatch.setattr("wdskit.tar.window.CHUNK_BYTES", 512)
     stream = io.BytesIO(b"".join(member(f"{n}.cls", padded(b"%d" % n)) for n in range(9)) + END)
     for number, sample in enumerate(ShardReader(stream.read, shard="x")):
         assert sample["__key__"] == str(number)

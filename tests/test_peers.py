@@ -30,6 +30,7 @@ from wdskit.shards.indexing import index_folder
 from wdskit.tar import reader
 from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, parse_header
 from wdskit.tar.pax import Overrides
+from wdskit.tar.reader import TarReader
 
 TESTS = Path(__file__).parent
 OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # put there by `make`; this environment has a newer one
@@ -341,6 +342,30 @@ def test_what_tarfile_wrote_is_read(tmp_path, format_, mode):
         archive.add(tmp_path / "tree", arcname="below")  # sorted by tarfile, folders included
     samples |= {f"below/{key}": fields for key, fields in files.items()}
     check_read(tmp_path / "out", samples)
+
+
+NAMES = st.from_regex(r"\A[a-z0-9_-]{1,8}(/[a-z0-9_-]{1,8}){0,2}\.[a-z]{1,5}(\.[a-z]{1,5})?\Z")
+MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1600)), max_size=8)
+
+
+@given(
+    members=MEMBERS,
+    format_=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    mtime=st.one_of(st.integers(0, 2**33), st.floats(0, 2**33)),
+    deep=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_tarfile_writes_is_read(members, format_, mtime, deep):
+    """Its three formats, float times, names of 130 bytes."""
+    members = [("x" * 60 + "/" + "y" * 60 + "/" + name if deep else name, data) for name, data in members]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format_) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), mtime
+            archive.addfile(info, io.BytesIO(data))
+    buffer.seek(0)
+    assert [(name, data) for name, _, data in TarReader(buffer.read, shard="x")] == members
 
 
 def without_pax(data: bytes) -> Overrides:

@@ -22,7 +22,7 @@ from wdskit.dataset.scan import scan_shard
 from wdskit.errors import ShardError
 from wdskit.storage.urls import open_stream
 from wdskit.tar import header as header_module
-from wdskit.tar import reader as reader_module
+from wdskit.tar import window as window_module
 from wdskit.tar.pax import Overrides
 from wdskit.tar.reader import TarReader, locate_members
 
@@ -84,13 +84,13 @@ def test_short_reads_change_nothing(sizes):
 def test_members_that_are_read_for_themselves_are_the_same(monkeypatch):
     """The path of large members, taken by all: `LARGE_BYTES` decides about speed only."""
     for large in (0, 1, 6, 512, 513):
-        monkeypatch.setattr(reader_module, "LARGE_BYTES", large)
+        monkeypatch.setattr(window_module, "LARGE_BYTES", large)
         for chunk in (512, 1024, 1536, 10_000):
-            monkeypatch.setattr(reader_module, "CHUNK_BYTES", chunk)
+            monkeypatch.setattr(window_module, "CHUNK_BYTES", chunk)
             for case in CASES:
                 if len(case.data) < 20_000:
                     check(case, *read(io.BytesIO(case.data).read))
-    monkeypatch.setattr(reader_module, "MAX_READ_BYTES", 700)
+    monkeypatch.setattr(window_module, "MAX_READ_BYTES", 700)
     for case in CASES:
         check(case, *read(io.BytesIO(case.data).read))
 
@@ -294,7 +294,7 @@ class _Anything:
 
 TRUE_ITER = TarReader.__iter__
 TRUE_PARSE_OCTAL = header_module.parse_octal
-TRUE_SKIP = reader_module._Window.skip
+TRUE_SKIP = window_module.Window.skip
 
 
 def _takes_cuts_for_the_end(self):
@@ -311,8 +311,8 @@ def _takes_what_there_is(self, size):
     try:
         TRUE_SKIP(self, size)
     except ShardError:
-        self.data += bytes(reader_module.padded(size) - (len(self.data) - self.at))
-        self.at += reader_module.padded(size)
+        self.data += bytes(window_module.padded(size) - (len(self.data) - self.at))
+        self.at += window_module.padded(size)
 
 
 def _strips(field, what):
@@ -334,7 +334,7 @@ MUTANTS = {
     "that passes pax headers over": {"reader.parse_pax": lambda data: Overrides()},
     "that believes any size": {"header.check_size": lambda size: None, "pax.check_size": lambda size: None},
     "that needs no end marker": {"reader.TarReader.__iter__": _takes_cuts_for_the_end},
-    "that takes short reads": {"reader._Window.skip": _takes_what_there_is},
+    "that takes short reads": {"window.Window.skip": _takes_what_there_is},
     "that lets the last extension win": {"pax.Overrides.joined": lambda self, other: other},
     "that reads extensions of any size": {"reader.MAX_EXTENSION_BYTES": 1 << 40},
     "that passes sparse keywords over": {"pax._SPARSE": ()},

@@ -28,6 +28,7 @@ from wdskit.errors import ShardError, StorageError
 from wdskit.storage.urls import open_stream
 from wdskit.tar import header as header_module
 from wdskit.tar import reader as reader_module
+from wdskit.tar import window as window_module
 from wdskit.tar.header import HeaderError, checksum_holds, parse_header
 from wdskit.tar.reader import TarReader, locate_members
 
@@ -180,6 +181,15 @@ def in_steps(data: bytes, sizes: list[int]):
     return lambda size: stream.read(min(size, next(turns)))
 
 
+def test_a_shard_cut_at_any_byte_cannot_be_indexed(tmp_path):
+    path = tmp_path / "cut.tar"
+    for size in range(0, len(SHARD), 3):
+        path.write_bytes(SHARD[:size])
+        with pytest.raises(ShardError, match="stops") as caught:
+            scan_shard(str(path), name="cut.tar")
+        assert caught.value.offset == size
+
+
 @pytest.mark.parametrize("sizes", [[10_000], [511], [512], [100, 700]], ids=str)
 def test_a_cut_at_any_byte_is_told_at_that_byte_whatever_the_reads(sizes):
     check_cuts(lambda data: in_steps(data, sizes))
@@ -188,8 +198,8 @@ def test_a_cut_at_any_byte_is_told_at_that_byte_whatever_the_reads(sizes):
 @pytest.mark.parametrize("large", [0, 1, 512])
 def test_a_cut_at_any_byte_is_told_for_large_members_too(large, monkeypatch):
     """Members of this size and more are read for themselves, header by header behind."""
-    monkeypatch.setattr(reader_module, "LARGE_BYTES", large)
-    monkeypatch.setattr(reader_module, "CHUNK_BYTES", 512)
+    monkeypatch.setattr(window_module, "LARGE_BYTES", large)
+    monkeypatch.setattr(window_module, "CHUNK_BYTES", 512)
     check_cuts()
 
 
@@ -280,7 +290,7 @@ def _nothing_behind_the_end(patch) -> None:
 
 
 def _short_members(patch) -> None:
-    true_skip = reader_module._Window.skip
+    true_skip = window_module.Window.skip
 
     def lenient(self, size):
         try:
@@ -288,7 +298,7 @@ def _short_members(patch) -> None:
         except ShardError:
             self.at = len(self.data)
 
-    patch.setattr(reader_module._Window, "skip", lenient)
+    patch.setattr(window_module.Window, "skip", lenient)
 
 
 def _eager(patch) -> None:
@@ -319,8 +329,8 @@ def _counts_one_more(patch) -> None:
 
 
 def _places_a_block_early(patch) -> None:
-    true_offset = reader_module._Window.offset
-    patch.setattr(reader_module._Window, "offset", property(lambda self: true_offset.fget(self) - 512))
+    true_offset = window_module.Window.offset
+    patch.setattr(window_module.Window, "offset", property(lambda self: true_offset.fget(self) - 512))
 
 
 MUTANTS = {
@@ -385,7 +395,7 @@ def test_a_promise_of_bytes_that_do_not_come_takes_no_memory(promise, way, tmp_p
 
 
 def test_the_memory_check_catches_a_reader_that_believes(monkeypatch):
-    monkeypatch.setattr(reader_module, "MAX_READ_BYTES", 64 << 20)
+    monkeypatch.setattr(window_module, "MAX_READ_BYTES", 64 << 20)
     stream = io.BytesIO(PROMISES["of 8 GiB"] + bytes(5000))
     tracemalloc.start()
     samples_of(lambda size: (bytearray(size), stream.read(size))[1])  # as os.read does
@@ -607,8 +617,8 @@ def test_how_bytes_arrive_changes_neither_members_nor_message(data, sizes, large
     expected = outcome(io.BytesIO(data).read)
     sizes = [max(size, len(data) // 500) for size in sizes]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reader_module, "LARGE_BYTES", large)
-        patch.setattr(reader_module, "CHUNK_BYTES", chunk)
+        patch.setattr(window_module, "LARGE_BYTES", large)
+        patch.setattr(window_module, "CHUNK_BYTES", chunk)
         assert outcome(in_steps(data, sizes)) == expected
 
 
