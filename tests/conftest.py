@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 # What a launcher, a cluster or a user's shell may have set, and what would change what the tests see.
 FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts into the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start would ignore Ctrl-C too
 
 
 @pytest.fixture(autouse=True)
