@@ -13,6 +13,7 @@ WdskitError
 │   └── RowError         one row (file, manifest line, Python row) cannot be packed
 ├── ConfigError          a configuration has problems; all of them are listed
 ├── PipelineError        a pipeline cannot run as it was composed
+│   └── StateError       a state cannot be taken, or does not fit
 └── RankError            rank or world size is unknown or contradicted
 ```
 
@@ -163,3 +164,7 @@ class PipelineError(WdskitError):
 
 class RankError(WdskitError):
     """Rank or world size is unknown, or contradicted by the process group."""
+
+
+class StateError(PipelineError):
+    """A loader's state cannot be taken, or does not fit the loader."""
