@@ -9,23 +9,26 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint peers bench clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under two minutes after installation"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of it that reads the source only"
+	@echo "make peers   what other programs read and write, in full"
 	@echo "make bench   speed of the tar reader against webdataset's"
 	@echo "make clean   remove what the other commands made, .venv included"
 
 setup: $(STAMP)
 
 # torch goes first and alone: a machine whose pip is set up for CPU builds takes that build, and the second
-# call, which sees it installed, leaves it alone.
+# call, which sees it installed, leaves it alone. The oldest webdataset that is supported stands beside the pinned one,
+# for the tests of what it reads and writes.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/peers/webdataset-0.2.86 webdataset==0.2.86
 	touch $(STAMP)
 
 lint: $(STAMP)
@@ -37,6 +40,10 @@ lint: $(STAMP)
 # One thread of torch per test process: with as many processes as cores, more threads only wait for each other.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+# `make test` runs a part of the stream's tests on the oldest webdataset; this runs all of them.
+peers: $(STAMP)
+	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py
 
 demo: $(STAMP)
 	rm -rf $(DEMO)

@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from wdskit import cli
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # What a launcher, a cluster or a user's shell may have set, and what would change what the tests see.
@@ -68,3 +70,25 @@ def script_environment() -> dict[str, str]:
     environment["COLUMNS"] = "100"
     environment["NO_COLOR"] = "1"
     return environment
+
+
+class Run:
+    """Runs a command line in this process and keeps what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.capsys = capsys
+        self.monkeypatch = monkeypatch
+        monkeypatch.setenv("COLUMNS", "100")
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys, "argv", ["wdskit", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = self.capsys.readouterr()
+        lines = [line.rstrip() for line in out.splitlines()]
+        return end.value.code, "\n".join(lines), err.rstrip("\n")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(capsys, monkeypatch)

@@ -4,7 +4,13 @@ module).
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
 from wdskit.tar.writer import TarWriter
 
@@ -55,3 +61,41 @@ def fail_on_7(sample):
     if int(sample["cls"]) == 7:
         raise ValueError("seven")
     return sample
+
+
+class Picture(NamedTuple):
+    """One sample of `write_pictures`, as it went in."""
+
+    url: str
+    key: str
+    field: str  # "jpg" for even numbers, "png" for odd ones
+    pixels: NDArray[np.uint8]  # (12, 16, 3)
+    number: int
+
+
+def write_pictures(folder: Path, counts: list[int]) -> list[Picture]:
+    """Shards `p-*.tar` of so many samples: an image without loss, `cls` 0..4, `json` {"number": n} and `txt`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures: list[Picture] = []
+    for shard, count in enumerate(counts):
+        url = folder / f"p-{shard:03d}.tar"
+        samples = {}
+        for number in range(len(pictures), len(pictures) + count):
+            pixels = np.random.default_rng(number).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+            field = "png" if number % 2 else "jpg"
+            pictures.append(Picture(str(url), f"k{number:03d}", field, pixels, number))
+            samples[f"k{number:03d}"] = {
+                field: png_of(pixels),
+                "cls": b"%d" % (number % 5),
+                "json": b'{"number": %d}' % number,
+                "txt": f"text {number}".encode(),
+            }
+        write_shard(url, samples)
+    return pictures
+
+
+def png_of(pixels: NDArray[np.uint8]) -> bytes:
+    """The pixels as a PNG file, which loses nothing."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit import cli
 from wdskit.cli.console import escape, format_bytes, format_count, plural
 from wdskit.tar.writer import TarWriter
 
@@ -44,28 +43,6 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "classes.json").write_text('["cat", "dog"]')
     monkeypatch.chdir(tmp_path)
     return folder
-
-
-class Run:
-    """Runs a command line in this process and keeps what it printed."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.capsys = capsys
-        self.monkeypatch = monkeypatch
-        monkeypatch.setenv("COLUMNS", "100")
-
-    def __call__(self, *words: str) -> tuple[int, str, str]:
-        self.monkeypatch.setattr(sys, "argv", ["wdskit", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = self.capsys.readouterr()
-        lines = [line.rstrip() for line in out.splitlines()]
-        return end.value.code, "\n".join(lines), err.rstrip("\n")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    return Run(capsys, monkeypatch)
 
 
 INFO_SCANNED = """\
@@ -101,11 +78,11 @@ train
  json    1 of 2"""
 
 
-def test_info_of_a_folder_without_an_index_reads_it(train: Path, run: Run) -> None:
+def test_info_of_a_folder_without_an_index_reads_it(train: Path, run) -> None:
     assert run("info", "train") == (0, INFO_SCANNED, "")
 
 
-def test_index_then_info_from_the_index(train: Path, run: Run) -> None:
+def test_index_then_info_from_the_index(train: Path, run) -> None:
     code, out, err = run("index", "train")
     assert (code, err) == (0, "")
     first, second = out.split("\n")
@@ -114,7 +91,7 @@ def test_index_then_info_from_the_index(train: Path, run: Run) -> None:
     assert run("info", "train") == (0, INFO_INDEXED, "")
 
 
-def test_info_refuses_an_index_that_does_not_match(train: Path, run: Run) -> None:
+def test_info_refuses_an_index_that_does_not_match(train: Path, run) -> None:
     run("index", "train")
     with (train / "s-0.tar").open("ab") as file:
         file.write(bytes(512))
@@ -125,7 +102,7 @@ def test_info_refuses_an_index_that_does_not_match(train: Path, run: Run) -> Non
     assert run("info", "train/s-0.tar")[0] == 0  # the shard itself can still be looked at
 
 
-def test_ls_of_a_folder_is_the_same_with_and_without_an_index(train: Path, run: Run) -> None:
+def test_ls_of_a_folder_is_the_same_with_and_without_an_index(train: Path, run) -> None:
     expected = """\
 shard    samples     size  fields
 s-0.tar        2  9.22 kB  cls jpg
@@ -136,7 +113,7 @@ s-1.tar        3  17.4 kB  cls jpg json"""
     assert run("ls", "train") == (0, expected, "")
 
 
-def test_ls_of_a_shard_lists_its_samples(train: Path, run: Run) -> None:
+def test_ls_of_a_shard_lists_its_samples(train: Path, run) -> None:
     expected = """\
 number  offset  key    fields
      0    1024  dog/0  jpg 2.50 kB, cls 1 B, json 2 B
@@ -147,14 +124,14 @@ number  offset  key    fields
     assert run("ls", "train/s-1.tar", "--limit", "2")[1] == "\n".join(expected.split("\n")[:3])
 
 
-def test_ls_of_members_lists_those_of_no_sample_too(train: Path, run: Run) -> None:
+def test_ls_of_members_lists_those_of_no_sample_too(train: Path, run) -> None:
     code, out, err = run("ls", "train/s-1.tar", "--members", "--limit", "2")
     assert (code, err) == (0, "")
     assert out.split("\n") == ["offset     size  member", "     0      5 B  README", "  1024  2.50 kB  dog/0.jpg"]
     assert run("ls", "train", "--members")[0] == 2
 
 
-def test_json_of_every_command_parses(train: Path, run: Run) -> None:
+def test_json_of_every_command_parses(train: Path, run) -> None:
     folder = json.loads(run("info", "train", "--json")[1])
     assert folder["fields"]["json"] == {"num_shards": 1, "num_samples": 3, "num_bytes": 6}
     assert folder["samples_per_shard"] == {"min": 2, "median": 2.5, "max": 3}
@@ -169,7 +146,7 @@ def test_json_of_every_command_parses(train: Path, run: Run) -> None:
     assert member == {"offset": 0, "num_bytes": 5, "member": "README"}
 
 
-def test_a_cut_shard_is_shown_up_to_its_fault(train: Path, run: Run) -> None:
+def test_a_cut_shard_is_shown_up_to_its_fault(train: Path, run) -> None:
     shard = train / "s-0.tar"
     shard.write_bytes(shard.read_bytes()[:7300])
     fault = "train/s-0.tar, byte 7300: the shard stops inside"
@@ -187,7 +164,7 @@ def test_a_cut_shard_is_shown_up_to_its_fault(train: Path, run: Run) -> None:
     assert fault in err
 
 
-def test_what_is_no_shard_is_an_error(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_shard_is_an_error(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.tar").write_bytes(b"\x1f\x8b" + bytes(2000))
@@ -203,7 +180,7 @@ def test_what_is_no_shard_is_an_error(tmp_path: Path, run: Run, monkeypatch: pyt
         assert (code, out, err.startswith("empty: no shard")) == (1, "", True)
 
 
-def test_hostile_names_never_reach_the_terminal_raw(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_names_never_reach_the_terminal_raw(tmp_path: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "x"
     folder.mkdir()
@@ -263,7 +240,7 @@ def server(train: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_remote_shards_are_streamed_and_remote_folders_told_by_their_index(server: str, run: Run) -> None:
+def test_remote_shards_are_streamed_and_remote_folders_told_by_their_index(server: str, run) -> None:
     shard = json.loads(run("info", f"{server}/train/s-1.tar", "--json")[1])
     assert (shard["kind"], shard["num_samples"], shard["num_ignored"]) == ("shard", 3, 1)
     assert run("ls", f"{server}/train/s-0.tar")[1].count("\n") == 2
@@ -275,7 +252,7 @@ def test_remote_shards_are_streamed_and_remote_folders_told_by_their_index(serve
     assert (folder["kind"], folder["source"], folder["num_samples"]) == ("folder", "index", 5)
 
 
-def test_a_wrong_command_line_exits_2(run: Run) -> None:
+def test_a_wrong_command_line_exits_2(run) -> None:
     for words in (("info",), ("ls", "x", "--limit", "0"), ("inf",), ("index", "x", "--workers", "0"), ()):
         code, _, err = run(*words)
         assert code == 2
@@ -283,7 +260,7 @@ def test_a_wrong_command_line_exits_2(run: Run) -> None:
     assert "Did you mean 'info'?" in run("inf")[2]
 
 
-def test_version(run: Run) -> None:
+def test_version(run) -> None:
     assert run("--version") == (0, "wdskit 0.1.0", "")
 
 

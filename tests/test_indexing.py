@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from disks import run_child
 
 from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.index import read_index
@@ -15,7 +18,7 @@ from wdskit.dataset.local import LocalShard
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import Disk, draft_path
 from wdskit.shards.indexing import index_folder
-from wdskit.shards.locking import LOCK_NAME
+from wdskit.shards.locking import LOCK_NAME, lock_folder
 from wdskit.shards.parallel import choose_workers
 from wdskit.tar.writer import TarWriter
 
@@ -120,6 +123,39 @@ def test_a_folder_that_another_process_writes_is_refused(folder: Path) -> None:
     index_folder(folder)
 
 
+def test_one_writer_at_a_time_by_any_name_and_from_any_thread(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    with lock_folder(folder), ThreadPoolExecutor(1) as pool:
+        for name in (folder, link, folder / "." / ".." / folder.name):
+            with pytest.raises(FolderIndexError, match="another wdskit process is writing in this folder"):
+                index_folder(name)
+        with pytest.raises(FolderIndexError, match="another wdskit process"):
+            pool.submit(index_folder, folder).result()
+    with lock_folder(link):
+        pass
+    assert (folder / LOCK_NAME).read_bytes() == b""
+
+
+def test_an_error_and_a_kill_free_the_lock(folder: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), lock_folder(folder):
+        raise ValueError("mine")
+
+    def killed() -> None:
+        with lock_folder(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert run_child(killed) == -signal.SIGKILL
+    with lock_folder(folder):
+        pass
+
+
+def test_a_lock_that_cannot_be_taken_is_told(folder: Path) -> None:
+    (folder / LOCK_NAME).mkdir()
+    with pytest.raises(StorageError, match="train: cannot be written: Is a directory"):
+        index_folder(folder)
+
+
 class _FailingDisk(Disk):
     """Fails at the n-th operation; counts all."""
 
@@ -184,3 +220,17 @@ def test_processes_are_used_only_where_they_pay() -> None:
     assert choose_workers(1, 1 << 40) == 1
     assert choose_workers(1000, 1 << 40) == num_cpus
     assert choose_workers(1000, None) == num_cpus
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_only_looks_like_a_shard_is_named(folder: Path, make) -> None:
+    """A named pipe would be waited for, a folder cannot be read."""
+    make(folder / "s-9.tar")
+    with pytest.raises(StorageError, match=r"s-9.tar: this is no file"):
+        index_folder(folder)
+
+
+def test_a_folder_in_a_drafts_place_is_an_error(folder: Path) -> None:
+    draft_path(folder / "s-0.tar").mkdir()
+    with pytest.raises(StorageError, match="the index cannot be written"):
+        index_folder(folder)

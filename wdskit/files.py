@@ -8,6 +8,7 @@ test can fail or kill at the n-th.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -24,8 +25,11 @@ class Disk:
     """The operations that change a disk. Tests derive from it to fail, count or kill."""
 
     def open(self, path: Path) -> int:
-        """Create or empty the file at `path` and return its descriptor, which is not inherited by children."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        """Create or empty the file at `path` and return its descriptor, which is not inherited by children.
+
+        A link is not followed: a draft's name is known beforehand, and its bytes are meant for the folder it is in.
+        """
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def write(self, fd: int, data: Buffer) -> int:
         """Write a first part of `data` and return how many bytes that was."""
@@ -73,12 +77,15 @@ class Draft:
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`."""
+        """Append all of `data`, in as many writes as the disk wants."""
         self._digest.update(data)
         rest = memoryview(data).cast("B")
         self.num_bytes += len(rest)
         while rest:
-            rest = rest[self._disk.write(self._fd, rest) :]
+            written = self._disk.write(self._fd, rest)
+            if not written:  # POSIX leaves it open what that means; asking again might go on for ever
+                raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+            rest = rest[written:]
 
     @property
     def sha256(self) -> str:
@@ -95,8 +102,9 @@ def draft_path(path: Path) -> Path:
 def publish(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
     """Write a file that appears under `path` only when the block ends without an error.
 
-    A file that had the name is replaced in one step. After an error the draft is removed and `path` is as it was.
-    Only one writer may publish to a path at a time; `packing` holds the folder's lock for that.
+    A file that had the name is replaced in one step. After an error the draft is removed and `path` is as it was; only
+    where the very last step failed, the folder's flush, it is the whole new file. Only one writer may publish to a path
+    at a time; `packing` holds the folder's lock for that.
     """
     draft = draft_path(path)
     fd = disk.open(draft)
@@ -111,7 +119,7 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to report
             if not closed:
-                os.close(fd)
+                disk.close(fd)
         with contextlib.suppress(OSError):
             disk.remove(draft)
         raise
@@ -125,8 +133,10 @@ def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
 
 
 def make_folders(path: Path, *, disk: Disk = DISK) -> None:
-    """Create `path` and what is missing above it, each flushed into its parent."""
+    """Create `path` and what is missing above it, each flushed into its parent before the next is made."""
     if path.is_dir():
+        with contextlib.suppress(PermissionError):  # a parent that may not be opened; whoever made `path` could
+            disk.fsync_folder(path.parent)  # a run that was killed may have made `path` and not come to this
         return
     make_folders(path.parent, disk=disk)
     disk.make_folder(path)

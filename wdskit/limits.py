@@ -17,8 +17,11 @@ MAX_EXTENSION_BYTES = 1 << 20
 MAX_READ_MEMBER_BYTES = 16 << 30
 """Largest member the reader accepts. A member is held in memory whole, so a larger claim is damage or an attack."""
 
-MAX_SHARD_NAMES = 10_000_000
-"""Most names a shard pattern may expand to."""
+MAX_SHARD_NAMES = 2_000_000
+"""Most names a shard pattern may expand to: twice as many shards as were ever measured."""
+
+MAX_INDEX_BYTES = 1 << 30
+"""Largest `index.json` that is read: some five million shards."""
 
 MAX_PIXELS = 100_000_000
 """Default for width x height of one image: 300 MB as RGB. Larger photos exist; larger training photos hardly do."""

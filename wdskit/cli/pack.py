@@ -154,7 +154,8 @@ def _print_summary(result: PackResult) -> None:
     if result.rejected:
         table.add_row("rejected", f"{format_count(len(result.rejected))}, listed in rejected.jsonl")
     if result.num_other:
-        table.add_row("not packed", f"{format_count(result.num_other)} files that are no images")
+        no_images = "file that is no image" if result.num_other == 1 else "files that are no images"
+        table.add_row("not packed", f"{format_count(result.num_other)} {no_images}")
     rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
     table.add_row("time", f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s")
     make_console().print(table)

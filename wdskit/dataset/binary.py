@@ -12,7 +12,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BINARY_NAME = "index.bin"
 
 _MAGIC = b"WDSKIDX1"
-_HEADER = struct.Struct("<8sQQ32s32s40x")
+_HEADER = struct.Struct("<8sQQ32s32s40s")
 _SHARD_BYTES = 8 + 8 + 32 + 8
 
 
@@ -47,11 +47,11 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
         )
     )
     num_name_bytes = sum(map(len, names))
-    return _HEADER.pack(_MAGIC, len(entries), num_name_bytes, json_digest, hashlib.sha256(body).digest()) + body
+    return _HEADER.pack(_MAGIC, len(entries), num_name_bytes, json_digest, hashlib.sha256(body).digest(), b"") + body
 
 
 class BinaryIndex:
-    """A mapped `index.bin`.
+    """A mapped `index.bin`, compared with its digests when it is opened.
 
     Args:
         folder: Local folder that holds it and its `index.json`.
@@ -62,32 +62,28 @@ class BinaryIndex:
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
 
     Raises:
-        FolderIndexError: It is missing, damaged in its layout, or belongs to another `index.json`.
+        FolderIndexError: It is missing, damaged, of another version, or belongs to another `index.json`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            mapped = np.memmap(folder / BINARY_NAME, dtype=np.uint8, mode="r")
-            digest = _sha256_of(folder / "index.json")
-        except (OSError, ValueError) as err:
-            raise self._error(f"cannot be read: {err}") from err
-        if len(mapped) < _HEADER.size:
-            raise self._error(f"it has {len(mapped)} bytes, less than its header")
-        magic, num_shards, num_name_bytes, json_digest, self._body_digest = _HEADER.unpack(
-            bytes(mapped[: _HEADER.size])
-        )
-        if magic != _MAGIC or len(mapped) != _HEADER.size + num_shards * _SHARD_BYTES + num_name_bytes:
-            raise self._error("it is damaged, or of another version")
-        if json_digest != digest:
-            raise self._error("it does not belong to the index.json beside it")
-        self._body: NDArray[np.uint8] = mapped[_HEADER.size :]
+            with (folder / "index.json").open("rb") as file:
+                json_digest = _digest(file)
+            with (folder / BINARY_NAME).open("rb") as file:
+                header = file.read(_HEADER.size)
+                body_digest = _digest(file)
+                num_shards, num_name_bytes = self._check_header(header, file.tell(), body_digest, json_digest)
+                body: NDArray[np.uint8] = np.memmap(file, dtype=np.uint8, mode="r")[_HEADER.size :]
+        except OSError as err:
+            raise self._error(f"cannot be read: {err.strerror}") from err
         ends = num_shards * np.array([8, 16, 48, 56])
-        self.counts = self._body[: ends[0]].view("<u8")
-        self.sizes = self._body[ends[0] : ends[1]].view("<u8")
-        self.digests = self._body[ends[1] : ends[2]].reshape(num_shards, 32)
-        self._name_ends = self._body[ends[2] : ends[3]].view("<u8")
-        self._names = self._body[ends[3] :]
+        self.counts = body[: ends[0]].view("<u8")
+        self.sizes = body[ends[0] : ends[1]].view("<u8")
+        self.digests = body[ends[1] : ends[2]].reshape(num_shards, 32)
+        self._name_ends = body[ends[2] : ends[3]].view("<u8")
+        self._names = body[ends[3] :]
+        self._check_names(num_name_bytes)
 
     def __len__(self) -> int:
         """Number of shards."""
@@ -96,25 +92,44 @@ class BinaryIndex:
     def name(self, shard: int) -> str:
         """File name of a shard, 0 <= shard < len(self)."""
         start = int(self._name_ends[shard - 1]) if shard else 0
-        return bytes(self._names[start : int(self._name_ends[shard])]).decode()
+        try:
+            return bytes(self._names[start : int(self._name_ends[shard])]).decode()
+        except UnicodeDecodeError as err:
+            raise self._error("its names are not file names") from err
 
-    def check(self) -> None:
-        """Read it all and compare it with its own digest.
+    def _check_header(self, header: bytes, num_bytes: int, body_digest: bytes, json_digest: bytes) -> tuple[int, int]:
+        """Number of shards and bytes of names, once all that the header says holds."""
+        if len(header) < _HEADER.size:
+            raise self._error(f"it has {num_bytes} bytes, less than its header")
+        magic, num_shards, num_name_bytes, json_expected, body_expected, rest = _HEADER.unpack(header)
+        if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
+            raise self._error(f"it has format version {magic[-1:].decode('latin-1')!r}, this wdskit reads version '1'")
+        if (
+            magic != _MAGIC
+            or any(rest)
+            or num_bytes != _HEADER.size + num_shards * _SHARD_BYTES + num_name_bytes
+            or body_digest != body_expected
+        ):
+            raise self._error("it is damaged")
+        if json_digest != json_expected:
+            raise self._error("it does not belong to the index.json beside it")
+        return num_shards, num_name_bytes
 
-        Raises:
-            FolderIndexError: It is damaged.
-        """
-        if hashlib.sha256(self._body.data).digest() != self._body_digest:
-            raise self._error("it is damaged: its digest does not match")
+    def _check_names(self, num_name_bytes: int) -> None:
+        """Refuse names that are not those of files in the folder, which only a forged index has."""
+        ends, names = self._name_ends, self._names
+        last = int(ends[-1]) if len(ends) else 0
+        if last != num_name_bytes or np.any(ends[1:] <= ends[:-1]) or np.any((names < 0x20) | (names == ord("/"))):
+            raise self._error("its names are not file names")
 
     def _error(self, problem: str) -> FolderIndexError:
         msg = f"{self.folder / BINARY_NAME}: {problem}.\n  Run `wdskit index {self.folder}`."
         return FolderIndexError(msg, folder=str(self.folder))
 
 
-def _sha256_of(path: Path) -> bytes:
+def _digest(file: IO[bytes]) -> bytes:
+    """sha256 of what is left of a file, read in pieces: pages that are mapped would count as this process's memory."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
+    while part := file.read(1 << 20):
+        digest.update(part)
     return digest.digest()

@@ -12,22 +12,28 @@ import functools
 import hashlib
 import json
 import re
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from wdskit.dataset.binary import BINARY_NAME, build_binary
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
+from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.urls import is_local, local_path, read_bytes
 
 INDEX_NAME = "index.json"
 INDEX_VERSION = 1
-MAX_INDEX_BYTES = 4 << 30
 
 _KIND = "wids-shard-index-v1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON can escape and UTF-8 cannot hold
+_SHORT = reprlib.Repr()  # a message is no place for a megabyte
+_SHORT.maxstring = _SHORT.maxother = 200
+_PARTS = {"url": str, "nsamples": int, "filesize": int, "sha256": str, "fields": list}
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,8 @@ class FolderIndex:
         return {entry.name: entry for entry in self.entries}
 
     def url(self, entry: ShardEntry) -> str:
-        """Path or URL of a shard."""
-        return join_url(self.folder, entry.name)
+        """Path or URL of a shard; in a URL its name is quoted."""
+        return join_url(self.folder, entry.name if is_local(self.folder) else quote(entry.name))
 
     def check_files(self) -> None:
         """Compare the index with the folder's files: names and sizes. Digests are compared by `verify`.
@@ -80,8 +86,12 @@ class FolderIndex:
             return
         folder = Path(local_path(self.folder) or ".")
         known = self.by_name
-        names = fnmatch.filter((path.name for path in folder.iterdir()), "[!.]*.tar")
-        found = {name: _size_of(folder / name) for name in names}
+        try:
+            names = fnmatch.filter((path.name for path in folder.iterdir()), "[!.]*.tar")
+            found = {name: _size_of(folder / name) for name in names}
+        except OSError as err:
+            msg = f"{err.filename}: cannot be compared with the folder's index: {err.strerror}."
+            raise FolderIndexError(msg, folder=self.folder) from err
         for name in sorted(found.keys() - known.keys()):
             raise self._mismatch(f"{name} stands in the folder but not in the index")
         for name, entry in known.items():
@@ -102,8 +112,10 @@ def _size_of(path: Path) -> int | None:
 
 
 def join_url(folder: str, name: str) -> str:
-    """Path or URL of a file in a folder; the folder `""` is the current one."""
-    return f"{folder.rstrip('/')}/{name}" if folder.strip("/") else f"{folder}{name}"
+    """Path or URL of a file in a folder; the folder `""` is the current one, where `a:b` would read as a URL."""
+    if not folder.strip("/"):
+        return f"{folder or './'}{name}" if ":" in name else f"{folder}{name}"
+    return f"{folder.rstrip('/')}/{name}"
 
 
 def has_index(folder: str) -> bool:
@@ -158,7 +170,7 @@ def read_index(folder: str | Path) -> FolderIndex:
         raise FolderIndexError(msg, folder=folder) from err
     try:
         entries = tuple(_parse(document))
-    except (KeyError, TypeError, ValueError) as err:
+    except ValueError as err:
         msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
     return FolderIndex(folder, entries)
@@ -169,28 +181,45 @@ def _parse(document: Any) -> Iterable[ShardEntry]:
         msg = f"`__kind__` is not {_KIND!r}"
         raise ValueError(msg)
     version = document.get("wdskit_index_version")
-    if version != INDEX_VERSION:
-        msg = f"`wdskit_index_version` is {version!r}, this version reads {INDEX_VERSION}"
+    if type(version) is int and version > INDEX_VERSION:
+        msg = f"a newer wdskit wrote it, in version {_SHORT.repr(version)}; this one reads {INDEX_VERSION}. Upgrade it"
         raise ValueError(msg)
-    seen = set()
-    for number, item in enumerate(document["shardlist"]):
-        if not _is_entry(item) or item["url"] in seen:
-            msg = f"entry {number} of its shardlist is not valid: {item!r}"
+    if version != INDEX_VERSION:
+        msg = f"`wdskit_index_version` is {_SHORT.repr(version)}, this version reads {INDEX_VERSION}"
+        raise ValueError(msg)
+    shards = document.get("shardlist")
+    if not isinstance(shards, list):
+        msg = f"`shardlist` is {_SHORT.repr(shards)}, not a list"
+        raise ValueError(msg)  # noqa: TRY004 (what is wrong is the file)
+    seen: set[str] = set()
+    for number, item in enumerate(shards):
+        problem = _entry_problem(item, seen)
+        if problem:
+            msg = f"entry {number} of its shardlist: {problem}"
             raise ValueError(msg)
         seen.add(item["url"])
         yield ShardEntry(item["url"], item["nsamples"], item["filesize"], item["sha256"], tuple(item["fields"]))
 
 
-def _is_entry(item: Any) -> bool:
-    """Whether an entry of the shardlist has all its parts, each of the right kind."""
-    name, fields = item["url"], item["fields"]
-    return (
-        isinstance(name, str)
-        and name not in ("", ".", "..")
-        and "/" not in name
-        and all(type(item[part]) is int and item[part] >= 0 for part in ("nsamples", "filesize"))
-        and isinstance(item["sha256"], str)
-        and _DIGEST.fullmatch(item["sha256"]) is not None
-        and isinstance(fields, list)
-        and all(isinstance(field, str) for field in fields)
-    )
+def _entry_problem(item: Any, seen: set[str]) -> str | None:
+    """What is wrong with an entry of the shardlist; `seen` are the names before it."""
+    if not isinstance(item, dict):
+        return f"{_SHORT.repr(item)} is no shard"
+    for part, kind in _PARTS.items():
+        if part not in item:
+            return f"it has no `{part}`"
+        if type(item[part]) is not kind:  # a bool is no count
+            return f"`{part}` is {_SHORT.repr(item[part])}"
+    name = item["url"]
+    if name in ("", ".", "..") or "/" in name or not name.isprintable():
+        return f"`url` is {_SHORT.repr(name)}, not the name of a file in this folder"
+    if name in seen:
+        return f"{_SHORT.repr(name)} stands there twice"
+    for part in ("nsamples", "filesize"):
+        if not 0 <= item[part] < 1 << 63:
+            return f"`{part}` is {_SHORT.repr(item[part])}"
+    if _DIGEST.fullmatch(item["sha256"]) is None:
+        return f"`sha256` is {_SHORT.repr(item['sha256'])}"
+    if not all(isinstance(field, str) and not _SURROGATE.search(field) for field in item["fields"]):
+        return f"`fields` is {_SHORT.repr(item['fields'])}"
+    return None

@@ -4,42 +4,58 @@ from __future__ import annotations
 
 import operator
 import os
+import weakref
 from pathlib import Path
 from types import TracebackType
 
 from typing_extensions import Self
 
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.offsets import read_offsets
-from wdskit.errors import ShardError
+from wdskit.dataset.offsets import foreign_offsets, read_offsets
+from wdskit.errors import ShardError, StorageError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import locate_members
+from wdskit.tar.header import REGULAR_TYPES, HeaderError, parse_header
+from wdskit.tar.reader import TarReader, locate_members
+from wdskit.tar.writer import END_BYTES
 
 
 class LocalShard:
     """The samples of a shard by number, one pread each, checked on the way.
 
-    Offsets come from `<shard>.idx`. Every header of a sample is checked when it is read, and so is that all its members
-    have one key, so offsets of another shard give an error, never another sample's fields. Safe to share between
-    threads.
+    Offsets come from `<shard>.idx`. When a sample is read, every header of it is checked, and that its members have one
+    key which neither the member before nor the one behind has. So offsets that are damaged or another shard's give an
+    error, never a part of a sample or another's fields. What the offsets say of a sample's edge is checked once: a
+    sample may cost a look at its neighbour when it is read first.
+
+    Safe to share between threads, as long as none closes it while others read. Pickled, it is its path, and opens the
+    shard again.
 
     Args:
         path: A local shard with its `.idx` beside it.
 
     Raises:
         StorageError: The shard cannot be opened.
+        ShardError: What stands before the first sample is damaged.
         FolderIndexError: The offsets are missing or cannot be those of this shard.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._file = LocalFile(self.path)
+        self._closing = weakref.finalize(self, self._file.close)
         try:
-            self._offsets = read_offsets(Path(self.path), num_bytes=self._file.num_bytes)
+            self._offsets = read_offsets(self.path, num_bytes=self._file.num_bytes)
+            self._check_ends()
         except BaseException:
-            self._file.close()
+            self.close()
             raise
+        self._checked = bytearray(len(self._offsets))  # 1 for each edge of a sample that is one indeed
+        self._checked[0] = self._checked[-1] = 1
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        """Its path: a descriptor means another file, or none, in another process."""
+        return type(self), (self.path,)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -53,6 +69,7 @@ class LocalShard:
         Raises:
             IndexError: There is no such sample.
             ShardError: The bytes there are not one whole sample.
+            StorageError: It has been closed, or the disk fails.
         """
         return self._read(index)[1]
 
@@ -61,8 +78,8 @@ class LocalShard:
         return self._read(index)[0]
 
     def close(self) -> None:
-        """Close the file. Views stay valid."""
-        self._file.close()
+        """Close the file, as happens when nobody holds this any more. Views stay valid."""
+        self._closing()
 
     def __enter__(self) -> Self:
         """Use as a context manager that closes the file."""
@@ -80,10 +97,19 @@ class LocalShard:
         if not 0 <= number < len(self):
             msg = f"{self.path}: sample {index} is out of range: there are {len(self)}"
             raise IndexError(msg)
+        key, fields = self._parse(number)
+        for edge, neighbour in ((number, number - 1), (number + 1, number + 1)):
+            if self._checked[edge]:
+                continue
+            if self._parse(neighbour)[0] == key:
+                raise self._error(int(self._offsets[edge]), f"samples {edge - 1} and {edge} have one key, {key!r}")
+            self._checked[edge] = 1
+        return key, fields
+
+    def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
+        """What stands where the offsets put a sample: whole members of one key. Its end is checked if that is easy."""
         start, stop = int(self._offsets[number]), int(self._offsets[number + 1])
-        data = self._file.read_at(start, stop - start + BLOCK_BYTES)
-        if len(data) < stop - start + BLOCK_BYTES:
-            raise self._error(start + len(data), f"the shard stops inside sample {number}")
+        data = self._read_at(start, stop - start + BLOCK_BYTES)
         key = None
         fields: dict[str, memoryview] = {}
         view = memoryview(data)
@@ -94,13 +120,40 @@ class LocalShard:
             if key is None:
                 key = split[0]
             if split[0] != key or split[1] in fields:
-                raise self._error(start + first, f"sample {number} holds {name!r} beside the key {key!r}")
+                raise self._error(start + first - BLOCK_BYTES, f"sample {number} holds {name!r} beside the key {key!r}")
             fields[split[1]] = view[first:last]
         if key is None:
             raise self._error(start, f"sample {number} has no member")
-        if _plain_key(data[stop - start :]) == key:
-            raise self._error(stop, f"sample {number} goes on where the offsets end it")
+        if not self._checked[number + 1] and _plain_key(data[stop - start :]) not in (None, key):
+            self._checked[number + 1] = 1
         return key, fields
+
+    def _read_at(self, offset: int, size: int) -> bytes:
+        """Exactly these bytes. One pread gives 2 GiB at most, and network disks may give less than was asked for."""
+        if not self._closing.alive:
+            raise StorageError(f"{self.path}: it has been closed.", url=self.path)
+        data = self._file.read_at(offset, size)
+        while len(data) < size:
+            part = self._file.read_at(offset + len(data), size - len(data))
+            if not part:
+                raise self._error(offset + len(data), "the shard stops where its offsets go on")
+            data += part
+        return data
+
+    def _check_ends(self) -> None:
+        """Compare the first and the last offset with what stands there: offsets cut short look like those of fewer
+        samples.
+        """
+        first, stop = int(self._offsets[0]), int(self._offsets[-1])
+        if any(self._read_at(stop, END_BYTES)):
+            raise foreign_offsets(self.path, f"its last offset {stop} is not where the members end")
+        if first and first != self._first_sample():
+            raise foreign_offsets(self.path, f"its first offset {first} is not that of the first sample")
+
+    def _first_sample(self) -> int:
+        """Where the first sample starts; where the members end in a shard without one."""
+        reader = TarReader(self._file.read, shard=self.path)
+        return next((start for name, start, _ in reader if split_name(name) is not None), reader.stop)
 
     def _error(self, offset: int, problem: str) -> ShardError:
         remedy = f"The shard or its .idx changed. Run `wdskit index {Path(self.path).parent}` if the shard is right."
@@ -108,6 +161,10 @@ class LocalShard:
 
 
 def _plain_key(block: bytes) -> str | None:
-    """The key that a header block names, where it is a plain member's."""
-    split = split_name(block[:100].partition(b"\x00")[0].decode("utf-8", "replace"))
-    return split[0] if split else None
+    """The key of the member that starts with this header block; None where it takes more than the block to know it."""
+    try:
+        header = parse_header(block)
+        split = split_name(header.name.decode())
+    except (HeaderError, UnicodeDecodeError):
+        return None
+    return split[0] if split and header.typeflag in REGULAR_TYPES else None

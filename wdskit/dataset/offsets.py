@@ -40,28 +40,38 @@ def read_offsets(shard: str | Path, *, num_bytes: int) -> NDArray[np.int64]:
         FolderIndexError: There are none, or they cannot be those of this shard.
     """
     path = offsets_path(shard)
-    folder = str(path.parent)
+    most = 8 * (num_bytes // BLOCK_BYTES + 1)  # a sample takes a block at least
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(most + 1)
     except OSError as err:
-        msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {folder}`."
-        raise FolderIndexError(msg, folder=folder) from err
-    offsets = np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8").astype(np.int64)
-    problem = _problem(offsets, len(data), num_bytes)
+        msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
+        raise FolderIndexError(msg, folder=str(path.parent)) from err
+    problem = _size_problem(len(data), most) or _problem(np.frombuffer(data, dtype="<u8"), num_bytes)
     if problem:
-        msg = f"{path}: {problem}, so it does not belong to {Path(shard).name}.\n  Run `wdskit index {folder}`."
-        raise FolderIndexError(msg, folder=folder)
-    return offsets
+        raise foreign_offsets(shard, problem)
+    return np.frombuffer(data, dtype="<u8").astype(np.int64)
 
 
-def _problem(offsets: NDArray[np.int64], idx_bytes: int, shard_bytes: int) -> str | None:
+def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
+    """The error of offsets that cannot be those of `shard`."""
+    path = offsets_path(shard)
+    msg = f"{path}: {problem}, so it does not belong to {Path(shard).name}.\n  Run `wdskit index {path.parent}`."
+    return FolderIndexError(msg, folder=str(path.parent))
+
+
+def _size_problem(idx_bytes: int, most: int) -> str | None:
+    if idx_bytes > most:
+        return f"it has more than {most} bytes, 8 for each block of the shard"
+    return f"it has {idx_bytes} bytes, not 8 a sample and 8 more" if idx_bytes == 0 or idx_bytes % 8 else None
+
+
+def _problem(offsets: NDArray[np.uint64], shard_bytes: int) -> str | None:
     """Why these numbers cannot be the offsets of a shard of `shard_bytes`."""
-    if idx_bytes == 0 or idx_bytes % 8:
-        return f"it has {idx_bytes} bytes, not 8 a sample and 8 more"
-    if np.any(np.diff(offsets) <= 0) or offsets[0] < 0:
+    if np.any(offsets[1:] <= offsets[:-1]):
         return "its offsets do not rise"
-    if np.any(offsets % BLOCK_BYTES):
+    if np.any(offsets % np.uint64(BLOCK_BYTES)):
         return "its offsets are no multiples of 512"
-    if offsets[-1] + 2 * BLOCK_BYTES > shard_bytes:
+    if int(offsets[-1]) + 2 * BLOCK_BYTES > shard_bytes:
         return f"its last offset {offsets[-1]} leaves no room for an end marker in {shard_bytes} bytes"
     return None

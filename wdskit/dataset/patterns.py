@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-import math
 import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
+from urllib.parse import unquote
 
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError
@@ -21,8 +21,12 @@ from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.storage.urls import is_local, local_path, scheme_of
 
 _JOINT = re.compile(r"::(?![^\[\]/]*\])")  # not the one inside http://[::1]/
-_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?\}")
+_BRACES = re.compile(  # what counts in a brace pattern: a range of numbers or letters, or one of these
+    r"\{(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?\}|\\.|[{},]"
+)
+_MAX_DIGITS = 18
 _GLOB = re.compile(r"[*?\[]")
+_URL_GLOB = re.compile(r"[*\[]")
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,13 @@ class _Folders:
     known: dict[str, FolderIndex | None] = field(default_factory=dict)
 
     def index_of(self, folder: str) -> FolderIndex | None:
+        """Of a local folder that has one."""
         if folder not in self.known:
             self.known[folder] = read_index(folder) if is_local(folder) and has_index(folder) else None
         return self.known[folder]
 
-    def remote_index(self, folder: str) -> FolderIndex:
+    def needed_index(self, folder: str) -> FolderIndex:
+        """Of a folder that must have one, local or remote."""
         index = self.known.get(folder)
         if index is None:
             index = self.known[folder] = read_index(folder)
@@ -65,6 +71,11 @@ class _Folders:
 
 def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> ShardList:
     """Expand what a user wrote for shards.
+
+    They come in the order in which they are written, and twice where they are named twice. A glob and a folder give
+    theirs in the order of the folder's index; without one sorted by name as text, `s-10.tar` before `s-2.tar`. A local
+    file that exists is itself, whatever its name looks like. In a URL `?` begins the query, so globs there are `*` and
+    `[...]`.
 
     Args:
         shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
@@ -82,7 +93,7 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
     entries: list[ShardEntry | None] = []
     number = 0
     for item in items:
-        for part in _JOINT.split(item):
+        for part in _split_parts(item):
             found = [url for pattern in _expand_braces(part) for url in _match(pattern, folders)]
             urls += found
             parts += [number] * len(found)
@@ -93,78 +104,124 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
     return ShardList(tuple(urls), tuple(parts), tuple(entries))
 
 
+def _split_parts(item: str) -> list[str]:
+    return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
+
+
 def _expand_braces(pattern: str) -> Iterator[str]:
     """The names of a brace pattern, in order."""
     if not pattern:
         raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
     scheme_of(pattern)
-    if "{" not in pattern:
+    if "{" not in pattern or os.path.lexists(pattern):
         return iter((pattern,))
-    sizes = [
-        abs(int(last) - int(first)) // (abs(int(step or 1)) or 1) + 1 for first, last, step in _RANGE.findall(pattern)
-    ]
-    if math.prod(sizes) > MAX_SHARD_NAMES:
-        msg = f"{pattern}: it names {math.prod(sizes)} shards, over the limit of {MAX_SHARD_NAMES}."
-        raise StorageError(msg, url=pattern)
     import braceexpand
 
     try:
-        return iter(list(braceexpand.braceexpand(pattern)))
-    except ValueError as err:  # UnbalancedBracesError is one
+        if _count_names(pattern) <= MAX_SHARD_NAMES:
+            return braceexpand.braceexpand(pattern)
+    except (ValueError, RecursionError) as err:
         msg = f"{pattern}: its braces do not match. Write {{000000..000127}} or {{a,b}}."
         raise StorageError(msg, url=pattern) from err
+    msg = f"{pattern}: it names more than {MAX_SHARD_NAMES} shards. Name fewer, or a folder or a glob."
+    raise StorageError(msg, url=pattern)
+
+
+def _count_names(pattern: str) -> int:
+    """How many names a brace pattern has at most, before any is made; over the limit, some number over it.
+
+    Raises:
+        ValueError: A brace has no other.
+    """
+    most = MAX_SHARD_NAMES + 1
+    open_braces = [[0, 1]]  # of each: names of its alternatives so far, names of the present one
+    for match in _BRACES.finditer(pattern):
+        found, inner = match[0], open_braces[-1]
+        if found == "{":
+            open_braces.append([0, 1])
+        elif found == "}":
+            del open_braces[-1]
+            if not open_braces:
+                break
+            open_braces[-1][1] = min(most, open_braces[-1][1] * sum(inner))
+        elif found == "," and len(open_braces) > 1:
+            inner[:] = min(most, sum(inner)), 1
+        elif len(found) > 2:
+            inner[1] = min(most, inner[1] * _count_range(*match.groups()))
+    if len(open_braces) != 1:
+        raise ValueError("unbalanced braces")
+    return open_braces[0][1]
+
+
+def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
+    """How many names a range has, at most."""
+    if first is None or last is None:
+        return abs(ord(last_letter) - ord(first_letter)) + 1
+    if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
+        return MAX_SHARD_NAMES + 1
+    return abs(int(last) - int(first)) // (int(step or 1) or 1) + 1
 
 
 def _match(pattern: str, folders: _Folders) -> list[str]:
     """The shards that one expanded pattern names."""
     if not is_local(pattern):
-        return _match_remote(pattern, folders)
+        return _match_remote(pattern, folders) or _nothing(pattern)
     path = local_path(pattern)
     if os.path.isdir(path):
-        return _match_folder(path, "*.tar", pattern, folders)
+        return _match_folder(path.rstrip("/") or "/", "*.tar", folders) or _nothing(pattern)
     if _GLOB.search(path) and not os.path.lexists(path):
         parent, name = os.path.split(path)
-        if not _GLOB.search(parent):
-            return _match_folder(parent, name, pattern, folders)
-        found = sorted(glob.glob(path))
+        is_plain = os.path.lexists(parent) or not _GLOB.search(parent)
+        parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
+        found = [url for folder in parents for url in _match_folder(folder, name or "*.tar", folders)]
         return found or _nothing(pattern)
     if not os.path.exists(path):
         msg = f"{pattern}: there is no such shard."
+        if path.startswith("~"):
+            msg += "\n  Only a shell knows what `~` stands for: write ${HOME} in a configuration, or the whole path."
         raise StorageError(msg, url=pattern)
     return [path]
 
 
-def _match_folder(folder: str, name: str, pattern: str, folders: _Folders) -> list[str]:
+def _match_folder(folder: str, name: str, folders: _Folders) -> list[str]:
     """The shards of a local folder whose names match a glob, by its index where it has one."""
-    on_disk = sorted(glob.glob(os.path.join(glob.escape(folder), name)))
+    on_disk = {os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(folder), name))}
     index = folders.index_of(folder)
     if index is None:
-        return on_disk or _nothing(pattern)
-    listed = [index.url(entry) for entry in index.entries if fnmatch.fnmatchcase(entry.name, name)]
-    stray = sorted({os.path.basename(path) for path in on_disk} - {os.path.basename(path) for path in listed})
+        return [join_url(folder, name) for name in sorted(on_disk)]
+    listed = [entry for entry in index.entries if fnmatch.fnmatchcase(entry.name, name)]
+    names = {entry.name for entry in listed}
+    stray = sorted(path for path in on_disk - names if path.endswith(".tar"))
     if stray:
         raise _not_listed(folder, stray[0])
-    missing = sorted({os.path.basename(path) for path in listed} - {os.path.basename(path) for path in on_disk})
+    missing = sorted(names - on_disk)
     if missing:
         msg = f"{join_url(folder, missing[0])}: the folder's index lists this shard, but there is no such file."
         raise FolderIndexError(msg, folder=folder)
-    return listed or _nothing(pattern)
+    return [index.url(entry) for entry in listed]
 
 
 def _match_remote(url: str, folders: _Folders) -> list[str]:
     """One remote shard, or those of a remote folder's index that a glob selects."""
-    folder, _, name = url.rpartition("/")
-    if not name or _GLOB.search(name):
-        index = folders.remote_index(folder)
-        found = [index.url(entry) for entry in index.entries if fnmatch.fnmatchcase(entry.name, name or "*")]
-        return found or _nothing(url)
-    return [url]
+    path, query, _ = url.partition("?")
+    folder, _, name = path.rpartition("/")
+    if name and not _URL_GLOB.search(name):
+        return [url]
+    if query:
+        msg = f"{url}: a URL with a query names one shard, not those of a folder. Name each, or leave the query out."
+        raise StorageError(msg, url=url)
+    index = folders.needed_index(folder)
+    return [index.url(entry) for entry in index.entries if fnmatch.fnmatchcase(entry.name, unquote(name) or "*")]
 
 
 def _entry(url: str, folders: _Folders, *, need_index: bool) -> ShardEntry | None:
     """The line of a shard in its folder's index."""
-    folder, name = os.path.split(url)
-    index = folders.remote_index(folder) if need_index else folders.index_of(folder)
+    if is_local(url):
+        folder, name = os.path.split(url)
+    else:
+        folder, _, name = url.partition("?")[0].rpartition("/")
+        name = unquote(name)
+    index = folders.needed_index(folder) if need_index else folders.index_of(folder)
     if index is None:
         return None
     entry = index.by_name.get(name)

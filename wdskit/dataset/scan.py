@@ -36,7 +36,7 @@ def scan_shard(path: str, *, name: str) -> ScannedShard:
         ShardError: It is not right.
         StorageError: It cannot be read.
     """
-    file = LocalFile(path)
+    file = LocalFile(f"./{path}" if path.lower().startswith("file:") else path)  # a path, whatever it looks like
     digest = hashlib.sha256()
     num_bytes = 0
 

@@ -41,6 +41,7 @@ class Draws:
         self._seed = seed
         self._shuffled = shuffled
         self._bounds = np.cumsum(np.ones(num_shards) if weights is None else np.asarray(weights, dtype=np.float64))
+        self._last = int(np.searchsorted(self._bounds, self._bounds[-1]))  # of those with a weight
         self._epoch = -1
         self._order: NDArray[np.int64] = np.arange(num_shards)
 
@@ -49,7 +50,7 @@ class Draws:
         if self.resampled:
             word = int(philox("draw", self._seed, draw).random_raw())
             at = (word >> 11) * 2.0**-53 * self._bounds[-1]
-            return min(int(np.searchsorted(self._bounds, at, side="right")), self.num_shards - 1)
+            return min(int(np.searchsorted(self._bounds, at, side="right")), self._last)  # `at` may be rounded up
         epoch, place = divmod(draw, self.num_shards)
         if not self._shuffled:
             return place

@@ -7,6 +7,7 @@ are a stable argsort of raw words. Keys have a fixed length and are never added 
 
 from __future__ import annotations
 
+import operator
 import zlib
 
 import numpy as np
@@ -23,7 +24,7 @@ def _entropy(purpose: str, words: tuple[int, ...]) -> list[int]:
         raise ValueError(msg)
     tag = purpose.encode()
     entropy = [zlib.crc32(tag), zlib.adler32(tag)]
-    for word in words + (0,) * (_NUM_WORDS - len(words)):
+    for word in map(operator.index, words + (0,) * (_NUM_WORDS - len(words))):
         if not 0 <= word < 1 << 64:
             msg = f"{word} does not fit an unsigned 64-bit word of a key"
             raise ValueError(msg)
@@ -66,7 +67,14 @@ class PositionRng:
         self._state["uinteger"] = 0
 
     def at(self, major: int, minor: int = 0, part: int = 0) -> np.random.Generator:
-        """The generator of one position, named by up to three unsigned 64-bit integers."""
+        """The generator of one position, named by up to three unsigned 64-bit integers.
+
+        Raises:
+            ValueError: One is negative or too large.
+        """
+        if (major | minor | part) >> 64:
+            msg = f"{(major, minor, part)} are not unsigned 64-bit integers"
+            raise ValueError(msg)
         self._counter[:] = (0, major, minor, part)
         self._bits.state = self._state
         return self._generator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -68,11 +69,11 @@ def index_folder(
     """
     path = _local_folder(folder)
     with lock_folder(path):
-        remove_drafts(path, disk=disk)
         sizes = _find_shards(path)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         scans = _scan_all(path, sizes, num_workers, progress)
         try:
+            remove_drafts(path, disk=disk)
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
             write_index(path, [scan.entry for scan in scans], disk=disk)
@@ -98,9 +99,13 @@ def _find_shards(folder: Path) -> dict[str, int]:
     """The shards of a folder by name, sorted, with their sizes in bytes."""
     try:
         paths = sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
-        sizes = {path.name: path.stat().st_size for path in paths}
+        stats = {path.name: path.stat() for path in paths}
     except OSError as err:
         raise StorageError(f"{err.filename}: cannot be read: {err.strerror}.", url=str(folder)) from err
+    for name, status in stats.items():
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
+            raise StorageError(f"{folder / name}: this is no file. Move it away, or rename it.", url=str(folder / name))
+    sizes = {name: status.st_size for name, status in stats.items()}
     if not sizes:
         msg = f"{folder}: no shard (*.tar) stands in this folder."
         raise StorageError(msg, url=str(folder))

@@ -30,7 +30,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         msg = f"{folder}: another wdskit process is writing in this folder. Wait for its end, or stop it."
         raise FolderIndexError(msg, folder=str(folder)) from err
     except OSError as err:
-        raise StorageError(f"{folder}: cannot be written: {err.strerror}.", url=str(folder)) from err
+        raise StorageError(f"{folder}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
     try:
         yield
     finally:

@@ -6,10 +6,11 @@ import contextlib
 import functools
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import TypeVar
 
 from wdskit.errors import WdskitError
@@ -51,7 +52,7 @@ def map_shards(function: Callable[[S], T], shards: Sequence[S], *, workers: int)
     if workers == 1 or len(shards) < 2:
         yield from map(attempt, shards)
         return
-    pool = ProcessPoolExecutor(min(workers, len(shards)), mp_context=get_context("spawn"), initializer=_die_silently)
+    pool = ProcessPoolExecutor(min(workers, len(shards)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
         ahead = 4 * workers  # enough that nobody waits; a million futures at once would take gigabytes
         pending: list[Future[T | WdskitError]] = [pool.submit(attempt, shard) for shard in shards[:ahead]]
@@ -73,7 +74,17 @@ def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
         return err
 
 
-def _die_silently() -> None:
-    """Let Ctrl-C end a worker without a traceback of its own; the main process tells the user."""
+def _start_worker() -> None:
+    """Let Ctrl-C end a worker without a traceback of its own, as the main process tells the user; and let no worker
+    outlive the main process, which may be killed, to write beside the next run.
+    """
     with contextlib.suppress(ValueError):  # not in a main thread
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

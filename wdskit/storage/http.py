@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import urllib.error
 import urllib.request
+from typing import IO
 
 from wdskit.errors import StorageError
 
@@ -49,15 +50,33 @@ class HttpBody:
         self._response.close()
 
 
+class _HttpOnly(urllib.request.HTTPRedirectHandler):
+    """Redirects to http(s) only; urllib would follow one to ftp too."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        """The request to go on with."""
+        if not newurl.lower().startswith(("http://", "https://")):
+            raise urllib.error.HTTPError(newurl, code, f"a redirect to {newurl}", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
 def open_http(url: str) -> HttpBody:
     """GET `url` and return its body.
 
     Raises:
         StorageError: No connection, or a status other than 200.
     """
-    request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})  # noqa: S310 (scheme is checked)
     try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT_S)  # noqa: S310
+        request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})  # noqa: S310 (scheme is checked)
+        response = urllib.request.build_opener(_HttpOnly).open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as err:
         err.close()
         msg = f"{url}: the server answered {err.code} {err.reason}."

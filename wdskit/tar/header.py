@@ -85,7 +85,7 @@ def build_header(name: bytes, size: int) -> bytes:
 
 
 def parse_octal(field: bytes, what: str) -> int:
-    """An octal number as tar writers pad it: spaces before, NUL or space after, or nothing at all (0).
+    """An octal number as tar writers pad it: spaces before, NUL or space after.
 
     Raises:
         HeaderError: Anything else, the base-256 form included where it is negative.
@@ -93,9 +93,7 @@ def parse_octal(field: bytes, what: str) -> int:
     if field[0] & 0x80:
         return _parse_base256(field, what)
     text = field.strip(b" \x00")
-    if not text:
-        return 0
-    if text.strip(b"01234567"):
+    if not text or text.strip(b"01234567"):
         msg = f"its {what} {field!r} is no octal number"
         raise HeaderError(msg)
     return int(text, 8)

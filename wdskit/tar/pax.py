@@ -27,11 +27,18 @@ class Overrides:
             raise HeaderError(msg)
         return replace(self, name=name)
 
-    def merged(self, later: Overrides) -> Overrides:
-        """Both, where `later` overrules."""
+    def joined(self, other: Overrides) -> Overrides:
+        """What two extension headers of one member say together.
+
+        Raises:
+            HeaderError: Both say the same thing; then GNU tar believes the last and Python's tarfile the first.
+        """
+        if (self.name is not None and other.name is not None) or (self.size is not None and other.size is not None):
+            msg = "two extension headers of one member contradict each other"
+            raise HeaderError(msg)
         return Overrides(
-            self.name if later.name is None else later.name,
-            self.size if later.size is None else later.size,
+            other.name if self.name is None else self.name,
+            other.size if self.size is None else self.size,
         )
 
 

@@ -211,14 +211,14 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
     window = _Window(lambda _: b"", shard)
     window.data = data
     window.base = offset
-    while window.at < stop:
+    while window.offset < offset + stop:
         member = _next_member(window)
         if member is not None:
             name, _, size = member
-            start = window.at
+            start = window.offset - offset
             window.skip(size)
             yield name, start, start + size
-    if window.at != stop:
+    if window.offset != offset + stop:
         raise window.damaged(offset + stop, "a sample ends in the middle of a member")
 
 
@@ -269,14 +269,14 @@ def _next_member(window: _Window) -> tuple[str, int, int] | None:
 def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
     """What an extension header adds to those before it."""
     if kind == GNU_LONG_NAME_TYPE:
-        return overrides.with_name(data.rstrip(b"\x00"))
+        return overrides.joined(Overrides().with_name(data.rstrip(b"\x00")))
     found = parse_pax(data)
     if kind == PAX_GLOBAL_TYPE:
         if found != Overrides():
             msg = "a global pax header sets a path or a size for all members"
             raise HeaderError(msg)
         return overrides
-    return overrides.merged(found)
+    return overrides.joined(found)
 
 
 def _decode(window: _Window, name: bytes, offset: int) -> str:

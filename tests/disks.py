@@ -1,0 +1,206 @@
+"""Disks that fail, kill, write little at a time or lose their power: stand-ins for `wdskit.files.Disk`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wdskit.files import Disk
+
+
+class WatchedDisk(Disk):
+    """Does what a disk does and names each operation to `before` and `after`."""
+
+    def __init__(self) -> None:
+        self.operations: list[str] = []
+
+    def before(self, name: str, *args: Any) -> None:
+        self.operations.append(name)
+
+    def after(self, name: str, *args: Any) -> None:
+        pass
+
+    def _do(self, name: str, *args: Any) -> Any:
+        self.before(name, *args)
+        done = getattr(Disk, name)(self, *args)
+        self.after(name, *args)
+        return done
+
+    def open(self, path):
+        return self._do("open", path)
+
+    def write(self, fd, data):
+        return self._do("write", fd, data)
+
+    def fsync(self, fd):
+        self._do("fsync", fd)
+
+    def close(self, fd):
+        self._do("close", fd)
+
+    def rename(self, source, target):
+        self._do("rename", source, target)
+
+    def fsync_folder(self, folder):
+        self._do("fsync_folder", folder)
+
+    def remove(self, path):
+        self._do("remove", path)
+
+    def make_folder(self, path):
+        self._do("make_folder", path)
+
+
+class FailingDisk(WatchedDisk):
+    """Operation number `fail_at`, from 0, fails with this errno; with `for_good`, all behind it fail too."""
+
+    def __init__(self, fail_at: int, code: int, *, for_good: bool = False) -> None:
+        super().__init__()
+        self.fail_at = fail_at
+        self.code = code
+        self.for_good = for_good
+
+    def before(self, name, *args):
+        number = len(self.operations)
+        super().before(name, *args)
+        if number == self.fail_at or (self.for_good and number > self.fail_at):
+            if name == "close":
+                os.close(*args)  # Linux gives the descriptor back, whatever else goes wrong
+            raise OSError(self.code, os.strerror(self.code))
+
+
+class KillingDisk(WatchedDisk):
+    """Kills its process at operation number `kill_at`, from 0: before it, or with `half` in the middle of a write."""
+
+    def __init__(self, kill_at: int, *, half: bool = False) -> None:
+        super().__init__()
+        self.kill_at = kill_at
+        self.half = half
+
+    def before(self, name, *args):
+        if len(self.operations) == self.kill_at:
+            if self.half and name == "write":
+                fd, data = args
+                os.write(fd, data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().before(name, *args)
+
+
+class SlowDisk(Disk):
+    """Takes at most so many bytes a write."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def write(self, fd, data):
+        return super().write(fd, memoryview(data)[: self.most])
+
+
+class _File:
+    """The bytes of a file, and which of them have reached the device for certain."""
+
+    def __init__(self, data: bytes) -> None:
+        self.written = data
+        self.flushed = data
+
+    def survivors(self) -> set[bytes]:
+        """What may be found after a power loss: all that was flushed, and of the rest anything."""
+        if self.written == self.flushed:
+            return {self.written}
+        kept, size = len(self.flushed), len(self.written)
+        halves = {self.written[: (kept + size) // 2]} if self.written.startswith(self.flushed) else set()
+        return {self.flushed, self.written, self.flushed.ljust(size, b"\0")[:size]} | halves
+
+
+class PowerLossDisk(WatchedDisk):
+    """Works as a disk does and knows what a power loss would leave at each moment.
+
+    A file's bytes are certain once it is flushed, a name once its folder is; of what is not, any part may have
+    happened, in any order. `check` is called behind each operation.
+    """
+
+    def __init__(self, check: Callable[[PowerLossDisk], None] = lambda disk: None) -> None:
+        super().__init__()
+        self._check = check
+        self._live: dict[Path, _File | None] = {}
+        self._certain: dict[Path, _File | None] = {}
+        self._uncertain: dict[Path, list[_File | None]] = {}
+        self._new_folders: set[Path] = set()
+        self._open: dict[int, _File] = {}
+
+    def survivors(self, path: Path) -> set[bytes | None]:
+        """What may stand under a name after a power loss now; None is nothing."""
+        self._note(path)
+        found: set[bytes | None] = {None} if self._new_folders & {*path.parents} else set()
+        for file in (self._certain[path], *self._uncertain.get(path, ())):
+            found |= {None} if file is None else file.survivors()
+        return found
+
+    def _note(self, path: Path) -> None:
+        """What stood there before this disk came is certain."""
+        if path not in self._live:
+            self._live[path] = self._certain[path] = _File(path.read_bytes()) if path.exists() else None
+
+    def _name(self, path: Path, file: _File | None) -> None:
+        self._live[path] = file
+        self._uncertain.setdefault(path, []).append(file)
+
+    def before(self, name, *args):
+        super().before(name, *args)
+        for path in args:
+            if isinstance(path, Path) and not path.is_dir():
+                self._note(path)
+        if name == "make_folder" and not args[0].exists():
+            self._new_folders.add(args[0])
+
+    def _do(self, name, *args):
+        done = super()._do(name, *args)
+        match name:
+            case "open":
+                file = self._live[args[0]]
+                if file is None:
+                    file = _File(b"")
+                    self._name(args[0], file)
+                file.written = b""
+                self._open[done] = file
+            case "write":
+                self._open[args[0]].written += bytes(args[1][:done])
+            case "fsync":
+                self._open[args[0]].flushed = self._open[args[0]].written
+            case "rename":
+                self._name(args[1], self._live[args[0]])
+                self._name(args[0], None)
+            case "remove":
+                self._name(args[0], None)
+            case "fsync_folder":
+                for path in [path for path in self._uncertain if path.parent == args[0]]:
+                    self._certain[path] = self._uncertain.pop(path)[-1]
+                self._new_folders -= {path for path in self._new_folders if path.parent == args[0]}
+        self._check(self)
+        return done
+
+
+def run_child(work: Callable[[], Any]) -> int:
+    """Run something in a fork of this process; its exit status, or minus the signal that killed it."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class HastyDisk(Disk):
+    """Flushes nothing, for tests that write thousands of files."""
+
+    def fsync(self, fd):
+        pass
+
+    def fsync_folder(self, folder):
+        pass

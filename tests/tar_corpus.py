@@ -1,0 +1,337 @@
+"""Small tar archives, good and bad, each with what a strict reader makes of it.
+
+Headers are built here from POSIX's table, not with wdskit's writer, so that the two can disagree.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from dataclasses import dataclass
+
+USTAR = b"ustar\x0000"
+GNU = b"ustar  \x00"
+V7 = bytes(8)
+END = bytes(1024)
+
+A = ("a.txt", b"first")
+B = ("b.txt", b"second")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An archive, the members that come out of it, and where and how it fails behind them (None: it does not)."""
+
+    name: str
+    data: bytes
+    members: tuple[tuple[str, bytes], ...]
+    error: str | None = None
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def checksum_of(block: bytes, *, signed: bool = False) -> int:
+    """The sum of a header's bytes, its own field counted as spaces; as old Suns did it, of signed bytes."""
+    return sum(byte - 256 if signed and byte > 127 else byte for byte in block[:148] + b" " * 8 + block[156:])
+
+
+def header(
+    name: bytes,
+    size: int | bytes = 0,
+    *,
+    kind: bytes = b"0",
+    magic: bytes = USTAR,
+    link: bytes = b"",
+    prefix: bytes = b"",
+    mtime: bytes = b"00000000000\x00",
+    checksum: bytes = b"%06o\x00 ",
+    change: int = 0,
+    signed: bool = False,
+) -> bytes:
+    """One header block. `size` as a number or as the 12 raw bytes; `change` is added to the right checksum."""
+    size_field = b"%011o\x00" % size if isinstance(size, int) else size
+    block = name.ljust(100, b"\x00") + b"0000644\x00" + b"0001750\x00" * 2 + size_field + mtime + b" " * 8
+    block += kind + link.ljust(100, b"\x00") + magic + b"user".ljust(32, b"\x00") * 2
+    block += b"0000000\x00" * 2 + prefix.ljust(155, b"\x00")
+    block = block.ljust(512, b"\x00")
+    assert len(block) == 512
+    field = checksum % (checksum_of(block, signed=signed) + change) if b"%" in checksum else checksum
+    return block[:148] + field.ljust(8, b"\x00")[:8] + block[156:]
+
+
+def padded(data: bytes) -> bytes:
+    """Data up to the next block."""
+    return data + bytes(-len(data) % 512)
+
+
+def member(name: bytes | str, data: bytes, **fields) -> bytes:
+    """Header and data."""
+    name = name.encode() if isinstance(name, str) else name
+    return header(name, fields.pop("size", len(data)), **fields) + padded(data)
+
+
+def record(keyword: bytes, value: bytes) -> bytes:
+    """One pax record, which counts its own digits."""
+    length = len(keyword) + len(value) + 3
+    while len(str(length)) + len(keyword) + len(value) + 3 != length:
+        length = len(str(length)) + len(keyword) + len(value) + 3
+    return b"%d %s=%s\n" % (length, keyword, value)
+
+
+def pax(body: bytes, *, kind: bytes = b"x", **fields) -> bytes:
+    """A pax header of raw records."""
+    return member(b"./PaxHeaders/x", body, kind=kind, **fields)
+
+
+def pax_path(name: bytes) -> bytes:
+    """A pax header that gives a path."""
+    return pax(record(b"path", name))
+
+
+def long_name(name: bytes, *, kind: bytes = b"L", end: bytes = b"\x00") -> bytes:
+    """A GNU long name."""
+    return member(b"././@LongLink", name + end, kind=kind, magic=GNU)
+
+
+FIRST, SECOND = member(*A), member(*B)
+AT = len(FIRST)  # where what follows FIRST starts
+
+_DEEP = b"d" * 120 + b"/" + b"n" * 90 + b".txt"
+_LONG = b"folder/" * 40 + b"long.txt"
+
+
+def _good() -> list[Case]:
+    """Archives that are read whole."""
+
+    def good(name: str, data: bytes, *members: tuple[str, bytes]) -> Case:
+        return Case(name, data, members)
+
+    full = b"n" * 96 + b".txt"
+    return [
+        good("ustar", FIRST + SECOND + END, A, B),
+        good("empty-member", member("a.txt", b"") + SECOND + END, ("a.txt", b""), B),
+        good("511-bytes", member("a.txt", b"x" * 511) + SECOND + END, ("a.txt", b"x" * 511), B),
+        good("512-bytes", member("a.txt", b"x" * 512) + SECOND + END, ("a.txt", b"x" * 512), B),
+        good("513-bytes", member("a.txt", b"x" * 513) + SECOND + END, ("a.txt", b"x" * 513), B),
+        good("data-of-zero-blocks", member("a.txt", bytes(4096)) + SECOND + END, ("a.txt", bytes(4096)), B),
+        good("data-like-a-tar", member("a.tar", FIRST + END) + SECOND + END, ("a.tar", FIRST + END), B),
+        good("name-of-100-bytes", member(full, b"x") + END, (full.decode(), b"x")),
+        good("ustar-prefix", member("n.txt", b"x", prefix=b"deep/er") + END, ("deep/er/n.txt", b"x")),
+        good(
+            "ustar-prefix-of-155-bytes",
+            member(full, b"x", prefix=b"p" * 155) + END,
+            ("p" * 155 + "/" + full.decode(), b"x"),
+        ),
+        good("v7", member("a.txt", b"first", magic=V7) + END, A),
+        good("v7-type-nul", member("a.txt", b"first", magic=V7, kind=b"\x00") + END, A),
+        good("v7-ignores-a-prefix", member("a.txt", b"first", magic=V7, prefix=b"no") + END, A),
+        good("gnu-magic", member("a.txt", b"first", magic=GNU) + SECOND + END, A, B),
+        good("gnu-ignores-a-prefix", member("a.txt", b"first", magic=GNU, prefix=b"no") + END, A),
+        good("contiguous-file", member("a.txt", b"first", kind=b"7") + END, A),
+        good("mtime-base-256", member("a.txt", b"first", mtime=b"\x80" + bytes(7) + b"\x01\x02\x03\x04") + END, A),
+        good("size-with-space-behind", member("a.txt", b"first", size=b"0000000005 \x00") + END, A),
+        good("size-with-spaces-before", member("a.txt", b"first", size=b"          5\x00") + END, A),
+        good("size-of-12-digits", member("a.txt", b"first", size=b"000000000005") + END, A),
+        good("size-base-256", member("a.txt", b"first", size=b"\x80" + bytes(10) + b"\x05") + SECOND + END, A, B),
+        good("checksum-with-7-digits", member("a.txt", b"first", checksum=b"%07o\x00") + END, A),
+        good("checksum-with-spaces-before", member("a.txt", b"first", checksum=b"%6o\x00 ") + END, A),
+        good("checksum-with-space-then-nul", member("a.txt", b"first", checksum=b"%06o \x00") + END, A),
+        good("pax-path", pax_path(_LONG) + member("cut", b"x") + SECOND + END, (_LONG.decode(), b"x"), B),
+        good("pax-path-overrules-prefix", pax_path(b"a.txt") + member("n", b"first", prefix=b"p") + END, A),
+        good("pax-path-not-ascii", pax_path("ä/ö.txt".encode()) + member("x", b"x") + END, ("ä/ö.txt", b"x")),
+        good("pax-size", pax(record(b"size", b"5")) + member("a.txt", b"first", size=0) + SECOND + END, A, B),
+        good(
+            "pax-times-and-owners",
+            pax(record(b"mtime", b"1.5") + record(b"uname", b"x") + record(b"SCHILY.xattr.user.a", b"\x00=\n"))
+            + FIRST
+            + END,
+            A,
+        ),
+        good(
+            "pax-record-twice", pax(record(b"path", b"no") + record(b"path", b"a.txt")) + member("x", b"first") + END, A
+        ),
+        good(
+            "pax-path-and-size",
+            pax_path(b"a.txt") + pax(record(b"size", b"5")) + member("x", b"first", size=0) + END,
+            A,
+        ),
+        good("pax-header-empty", pax(b"") + FIRST + END, A),
+        good("pax-value-with-newline", pax(record(b"path", b"a\nb.txt")) + member("x", b"x") + END, ("a\nb.txt", b"x")),
+        good("pax-global-comment", pax(record(b"comment", b"abc"), kind=b"g") + FIRST + SECOND + END, A, B),
+        good(
+            "gnu-long-name", long_name(_LONG) + member("cut", b"x", magic=GNU) + SECOND + END, (_LONG.decode(), b"x"), B
+        ),
+        good(
+            "gnu-long-name-without-nul", long_name(_LONG, end=b"") + member("cut", b"x") + END, (_LONG.decode(), b"x")
+        ),
+        good("gnu-long-name-of-512-bytes", long_name(b"n" * 511) + member("cut", b"x") + END, ("n" * 511, b"x")),
+        good("directory", member("d/", b"", kind=b"5") + FIRST + END, A),
+        good("directory-without-slash", member("d", b"", kind=b"5") + FIRST + END, A),
+        good("directory-by-its-slash", member("d/", b"", magic=V7, kind=b"\x00") + FIRST + END, A),
+        good("directory-with-pax-path", pax_path(b"d" * 200 + b"/") + member("d/", b"", kind=b"5") + FIRST + END, A),
+        good("directory-with-gnu-name", long_name(b"d" * 200 + b"/") + member("d/", b"", kind=b"5") + FIRST + END, A),
+        good("name-not-ascii", member("ä.txt", b"x") + END, ("ä.txt", b"x")),
+        good("name-with-dot-slash", member("./a.txt", b"x") + END, ("./a.txt", b"x")),
+        good("name-without-extension", member("README", b"x") + FIRST + END, ("README", b"x"), A),
+        good("name-twice", FIRST + FIRST + END, A, A),
+        good("end-marker-only", END),
+        good("end-marker-and-zeros", FIRST + END + bytes(9216), A),
+        good("end-marker-and-zeros-to-no-block", FIRST + END + bytes(77), A),
+        good("deep-prefix", member(_DEEP[121:], b"x", prefix=_DEEP[:120]) + END, (_DEEP.decode(), b"x")),
+    ]
+
+
+def _bad_kinds() -> list[Case]:
+    """Members that are no plain files."""
+    kinds = {
+        "hard-link": (b"1", "a hard link"),
+        "symbolic-link": (b"2", "a symbolic link"),
+        "character-device": (b"3", "a character device"),
+        "block-device": (b"4", "a block device"),
+        "fifo": (b"6", "a FIFO"),
+        "sparse-old-gnu": (b"S", "a sparse file"),
+        "gnu-directory-listing": (b"D", "a GNU directory listing"),
+        "multi-volume": (b"M", "multi-volume"),
+        "volume-label": (b"V", "a volume label"),
+        "solaris-extended": (b"X", "a Solaris extended header"),
+        "unknown-type": (b"Z", "unknown type 'Z'"),
+        "type-not-ascii": (b"\xff", "unknown type"),
+    }
+    cases = [
+        Case(name, FIRST + member("l.txt", b"", kind=kind, link=b"a.txt") + SECOND + END, (A,), error, AT)
+        for name, (kind, error) in kinds.items()
+    ]
+    sparse = {
+        "sparse-pax-0.0": record(b"GNU.sparse.size", b"2147483648") + record(b"GNU.sparse.numblocks", b"0"),
+        "sparse-pax-0.1": record(b"GNU.sparse.map", b"0,1") + record(b"GNU.sparse.name", b"l.txt"),
+        "sparse-pax-1.0": record(b"GNU.sparse.major", b"1") + record(b"GNU.sparse.minor", b"0"),
+        "sparse-solaris": record(b"SCHILY.realsize", b"9"),
+    }
+    cases += [
+        Case(name, FIRST + pax(body) + member("l.txt", b"x") + END, (A,), "makes a member a sparse file", AT)
+        for name, body in sparse.items()
+    ]
+    link = pax(record(b"linkpath", b"a.txt"))
+    return [
+        *cases,
+        Case("pax-linkpath", FIRST + link + SECOND + END, (A,), "makes a member a link", AT),
+        Case(
+            "gnu-long-link", FIRST + long_name(b"a" * 200, kind=b"K") + SECOND + END, (A,), "link with a long name", AT
+        ),
+        Case("directory-with-data", FIRST + member("d/", b"x", kind=b"5") + END, (A,), "claims 1 bytes of data", AT),
+    ]
+
+
+def _bad_headers() -> list[Case]:
+    """Headers that cannot be believed."""
+
+    def bad(name: str, second: bytes, error: str, offset: int = AT) -> Case:
+        return Case(name, FIRST + second + END, (A,), error, offset)
+
+    def sized(name: str, size: bytes, error: str) -> Case:
+        return bad(name, member("b.txt", b"second", size=size), error)
+
+    too_long = b"9" * 30 + b" path=a\n"
+    return [
+        bad("checksum-one-more", member(*B, change=1), "its checksum does not match"),
+        bad("checksum-one-less", member(*B, change=-1), "its checksum does not match"),
+        bad("checksum-of-zeros", member(*B, checksum=bytes(8)), "is no octal number"),
+        bad("checksum-no-number", member(*B, checksum=b"ABCDEFGH"), "its checksum b'ABCDEFGH' is no octal number"),
+        bad("checksum-negative", member(*B, checksum=b"\xff" * 8), "its checksum is negative"),
+        bad("checksum-of-signed-bytes", member("ä.txt", b"x", signed=True), "its checksum does not match"),
+        bad("magic-unknown", member(*B, magic=b"USTAR\x0000"), "its magic b'USTAR"),
+        sized("size-negative", b"\xff" * 11 + b"\xfb", "its size is negative"),
+        sized("size-negative-in-octal", b"-0000000005\x00", "is no octal number"),
+        sized("size-base-256-huge", b"\x80" + b"\x7f" * 11, "is over the limit"),
+        sized("size-over-the-limit", b"777777777777", "is over the limit"),
+        sized("size-with-an-8", b"00000000008\x00", "is no octal number"),
+        sized("size-with-letters", b"0x000000005\x00", "is no octal number"),
+        sized("size-with-underscore", b"000000000_5\x00", "is no octal number"),
+        sized("size-with-a-space-inside", b"0000000 005\x00", "is no octal number"),
+        sized("size-blank", b" " * 12, "is no octal number"),
+        sized("size-of-nul", bytes(12), "is no octal number"),
+        bad("pax-path-twice", pax_path(b"no") + pax_path(b"b.txt") + SECOND, "contradict", AT + 1024),
+        bad("pax-size-twice", pax(record(b"size", b"6")) * 2 + SECOND, "contradict", AT + 1024),
+        bad("gnu-long-name-twice", long_name(b"no") + long_name(b"b.txt") + SECOND, "contradict", AT + 1024),
+        bad("pax-then-gnu-name", pax_path(b"no") + long_name(b"b.txt") + SECOND, "contradict", AT + 1024),
+        bad("name-empty", member("", b"x"), "a member has no name"),
+        bad("name-not-utf-8", member(b"\xff\xfe.txt", b"x"), "is not UTF-8"),
+        bad("pax-path-not-utf-8", pax_path(b"\xff.txt") + SECOND, "is not UTF-8", AT + 1024),
+        bad("pax-path-with-nul", pax_path(b"a\x00.txt") + SECOND, "holds a NUL byte", AT + 1024),
+        bad("pax-path-empty", pax_path(b"") + SECOND, "an empty name"),
+        bad("gnu-name-with-nul", long_name(b"a\x00b.txt") + SECOND, "holds a NUL byte", AT + 1024),
+        bad("gnu-name-empty", long_name(b"") + SECOND, "an empty name"),
+        bad("pax-without-length", pax(b"path=a\n") + SECOND, "malformed at its byte 0"),
+        bad("pax-length-too-small", pax(b"5 path=a\n") + SECOND, "malformed at its byte 0"),
+        bad("pax-length-too-large", pax(b"99 path=a\n") + SECOND, "malformed at its byte 0"),
+        bad("pax-length-zero", pax(b"0 path=a\n") + SECOND, "malformed at its byte 0"),
+        bad("pax-length-negative", pax(b"-9 path=a\n") + SECOND, "malformed at its byte 0"),
+        bad("pax-length-endless", pax(too_long) + SECOND, "malformed at its byte 0"),
+        bad("pax-without-equals", pax(b"9 pathaa\n") + SECOND, "malformed at its byte 0"),
+        bad("pax-without-keyword", pax(b"6 =aa\n") + SECOND, "malformed at its byte 0"),
+        bad("pax-without-newline", pax(b"9 path=aa") + SECOND, "malformed at its byte 0"),
+        bad("pax-second-record", pax(record(b"path", b"b") + b"x") + SECOND, "malformed at its byte 9"),
+        bad("pax-size-negative", pax(record(b"size", b"-5")) + SECOND, "gives the size b'-5'"),
+        bad("pax-size-no-number", pax(record(b"size", b"5.0")) + SECOND, "gives the size b'5.0'"),
+        bad("pax-size-huge", pax(record(b"size", b"9" * 18)) + SECOND, "is over the limit"),
+        bad("pax-size-without-end", pax(record(b"size", b"9" * 400)) + SECOND, "gives the size"),
+        bad("pax-global-path", pax(record(b"path", b"b"), kind=b"g") + SECOND, "for all members"),
+        bad("pax-global-size", pax(record(b"size", b"5"), kind=b"g") + SECOND, "for all members"),
+        bad("pax-header-of-2-mb", pax(bytes(2 << 20)) + SECOND, "an extension header of 2097152 bytes"),
+        bad("pax-before-the-end", pax_path(b"b.txt"), "stands before the end marker", AT + 1024),
+        bad("gnu-name-before-the-end", long_name(b"b.txt"), "stands before the end marker", AT + 1024),
+        bad("garbage", b"\xaa" * 512, "bad header"),
+        bad("text", b"Not Found\n" * 60, "bad header"),
+    ]
+
+
+def _bad_ends() -> list[Case]:
+    """Streams that stop too soon or too late."""
+    whole = FIRST + SECOND + END
+    cut_pax = pax_path(_LONG)
+
+    def bad(name: str, data: bytes, members: tuple[tuple[str, bytes], ...], error: str, offset: int) -> Case:
+        return Case(name, data, members, error, offset)
+
+    gzipped = gzip.compress(whole, mtime=0).ljust(512, b"\x00")
+    compressed = {
+        "gzip": gzipped,
+        "xz": lzma.compress(whole).ljust(512, b"\x00"),
+        "bzip2": bz2.compress(whole).ljust(512, b"\x00"),
+        "zstd": b"\x28\xb5\x2f\xfd".ljust(512, b"\x01"),
+        "zip": b"PK\x03\x04".ljust(512, b"\x01"),
+    }
+    return [
+        bad("no-bytes", b"", (), "stops before its end marker", 0),
+        bad("one-byte", b"a", (), "stops inside a header", 1),
+        bad("one-zero-byte", b"\x00", (), "stops inside a header", 1),
+        bad("half-a-header", FIRST + SECOND[:200], (A,), "stops inside a header", AT + 200),
+        bad("no-end-marker", FIRST + SECOND, (A, B), "stops before its end marker", 2 * AT),
+        bad("half-an-end-marker", FIRST + END[:512], (A,), "stops inside its end marker", AT + 512),
+        bad("end-marker-less-a-byte", FIRST + END[:-1], (A,), "stops inside its end marker", AT + 1023),
+        bad("zero-block-between", FIRST + bytes(512) + SECOND + END, (A,), "a single zero block", AT),
+        bad("second-archive-behind", whole + whole, (A, B), "behind the end marker", 2 * AT + 1024),
+        bad("byte-behind-the-end", FIRST + END + b"\x01", (A,), "behind the end marker", AT + 1024),
+        bad(
+            "byte-far-behind-the-end", FIRST + END + bytes(300_000) + b"x", (A,), "behind the end marker", AT + 301_024
+        ),
+        bad("cut-in-data", FIRST + SECOND[:514], (A,), "stops inside a member of 6 bytes", AT + 514),
+        bad("cut-in-padding", FIRST + SECOND[:600], (A,), "stops inside a member of 6 bytes", AT + 600),
+        bad("cut-before-data", FIRST + SECOND[:512], (A,), "stops inside a member of 6 bytes", AT + 512),
+        bad("cut-in-pax", FIRST + cut_pax[:700], (A,), "stops inside a member of", AT + 700),
+        bad("cut-behind-pax", FIRST + cut_pax, (A,), "stops before its end marker", AT + len(cut_pax)),
+        bad(
+            "size-beyond-the-end",
+            FIRST + header(b"b.txt", (1 << 33) - 1) + END,
+            (A,),
+            "stops inside a member of",
+            AT + 1536,
+        ),
+        *(bad(name, data, (), f"this is a {name} file, not a tar", 0) for name, data in compressed.items()),
+    ]
+
+
+CASES = [*_good(), *_bad_kinds(), *_bad_headers(), *_bad_ends()]

@@ -1,0 +1,600 @@
+"""A final name never holds unfinished bytes, whatever fails, kills or loses its power, and what is published is there.
+
+Each check is a function that takes a way to publish, and for each there are broken ways that it must catch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import resource
+import signal
+import stat
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from disks import FailingDisk, KillingDisk, PowerLossDisk, SlowDisk, WatchedDisk, run_child
+from shards import write_shard
+
+from wdskit import pack
+from wdskit.dataset.binary import BINARY_NAME
+from wdskit.dataset.index import INDEX_NAME
+from wdskit.files import Disk, Draft, draft_path, make_folders, publish, publish_bytes, remove_drafts
+from wdskit.shards.indexing import index_folder
+
+PARTS = (b"first ", b"", b"second " * 3, bytearray(b"third"))
+NEW = b"".join(PARTS)
+OLD = b"what stood there before"
+
+Publish = Callable[[Path, Disk], None]
+
+
+def write_published(path: Path, disk: Disk) -> None:
+    with publish(path, disk=disk) as draft:
+        for part in PARTS:
+            draft.write(part)
+
+
+# Ways to publish that are wrong.
+
+
+def _write(fd: int, disk: Disk) -> None:
+    for part in PARTS:
+        rest = memoryview(part)
+        while rest:
+            rest = rest[disk.write(fd, rest) :]
+
+
+def _publish_wrongly(path: Path, disk: Disk, steps: str, draft: Path | None = None) -> None:
+    """Steps in this order, w: write, s: write once, f: flush the file, r: rename, d: flush the folder."""
+    draft = draft or draft_path(path)
+    fd = disk.open(draft)
+    try:
+        for step in steps:
+            match step:
+                case "w":
+                    _write(fd, disk)
+                case "s":
+                    disk.write(fd, NEW)
+                case "f":
+                    disk.fsync(fd)
+                case "r":
+                    disk.rename(draft, path)
+                case "d":
+                    disk.fsync_folder(path.parent)
+    except BaseException:
+        os.close(fd)
+        disk.remove(draft)
+        raise
+    disk.close(fd)
+
+
+no_file_flush = partial(_publish_wrongly, steps="wrd")
+file_flushed_too_early = partial(_publish_wrongly, steps="fwrd")
+file_flushed_too_late = partial(_publish_wrongly, steps="wrfd")
+no_folder_flush = partial(_publish_wrongly, steps="wfr")
+folder_flushed_too_early = partial(_publish_wrongly, steps="wfdr")
+renamed_before_written = partial(_publish_wrongly, steps="rwfd")
+short_writes_ignored = partial(_publish_wrongly, steps="sfrd")
+
+
+def written_in_place(path: Path, disk: Disk) -> None:
+    fd = disk.open(path)
+    _write(fd, disk)
+    disk.fsync(fd)
+    disk.close(fd)
+    disk.fsync_folder(path.parent)
+
+
+def removed_before_renamed(path: Path, disk: Disk) -> None:
+    publish_bytes(path.with_name("other"), NEW, disk=disk)
+    disk.remove(path)
+    disk.rename(path.with_name("other"), path)
+    disk.fsync_folder(path.parent)
+
+
+def draft_elsewhere(path: Path, disk: Disk) -> None:
+    _publish_wrongly(path, disk, "wfrd", draft=path.parent.parent / ".draft")
+
+
+def draft_left_after_an_error(path: Path, disk: Disk) -> None:
+    fd = disk.open(draft_path(path))
+    try:
+        _write(fd, disk)
+        disk.fsync(fd)
+    finally:
+        os.close(fd)
+    disk.rename(draft_path(path), path)
+    disk.fsync_folder(path.parent)
+
+
+def error_swallowed(path: Path, disk: Disk) -> None:
+    with contextlib.suppress(OSError):
+        write_published(path, disk)
+
+
+def descriptor_left_open(path: Path, disk: Disk) -> None:
+    fd = disk.open(draft_path(path))
+    try:
+        _write(fd, disk)
+        disk.fsync(fd)
+        os.close(fd)
+        disk.rename(draft_path(path), path)
+    except OSError:
+        disk.remove(draft_path(path))
+        raise
+    disk.fsync_folder(path.parent)
+
+
+# What is checked.
+
+
+def fresh(folder: Path, old: bytes | None) -> Path:
+    """A path in a new folder of its own, with these bytes."""
+    place = folder / f"{len(list(folder.iterdir()))}"
+    place.mkdir()
+    if old is not None:
+        (place / "a.tar").write_bytes(old)
+    return place / "a.tar"
+
+
+def held(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def num_operations(write: Publish, folder: Path) -> int:
+    disk = WatchedDisk()
+    write(fresh(folder, None), disk)
+    return len(disk.operations)
+
+
+def check_power_loss(write: Publish, folder: Path, old: bytes | None) -> None:
+    path = fresh(folder, old)
+
+    def check(disk: PowerLossDisk) -> None:
+        assert disk.survivors(path) <= {old, NEW}, disk.operations
+
+    disk = PowerLossDisk(check)
+    write(path, disk)
+    assert disk.survivors(path) == {NEW}
+
+
+def check_faults(write: Publish, folder: Path, old: bytes | None) -> None:
+    for code in (errno.ENOSPC, errno.EIO, errno.EINTR, errno.EDQUOT):
+        for for_good in (False, True):
+            for fail_at in range(num_operations(write, folder)):
+                path = fresh(folder, old)
+                descriptors = open_descriptors()
+                disk = FailingDisk(fail_at, code, for_good=for_good)
+                with pytest.raises(OSError) as caught:
+                    write(path, disk)
+                assert caught.value.errno == code
+                assert open_descriptors() <= descriptors
+                assert held(path) == (NEW if disk.operations[fail_at] == "fsync_folder" else old)
+                if for_good:
+                    remove_drafts(path.parent)
+                assert [*path.parent.iterdir()] == [path] * path.exists()
+                write(path, Disk())
+                assert held(path) == NEW
+
+
+def check_kills(write: Publish, folder: Path, old: bytes | None) -> None:
+    for half in (False, True):
+        for kill_at in range(num_operations(write, folder)):
+            path = fresh(folder / "inner", old)
+            assert run_child(lambda: write(path, KillingDisk(kill_at, half=half))) == -signal.SIGKILL  # noqa: B023
+            assert held(path) in (old, NEW)
+            remove_drafts(path.parent)
+            assert [*path.parent.iterdir()] == [path] * path.exists()
+            assert not [other for other in path.parent.parent.iterdir() if not other.is_dir()]
+            write(path, Disk())
+            assert held(path) == NEW
+
+
+def check_short_writes(write: Publish, folder: Path, old: bytes | None) -> None:
+    for most in range(1, len(NEW) + 2):
+        path = fresh(folder, old)
+        write(path, SlowDisk(most))
+        assert held(path) == NEW
+
+
+CHECKS = (check_power_loss, check_faults, check_kills, check_short_writes)
+MUTANTS = [
+    (no_file_flush, check_power_loss),
+    (file_flushed_too_early, check_power_loss),
+    (file_flushed_too_late, check_power_loss),
+    (no_folder_flush, check_power_loss),
+    (folder_flushed_too_early, check_power_loss),
+    (renamed_before_written, check_power_loss),
+    (renamed_before_written, check_kills),
+    (written_in_place, check_power_loss),
+    (written_in_place, check_kills),
+    (written_in_place, check_faults),
+    (removed_before_renamed, check_power_loss),
+    (removed_before_renamed, check_kills),
+    (draft_elsewhere, check_kills),
+    (draft_left_after_an_error, check_faults),
+    (error_swallowed, check_faults),
+    (descriptor_left_open, check_faults),
+    (short_writes_ignored, check_short_writes),
+]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "place" / "inner").mkdir(parents=True)
+    return tmp_path / "place"
+
+
+@pytest.mark.parametrize("old", [None, OLD], ids=["new", "replaced"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_final_name_holds_all_or_nothing(check, old, place: Path) -> None:
+    check(write_published, place, old)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    MUTANTS,
+    ids=[f"{getattr(m, 'keywords', {}).get('steps') or m.__name__}-{check.__name__}" for m, check in MUTANTS],
+)
+def test_a_wrong_way_to_publish_is_caught(mutant, check, place: Path) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check(mutant, place, OLD)
+
+
+def test_power_loss_leaves_what_was_certain_and_any_part_of_the_rest(tmp_path: Path) -> None:
+    """The model itself: what each operation makes certain."""
+    disk = PowerLossDisk()
+    a, b = tmp_path / "a", tmp_path / "b"
+    fd = disk.open(a)
+    disk.write(fd, b"1234")
+    assert disk.survivors(a) == {None, b"", b"12", b"\0\0\0\0", b"1234"}
+    disk.fsync(fd)
+    assert disk.survivors(a) == {None, b"1234"}
+    disk.fsync_folder(tmp_path)
+    assert disk.survivors(a) == {b"1234"}
+    disk.write(fd, b"56")
+    disk.close(fd)
+    disk.rename(a, b)
+    partial_writes = {b"1234", b"12345", b"1234\0\0", b"123456"}
+    assert disk.survivors(a) == partial_writes | {None}
+    assert disk.survivors(b) == partial_writes | {None}
+    disk.fsync_folder(tmp_path)
+    assert disk.survivors(a) == {None}
+    assert disk.survivors(b) == partial_writes
+    disk.remove(b)
+    assert disk.survivors(b) == partial_writes | {None}
+    disk.make_folder(tmp_path / "c")
+    publish_bytes(tmp_path / "c" / "d", b"x", disk=disk)
+    assert disk.survivors(tmp_path / "c" / "d") == {None, b"x"}
+    disk.fsync_folder(tmp_path)
+    assert disk.survivors(tmp_path / "c" / "d") == {b"x"}
+
+
+# Whole folders: the shard before its offsets, the index last.
+
+ROWS = [{"__key__": f"k{number}", "cls": number, "txt": "x" * 600 * number} for number in range(5)]
+
+
+def write_folder(folder: Path, disk: Disk) -> None:
+    pack(ROWS, folder, max_samples=2, pattern="s-%03d.tar", disk=disk)
+
+
+# The names of the folder's files as the first letters of an order: shard, offsets, twin, index. Others are wrong.
+ORDERS = {"index first": "jstx", "index before its twin": "sxjt", "offsets before their shard": "xstj"}
+KINDS = {".tar": "s", ".idx": "x", ".bin": "t", ".json": "j"}
+
+
+def write_folder_in_order(folder: Path, disk: Disk, *, order: str, flush_name: bool = True) -> None:
+    other = folder.with_name("other")
+    if flush_name:
+        make_folders(folder, disk=disk)
+    else:
+        make_folders(folder.parent, disk=disk)
+        disk.make_folder(folder)
+    pack(ROWS, other, max_samples=2, pattern="s-%03d.tar")
+    for path in sorted(other.glob("[!.]*"), key=lambda path: (order.index(KINDS[path.suffix]), path.name)):
+        publish_bytes(folder / path.name, path.read_bytes(), disk=disk)
+
+
+def check_folder_power_loss(write: Publish, tmp_path: Path) -> None:
+    pack(ROWS, tmp_path / "right", max_samples=2, pattern="s-%03d.tar")
+    right = {path.name: path.read_bytes() for path in (tmp_path / "right").glob("[!.]*")}
+    assert len(right) == 8
+    folder = tmp_path / "above" / "packed"
+
+    def check(disk: PowerLossDisk) -> None:
+        found = {name: disk.survivors(folder / name) for name in right}
+        for name, data in right.items():
+            assert found[name] <= {None, data}, (name, disk.operations)
+        for name in [name for name in right if name.endswith(".idx") and found[name] != {None}]:
+            shard = name.removesuffix(".idx")
+            assert found[shard] == {right[shard]}, disk.operations
+        if found[INDEX_NAME] != {None}:  # it may be there, and then all else is, for certain
+            assert all(found[name] == {data} for name, data in right.items() if name != INDEX_NAME), disk.operations
+
+    disk = PowerLossDisk(check)
+    write(folder, disk)
+    assert {name: disk.survivors(folder / name) for name in right} == {name: {data} for name, data in right.items()}
+
+
+def test_after_a_power_loss_a_folder_with_an_index_is_whole(tmp_path: Path) -> None:
+    check_folder_power_loss(write_folder, tmp_path)
+
+
+def test_the_right_order_by_hand_is_as_good(tmp_path: Path) -> None:
+    check_folder_power_loss(partial(write_folder_in_order, order="sxtj"), tmp_path)
+
+
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_wrong_order_of_files_is_caught(tmp_path: Path, order: str) -> None:
+    with pytest.raises(AssertionError):
+        check_folder_power_loss(partial(write_folder_in_order, order=order), tmp_path)
+
+
+def test_a_folder_whose_name_is_not_flushed_is_caught(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        check_folder_power_loss(partial(write_folder_in_order, order="sxtj", flush_name=False), tmp_path)
+
+
+def test_indexing_shards_of_others_survives_a_power_loss(tmp_path: Path) -> None:
+    for number in range(3):
+        write_shard(tmp_path / f"s-{number}.tar", {f"{number}-{i}": {"cls": b"1"} for i in range(number + 1)})
+    index_folder(tmp_path)
+    names = [f"s-{number}.tar.idx" for number in range(3)] + [BINARY_NAME, INDEX_NAME]
+    right = {name: (tmp_path / name).read_bytes() for name in names}
+    for name in names:
+        (tmp_path / name).unlink()
+
+    def check(disk: PowerLossDisk) -> None:
+        found = {name: disk.survivors(tmp_path / name) for name in names}
+        assert all(found[name] <= {None, right[name]} for name in names)
+        assert found[INDEX_NAME] == {None} or all(found[name] == {right[name]} for name in names[:-1])
+
+    disk = PowerLossDisk(check)
+    index_folder(tmp_path, disk=disk)
+    assert disk.survivors(tmp_path / INDEX_NAME) == {right[INDEX_NAME]}
+
+
+# Folders.
+
+
+def test_new_folders_are_there_after_a_power_loss(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "c" / "file"
+    disk = PowerLossDisk()
+    make_folders(path.parent, disk=disk)
+    publish_bytes(path, NEW, disk=disk)
+    assert disk.survivors(path) == {NEW}
+
+
+def test_a_folder_made_by_a_run_that_was_killed_is_flushed_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    for made in ([tmp_path / "a"], [tmp_path / "a", tmp_path / "a" / "b"]):
+        disk = PowerLossDisk()
+        for folder in made:
+            if len(made) > 1 and folder == made[0]:
+                make_folders(folder, disk=disk)
+            else:
+                disk.make_folder(folder)  # and killed before the flush
+        make_folders(path.parent, disk=disk)
+        publish_bytes(path, NEW, disk=disk)
+        assert disk.survivors(path) == {NEW}
+        path.unlink()
+        path.parent.rmdir()
+        path.parent.parent.rmdir()
+
+
+def test_folders_that_are_not_flushed_are_caught(tmp_path: Path) -> None:
+    disk = PowerLossDisk()
+    disk.make_folder(tmp_path / "a")
+    publish_bytes(tmp_path / "a" / "file", NEW, disk=disk)
+    assert disk.survivors(tmp_path / "a" / "file") == {None, NEW}
+
+
+def test_a_folder_that_stands_below_one_that_cannot_be_opened_is_fine(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    disk = FailingDisk(0, errno.EACCES)
+    make_folders(folder, disk=disk)
+    assert disk.operations == ["fsync_folder"]
+    with pytest.raises(PermissionError):  # but one that is made there is not certain to stay
+        make_folders(folder / "a", disk=FailingDisk(2, errno.EACCES))
+
+
+def test_every_operation_that_fails_while_folders_are_made_is_told(tmp_path: Path) -> None:
+    disk = WatchedDisk()
+    make_folders(tmp_path / "right" / "b", disk=disk)
+    assert disk.operations == ["fsync_folder", "make_folder", "fsync_folder", "make_folder", "fsync_folder"]
+    for fail_at in range(len(disk.operations)):
+        folder = tmp_path / f"{fail_at}" / "b"
+        with pytest.raises(OSError, match="No space left"):
+            make_folders(folder, disk=FailingDisk(fail_at, errno.ENOSPC))
+        make_folders(folder)
+        assert folder.is_dir()
+
+
+# The real thing.
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    """/dev/full is a device that every write finds full."""
+
+    class FullDisk(Disk):
+        def open(self, path):
+            return os.open("/dev/full", os.O_WRONLY)
+
+    path = tmp_path / "a"
+    path.write_bytes(OLD)
+    with pytest.raises(OSError, match="No space left"):
+        publish_bytes(path, NEW, disk=FullDisk())
+    assert [*tmp_path.iterdir()] == [path]
+    assert held(path) == OLD
+
+
+@pytest.mark.parametrize("old", [None, OLD])
+def test_a_file_that_outgrows_its_limit_is_told_and_leaves_nothing(tmp_path: Path, old: bytes | None) -> None:
+    """The kernel writes what still fits, which is a short write, and then refuses."""
+    path = tmp_path / "a"
+    if old is not None:
+        path.write_bytes(old)
+
+    def work() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))
+        disk = WatchedDisk()
+        with pytest.raises(OSError) as caught:
+            publish_bytes(path, bytes(10_000), disk=disk)
+        assert caught.value.errno == errno.EFBIG
+        assert disk.operations == ["open", "write", "write", "close", "remove"]
+
+    assert run_child(work) == 0
+    assert [*tmp_path.iterdir()] == [path] * (old is not None)
+    assert held(path) == old
+
+
+def test_a_write_that_a_signal_cuts_short_is_continued() -> None:
+    """A pipe that nobody reads until the signal came: the kernel returns what it took so far."""
+    data = os.urandom(1 << 20)
+    read_end, write_end = os.pipe()
+    interrupted = threading.Event()
+    received = bytearray()
+    counts: list[int] = []
+
+    class Counting(Disk):
+        def write(self, fd, data):
+            counts.append(super().write(fd, data))
+            return counts[-1]
+
+    def on_alarm(number: int, frame: FrameType | None) -> None:
+        interrupted.set()
+
+    def receive() -> None:
+        interrupted.wait()
+        while part := os.read(read_end, 1 << 16):
+            received.extend(part)
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    thread = threading.Thread(target=receive)
+    thread.start()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
+        Draft(write_end, Counting()).write(data)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        os.close(write_end)
+        thread.join()
+        os.close(read_end)
+    assert bytes(received) == data
+    assert len(counts) > 1
+    assert sum(counts) == len(data)
+
+
+def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
+    class Stuck(Disk):
+        def write(self, fd, data):
+            return 0
+
+    with pytest.raises(OSError, match="takes no more bytes"):
+        publish_bytes(tmp_path / "a", NEW, disk=Stuck())
+    assert not [*tmp_path.iterdir()]
+
+
+# Drafts.
+
+
+def test_a_draft_knows_size_and_digest_of_what_it_was_given(tmp_path: Path) -> None:
+    with publish(tmp_path / "a", disk=SlowDisk(3)) as draft:
+        for part in PARTS:
+            draft.write(part)
+        draft.write(memoryview(b"abcdef")[::1])
+        assert draft.num_bytes == len(NEW) + 6
+        assert draft.sha256 == hashlib.sha256(NEW + b"abcdef").hexdigest()
+    assert held(tmp_path / "a") == NEW + b"abcdef"
+
+
+def test_wider_items_are_written_as_bytes(tmp_path: Path) -> None:
+    with publish(tmp_path / "a") as draft:
+        draft.write(memoryview(bytes(range(16))).cast("Q"))
+        assert draft.num_bytes == 16
+    assert held(tmp_path / "a") == bytes(range(16))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit, SystemExit])
+def test_an_error_while_writing_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(OLD)
+    with pytest.raises(error), publish(path) as draft:
+        draft.write(NEW)
+        raise error
+    assert [*tmp_path.iterdir()] == [path]
+    assert held(path) == OLD
+
+
+def test_a_draft_that_was_left_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    draft_path(path).write_bytes(bytes(10_000))
+    publish_bytes(path, NEW)
+    assert held(path) == NEW
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(OLD)
+    draft_path(tmp_path / "a").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        publish_bytes(tmp_path / "a", NEW)
+    assert held(victim) == OLD
+    remove_drafts(tmp_path)
+    publish_bytes(tmp_path / "a", NEW)
+    assert held(victim) == OLD
+    assert held(tmp_path / "a") == NEW
+
+
+def test_a_final_name_that_is_a_link_is_replaced_and_its_target_kept(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(OLD)
+    (tmp_path / "a").symlink_to(victim)
+    publish_bytes(tmp_path / "a", NEW)
+    assert held(victim) == OLD
+    assert not (tmp_path / "a").is_symlink()
+
+
+def test_a_folder_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(IsADirectoryError):
+        publish_bytes(tmp_path / "a", NEW)
+    assert [*tmp_path.iterdir()] == [tmp_path / "a"]
+
+
+def test_only_drafts_are_removed(tmp_path: Path) -> None:
+    keep = [tmp_path / name for name in ("a.tar", ".hidden", "a.wdskit-draft", "sub", ".wdskit-draft.tar")]
+    for path in keep:
+        path.touch()
+    for name in ("a.tar", "index.json", "x y", "[z]*", "ä"):
+        draft_path(tmp_path / name).touch()
+    remove_drafts(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(keep)
+
+
+def test_files_are_made_with_the_users_umask_and_are_not_inherited(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        publish_bytes(tmp_path / "a", NEW)
+        fd = Disk().open(tmp_path / "b")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+    assert not os.get_inheritable(fd)
+    os.close(fd)

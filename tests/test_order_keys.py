@@ -1,0 +1,282 @@
+"""Keyed randomness: committed numbers, keys that never meet, positions that remember nothing."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdskit.order.draws import Draws
+from wdskit.order.keys import PositionRng, _entropy, permutation, philox
+
+WORDS_64 = st.integers(0, 2**64 - 1)
+
+# Committed: numpy promises these streams, and a run must resume under the next numpy as it began under this one.
+
+GOLDEN_WORDS = {
+    ("draw",): [0x998E066AEB337900, 0x0A19A6AB5F2648DB, 0x09E37DD8DFEBFA9F],
+    ("draw", 1, 2): [0x1FF712950FEA57B3, 0x71F855ED03ECF59E, 0xAE2D4E5515BF8447],
+    ("shard-order", 7, 3): [0x513BEB9D8917816B, 0x4EB9D93DF01F4844, 0x4C5F0FCA59D5BB6],
+    ("stage:0:map", 2**64 - 1): [0x84D5E8F41395438D, 0xAF90D48948825977, 0x6D1837FFF85DCC0D],
+    ("a", 1, 2, 3, 4, 5): [0xD3ED2FD66D1503AC, 0xA0AA2A35653D7786, 0x700CFBACEC2440C9],
+}
+
+
+@pytest.mark.parametrize(("key", "words"), GOLDEN_WORDS.items())
+def test_words_of_a_key_are_those_that_were_committed(key: tuple[Any, ...], words: list[int]) -> None:
+    assert philox(*key).random_raw(3).tolist() == words
+
+
+@pytest.mark.parametrize(
+    ("n", "key", "order"),
+    [
+        (0, ("shard-order", 7, 0), []),
+        (1, ("shard-order", 7, 0), [0]),
+        (10, ("shard-order", 7, 0), [0, 4, 1, 3, 2, 8, 9, 7, 6, 5]),
+        (16, ("pack-shuffle", 1), [7, 1, 6, 12, 0, 13, 14, 4, 2, 11, 15, 9, 5, 3, 8, 10]),
+    ],
+)
+def test_permutations_are_those_that_were_committed(n: int, key: tuple[Any, ...], order: list[int]) -> None:
+    assert permutation(n, *key).tolist() == order
+
+
+def test_positions_have_the_words_that_were_committed() -> None:
+    rng = PositionRng(5, "0:random_flip")
+    assert rng.at(0).bit_generator.random_raw(2).tolist() == [0x38EF092797070097, 0x1DF476277702CD12]
+    assert rng.at(123, 4, 5).bit_generator.random_raw(2).tolist() == [0x176FFC0176E9BC2F, 0xD85CC5859D5C130A]
+
+
+def test_draws_are_those_that_were_committed() -> None:
+    draws = Draws(7, seed=5)
+    assert [draws.shard(draw) for draw in range(14)] == [0, 4, 3, 5, 6, 2, 1, 3, 1, 5, 2, 0, 4, 6]
+    draws = Draws(7, seed=5, resampled=True, weights=[1, 2, 3, 4, 5, 6, 7])
+    assert [draws.shard(draws.first(3) + draw) for draw in range(14)] == [0, 6, 5, 6, 2, 1, 3, 3, 1, 4, 5, 4, 6, 3]
+
+
+def philox_block(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int]:
+    """Philox4x64-10 from its paper (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")."""
+    a, b, c, d = counter
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = divmod(a * 0xD2E7470EE14C6C93, 1 << 64)
+        high1, low1 = divmod(c * 0xCA5A826395121157, 1 << 64)
+        a, b, c, d = high1 ^ b ^ k0, low1, high0 ^ d ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) % (1 << 64), (k1 + 0xBB67AE8584CAA73B) % (1 << 64)
+    return [a, b, c, d]
+
+
+@settings(deadline=None, max_examples=100)
+@given(WORDS_64, st.text(max_size=10), st.tuples(WORDS_64, WORDS_64, WORDS_64))
+def test_a_positions_words_are_philox_of_its_counter(seed: int, stage: str, position: tuple[int, int, int]) -> None:
+    """Block n of a position is Philox of the counter (n, major, minor, part), n from 1, and the stage's key."""
+    key = tuple(philox(f"stage:{stage}", seed).state["state"]["key"].tolist())
+    found = PositionRng(seed, stage).at(*position).bit_generator.random_raw(9).tolist()
+    assert found == [word for n in (1, 2, 3) for word in philox_block((n, *position), key)][:9]
+
+
+# Keys.
+
+
+def test_a_key_is_a_tag_and_five_words_of_two_halves() -> None:
+    tag = [zlib.crc32(b"draw"), zlib.adler32(b"draw")]
+    assert _entropy("draw", ()) == [*tag, *[0] * 10]
+    assert _entropy("draw", (1, 2**40, 2**64 - 1)) == [*tag, 1, 0, 0, 256, 2**32 - 1, 2**32 - 1, 0, 0, 0, 0]
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(st.text(max_size=4), st.lists(WORDS_64 | st.integers(0, 3), max_size=5)), min_size=2))
+def test_different_keys_have_different_entropy(keys: list[tuple[str, list[int]]]) -> None:
+    """All of one length, so that none is the beginning of another; words left out are zeros."""
+    whole = {(purpose, *words, *[0] * (5 - len(words))) for purpose, words in keys}
+    found = {tuple(_entropy(purpose, tuple(words))) for purpose, words in keys}
+    assert len(found) == len(whole)
+    assert {len(entropy) for entropy in found} == {12}
+    assert all(0 <= word < 1 << 32 for entropy in found for word in entropy)
+
+
+def test_words_are_never_added_up() -> None:
+    """Worker 0 in epoch 31 and worker 1 in epoch 0 have one seed elsewhere."""
+    firsts = {int(philox(purpose, *words).random_raw()) for purpose in "ab" for words in product(range(13), repeat=3)}
+    assert len(firsts) == 2 * 13**3
+
+
+@pytest.mark.parametrize("word", [-1, -(2**63), 2**64, 2**100])
+def test_a_word_that_does_not_fit_is_refused(word: int) -> None:
+    for place in range(5):
+        with pytest.raises(ValueError, match=f"{word} does not fit an unsigned 64-bit word of a key"):
+            philox("draw", *[0] * place, word)
+    with pytest.raises(ValueError, match="does not fit"):
+        permutation(3, "draw", word)
+    with pytest.raises(ValueError, match="does not fit"):
+        PositionRng(word, "stage")
+    for position in [(word,), (0, word), (0, 0, word)]:
+        with pytest.raises(ValueError, match="are not unsigned 64-bit integers"):
+            PositionRng(0, "stage").at(*position)
+
+
+def test_more_words_than_a_key_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="a key has at most 5 words, not 6"):
+        philox("draw", 1, 2, 3, 4, 5, 6)
+
+
+def test_numbers_from_numpy_are_integers_too() -> None:
+    for kind in (np.int64, np.uint64, np.int32, np.uint8):
+        assert philox("draw", kind(7)).random_raw() == philox("draw", 7).random_raw()
+    assert PositionRng(3, "s").at(np.int64(7)).random() == PositionRng(3, "s").at(7).random()
+    for wrong in (1.0, "1"):
+        with pytest.raises(TypeError):
+            philox("draw", wrong)  # type: ignore[arg-type]
+
+
+# Permutations.
+
+
+def test_every_permutation_is_one() -> None:
+    for n in range(201):
+        found = permutation(n, "test", n)
+        assert found.dtype == np.int64
+        assert sorted(found.tolist()) == list(range(n))
+    with pytest.raises(ValueError, match="negative"):
+        permutation(-1, "test")
+
+
+def test_all_permutations_are_as_likely() -> None:
+    """A chi-square test of 6,000 permutations of four: below 49.7 in 999 of 1,000 cases, and the seeds are fixed."""
+    counts = Counter(tuple(permutation(4, "test", seed).tolist()) for seed in range(6000))
+    assert counts.keys() == set(permutations(range(4)))
+    assert sum((count - 250) ** 2 / 250 for count in counts.values()) < 49.7
+
+
+def test_equal_words_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the sort, whose way with equals numpy is free to change, decides nothing."""
+
+    class Equal:
+        def random_raw(self, n):
+            return np.array([3, 1, 3, 1, 1, 3, 2, 2] * 20, np.uint64)[:n]
+
+    monkeypatch.setattr("wdskit.order.keys.philox", lambda purpose, *words: Equal())
+    words = Equal().random_raw(160).tolist()
+    assert permutation(160, "x").tolist() == sorted(range(160), key=words.__getitem__)
+
+
+# Positions.
+
+USES = {
+    "random": lambda rng: rng.random(),
+    "32 bits": lambda rng: rng.integers(1 << 32, dtype=np.uint32),  # leaves half a word behind
+    "8 bits": lambda rng: rng.integers(256, size=3, dtype=np.uint8),
+    "bool": lambda rng: rng.integers(2, size=5, dtype=bool),
+    "float32": lambda rng: rng.random(3, dtype=np.float32),
+    "normal": lambda rng: rng.standard_normal(5),
+    "gamma": lambda rng: rng.gamma(0.5, size=3),
+    "permutation": lambda rng: rng.permutation(9),
+    "choice": lambda rng: rng.choice(100, 5, replace=False),
+    "bytes": lambda rng: rng.bytes(5),
+    "many": lambda rng: rng.integers(1 << 60, size=1000),
+    "nothing": lambda rng: None,
+}
+positions = st.tuples(WORDS_64, WORDS_64, WORDS_64) | st.tuples(*[st.integers(0, 2)] * 3)
+
+
+def used(rng: np.random.Generator) -> list[Any]:
+    return [np.asarray(use(rng)).tolist() for use in USES.values()]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=WORDS_64,
+    visits=st.lists(st.tuples(positions, st.lists(st.sampled_from(sorted(USES)), max_size=4)), max_size=8),
+    position=positions,
+)
+def test_a_position_remembers_nothing_of_others(
+    seed: int, visits: list[tuple[tuple[int, int, int], list[str]]], position: tuple[int, int, int]
+) -> None:
+    rng = PositionRng(seed, "stage")
+    for other, names in visits:
+        generator = rng.at(*other)
+        for name in names:
+            USES[name](generator)
+    assert used(rng.at(*position)) == used(PositionRng(seed, "stage").at(*position))
+
+
+def test_without_the_reset_a_position_would_remember() -> None:
+    """The mutant: only the counter is set, not what is left of the last word."""
+
+    class Forgetful(PositionRng):
+        def at(self, major, minor=0, part=0):
+            state = self._bits.state
+            state["state"]["counter"][:] = (0, major, minor, part)
+            state["buffer_pos"] = 4
+            self._bits.state = state
+            return self._generator
+
+    def second(kind: type[PositionRng], first: str) -> list[int]:
+        rng = kind(0, "stage")
+        USES[first](rng.at(1))
+        return [int(number) for number in rng.at(2).integers(1 << 32, size=3, dtype=np.uint32)]
+
+    assert len({tuple(second(PositionRng, name)) for name in USES}) == 1
+    assert len({tuple(second(Forgetful, name)) for name in USES}) > 1
+
+
+def test_positions_seeds_and_stages_have_numbers_of_their_own() -> None:
+    found = {
+        PositionRng(seed, stage).at(*position).random()
+        for seed in range(3)
+        for stage in ("0:map", "1:map", "0:flip")
+        for position in product(range(4), repeat=3)
+    }
+    assert len(found) == 3 * 3 * 4**3
+
+
+def test_the_words_of_one_position_do_not_run_into_the_next() -> None:
+    """Each has 2**64 blocks of its own."""
+    rng = PositionRng(0, "stage")
+    words = [
+        set(rng.at(*position).bit_generator.random_raw(4000).tolist()) for position in [(0,), (1,), (0, 1), (0, 0, 1)]
+    ]
+    assert len(set().union(*words)) == 16_000
+
+
+def test_uniform_over_positions_as_over_draws() -> None:
+    """The first number of each of 20,000 positions: mean and variance of a uniform number, within five sigma."""
+    rng = PositionRng(1, "stage")
+    numbers = np.array([rng.at(position).random() for position in range(20_000)])
+    assert abs(numbers.mean() - 0.5) < 5 * math.sqrt(1 / 12 / 20_000)
+    assert abs(numbers.var() - 1 / 12) < 5 * math.sqrt(1 / 180 / 20_000)
+    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 5 / math.sqrt(20_000)
+
+
+def test_threads_with_generators_of_their_own_do_not_disturb_each_other() -> None:
+    def numbers(thread: int) -> list[float]:
+        rng = PositionRng(4, "stage")
+        return [rng.at(position, thread % 2).random() for position in range(500)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(numbers, range(8))]
+    assert found[0::2] == [numbers(0)] * 4
+    assert found[1::2] == [numbers(1)] * 4
+
+
+# Draws, with what test_draws.py leaves: edges of weights.
+
+
+def test_a_last_shard_without_weight_is_never_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even by the largest word, whose product with the sum of weights may be rounded up to that sum."""
+
+    class Largest:
+        def random_raw(self):
+            return 2**64 - 1
+
+    monkeypatch.setattr("wdskit.order.draws.philox", lambda purpose, *words: Largest())
+    for total in (1.0, 1.0000000000000002, 3.3, 1e300, 5e-324):
+        assert Draws(3, seed=0, resampled=True, weights=[0.0, total, 0.0]).shard(0) == 1
+    assert Draws(3, seed=0, resampled=True).shard(0) == 2
