@@ -9,13 +9,14 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint peers bench clean
+.PHONY: help setup demo test lint peers faults bench clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under two minutes after installation"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of it that reads the source only"
 	@echo "make peers   what other programs read and write, in full"
+	@echo "make faults  every fault and kill of which CI runs a part"
 	@echo "make bench   speed of the tar reader against webdataset's"
 	@echo "make clean   remove what the other commands made, .venv included"
 
@@ -43,7 +44,10 @@ test: lint
 
 # `make test` runs a part of the stream's tests on the oldest webdataset; this runs all of them.
 peers: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/peers
+
+faults: $(STAMP)
+	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/test_pack_faults.py
 
 demo: $(STAMP)
 	rm -rf $(DEMO)

@@ -5,13 +5,19 @@ module).
 from __future__ import annotations
 
 import io
+from multiprocessing import parent_process
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from disks import KillingDisk
 from numpy.typing import NDArray
 from PIL import Image
 
+from wdskit import LocalShard, Pipeline
+from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.index import read_index
+from wdskit.storage.urls import LocalFile
 from wdskit.tar.writer import TarWriter
 
 
@@ -35,6 +41,30 @@ def write_numbers(folder: Path, counts: list[int]) -> str:
         write_shard(folder / f"s-{shard:03d}.tar", samples)
         number += count
     return str(folder / "s-*.tar")
+
+
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    """Every file of a packed folder by name, the lock left out."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".wdskit.lock"}
+
+
+def samples_in(folder: Path) -> dict[str, dict[str, bytes]]:
+    """All samples of a packed folder in order, read as a stream and again by number, which must agree."""
+    found: dict[str, dict[str, bytes]] = {}
+    for entry in read_index(str(folder)).entries:
+        path = str(folder / entry.name)
+        file = LocalFile(path)
+        streamed = list(ShardReader(file.read, shard=path))
+        file.close()
+        assert len(streamed) == entry.num_samples
+        assert Path(path).stat().st_size == entry.num_bytes
+        with LocalShard(path) as shard:
+            for number, sample in enumerate(streamed):
+                fields = {name: data for name, data in sample.items() if not name.startswith("__")}
+                assert {name: bytes(view) for name, view in shard[number].items()} == fields
+                assert sample["__key__"] not in found
+                found[sample["__key__"]] = fields
+    return found
 
 
 def key_of(sample):
@@ -61,6 +91,11 @@ def fail_on_7(sample):
     if int(sample["cls"]) == 7:
         raise ValueError("seven")
     return sample
+
+
+def listed(pattern: str, **options: Any) -> Pipeline:
+    """A pipeline of shards in the order they are listed, with both splitters."""
+    return Pipeline().stream(pattern, shuffle_shards=False, **options).split_by_node().split_by_worker()
 
 
 class Picture(NamedTuple):
@@ -99,3 +134,11 @@ def png_of(pixels: NDArray[np.uint8]) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
+
+
+class WorkerKillingDisk(KillingDisk):
+    """Kills worker processes only, each at operation number `kill_at` of a shard."""
+
+    def before(self, name, *args):
+        if parent_process() is not None:
+            super().before(name, *args)

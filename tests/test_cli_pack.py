@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
 import typer
+import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 from images import image_bytes, make_folder
+from shards import bytes_in, samples_in
 
-from wdskit.cli.pack import parse_size
+from wdskit.cli import app
+from wdskit.cli.pack import _facts, parse_size
+from wdskit.packing.sources import Progress
+
+RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
 
 SUMMARY = """\
 folder   out
@@ -39,6 +48,9 @@ def without_speeds(text: str) -> str:
     return re.sub(r"[\d.,]+(?= (s|samples/s|[kM]?B/s))", "N", text).replace("N kB/s", "N MB/s")
 
 
+# What it says.
+
+
 def test_a_summary_says_what_was_written(run, photos):
     code, out, err = run("pack", "photos", "out", "--max-samples", "2")
     assert (code, without_speeds(out), err) == (0, SUMMARY, "")
@@ -51,6 +63,7 @@ def test_rejected_rows_and_other_files_are_told(run, photos):
     assert (code, out) == (1, "")
     assert err.startswith("photos/cat/0001.jpg: ")
     assert err.endswith("use --skip-bad.")
+    assert "\x1b" not in err
     code, out, _ = run("pack", "photos", "out", "--skip-bad")
     assert code == 0
     assert "rejected    1, listed in rejected.jsonl" in out
@@ -58,23 +71,74 @@ def test_rejected_rows_and_other_files_are_told(run, photos):
     assert out.splitlines()[-1].startswith("rejected: photos/cat/0001.jpg: ")
 
 
+def test_of_many_rejected_rows_the_first_are_shown(run, photos):
+    for number in range(7):
+        (photos / "dog" / f"bad\n{number}.jpg").write_bytes(image_bytes())
+    code, out, err = run("pack", "photos", "out", "--skip-bad")
+    assert (code, err) == (0, "")
+    assert "rejected  7, listed in rejected.jsonl" in out
+    shown = [line for line in out.splitlines() if line.startswith("rejected: ")]
+    assert shown[4].startswith(r"rejected: photos/dog/bad\n4.jpg: key 'dog/bad\n4': it holds a control character")
+    assert len(shown) == 5
+
+
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        (Progress("reading", 0, 0, None, None), "0"),
+        (Progress("reading", 12_000, 0, None, None), "12,000  6,000 samples/s"),
+        (Progress("packing", 0, 0, 40_000, 10**9), "0 of 40,000"),
+        (Progress("packing", 30, 10**9, 40, 5 * 10**9), "30 of 40  15 samples/s  500 MB/s  0:00:08 left"),
+        (Progress("packing", 4000, 10**9, 4000, 10**9), "4,000 of 4,000  2,000 samples/s  500 MB/s  0:00:00 left"),
+        (Progress("packing", 7, 70_000, None, None), "7  4 samples/s  35.0 kB/s"),
+    ],
+)  # fmt: skip
+def test_the_facts_beside_the_bar(now, text):
+    """After two seconds; the time left goes by bytes."""
+    assert _facts(now, 2.0) == text
+    assert _facts(now, 0.0) == text.split("  ")[0]
+
+
+# What it refuses.
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         (["nothing", "out"], 1, "nothing: there is no such folder or file."),
+        (["", "out"], 1, "an empty path: there is no such folder or file."),
+        (["photos", ""], 1, "'' is no folder to pack into. Write . for this one."),
+        (["http://host/photos", "out"], 1, "http://host/photos: there is no such folder or file."),
+        (["photos", "s3://bucket/out"], 1, "s3://bucket/out: the scheme `s3:` is not supported."),
+        (["table.parquet", "out"], 1, "table.parquet: this is neither a folder nor a manifest (.jsonl,"),
+        (["photos", "table.parquet"], 1, "table.parquet: this is a file, not a folder to pack into."),
+        (["photos", "photos/out"], 1, "photos/out: it lies in the source photos, and would be a part of it"),
         (["photos", "out", "--max-bytes", "lots"], 2, "'lots' is no size"),
+        (["photos", "out", "--max-bytes", "3kB"], 1, "its shard would have 4608 bytes, over max_bytes 3000"),
+        (["photos", "out", "--max-bytes", "1"], 1, "max_bytes: 1 is too small"),
         (["photos", "out", "--max-samples", "0"], 2, "Invalid value for '--max-samples'"),
+        (["photos", "out", "--max-samples", "many"], 2, "Invalid value for '--max-samples'"),
+        (["photos", "out", "--shuffle"], 2, "Option '--shuffle' requires an argument"),
+        (["photos", "out", "--shuffle", "-1"], 2, "Invalid value for '--shuffle'"),
+        (["photos", "out", "--shuffle", str(2**64)], 1, "shuffle: the seed 18446744073709551616"),
+        (["photos", "out", "--workers", "0"], 2, "Invalid value for '--workers'"),
         (["photos", "out", "--pattern", "a.tar"], 1, "pattern: 'a.tar' must be a file name with one %0Nd"),
-        (["photos", "out", "--keys", "random"], 1, "keys: 'random'"),
+        (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
+        (["photos", "out", "--keys", "random"], 1, "keys: 'random' is neither 'given' nor 'hashed'."),
         (["photos", "out", "--append"], 1, "index.json"),
+        (["photos", "out", "--image-column", "x"], 1, "photos: image and key columns belong to a manifest"),
+        (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
+        (["photos", "out", "more"], 2, "Got unexpected extra argument"),
         (["photos"], 2, "Missing argument 'DEST'"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_done_is_one_message_and_a_code(run, photos, words, code, message):
+    Path("table.parquet").write_bytes(b"PAR1")
     got, out, err = run("pack", *words)
     assert (got, out) == (code, "")
     assert message in err
     assert "Traceback" not in err
+    assert not Path("out", "index.json").exists()
 
 
 def test_packing_twice_is_refused_with_the_way_out(run, photos):
@@ -84,6 +148,9 @@ def test_packing_twice_is_refused_with_the_way_out(run, photos):
         1,
         "out: this folder is packed and indexed already.\n  Pack into another folder, or add to it with --append.",
     )
+
+
+# What its options do.
 
 
 def test_every_option_reaches_the_packer(run, photos):
@@ -98,31 +165,89 @@ def test_every_option_reaches_the_packer(run, photos):
     assert sorted(rows[0]["fields"]) == ["cls", "jpg", "json"]
 
 
+def shards_in(folder: str) -> list[str]:
+    return [name for name in bytes_in(Path(folder)) if name.endswith(".tar")]
+
+
+def keys_in(folder: str) -> list[str]:
+    return list(samples_in(Path(folder)))
+
+
+def fields_in(folder: str) -> set[str]:
+    return {field for fields in samples_in(Path(folder)).values() for field in fields}
+
+
+OPTIONS = {
+    "--max-samples": ("photos out --max-samples 2", lambda: len(shards_in("out")) == 2),
+    "--max-bytes": ("photos out --max-bytes 9.5kB", lambda: len(shards_in("out")) == 2),
+    "--shuffle": ("photos out --shuffle 1", lambda: keys_in("out") == ["cat/0001", "cat/0000", "dog/0000"]),
+    "--workers": ("photos out --workers 2 --max-samples 1", lambda: len(keys_in("out")) == 3),
+    "--pattern": ("photos out --pattern x%d.tar", lambda: shards_in("out") == ["x0.tar"]),
+    "--skip-bad": ("a.jsonl out --skip-bad", lambda: Path("out/rejected.jsonl").exists()),
+    "--keys": ("photos out --keys hashed", lambda: all(key.isalnum() for key in keys_in("out"))),
+    "--append": ("b.jsonl there --append", lambda: keys_in("there") == ["x", "row-000000000"]),
+    "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
+    "--key-column": ("b.jsonl out --key-column id", lambda: keys_in("out") == ["w"]),
+}
+
+
+def test_every_option_is_tried():
+    command = typer.main.get_command(app).commands["pack"]
+    assert OPTIONS.keys() == {option for item in command.params for option in item.opts if option.startswith("--")}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_an_option_does_what_its_help_says(run, photos, option):
+    Path("a.jsonl").write_text('{"key": "x"}\nbad\n')
+    Path("b.jsonl").write_text('{"id": "w", "photo": "photos/cat/0000.jpg"}\n')
+    assert run("pack", "a.jsonl", "there", "--skip-bad")[0] == 0
+    words, is_done = OPTIONS[option]
+    assert run("pack", *words.split())[::2] == (0, "")
+    assert is_done()
+    if option in {"--image-column", "--key-column", "--append"}:  # and nothing of that without it
+        assert run("pack", words.split()[0], "without")[0] == 0
+        assert (keys_in("without"), fields_in("without")) == (["row-000000000"], {"json"})
+
+
+# Sizes.
+
+
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [("1", 1), ("200MB", 200_000_000), ("1.5 GiB", 3 << 29), ("10kb", 10_000), ("7KiB", 7 << 10), (" 5 B ", 5)],
-)
+    [
+        ("1", 1), ("200MB", 2 * 10**8), ("1.5 GiB", 3 << 29), ("10kb", 10_000), ("7KiB", 7 << 10), (" 5 B ", 5),
+        ("1e6", 10**6),
+    ],
+)  # fmt: skip
 def test_sizes_are_read_as_people_write_them(text, num_bytes):
     assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "0", "nan", "inf", "1e15", "1 TB", "1MBps", "1 2", "1,5GB", "0x10"])
+def test_other_sizes_are_refused(text):
+    with pytest.raises(typer.BadParameter, match="is no size"):
+        parse_size(text)
 
 
 @given(st.text(max_size=12))
 def test_any_other_text_is_no_size(text):
     try:
-        assert 0 < parse_size(text) < 10**15
+        assert 0 <= parse_size(text) < 10**15
     except typer.BadParameter as err:
         assert "is no size" in str(err)  # noqa: PT017 (text that is a size is fine)
 
 
-def test_a_terminal_sees_a_bar_with_speeds_and_the_time_left(tmp_path):
-    """In a pseudo-terminal of 100 columns; the bar is gone when the summary is printed."""
-    make_folder(tmp_path / "photos", {"cat": 300})
-    (tmp_path / "photos" / "cat" / "large.jpg").write_bytes(image_bytes(size=(2000, 2000)))
-    command = [sys.executable, "-c", "from wdskit.cli import main; main()", "pack", "photos", "out"]
+# In a terminal, and elsewhere.
+
+
+def in_terminal(command: list[str], folder: Path, *, columns: int) -> tuple[int, str]:
+    """Exit code, and all that a terminal of this width was sent, its escapes taken out."""
     parent, child = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm"}
-    environment.pop("NO_COLOR", None)
-    packer = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=child, stderr=child)
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    environment = {**os.environ, "TERM": "xterm"}
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):
+        environment.pop(name, None)
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=child, stdout=child, stderr=child)
     os.close(child)
     shown = b""
     while True:
@@ -132,7 +257,48 @@ def test_a_terminal_sees_a_bar_with_speeds_and_the_time_left(tmp_path):
             break
         shown += part
     os.close(parent)
-    assert packer.wait() == 0
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert re.search(r"packing .*/301 .* samples/s .*B/s .* left ", text)
-    assert "samples  301" in text
+    return process.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [(80, ["--skip-bad"]), (120, ["--skip-bad"]), (80, ["--workers", "2", "--max-samples", "100"])],
+)
+def test_a_terminal_sees_a_bar_with_speeds_and_the_time_left(tmp_path, columns, words):
+    """Each stage whole on one line, and nothing of the bars in the summary."""
+    make_folder(tmp_path / "photos", {"cat": 300})
+    code, text = in_terminal([*RUN, "pack", "photos", "out", *words], tmp_path, columns=columns)
+    assert code == 0
+    stages = ["packing", "checking"] if "--skip-bad" in words else ["packing"]
+    for stage in stages:
+        pattern = stage + r" ━+ 300 of 300  [\d,]+ samples/s  [\d.]+ [kM]B/s  0:00:00 left"
+        lines = [line.strip() for line in re.split(r"[\r\n]+", text)]
+        (last, *_) = [line for line in lines if re.fullmatch(pattern, line)]
+        assert columns - 10 < len(last) <= columns
+    bars, summary = text.split("folder   out", 1)
+    assert "samples  300" in summary
+    assert "━" not in summary
+    assert "reading" in bars
+
+
+def test_a_narrow_terminal_breaks_nothing(tmp_path):
+    make_folder(tmp_path / "photos", {"cat": 3})
+    code, text = in_terminal([*RUN, "pack", "photos", "out"], tmp_path, columns=20)
+    assert code == 0
+    assert "samples  3" in text
+
+
+def test_a_pipe_sees_no_bar_and_may_be_closed(tmp_path):
+    make_folder(tmp_path / "photos", {"cat": 3})
+    done = subprocess.run([*RUN, "pack", "photos", "out"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith("folder   out")
+    assert "━" not in done.stdout
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*RUN, "pack", "photos", "b"], cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")  # what was asked for is done
+    assert bytes_in(tmp_path / "b").keys() >= {"index.json", "b-000000.tar"}

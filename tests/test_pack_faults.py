@@ -1,137 +1,341 @@
-"""Packing under failing disks and kills: no final name holds unfinished bytes, and the same command then goes on."""
+"""Packing under failing disks and kills: no final name holds unfinished bytes, and the same command then goes on.
+
+Each sweep is a function of a way to pack, and for each there are broken ways that it must catch. WDSKIT_ALL_FAULTS=1
+(`make faults`) tries every combination, where a part of them is taken otherwise.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, WatchedDisk, run_child
 from images import make_folder
+from shards import WorkerKillingDisk, bytes_in, samples_in
 
 from wdskit import PackError, WdskitError, pack
+from wdskit.files import Disk, Draft, draft_path
+from wdskit.packing import api, destination, fill
+from wdskit.packing.plan import row_bytes
+from wdskit.packing.workers import hold_folder
 
-ROWS = [{"__key__": f"{n:02d}", "cls": n, "bin": bytes([n]) * 700} for n in range(6)]
-OPTIONS = {"max_samples": 2, "pattern": "p-%02d.tar", "skip_bad": True}
-SOURCE = [*ROWS, {"__key__": "bad"}]
+ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
+
+Packer = Callable[..., Any]
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".wdskit.lock"}
+@dataclass(frozen=True)
+class Scenario:
+    """Something to pack, and what is in the folder before.
+
+    Attributes:
+        source: As `pack` takes it.
+        options: As `pack` takes them.
+        before: What is packed there first, None for a folder that is not there.
+    """
+
+    source: Any
+    options: dict[str, Any]
+    before: list[dict[str, Any]] | None = None
+
+    def prepare(self, folder: Path) -> None:
+        if self.before is not None:
+            pack(self.before, folder, max_samples=2, pattern="p-%02d.tar", skip_bad=True, disk=HastyDisk())
+
+    def pack(self, folder: Path, disk: Disk) -> None:
+        pack(self.source, folder, disk=disk, pattern="p-%02d.tar", **self.options)
+
+
+def rows(start: int, stop: int) -> list[dict[str, Any]]:
+    return [{"__key__": f"{n:02d}", "cls": n, "bin": bytes([n]) * 700} for n in range(start, stop)]
+
+
+BAD_ROW = {"__key__": "bad"}
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("faults") / "out"
-    pack(SOURCE, folder, **OPTIONS)
-    return bytes_in(folder)
+def scenarios(tmp_path_factory) -> dict[str, Scenario]:
+    """Rows; a folder of classes with a bad image, shuffled; an addition, with bad rows before and now."""
+    photos = make_folder(tmp_path_factory.mktemp("faults") / "photos", {"cat": 3, "dog": 2})
+    (photos / "cat" / "0001.jpg").write_bytes(b"bad")
+    return {
+        "rows": Scenario([*rows(0, 6), BAD_ROW], {"max_samples": 2, "skip_bad": True}),
+        "folder": Scenario(str(photos), {"max_samples": 2, "skip_bad": True, "shuffle": 7}),
+        "addition": Scenario(
+            [*rows(3, 6), BAD_ROW], {"max_samples": 2, "skip_bad": True, "append": True}, [*rows(0, 3), BAD_ROW]
+        ),
+    }
 
 
-def count_operations(folder: Path) -> int:
+NAMES = pytest.mark.parametrize("name", ["rows", "folder", "addition"])
+
+
+def remains_of(folder: Path) -> dict[str, bytes]:
+    return bytes_in(folder) if folder.exists() else {}
+
+
+def without_drafts(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if not name.startswith(".")}
+
+
+def check_remains(remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
+    """What an interrupted run leaves under final names is whole; what was there is there; and a new index stands only
+    beside all that it tells of.
+    """
+    finals = without_drafts(remains)
+    assert before.keys() <= finals.keys()
+    for name, data in finals.items():
+        assert data in (before.get(name), after.get(name))
+        assert ".tar" not in name or before.get(name, data) == data
+        assert not name.endswith(".idx") or name.removesuffix(".idx") in finals
+    if finals.get("index.json") != before.get("index.json"):
+        assert finals == after
+
+
+def sweep(
+    scenario: Scenario,
+    tmp_path: Path,
+    interrupt: Callable[[Callable[[Disk], None], int], None],
+    packer: Packer = Scenario.pack,
+) -> None:
+    """Interrupt a run at each of its operations, look at what remains, and run it again."""
+    scenario.prepare(tmp_path / "whole")
+    before = remains_of(tmp_path / "whole")
     disk = WatchedDisk()
-    pack(SOURCE, folder, disk=disk, **OPTIONS)
-    return len(disk.operations)
+    scenario.pack(tmp_path / "whole", disk)
+    after = bytes_in(tmp_path / "whole")
+    assert len(disk.operations) > 40
+    for number in range(len(disk.operations)):
+        folder = tmp_path / f"{number}"
+        scenario.prepare(folder)
+        interrupt(lambda disk: packer(scenario, folder, disk), number)  # noqa: B023
+        remains = remains_of(folder)
+        check_remains(remains, before, after)
+        if without_drafts(remains).get("index.json") != after["index.json"]:
+            scenario.pack(folder, HastyDisk())
+            assert bytes_in(folder) == after
 
 
-def check_remains(folder: Path, reference: dict[str, bytes]) -> None:
-    """What an interrupted run leaves under final names is whole, and an index is there only when all else is."""
-    remains = bytes_in(folder) if folder.exists() else {}
-    finals = {name: data for name, data in remains.items() if not name.startswith(".")}
-    assert all(reference[name] == data for name, data in finals.items())
-    if "index.json" in finals:
-        assert finals == reference
-    for name in finals:
-        if name.endswith(".idx"):
-            assert name.removesuffix(".idx") in finals
+def fail(code: int, *, for_good: bool) -> Callable[[Callable[[Disk], None], int], None]:
+    """Let operation n fail, and with `for_good` all behind it; the error says so, and no draft stays if it can be
+    helped.
+    """
+
+    def interrupt(run: Callable[[Disk], None], number: int) -> None:
+        disk = FailingDisk(number, code, for_good=for_good)
+        folders = []
+        disk.after = lambda name, *args: folders.extend([args[0]] if name == "fsync_folder" else [])
+        with pytest.raises(PackError, match=rf"{number}(/[^ ]*)?: cannot be written: {re.escape(os.strerror(code))}"):
+            run(disk)
+        if not for_good and folders:
+            assert not list(folders[-1].glob(".*draft"))
+
+    return interrupt
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def kill(*, half: bool) -> Callable[[Callable[[Disk], None], int], None]:
+    """Kill the process at operation n, or in the middle of it where that is a write."""
+
+    def interrupt(run: Callable[[Disk], None], number: int) -> None:
+        assert run_child(lambda: run(KillingDisk(number, half=half))) == -signal.SIGKILL
+
+    return interrupt
+
+
+FAULTS = [("rows", errno.EIO), ("folder", errno.ENOSPC), ("addition", errno.ENOSPC)]
+ALL_FAULTS = list(
+    itertools.product(["rows", "folder", "addition"], [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+)
+
+
+@pytest.mark.parametrize(("name", "code"), ALL_FAULTS if ALL else FAULTS)
 @pytest.mark.parametrize("for_good", [False, True])
-def test_each_disk_operation_may_fail(tmp_path, reference, code, for_good):
-    """Whichever it is: an error that says so, whole files only, and the same command then gives the same bytes."""
-    total = count_operations(tmp_path / "count")
-    assert total > 40
-    for number in range(total):
-        folder = tmp_path / f"{number}"
-        with pytest.raises(PackError, match=f"{re.escape(str(folder))}.*{os.strerror(code)}"):
-            pack(SOURCE, folder, disk=FailingDisk(number, code, for_good=for_good), **OPTIONS)
-        check_remains(folder, reference)
-        if not (folder / "index.json").exists():
-            pack(SOURCE, folder, disk=HastyDisk(), **OPTIONS)
-        assert bytes_in(folder) == reference
+def test_each_disk_operation_may_fail(tmp_path, scenarios, name, code, for_good):
+    sweep(scenarios[name], tmp_path, fail(code, for_good=for_good))
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_it_may_be_killed_at_each_disk_operation(tmp_path, reference, half):
-    total = count_operations(tmp_path / "count")
-    for number in range(total):
-        folder = tmp_path / f"{number}"
-        disk = KillingDisk(number, half=half)
-        assert run_child(lambda: pack(SOURCE, folder, disk=disk, **OPTIONS)) == -signal.SIGKILL  # noqa: B023
-        check_remains(folder, reference)
-        if not (folder / "index.json").exists():
-            pack(SOURCE, folder, disk=HastyDisk(), **OPTIONS)
-        assert bytes_in(folder) == reference
+@NAMES
+@pytest.mark.parametrize("half", [False, True] if ALL else [True])
+def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half):
+    """In the middle of it, where it is a write, or before."""
+    sweep(scenarios[name], tmp_path, kill(half=half))
 
 
-def test_a_power_loss_at_any_moment_leaves_whole_files(tmp_path, reference):
-    """Of all that may be found after it, under any final name and in any combination of unflushed names."""
+@pytest.mark.parametrize("name", ["rows", "folder", "addition"] if ALL else ["addition"])
+def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
+    """And a third: at one operation after the other in the same folder, until one is through."""
+    scenario = scenarios[name]
+    scenario.prepare(tmp_path / "whole")
+    before = remains_of(tmp_path / "whole")
+    scenario.pack(tmp_path / "whole", HastyDisk())
+    after = bytes_in(tmp_path / "whole")
     folder = tmp_path / "out"
+    scenario.prepare(folder)
+    number = 0
+    while run_child(lambda: scenario.pack(folder, KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
+        check_remains(remains_of(folder), before, after)
+        number += 1
+    assert number > 40
+    assert bytes_in(folder) == after
+
+
+# Mutants: ways to pack that these sweeps must catch.
+
+
+@contextlib.contextmanager
+def in_place(path: Path, *, disk: Disk):
+    """No draft, no rename."""
+    fd = disk.open(path)
+    yield Draft(fd, disk)
+    disk.close(fd)
+
+
+@contextlib.contextmanager
+def renamed_first(path: Path, *, disk: Disk):
+    """The final name before the bytes."""
+    fd = disk.open(draft_path(path))
+    disk.rename(draft_path(path), path)
+    yield Draft(fd, disk)
+    disk.close(fd)
+
+
+@contextlib.contextmanager
+def without_clean_up(path: Path, *, disk: Disk):
+    """Publishes what there is when the block fails."""
+    fd = disk.open(draft_path(path))
+    try:
+        yield Draft(fd, disk)
+    finally:
+        disk.close(fd)
+        disk.rename(draft_path(path), path)
+
+
+@pytest.mark.parametrize(
+    ("way", "interrupt"),
+    [
+        (in_place, kill(half=True)),
+        (renamed_first, kill(half=True)),
+        (without_clean_up, fail(errno.ENOSPC, for_good=False)),
+    ],
+)
+def test_shards_that_are_not_published_whole_are_caught(tmp_path, scenarios, way, interrupt, monkeypatch):
+    def mutant(scenario, folder, disk):
+        with monkeypatch.context() as patch:
+            patch.setattr(fill, "publish", way)
+            scenario.pack(folder, disk)
+
+    with pytest.raises(AssertionError):
+        sweep(scenarios["rows"], tmp_path, interrupt, mutant)
+
+
+@pytest.mark.parametrize("name", ["rows", "addition"])
+def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, name, monkeypatch):
+    scenarios[name].prepare(tmp_path / "known")
+    scenarios[name].pack(tmp_path / "known", HastyDisk())
+    true_fill = api._fill
+
+    def hasty(rows, found, target, *args, **options):
+        (target.folder / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
+        return true_fill(rows, found, target, *args, **options)
+
+    def mutant(scenario, folder, disk):
+        with monkeypatch.context() as patch:
+            patch.setattr(api, "_fill", hasty)
+            scenario.pack(folder, disk)
+
+    with pytest.raises(AssertionError):
+        sweep(scenarios[name], tmp_path, kill(half=False), mutant)
+
+
+def test_offsets_that_come_first_are_caught(tmp_path, scenarios, monkeypatch):
+    true_fill = fill.fill_shard
+
+    def wrong(job, *, disk, **options):
+        fill.write_offsets(job.path, [*itertools.accumulate(map(row_bytes, job.rows), initial=0)], disk=disk)
+        return true_fill(job, disk=disk, **options)
+
+    def mutant(scenario, folder, disk):
+        with monkeypatch.context() as patch:
+            patch.setattr(api, "fill_shard", wrong)
+            scenario.pack(folder, disk)
+
+    with pytest.raises(AssertionError):
+        sweep(scenarios["rows"], tmp_path, kill(half=False), mutant)
+
+
+def test_rejected_rows_that_are_listed_twice_are_caught(tmp_path, scenarios, monkeypatch):
+    """An addition that does not see that a run before it came as far as its list."""
+
+    class Forgetful(destination.Destination):
+        def _rejected_before(self):
+            return super()._rejected_before() + b" "
+
+    monkeypatch.setattr(destination, "Destination", Forgetful)
+    with pytest.raises(AssertionError):
+        sweep(scenarios["addition"], tmp_path, kill(half=False))
+
+
+# Power losses.
+
+
+def check_power(scenario: Scenario, tmp_path: Path, make_disk: type[PowerLossDisk] = PowerLossDisk) -> None:
+    """Of all that may be found after a power loss at any moment, no final name has anything but the whole file, and an
+    index is there only with all else.
+    """
+    scenario.prepare(tmp_path / "whole")
+    before = remains_of(tmp_path / "whole")
+    scenario.pack(tmp_path / "whole", HastyDisk())
+    after = bytes_in(tmp_path / "whole")
+    folder = tmp_path / "out"
+    scenario.prepare(folder)
 
     def check(disk: PowerLossDisk) -> None:
-        for name, data in reference.items():
-            assert disk.survivors(folder / name) <= {None, data}
-        if disk.survivors(folder / "index.json") == {reference["index.json"]}:
-            assert all(disk.survivors(folder / name) == {data} for name, data in reference.items())
-        if None not in disk.survivors(folder / "index.bin"):
-            assert all(disk.survivors(folder / name) == {reference[name]} for name in reference if ".tar" in name)
+        found = {name: disk.survivors(folder / name) for name in after}
+        for name, data in after.items():
+            assert found[name] <= {before.get(name), data}
+        if after["index.json"] in found["index.json"]:
+            assert all(found[name] == {after[name]} for name in after if name != "index.json")
 
-    disk = PowerLossDisk(check)
-    pack(SOURCE, folder, disk=disk, **OPTIONS)
-    assert all(disk.survivors(folder / name) == {data} for name, data in reference.items())
+    disk = make_disk(check)
+    scenario.pack(folder, disk)
+    assert all(disk.survivors(folder / name) == {data} for name, data in after.items())
 
 
-def test_a_packer_that_writes_its_index_first_is_caught(tmp_path, reference, monkeypatch):
-    """Mutant: the sweep of kills above must see it."""
-    from wdskit.packing import api
+@NAMES
+def test_a_power_loss_at_any_moment_leaves_whole_files(tmp_path, scenarios, name):
+    check_power(scenarios[name], tmp_path)
 
-    def hasty(rows, target, *args, disk, **kwargs):
-        (target.folder / "index.json").write_bytes(reference["index.json"])
-        return true_fill(rows, target, *args, disk=disk, **kwargs)
 
-    true_fill = api._fill
-    monkeypatch.setattr(api, "_fill", hasty)
-    folder = tmp_path / "out"
-    run_child(lambda: pack(SOURCE, folder, disk=KillingDisk(12), **OPTIONS))
+class NoFsync(PowerLossDisk):
+    def fsync(self, fd):
+        pass
+
+
+class NoFolderFsync(PowerLossDisk):
+    def fsync_folder(self, folder):
+        pass
+
+
+@pytest.mark.parametrize("make_disk", [NoFsync, NoFolderFsync])
+def test_packing_without_a_flush_is_caught(tmp_path, scenarios, make_disk):
     with pytest.raises(AssertionError):
-        check_remains(folder, reference)
+        check_power(scenarios["rows"], tmp_path, make_disk)
 
 
-def test_a_packer_that_writes_in_place_is_caught(tmp_path, reference, monkeypatch):
-    """Mutant: no draft, no rename."""
-    import contextlib
-
-    from wdskit.files import Draft
-    from wdskit.packing import fill
-
-    @contextlib.contextmanager
-    def in_place(path, *, disk):
-        fd = disk.open(path)
-        yield Draft(fd, disk)
-        disk.close(fd)
-
-    monkeypatch.setattr(fill, "publish", in_place)
-    folder = tmp_path / "out"
-    with pytest.raises(AssertionError):
-        for number in range(12):
-            run_child(lambda: pack(SOURCE, folder, disk=KillingDisk(number, half=True), **OPTIONS))  # noqa: B023
-            check_remains(folder, reference)
+# Full disks, by the kernel.
 
 
 def test_a_full_disk_is_an_error_with_its_name(tmp_path):
@@ -152,30 +356,10 @@ except wdskit.PackError as err:
     command[-1] = "1"
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout == ""
+    assert len(samples_in(tmp_path / "out")) == 9
 
 
-WORKERS = """
-import os, signal, sys, time
-from pathlib import Path
-import wdskit
-from wdskit.packing import fill
-
-source, dest = sys.argv[1:3]
-if __name__ == "__main__":
-    try:
-        wdskit.pack(source, dest, max_samples=2, pattern="p-%02d.tar", workers=2)
-    except wdskit.WdskitError as err:
-        print(err)
-        sys.exit(1)
-elif sys.argv[3:] == ["die"]:
-    true_fill = fill.fill_shard
-    def fill_and_die(job, **options):
-        if job.path.name == "p-02.tar":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return true_fill(job, **options)
-    import wdskit.packing.api
-    fill.fill_shard = wdskit.packing.api.fill_shard = fill_and_die
-"""
+# Worker processes.
 
 
 @pytest.fixture(scope="module")
@@ -183,56 +367,144 @@ def photos(tmp_path_factory):
     return make_folder(tmp_path_factory.mktemp("faults") / "photos", {"cat": 12})
 
 
-def test_a_worker_that_is_killed_is_an_error_and_no_hang(tmp_path, photos):
-    script = tmp_path / "program.py"
-    script.write_text(WORKERS)
-    command = [sys.executable, str(script), str(photos), str(tmp_path / "out")]
-    done = subprocess.run([*command, "die"], check=False, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (
-        1,
-        "a worker process was killed, perhaps for its memory. Try again with fewer workers.\n",
-    )
-    assert not (tmp_path / "out" / "index.json").exists()
-    subprocess.run(command, check=True, timeout=60)
-    pack(photos, tmp_path / "reference", max_samples=2, pattern="p-%02d.tar")
+KILLED = "a worker process was killed"
+OPERATIONS_OF_A_SHARD = 12  # open, write, fsync, close, rename and fsync_folder of the shard, and of its offsets
+
+
+@pytest.mark.parametrize("number", range(OPERATIONS_OF_A_SHARD) if ALL else [1, 9])
+def test_a_worker_that_is_killed_is_an_error_and_no_hang(tmp_path, photos, number):
+    options = {"max_samples": 2, "pattern": "p-%02d.tar", "workers": 2}
+    disk = WatchedDisk()
+    pack(photos, tmp_path / "reference", **{**options, "workers": 1}, disk=disk)
+    assert disk.operations.count("rename") == 6 * 2 + 3
+    with pytest.raises(WdskitError, match=KILLED):
+        pack(photos, tmp_path / "out", **options, disk=WorkerKillingDisk(number, half=True))
+    remains = bytes_in(tmp_path / "out")
+    check_remains(remains, {}, bytes_in(tmp_path / "reference"))
+    assert without_drafts(remains) == remains  # what the worker had begun is gone
+    pack(photos, tmp_path / "out", **options)
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "reference")
 
 
-def children_of(pid: int) -> set[int]:
-    tasks = Path(f"/proc/{pid}/task/{pid}/children")
-    return {int(child) for child in tasks.read_text().split()} if tasks.exists() else set()
+def test_a_disk_that_fails_in_a_worker_is_an_error(tmp_path, photos):
+    with pytest.raises(PackError, match=r"p-00.tar: cannot be written: No space left on device"):
+        pack(photos, tmp_path / "out", max_samples=2, pattern="p-%02d.tar", workers=2, disk=WorkerFailingDisk())
+    assert list(bytes_in(tmp_path / "out")) == []
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+class WorkerFailingDisk(HastyDisk):
+    """A full disk."""
+
+    def write(self, fd, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_when_the_packer_is_stopped_no_worker_lives_on(tmp_path, number):
+    """Told by the pipe that workers inherit: it ends when all processes have. After Ctrl-C no draft stays either."""
     source = make_folder(tmp_path / "photos", {"cat": 400})
     command = [sys.executable, "-c", "from wdskit.cli import main; main()", "pack", str(source), str(tmp_path / "out")]
     packer = subprocess.Popen(
         [*command, "--max-samples", "1", "--workers", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    deadline = time.monotonic() + 60
-    while not list((tmp_path / "out").glob("*.tar")):
-        assert packer.poll() is None
-        assert time.monotonic() < deadline
-    workers = children_of(packer.pid)
-    assert workers
+    wait_for_files(packer, tmp_path / "out", 1)
     packer.send_signal(number)
     out, err = packer.communicate(timeout=60)
-    while not all(map(gone, workers)):
-        assert time.monotonic() < deadline
-    assert packer.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert packer.returncode == (130 if number == signal.SIGINT else -number)
     assert b"Traceback" not in out + err
     assert not (tmp_path / "out" / "index.json").exists()
+    if number == signal.SIGINT:
+        assert without_drafts(remains_of(tmp_path / "out")) == remains_of(tmp_path / "out")
+
+
+def wait_for_files(packer: subprocess.Popen, folder: Path, number: int) -> None:
+    """Return when so many files, drafts too, stand in the folder."""
+    deadline = time.monotonic() + 60
+    while not folder.exists() or len(list(folder.iterdir())) <= number:  # one is the lock
+        assert packer.poll() is None
+        assert time.monotonic() < deadline
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import wdskit
+
+if __name__ == "__main__":
+    rows = [{"__key__": f"{n:03d}", "bin": Path(sys.argv[1])} for n in range(60)]
+    wdskit.pack(rows, sys.argv[2], max_samples=2, pattern="p-%02d.tar", workers=3)
+"""
+
+
+@pytest.mark.parametrize("number", range(1, 25) if ALL else [1, 9])
+def test_a_run_that_starts_when_another_is_killed_does_not_meet_its_workers(tmp_path, number):
+    """They live for some milliseconds longer than the main process, which is enough to publish a draft of the next
+    run's: without the folder's second lock, one time in seven something was wrong here.
+    """
+    (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 8000)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    options = {"max_samples": 2, "pattern": "p-%02d.tar", "disk": HastyDisk()}
+    large = [{"__key__": f"{n:03d}", "bin": tmp_path / "large.bin"} for n in range(60)]
+    packer = subprocess.Popen([sys.executable, tmp_path / "program.py", tmp_path / "large.bin", tmp_path / "out"])
+    wait_for_files(packer, tmp_path / "out", number)
+    packer.kill()
+    packer.wait()
+    pack(large, tmp_path / "out", **options)
+    pack(large, tmp_path / "reference", **options)
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "reference")
+
+
+def starts_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a run goes on while a worker of another, which ends when the run asks for the lock, is there."""
+    (tmp_path / "out").mkdir()
+    ask, asked = os.pipe()
+    held, holds = os.pipe()
+    child = os.fork()
+    if child == 0:
+        hold_folder(tmp_path / "out")
+        os.write(holds, b".")
+        os.close(asked)
+        os.read(ask, 1)  # ends when the parent writes, or is gone
+        (tmp_path / "ended").touch()
+        os._exit(0)
+    os.read(held, 1)
+    flock = fcntl.flock
+
+    def tell(fd, kind):
+        os.write(asked, b".")
+        flock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", tell)
+    too_early = []
+    pack(rows(0, 1), tmp_path / "out", progress=lambda now: too_early.append(not (tmp_path / "ended").exists()))
+    os.close(asked)
+    os.waitpid(child, 0)
+    for fd in (ask, held, holds):
+        os.close(fd)
+    return too_early[-1]
+
+
+def test_a_run_waits_for_the_workers_of_one_before_it(tmp_path, monkeypatch):
+    assert not starts_too_early(tmp_path, monkeypatch)
+
+
+def test_a_run_that_does_not_wait_is_caught(tmp_path, monkeypatch):
+    """Mutant."""
+    from filelock import FileLock
+
+    monkeypatch.setattr(api, "wait_for_workers", lambda folder: None)
+    monkeypatch.setattr(FileLock, "acquire", lambda *_: None)  # asks for a lock too, of another file
+    assert starts_too_early(tmp_path, monkeypatch)
+
+
+def test_one_process_may_pack_into_a_folder_again_and_again(tmp_path):
+    """Nobody waits for himself: not with workers, nor with more of them than shards."""
+    for n, workers in enumerate([2, 4, 1, 2]):
+        pack(rows(2 * n, 2 * n + 2), tmp_path / "out", max_samples=1 + n % 2, workers=workers, append=n > 0)
+    assert len(samples_in(tmp_path / "out")) == 8
 
 
 def test_errors_of_packing_are_wdskits(tmp_path):
     """Whoever catches `WdskitError` catches them all."""
     with pytest.raises(WdskitError):
-        pack(SOURCE, tmp_path / "out", disk=FailingDisk(0, errno.EROFS), **OPTIONS)
+        pack(rows(0, 1), tmp_path / "out", disk=FailingDisk(0, errno.EROFS))

@@ -11,12 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from disks import SlowDisk
 from images import make_folder
+from shards import bytes_in
 
 from wdskit import pack
+from wdskit.packing import api, folder
+
+TINY = (Path(__file__).parent / "golden" / "tiny.jpg").read_bytes()
 
 # Written down once. A change of any of these is a change of format: it needs a line in the change log.
-GOLDEN = {
+GOLDEN_ROWS = {
     "index.bin": "676162fbc572a2b4d08abd5d4d62cf8b1680c4074b0d681f9c5a4657b41892d5",
     "index.json": "0d2a1017da23819e709285fd77505923872d735ff5d6189ef69b14e7c587b6e4",
     "part-00.tar": "ee37498aaa3c8f22272d87774886a0954126c6387e9e414675cf8981d4c5f4e0",
@@ -24,86 +29,175 @@ GOLDEN = {
     "part-01.tar": "63782c0887b856615ad85a125fe912b6c54fe7f15e2afc613e2679739fd1e491",
     "part-01.tar.idx": "66ef3762932d8f48f900563d99ed955d3711397555bdf4866209237a2ee6c9dc",
 }
+GOLDEN_FOLDER = {
+    "classes.json": "b5c25ac0b17e2b9a8f3fe5ec2227196921f5af5cf414f0a64b5db2d0f6dbd9f4",
+    "index.bin": "84038af3347910c6f3ba8b75b53e6dea2a200b333249cf2ac344bb178ad62019",
+    "index.json": "6d85da69718fc6d7c317ffe679bf59c88e12d01a6b6d2b9ec44938b40cb6953b",
+    "p-000.tar": "9bd1c0b738b91d390f4e79ce6110b391ef17f45fd4794089b800570a9c6e26fa",
+    "p-000.tar.idx": "618ebf0d151536d0d99d493a6d2389c05c04d9c49b1a41bd22218143742f2051",
+    "p-001.tar": "aed0070b4d5e6eb02e44c348f391586ca6c7f8c909b9b49a18db7b226daaa546",
+    "p-001.tar.idx": "69faeb91b293deb5876236051222d6a2428e446ff02e6c28d2a42b7e9ae919f4",
+    "rejected.jsonl": "fc3659aad7fbc21ca8d71947d7af0955de2f521c662916bd95baa5d5c0f05ccc",
+}
+GOLDEN_MANIFEST = {
+    "index.bin": "78ae1fc450ca1bd88d75a9ccd9b151adab25ac91334c77716435b2e20b53e331",
+    "index.json": "c35d156e5b2e603798cc617a438adc77284df56d5ee8d6bb8866d8dba48e58cb",
+    "p-0.tar": "0b72d39e5a728ba08fd5cd48033616fc8b629cad1dbd7d3ad36f87692030c852",
+    "p-0.tar.idx": "69faeb91b293deb5876236051222d6a2428e446ff02e6c28d2a42b7e9ae919f4",
+    "p-1.tar": "d52dab194d6bb812bdce3d470d8db9026a26f09659073a269a77ec634b620314",
+    "p-1.tar.idx": "4b936d29b654e50d4ad9b5c45e2cbd73968ddbdb483247cae0a0e1ac830383ca",
+}
+
+OPTIONS = {"shuffle": 7, "max_samples": 5, "pattern": "p-%03d.tar", "skip_bad": True}
 
 PROGRAM = """
-import os, sys, wdskit
+import json, os, sys, wdskit
 if __name__ == "__main__":
     os.umask(int(sys.argv[1], 8))
-    wdskit.pack(sys.argv[2], sys.argv[3], workers=int(sys.argv[4]), shuffle=7, max_samples=5, pattern="p-%03d.tar")
+    wdskit.pack(sys.argv[2], sys.argv[3], workers=int(sys.argv[4]), **json.loads(sys.argv[5]))
 """
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".wdskit.lock"}
+def digests_in(packed: Path) -> dict[str, str]:
+    return {name: hashlib.sha256(data).hexdigest() for name, data in bytes_in(packed).items()}
 
 
-def test_golden_files(tmp_path):
+def test_golden_files_of_rows(tmp_path):
     """Rows of plain bytes, so that nothing but the format is in it."""
     rows = [
-        {"__key__": "cat/0", "jpg": (Path(__file__).parent / "golden" / "tiny.jpg").read_bytes(), "cls": 0},
+        {"__key__": "cat/0", "jpg": TINY, "cls": 0},
         {"__key__": "cat/1", "json": {"caption": "ä", "n": 1}, "txt": "no image"},
         {"__key__": "dog/0", "bin": bytes(range(256)) * 3},
     ]
     pack(rows, tmp_path / "out", max_samples=2, pattern="part-%02d.tar")
-    found = {name: hashlib.sha256(data).hexdigest() for name, data in bytes_in(tmp_path / "out").items()}
-    assert found == GOLDEN
+    assert digests_in(tmp_path / "out") == GOLDEN_ROWS
+
+
+def test_golden_files_of_a_folder(tmp_path, monkeypatch):
+    """With classes, a shuffle, hashed keys and a rejected file."""
+    for name in ("b/0.jpg", "b/1 x.JPEG", "ä/deep/2.jpg", "ä/3.jpg"):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "photos" / name).write_bytes(TINY)
+    (tmp_path / "photos" / "b" / "4.png").write_bytes(b"bad")
+    monkeypatch.chdir(tmp_path)
+    pack("photos", "out", keys="hashed", **{**OPTIONS, "max_samples": 3})
+    assert digests_in(tmp_path / "out") == GOLDEN_FOLDER
+
+
+def test_golden_files_of_a_manifest(tmp_path):
+    """The same from JSONL and from CSV, where what is in `json` is text."""
+    (tmp_path / "0.jpg").write_bytes(TINY)
+    (tmp_path / "m.csv").write_text("image,caption,cls\n0.jpg,“a”,3\n,b,4\n", encoding="utf-8")
+    (tmp_path / "m.jsonl").write_text(
+        '{"image": "0.jpg", "caption": "\\u201ca\\u201d", "cls": "3"}\n\n{"image":"","caption":"b","cls":"4"}',
+        encoding="utf-8",
+    )
+    for name in ("m.csv", "m.jsonl"):
+        pack(tmp_path / name, tmp_path / name[2:], max_bytes=5000, pattern="p-%d.tar")
+        assert digests_in(tmp_path / name[2:]) == GOLDEN_MANIFEST
+
+
+# One folder, packed under all sorts of conditions.
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return make_folder(tmp_path_factory.mktemp("same") / "photos", {"cat": 9, "dog": 8, "ünicode": 3})
+    photos = make_folder(tmp_path_factory.mktemp("same") / "photos", {"cat": 9, "dog": 8, "ünicode": 3, "Z": 1})
+    (photos / "dog" / "notes.txt").write_text("no image")
+    return photos
 
 
 @pytest.fixture(scope="module")
 def reference(source, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("same") / "out"
-    pack(source, folder, shuffle=7, max_samples=5, pattern="p-%03d.tar")
-    return bytes_in(folder)
+    packed = tmp_path_factory.mktemp("same") / "out"
+    pack(source, packed, **OPTIONS)
+    return bytes_in(packed)
 
 
-def run(tmp_path, source, *, umask="022", workers=1, cwd=None, **environment):
+def run(tmp_path, source, *, umask="022", workers=1, cwd=None, options=OPTIONS, **environment):
+    """Pack in a process of its own, with these settings."""
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    command = [sys.executable, str(script), umask, str(source), str(tmp_path / "out"), str(workers)]
-    subprocess.run(command, check=True, cwd=cwd, env={**os.environ, **environment})
+    command = [sys.executable, script, umask, source, tmp_path / "out", str(workers), json.dumps(options)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
+    subprocess.run(command, check=True, cwd=cwd, env={**kept, **environment})
     return bytes_in(tmp_path / "out")
 
 
-@pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize(
-    "environment",
-    [{"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C"}, {"PYTHONHASHSEED": "2", "LC_ALL": "C.UTF-8"}],
-    ids=["C", "UTF-8"],
+    ("workers", "umask", "environment"),
+    [
+        (1, "002", {"PYTHONHASHSEED": "1", "TZ": "Asia/Kathmandu", "LC_ALL": "C"}),
+        (4, "077", {"PYTHONHASHSEED": "2", "LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": "1", "PYTHONOPTIMIZE": "2"}),
+    ],
+    ids=["1 worker", "4 workers"],
 )
-def test_workers_hash_seed_zone_umask_and_locale_change_nothing(tmp_path, source, reference, workers, environment):
-    umask = "077" if workers == 4 else "002"
-    assert run(tmp_path, source, umask=umask, workers=workers, PYTHONUTF8="1", **environment) == reference
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").glob("*.*") if path.suffix != ".lock"}
-    assert modes == {0o666 & ~int(umask, 8)}
+def test_workers_hash_seed_zone_umask_and_locale_change_nothing(
+    tmp_path, source, reference, workers, umask, environment
+):
+    assert run(tmp_path, source, umask=umask, workers=workers, **environment) == reference
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").glob("[!.]*")}
+    assert modes == {0o666 & ~int(umask, 8)}  # as any new file has it
+
+
+@pytest.mark.parametrize("kind", ["folder", "manifest"])
+def test_a_system_that_knows_ascii_only_gives_the_same(tmp_path, source, reference, kind):
+    """There the name of a file is text in which each byte over 127 is a surrogate."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    if kind == "manifest":
+        lines = [{"image": f"photos/{path.relative_to(source)}", "ü": 1} for path in sorted(source.rglob("*.jpg"))]
+        source = source.parent / "m.jsonl"
+        source.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+        pack(source, tmp_path / "reference", **OPTIONS)
+        reference = bytes_in(tmp_path / "reference")
+    assert run(tmp_path, source, **ascii_only) == reference
 
 
 def test_a_relative_source_gives_the_same_as_an_absolute_one(tmp_path, source, reference):
     assert run(tmp_path, source.name, cwd=source.parent) == reference
+    pack(f"{source}/../{source.name}//", tmp_path / "again", **OPTIONS)
+    assert bytes_in(tmp_path / "again") == reference
 
 
-def test_times_and_the_order_of_files_on_disk_change_nothing(tmp_path, source, reference):
+def test_times_modes_and_the_order_of_files_on_disk_change_nothing(tmp_path, source, reference):
     """The same files made in another order, at another time."""
     again = tmp_path / "photos"
-    for path in sorted(source.rglob("*.jpg"), key=lambda path: hashlib.sha256(path.name.encode()).digest()):
+    files = [path for path in source.rglob("*") if path.is_file()]
+    for path in sorted(files, key=lambda path: hashlib.sha256(path.name.encode()).digest()):
         copy = again / path.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
+        copy.chmod(0o600)
         os.utime(copy, (1, 1))
-    pack(again, tmp_path / "out", shuffle=7, max_samples=5, pattern="p-%03d.tar")
+    pack(again, tmp_path / "out", **OPTIONS)
     assert bytes_in(tmp_path / "out") == reference
 
 
 def test_the_listing_order_of_a_folder_changes_nothing(tmp_path, source, reference, monkeypatch):
-    from wdskit.packing import folder
+    listed = folder._list
+    monkeypatch.setattr(folder, "_list", lambda path: listed(path)[::-1])
+    pack(source, tmp_path / "out", **OPTIONS)
+    assert bytes_in(tmp_path / "out") == reference
 
-    listed = folder._walk
-    monkeypatch.setattr(folder, "_walk", lambda *place: reversed(list(listed(*place))))
-    pack(source, tmp_path / "out", shuffle=7, max_samples=5, pattern="p-%03d.tar")
+
+def test_a_disk_that_takes_little_at_a_time_changes_nothing(tmp_path, source, reference):
+    pack(source, tmp_path / "out", disk=SlowDisk(1000), **OPTIONS)
+    assert bytes_in(tmp_path / "out") == reference
+
+
+def test_where_it_is_packed_to_changes_names_only(tmp_path, source):
+    options = {**OPTIONS, "pattern": None}
+    shards = []
+    for name in ("one", "another"):
+        entries = pack(source, tmp_path / name, **options).entries
+        shards.append([(tmp_path / name / entry.name).read_bytes() for entry in entries])
+        assert [entry.name for entry in entries] == [f"{name}-{number:06d}.tar" for number in range(5)]
+    assert shards[0] == shards[1]
+
+
+def test_options_that_change_no_row_change_no_byte(tmp_path, source, reference):
+    """Nothing of `skip_bad` or a large limit is written down."""
+    pack(source, tmp_path / "out", **{**OPTIONS, "skip_bad": False, "max_bytes": 10**12})
     assert bytes_in(tmp_path / "out") == reference
 
 
@@ -114,12 +208,16 @@ def test_the_index_lists_what_was_written(reference):
     for name, line in shards.items():
         assert line["filesize"] == len(reference[name])
         assert line["sha256"] == hashlib.sha256(reference[name]).hexdigest()
-    assert sum(line["nsamples"] for line in shards.values()) == 20
+        assert line["fields"] == ["cls", "jpg", "json"]
+    assert sum(line["nsamples"] for line in shards.values()) == 21
+
+
+# Mutants: what would let the machine in, in ways that the tests above must tell.
 
 
 @pytest.mark.parametrize("mutant", ["time", "owner", "hash"])
 def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference, mutant, monkeypatch):
-    """Mutants: the time of packing, the user, the order of a set in the bytes."""
+    """The time of packing, the user, the order of a set in the bytes."""
     from wdskit.tar import header, writer
 
     def build(name, size):
@@ -133,5 +231,36 @@ def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference
         return bytes(block)
 
     monkeypatch.setattr(writer, "build_header", build)
-    pack(source, tmp_path / "out", shuffle=7, max_samples=5, pattern="p-%03d.tar")
+    pack(source, tmp_path / "out", **OPTIONS)
+    assert bytes_in(tmp_path / "out") != reference
+
+
+@pytest.mark.parametrize("mutant", ["a part a worker", "as they are done", "a seed a worker"])
+def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source, reference, mutant, monkeypatch):
+    true_fill, true_limits, true_map = api._fill, api.Limits, api.map_shards
+    if mutant == "a part a worker":
+        monkeypatch.setattr(api, "Limits", lambda max_samples, max_bytes: true_limits(max_samples // 2, max_bytes))
+    elif mutant == "as they are done":
+        monkeypatch.setattr(api, "map_shards", lambda *args, **options: reversed(list(true_map(*args, **options))))
+    else:
+        monkeypatch.setattr(
+            api,
+            "_fill",
+            lambda rows, *args, workers, **options: true_fill(
+                rows[workers:] + rows[:workers], *args, workers=workers, **options
+            ),
+        )
+    pack(source, tmp_path / "out", workers=2, **OPTIONS)
+    assert bytes_in(tmp_path / "out") != reference
+
+
+@pytest.mark.parametrize("mutant", ["listing order", "locale's names"])
+def test_a_source_that_lets_the_machine_in_is_caught(tmp_path, source, reference, mutant, monkeypatch):
+    if mutant == "listing order":
+        listed = folder._list
+        monkeypatch.setattr(folder, "_list", lambda path: listed(path)[::-1])
+        monkeypatch.setattr(folder, "sorted", lambda items, key: list(items), raising=False)
+    else:
+        monkeypatch.setattr(folder, "utf8_name", lambda name: os.fsencode(name).decode("latin-1"))
+    pack(source, tmp_path / "out", **OPTIONS)
     assert bytes_in(tmp_path / "out") != reference

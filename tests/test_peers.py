@@ -1,11 +1,16 @@
-"""Other programs read what wdskit writes, and wdskit what they write, with equal content."""
+"""Other programs read what wdskit writes, and wdskit what they write, with equal content.
+
+What webdataset reads, writes and runs stands in `peers/test_webdataset.py`, which runs here with its oldest version.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,238 +18,442 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from images import image_bytes, make_folder
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from images import image_bytes
+from peers.packed import KINDS, Packed, Samples, pack_all
+from peers.reading import check_read, fields_of
 
-from wdskit import LocalShard, Pipeline, make_loader, pack
-from wdskit.dataset.index import read_index
+from wdskit import FolderIndexError, Pipeline, ShardError, WdskitError
+from wdskit.dataset.grouping import ShardReader
 from wdskit.shards.indexing import index_folder
+from wdskit.tar import reader
+from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, parse_header
+from wdskit.tar.pax import Overrides
+from wdskit.tar.reader import TarReader
 
-PEERS = Path(__file__).parent / "peers"
+TESTS = Path(__file__).parent
 OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # put there by `make`; this environment has a newer one
+ALL_PEERS = "WDSKIT_ALL_PEERS" in os.environ  # set by `make peers`
 
-Samples = list[tuple[str, dict[str, str]]]
+GNU_TAR = shutil.which("gtar") or "tar"
+TAR_PROGRAMS = [GNU_TAR, *filter(shutil.which, ["bsdtar", "busybox"])]
+
+UTF_8 = {**os.environ, "LC_ALL": "C.UTF-8"}
 
 
-def digest(data: bytes) -> str:
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> dict[str, Packed]:
+    return pack_all(tmp_path_factory.mktemp("packed"))
+
+
+def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def run(script: str, *arguments: str, old: bool = False, **environment: str) -> str:
-    """Run a script of `tests/peers` with this Python; `old` gives it webdataset 0.2.86."""
-    paths = [str(OLD_WEBDATASET)] if old else []
-    assert not old or OLD_WEBDATASET.is_dir(), f"webdataset 0.2.86 is not in {OLD_WEBDATASET}: run `make setup`"
-    settings = {**os.environ, **environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, str(PEERS / script), *arguments]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=settings, timeout=120)
-    assert done.returncode == 0, done.stderr
+def tar(*words: str | Path, cwd: Path, program: str = GNU_TAR, data: bytes = b"") -> bytes:
+    """Run a tar program that has nothing to complain about, and return what it prints."""
+    command = [program, *(["tar"] if program == "busybox" else []), *map(str, words)]
+    done = subprocess.run(command, cwd=cwd, env=UTF_8, input=data, check=False, capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    return done.stdout
+
+
+def python(*words: str, **environment: str) -> str:
+    """Run this Python in the repository, and return the last line that it prints."""
+    options = {"cwd": TESTS.parent, "env": {**os.environ, **environment}, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *words], check=False, timeout=900, **options)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-6000:]}"
     return done.stdout.splitlines()[-1]
+
+
+def with_old_webdataset() -> dict[str, str]:
+    """What makes Python find the oldest webdataset that is supported before the installed one."""
+    command = f"{sys.executable} -m pip install --no-deps --target {OLD_WEBDATASET} webdataset==0.2.86"
+    assert OLD_WEBDATASET.is_dir(), f"webdataset 0.2.86 is not there. Run `make setup`, or\n  {command}"
+    return {"PYTHONPATH": str(OLD_WEBDATASET)}
 
 
 # What wdskit wrote.
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """Three folders of shards, as pack makes them from each kind of source."""
-    root = tmp_path_factory.mktemp("peers")
-    make_folder(root / "photos", {"cat": 4, "dog": 3})
-    pack(root / "photos", root / "images", max_samples=3, shuffle=1)
-    lines = [
-        {
-            "key": f"row{n}",
-            "image": f"photos/cat/{n % 4:04d}.jpg",
-            "caption": f"grüße {n}",
-            "n": n,
-            "box": {"x": [n, 0.5]},
-        }
-        for n in range(7)
-    ]
-    (root / "m.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    pack(root / "m.jsonl", root / "table", max_samples=4)
-    rows = [
-        {"__key__": f"a/{n}", "png": image_bytes("PNG", number=n), "cls": n, "txt": f"text {n}", "npy": np.full(3, n)}
-        for n in range(6)
-    ]
-    pack(rows, root / "rows", max_samples=4)
-    return root
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("program", TAR_PROGRAMS)
+def test_tar_programs_list_and_extract_it(packed, kind, program, tmp_path):
+    folder, shards, samples = packed[kind]
+    wanted = {f"{key}.{name}": data for key, fields in samples.items() for name, data in fields.items()}
+    literally = ["--quoting-style=literal"] if program == GNU_TAR else []
+    listed = b"".join(tar("-tf", path, *literally, cwd=folder, program=program) for path in shards)
+    assert listed.decode().splitlines() == list(wanted)
+    for path in shards:
+        tar("-xf", path, cwd=tmp_path, program=program)
+    found = {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == wanted
 
 
-FOLDERS = ["images", "table", "rows"]
-
-
-def expected(folder: Path) -> Samples:
-    """The samples as wdskit reads them, in order."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_tarfile_reads_it_and_finds_plain_members_only(packed, kind):
+    wanted = [(f"{key}.{name}", data) for key, fields in packed[kind].samples.items() for name, data in fields.items()]
     found = []
-    for entry in read_index(str(folder)).entries:
-        with LocalShard(folder / entry.name) as shard:
-            found += [
-                (shard.key(number), {name: digest(bytes(data)) for name, data in sorted(shard[number].items())})
-                for number in range(len(shard))
-            ]
-    return found
-
-
-def shards_in(folder: Path) -> list[str]:
-    return [str(folder / entry.name) for entry in read_index(str(folder)).entries]
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize("old", [False, True], ids=["webdataset", "webdataset-0.2.86"])
-def test_webdataset_reads_it(packed, folder, old):
-    found = json.loads(run("read_with_webdataset.py", *shards_in(packed / folder), old=old))
-    assert (found["version"] == "0.2.86") == old
-    assert [(key, fields) for key, fields in found["samples"]] == expected(packed / folder)
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_hugging_face_datasets_reads_it(packed, folder, tmp_path):
-    settings = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_DATASETS_CACHE": str(tmp_path)}
-    found = json.loads(run("read_with_datasets.py", *shards_in(packed / folder), **settings))
-    assert found["streamed"] == found["loaded"]
-    samples = expected(packed / folder)
-    assert [row["__key__"] for row in found["streamed"]] == [key for key, _ in samples]
-    for row, (_, fields) in zip(found["streamed"], samples, strict=True):
-        assert {name for name in row if name != "__key__"} == set(fields)
-        for name in {"jpg", "png"} & set(fields):
-            assert row[name] == fields[name]
-    if folder == "rows":
-        assert [(row["cls"], row["txt"], row["npy"]) for row in found["streamed"]] == [
-            (n, f"text {n}", [n] * 3) for n in range(6)
-        ]
-    if folder == "table":
-        assert [row["json"]["caption"] for row in found["streamed"]] == [f"grüße {n}" for n in range(7)]
-        assert [row["json"]["box"] for row in found["streamed"]] == [{"x": [n, 0.5]} for n in range(7)]
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_wids_reads_it_by_the_index(packed, folder, tmp_path):
-    found = json.loads(run("read_with_wids.py", str(packed / folder / "index.json"), str(tmp_path), old=True))
-    names = [(key, fields) for key, fields in found]
-    assert names == expected(packed / folder)
-
-
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_gnu_tar_and_python_read_it(packed, folder, tmp_path):
-    for path in shards_in(packed / folder):
-        target = tmp_path / Path(path).name
-        target.mkdir()
-        subprocess.run(["tar", "-xf", path, "-C", str(target)], check=True, capture_output=True)
-        extracted = {p.relative_to(target).as_posix(): p.read_bytes() for p in target.rglob("*") if p.is_file()}
+    for path in packed[kind].shards:
         with tarfile.open(path, "r:") as archive:
-            assert {info.name: archive.extractfile(info).read() for info in archive} == extracted
-        with LocalShard(path) as shard:
-            ours = {
-                f"{shard.key(number)}.{name}": bytes(data)
-                for number in range(len(shard))
-                for name, data in shard[number].items()
-            }
-        assert ours == extracted
+            members = archive.getmembers()
+            found += [(info.name, archive.extractfile(info).read()) for info in members]
+        assert {(info.type, info.mode, info.uid, info.gid, info.uname, info.gname) for info in members} == {
+            (tarfile.REGTYPE, 0o644, 0, 0, "", "")
+        }
+        assert all(info.mtime == 0 and not info.pax_headers for info in members)
+        assert [info.offset_data - info.offset for info in members] == [512] * len(members)
+    assert found == wanted
 
 
-def test_an_index_of_offsets_is_energons(packed):
-    """N + 1 little-endian uint64 and nothing else: where each sample's first header is, and where the members end."""
-    for path in shards_in(packed / "images"):
-        offsets = np.fromfile(f"{path}.idx", dtype="<u8")
-        data = Path(path).read_bytes()
-        with tarfile.open(path, "r:") as archive:
-            members = list(archive)
-        firsts = [info.offset for number, info in enumerate(members) if number % 3 == 0]  # cls, jpg, json
-        assert offsets.tolist() == [*firsts, len(data) - 1024]
+@pytest.mark.parametrize("kind", KINDS)
+def test_offsets_are_energons(packed, kind):
+    """N + 1 little-endian uint64: what lies between two of them is a sample, which any tar reader reads."""
+    found = [sample for path in packed[kind].shards for sample in by_offsets(path)]
+    assert found == list(packed[kind].samples.items())
+
+
+def by_offsets(path: str | Path) -> list[tuple[str, dict[str, bytes]]]:
+    """The samples of a shard by its `.idx`, read by someone who knows the layout from the format's description."""
+    offsets = [int.from_bytes(word, "little") for word in np.fromfile(f"{path}.idx", dtype="V8").tolist()]
+    data = Path(path).read_bytes()
+    assert not any(data[offsets[-1] :])
+    samples = []
+    for start, stop in itertools.pairwise(offsets):
+        with tarfile.open(fileobj=io.BytesIO(data[start:stop] + bytes(1024)), mode="r:") as archive:
+            members = {info.name: archive.extractfile(info).read() for info in archive if info.isfile()}
+        (key,) = {str(Path(name).parent / Path(name).name.split(".")[0]) for name in members}
+        samples.append((key, {name[len(key) + 1 :]: content for name, content in members.items()}))
+    return samples
+
+
+def test_wids_reads_it_by_the_index(packed, tmp_path):
+    """`names` is left out: wids garbles names that are not ASCII."""
+    kinds = [kind for kind in KINDS if kind != "names"]
+    found = json.loads(
+        python(
+            *("-W", "ignore", str(TESTS / "peers" / "read_with_wids.py"), str(tmp_path)),
+            *(str(packed[kind].folder / "index.json") for kind in kinds),
+            **with_old_webdataset(),
+        )
+    )
+    for kind, read in zip(kinds, found, strict=True):
+        wanted = packed[kind].samples.items()
+        assert read == [[key, {name: sha256(data) for name, data in fields.items()}] for key, fields in wanted]
+
+
+def test_hugging_face_datasets_reads_it_streamed_and_loaded(packed, tmp_path):
+    """Left out are `mixed` and `names`: it takes the columns from the first samples and passes over later ones."""
+    kinds = ["images", "table", "rows"]
+    script = [str(TESTS / "peers" / "read_with_datasets.py"), json.dumps([packed[kind].shards for kind in kinds])]
+    folders = {"HF_HOME": str(tmp_path), "HF_DATASETS_CACHE": str(tmp_path)}
+    found = json.loads(python("-W", "ignore", *script, HF_HUB_OFFLINE="1", **folders))
+    for kind, read in zip(kinds, found, strict=True):
+        assert read["streamed"] == as_datasets_has_them(packed[kind].samples)
+        assert read["loaded"] == read["streamed"]
+
+
+def as_datasets_has_them(samples: Samples) -> list[dict[str, object]]:
+    """Fields as values, by the conventions of `datasets`; None where a sample lacks one."""
+    columns = [*next(iter(samples.values())), "__key__"]
+    decoders = {
+        "json": json.loads,
+        "cls": int,
+        "txt": bytes.decode,
+        "npy": lambda data: np.load(io.BytesIO(data)).tolist(),
+        "jpg": sha256,
+        "png": sha256,
+    }
+    rows = [{name: decoders[name](data) for name, data in fields.items()} for fields in samples.values()]
+    full = [{**dict.fromkeys(columns), **row, "__key__": key} for key, row in zip(samples, rows, strict=True)]
+    assert all(list(row) == columns for row in full)
+    return full
 
 
 # What others wrote.
 
-NAMES = {
-    "short": "img/%03d",
-    "folder of 130 bytes": "d" * 65 + "/" + "e" * 65 + "/%03d",
-    "name of 120 bytes": "n" * 110 + "%03d",
-    "over 255 bytes": "folder/" * 40 + "%03d",
-    "not ascii": "bild-äöü/雪%03d",
+LEAVES = {  # with `.json`, the longest field, behind them
+    "short": "%03d",
+    "folder": "img/%03d",
+    "name of 100 bytes": "n" * 92 + "%03d",
+    "name of 101 bytes": "n" * 93 + "%03d",
+    "path of 101 bytes": "d" * 90 + "/dd%03d",
+    "path of 256 bytes": ("e" * 77 + "/") * 2 + "f" * 92 + "%03d",
+    "path of 257 bytes": ("e" * 77 + "/") * 2 + "f" * 93 + "%03d",
+    "path of 500 bytes": ("g" * 81 + "/") * 6 + "%03d",
+    "not ASCII": "bild-äöü/雪%03d",
+    "not ASCII, over 255 bytes": ("雪" * 50 + "/") * 2 + "\U0001f600%03d",
+    "signs": "a 'b' \"c\" -%03d",
 }
-FORMATS = {"ustar": "ustar", "pax": "posix", "gnu": "gnu"}
+TOO_LONG_FOR = {  # ustar has 155 bytes up to a slash and 100 behind it, v7 100 in all
+    "ustar": {"name of 101 bytes", "path of 257 bytes", "path of 500 bytes", "not ASCII, over 255 bytes"},
+    "v7": {*LEAVES} - {"short", "folder", "name of 100 bytes", "not ASCII", "signs"},
+}
+FORMATS = ["ustar", "pax", "gnu", "oldgnu", "v7"]
 
 
-def check_read(folder: Path, samples: dict[str, dict[str, bytes]]) -> None:
-    """Read a folder of shards in every way that wdskit has."""
-    streamed = {
-        sample["__key__"]: {name: data for name, data in sample.items() if not name.startswith("__")}
-        for sample in Pipeline().stream(str(folder / "*.tar"), shuffle_shards=False).loader(workers=0)
-    }
-    assert streamed == samples
-    report = index_folder(folder)
-    assert report.index.num_samples == len(samples)
-    numbered = {}
-    for entry in report.index.entries:
-        with LocalShard(folder / entry.name) as shard:
-            numbered |= {
-                shard.key(n): {name: bytes(data) for name, data in shard[n].items()} for n in range(len(shard))
-            }
-    assert numbered == samples
-    config = {"version": 1, "pipeline": [{"stream": str(folder)}, {"to_dict": ["__key__", "jpg"]}]}
-    assert {sample["__key__"]: sample["jpg"] for sample in make_loader(config, workers=0)} == {
-        key: fields["jpg"] for key, fields in samples.items()
-    }
+def tree(folder: Path, pattern: str, *, num_samples: int = 4) -> Samples:
+    """Files below `folder`, of three fields a sample, one of them without a byte; and what is in them."""
+    samples = {}
+    for number in range(num_samples):
+        fields = {"jpg": image_bytes(number=number), "json": b'{"n":%d}' % number, "txt": b"x" * (512 * number)}
+        for name, data in fields.items():
+            path = folder / f"{pattern % number}.{name}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        samples[pattern % number] = fields
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("format_", "leaf"),
+    [(format_, leaf) for format_ in FORMATS for leaf in LEAVES if leaf not in TOO_LONG_FOR.get(format_, ())],
+)
+def test_what_gnu_tar_wrote_is_read(tmp_path, format_, leaf):
+    """With its folders, as `tar FOLDER` writes them."""
+    samples = tree(tmp_path / "tree", LEAVES[leaf])
+    (tmp_path / "out").mkdir()
+    tops = sorted(path.name for path in (tmp_path / "tree").iterdir())
+    tar(f"--format={format_}", "--sort=name", "-cf", "../out/a.tar", *tops, cwd=tmp_path / "tree")
+    check_read(tmp_path / "out", samples)
+    assert by_offsets(tmp_path / "out" / "a.tar") == list(samples.items())
+
+
+@pytest.mark.parametrize("program", TAR_PROGRAMS)
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_what_any_tar_program_writes_by_default_is_read(tmp_path, program, leaf):
+    samples = tree(tmp_path / "tree", LEAVES[leaf])
+    (tmp_path / "out").mkdir()
+    files = [f"./{key}.{name}" for key, fields in samples.items() for name in fields]
+    tar("-cf", "../out/a.tar", *files, cwd=tmp_path / "tree", program=program)
+    check_read(tmp_path / "out", {f"./{key}": fields for key, fields in samples.items()})
 
 
 @pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize("names", NAMES)
-def test_what_gnu_tar_wrote_is_read(tmp_path, format_, names):
-    if format_ == "ustar" and names in {"name of 120 bytes", "over 255 bytes"}:
-        return  # names that ustar cannot hold
-    key = NAMES[names]
-    samples = {key % n: {"jpg": image_bytes(number=n), "json": b'{"n":%d}' % n} for n in range(5)}
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--owner=jürgen:1000", "--group=büro:3000000", "--mtime=2001-01-01 00:00:00.25"],
+        ["--numeric-owner", "--mode=0", "--mtime=@-1"],
+        ["--blocking-factor=1"],
+        ["--blocking-factor=200"],
+        ["--transform=s/^/a/", "--show-transformed-names"],
+    ],
+    ids=" ".join,
+)
+def test_gnu_tars_options_change_nothing(tmp_path, format_, options):
+    if format_ in {"ustar", "v7"}:  # which hold neither large nor negative numbers, and no fractions
+        options = [option.replace("3000000", "3000").replace("@-1", "@0") for option in options]
+    samples = tree(tmp_path / "tree", "%03d")
     (tmp_path / "out").mkdir()
-    for name, fields in samples.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        for field, data in fields.items():
-            (tmp_path / f"{name}.{field}").write_bytes(data)
-    top = key.split("/", 1)[0] if "/" in key else "."
-    command = ["tar", f"--format={FORMATS[format_]}", "--sort=name", "--exclude=./out", "-cf", "out/a.tar", top]
-    subprocess.run(command, check=True, cwd=tmp_path, env={**os.environ, "LC_ALL": "C.UTF-8"}, capture_output=True)
-    prefix = "./" if top == "." else ""
-    check_read(tmp_path / "out", {prefix + name: fields for name, fields in samples.items()})
+    tar(f"--format={format_}", *options, "--sort=name", "-cf", "../out/a.tar", ".", cwd=tmp_path / "tree")
+    prefix = "a./" if options[0].startswith("--transform") else "./"
+    check_read(tmp_path / "out", {prefix + key: fields for key, fields in samples.items()})
+
+
+def test_archives_that_gnu_tar_added_to_joined_or_deleted_from_are_read(tmp_path):
+    samples = tree(tmp_path, "%03d", num_samples=6)
+    files = {key: [f"{key}.{name}" for name in fields] for key, fields in samples.items()}
+    (tmp_path / "out").mkdir()
+    tar("-cf", "out/a.tar", *files["000"], *files["005"], cwd=tmp_path)
+    tar("-rf", "out/a.tar", *files["001"], cwd=tmp_path)
+    tar("-cf", "b", *files["002"], *files["003"], cwd=tmp_path)
+    tar("-Af", "out/a.tar", "b", cwd=tmp_path)
+    tar("--delete", "-f", "out/a.tar", *files["005"], cwd=tmp_path)
+    check_read(tmp_path / "out", {key: samples[key] for key in ("000", "001", "002", "003")})
+
+
+def test_global_headers_and_attributes_are_passed_over(tmp_path):
+    samples = tree(tmp_path / "tree", "%03d")
+    (tmp_path / "out").mkdir()
+    keywords = "comment=a note,exthdr.name=%d/x/%f,globexthdr.name=/g,VENDOR.thing:=thing"
+    tar(f"--pax-option={keywords}", "--sort=name", "-cf", "../out/a.tar", ".", cwd=tmp_path / "tree")
+    data = (tmp_path / "out" / "a.tar").read_bytes()
+    assert data[156:157] == b"g"
+    assert b"VENDOR.thing=thing" in data
+    check_read(tmp_path / "out", {f"./{key}": fields for key, fields in samples.items()})
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_tars_are_read_from_pipes(tmp_path, format_):
+    samples = tree(tmp_path, "%03d", num_samples=9)
+    os.mkfifo(tmp_path / "pipe.tar")
+    files = [f"{key}.{name}" for key, fields in samples.items() for name in fields]
+    command = [GNU_TAR, f"--format={format_}", "-cf", "-", *files]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        found = list(ShardReader(process.stdout.read1, shard="standard output"))
+    assert list(map(fields_of, found)) == list(samples.items())
+    command[3] = str(tmp_path / "pipe.tar")
+    with subprocess.Popen(command, cwd=tmp_path):
+        found = list(Pipeline().stream(str(tmp_path / "pipe.tar")).loader(workers=0))
+    assert list(map(fields_of, found)) == list(samples.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "a member is a symbolic link"),
+        (["--exclude=link.*"], "a member is a hard link"),
+        (["--exclude=link.*", "--hard-dereference", "-S"], "a member is a sparse file"),
+        (["--exclude=link.*", "--hard-dereference", "-S", "--format=pax"], "a pax header makes a member a sparse file"),
+        (["--exclude=link.*", "--hard-dereference", "--exclude=hole.*", "-z"], "this is a gzip file, not a tar"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_by_name(tmp_path, options, message):
+    tree(tmp_path / "tree", "%03d")
+    (tmp_path / "tree" / "link.txt").symlink_to("000.txt")
+    (tmp_path / "tree" / "same.txt").hardlink_to(tmp_path / "tree" / "000.jpg")
+    with (tmp_path / "tree" / "hole.bin").open("wb") as file:
+        file.truncate(1 << 20)
+        file.seek(1 << 19)
+        file.write(b"x")
+    tar("--sort=name", *options, "-cf", "../a.tar", ".", cwd=tmp_path / "tree")
+    with pytest.raises(ShardError, match=message):
+        list(Pipeline().stream(str(tmp_path / "a.tar")).loader(workers=0))
+    with pytest.raises(FolderIndexError, match=message):
+        index_folder(tmp_path)
+
+
+def test_names_in_another_encoding_are_refused(tmp_path):
+    (tmp_path / os.fsdecode(b"gr\xfc\xdfe.txt")).write_bytes(b"x")
+    for format_ in FORMATS:
+        tar(f"--format={format_}", "-cf", "a.tar", "--exclude=a.tar", ".", cwd=tmp_path)
+        with pytest.raises(ShardError, match=r"the name b'./gr\\xfc\\xdfe.txt' is not UTF-8"):
+            list(Pipeline().stream(str(tmp_path / "a.tar")).loader(workers=0))
 
 
 @pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_what_tarfile_wrote_is_read(tmp_path, format_):
-    samples = {f"bild-ä/{n}": {"jpg": image_bytes(number=n), "cls": b"%d" % n} for n in range(4)}
-    with tarfile.open(tmp_path / "a.tar", "w", format=format_) as archive:
-        for key, fields in samples.items():
-            for name, data in fields.items():
-                info = tarfile.TarInfo(f"{key}.{name}")
-                info.size, info.mtime, info.uname = len(data), 1700000000.25, "jürgen"
-                archive.addfile(info, io.BytesIO(data))
-    check_read(tmp_path, samples)
-
-
-@pytest.mark.parametrize("old", [False, True], ids=["webdataset", "webdataset-0.2.86"])
-@pytest.mark.parametrize("options", [{}, {"mtime": 0}, {"mtime": 12345.5}], ids=str)
-def test_what_webdatasets_shard_writer_wrote_is_read(tmp_path, old, options):
-    samples = {f"sample{n:04d}": {"jpg": image_bytes(number=n), "txt": b"text %d" % n} for n in range(7)}
-    as_text = [
-        [key, {name: data.decode("latin-1") for name, data in fields.items()}] for key, fields in samples.items()
-    ]
-    (tmp_path / "samples.json").write_text(json.dumps(as_text))
+@pytest.mark.parametrize("mode", ["w", "w|"])
+def test_what_tarfile_wrote_is_read(tmp_path, format_, mode):
+    """Members made in memory, with times in fractions, and a folder of files."""
+    leaves = [leaf for leaf in LEAVES if format_ != tarfile.USTAR_FORMAT or leaf not in TOO_LONG_FOR["ustar"]]
+    samples = {}
     (tmp_path / "out").mkdir()
-    pattern = str(tmp_path / "out" / "a-%06d.tar")
-    version = run("write_with_webdataset.py", str(tmp_path / "samples.json"), pattern, json.dumps(options), old=old)
-    assert (version == "0.2.86") == old
-    assert len(list((tmp_path / "out").glob("*.tar"))) == 3
+    with tarfile.open(tmp_path / "out" / "a.tar", mode, format=format_) as archive:
+        for number, leaf in enumerate(leaves):
+            key = LEAVES[leaf] % number
+            samples[key] = {"jpg": image_bytes(number=number), "json": b"%d" % number, "txt": b""}
+            for name, data in samples[key].items():
+                info = tarfile.TarInfo(f"{key}.{name}")
+                info.size, info.mtime, info.uname, info.gname = len(data), 1700000000.25 + number, "jürgen", "büro"
+                archive.addfile(info, io.BytesIO(data))
+        files = tree(tmp_path / "tree", "one/%03d")
+        archive.add(tmp_path / "tree", arcname="below")  # sorted by tarfile, folders included
+    samples |= {f"below/{key}": fields for key, fields in files.items()}
     check_read(tmp_path / "out", samples)
 
 
-def test_streams_run_on_webdataset_0_2_86():
-    """The stream's own tests, a fair part of them, with the oldest webdataset that is supported."""
-    chosen = "with_epoch_yields_n or two_ranks_of_two_workers or data_pipeline or torchs_own_loader or goes_on_where"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen]
-    if os.environ.get("WDSKIT_ALL_PEERS"):
-        command = command[:-2]
-    code = "import webdataset; assert webdataset.__version__ == '0.2.86', webdataset.__version__"
-    environment = {**os.environ, "PYTHONPATH": str(OLD_WEBDATASET)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    files = ["tests/test_stream.py"]
-    done = subprocess.run(
-        [*command, *files], cwd=PEERS.parent.parent, env=environment, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert " passed" in done.stdout
+NAMES = st.from_regex(r"\A[a-z0-9_-]{1,8}(/[a-z0-9_-]{1,8}){0,2}\.[a-z]{1,5}(\.[a-z]{1,5})?\Z")
+MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1600)), max_size=8)
+
+
+@given(
+    members=MEMBERS,
+    format_=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+    mtime=st.one_of(st.integers(0, 2**33), st.floats(0, 2**33)),
+    deep=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_tarfile_writes_is_read(members, format_, mtime, deep):
+    """Its three formats, float times, names of 130 bytes."""
+    members = [("x" * 60 + "/" + "y" * 60 + "/" + name if deep else name, data) for name, data in members]
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format_) as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), mtime
+            archive.addfile(info, io.BytesIO(data))
+    buffer.seek(0)
+    assert [(name, data) for name, _, data in TarReader(buffer.read, shard="x")] == members
+
+
+def without_pax(data: bytes) -> Overrides:
+    return Overrides()
+
+
+def without_long_names(overrides: Overrides, kind: int, data: bytes, real=reader._extend) -> Overrides:
+    return overrides if kind == GNU_LONG_NAME_TYPE else real(overrides, kind, data)
+
+
+def without_prefix(block: bytes) -> Header:
+    return parse_header(block)._replace(name=block[:100].partition(b"\0")[0])
+
+
+@pytest.mark.parametrize(
+    ("format_", "function", "mutant"),
+    [
+        ("pax", "parse_pax", without_pax),
+        ("gnu", "_extend", without_long_names),
+        ("ustar", "parse_header", without_prefix),
+    ],
+)
+def test_a_reader_that_cannot_do_a_format_is_caught(tmp_path, monkeypatch, format_, function, mutant):
+    samples = tree(tmp_path / "tree", LEAVES["path of 256 bytes"])
+    (tmp_path / "out").mkdir()
+    tops = [path.name for path in (tmp_path / "tree").iterdir()]
+    tar(f"--format={format_}", "--sort=name", "-cf", "../out/a.tar", *tops, cwd=tmp_path / "tree")
+    monkeypatch.setattr(reader, function, mutant)
+    with pytest.raises((AssertionError, WdskitError)):
+        check_read(tmp_path / "out", samples)
+    monkeypatch.undo()
+    check_read(tmp_path / "out", samples)
+
+
+@pytest.mark.parametrize("shift", [-512, 512])
+def test_offsets_that_are_a_block_off_are_caught(packed, tmp_path, shift):
+    path = Path(shutil.copy(packed["rows"].shards[0], tmp_path))
+    offsets = np.fromfile(f"{packed['rows'].shards[0]}.idx", dtype="<u8").astype("<i8")
+    offsets[1] += shift
+    offsets.tofile(f"{path}.idx")
+    with pytest.raises((AssertionError, ValueError, tarfile.ReadError)):
+        assert by_offsets(path) == list(packed["rows"].samples.items())[: len(offsets) - 1]
+
+
+NAME = st.text(st.characters(codec="utf-8", exclude_characters="/.\0"), min_size=1, max_size=60)
+TREES = st.dictionaries(
+    st.lists(NAME.filter(lambda name: len(name.encode()) < 200), min_size=1, max_size=4).map("/".join),
+    st.dictionaries(st.sampled_from(["jpg", "json", "a.b", "x"]), st.binary(max_size=1500), min_size=1),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=300 if ALL_PEERS else 20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(TREES, st.sampled_from(FORMATS[1:4]))
+def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
+    """Any text in any folder, through GNU tar into each way of reading."""
+    folder = tmp_path_factory.mktemp("any")
+    written = {}
+    for key, fields in samples.items():
+        for name, data in sorted(fields.items()):
+            path = folder / "tree" / f"{key}.{name}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            written.setdefault(key, {})[name] = data
+    (folder / "out").mkdir()
+    names = "".join(f"./{key}.{name}\0" for key, fields in written.items() for name in fields)
+    options = ["--null", "--verbatim-files-from", "--files-from=-"]
+    tar(f"--format={format_}", "-cf", "../out/a.tar", *options, cwd=folder / "tree", data=names.encode())
+    check_read(folder / "out", {f"./{key}": fields for key, fields in written.items()})
+
+
+# webdataset.
+
+
+def test_all_this_holds_with_webdataset_0_2_86():
+    """The tests of `peers/test_webdataset.py` and of the stream, with the oldest webdataset that is supported.
+
+    `make test` leaves out the start methods, which take most of the time.
+    """
+    files = ["tests/peers/test_webdataset.py", "tests/test_stream.py", *(["tests/test_stages.py"] if ALL_PEERS else [])]
+    left_out = ["newest_version", *([] if ALL_PEERS else ["start_method", "python_exits"])]
+    words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " and ".join(f"not {name}" for name in left_out)]
+    script = f"""
+import sys
+import pytest
+import webdataset
+assert webdataset.__version__ == "0.2.86", webdataset.__version__
+sys.exit(pytest.main({[*words, *files]}))
+"""
+    assert " passed" in python("-c", script, **with_old_webdataset())

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import gzip
 import http.server
 import os
 import re
 import socket
+import ssl
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from wdskit import Pipeline
 from wdskit.errors import StorageError
 from wdskit.storage import http as http_module
+from wdskit.storage import urls as urls_module
 from wdskit.storage.urls import LocalFile, is_local, local_path, open_stream, read_bytes, scheme_of
 
 BODY = bytes(range(256)) * 2000
@@ -24,8 +30,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        name = self.path.partition("?")[0][1:]
-        getattr(self, f"give_{name}")()
+        if self.path.startswith("http:"):  # asked as a proxy
+            self.give(body=b"proxied " + self.path.encode())
+            return
+        name, _, query = self.path[1:].partition("?")
+        self.number = int(query) if query.isdigit() else 0
+        getattr(self, f"give_{name.partition('/')[0]}")()
 
     def give(self, status=200, length=None, body=BODY, **headers):
         self.send_response(status)
@@ -64,6 +74,56 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def give_moved(self):
         self.give(302, body=b"", Location="/whole")
 
+    def give_missing_at(self):
+        self.give(self.number, body=b"no")
+
+    def give_hop(self):
+        self.give(302, body=b"", Location=f"/hop?{self.number - 1}" if self.number else "whole")
+
+    def give_moved_by(self):
+        self.give(self.number, body=b"", Location="/whole")
+
+    def give_moved_nowhere(self):
+        self.give(302, body=b"")
+
+    def give_moved_to_nothing(self):
+        self.give(302, body=b"", Location="http://[::1")
+
+    def give_compressed(self):
+        self.give(body=gzip.compress(BODY), Content_Encoding="gzip")
+
+    def give_as_it_is(self):
+        self.give(Content_Encoding="Identity")
+
+    def give_odd_length(self):
+        odd = ["\xb2", "-5", "1e3", "five", " ", "0x10"][self.number]
+        self.give(length=odd)
+        self.close_connection = True
+
+    def give_half_then_silence(self):
+        self.give(length=len(BODY), body=BODY[:1000])
+        self.server.released.wait(20)
+
+    def give_path(self):
+        self.give(body=self.path.encode())
+
+    def give_cookies(self):
+        self.send_response(200)
+        for number in range(200):
+            self.send_header("Set-Cookie", str(number))
+        self.end_headers()
+        self.close_connection = True
+
+    def give_long_header(self):
+        self.give(X_Long="x" * 70_000)
+
+    def give_garbage(self):
+        self.wfile.write(b"\x00\x01garbage\r\n\r\n")
+        self.close_connection = True
+
+    def give_nothing_at_all(self):
+        self.close_connection = True
+
     def give_moved_to_ftp(self):
         self.give(302, body=b"", Location="ftp://127.0.0.1/whole")
 
@@ -83,11 +143,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.fixture(autouse=True)
+def _no_proxy_of_this_machine(monkeypatch):
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture(scope="module")
 def server():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
         served.released = threading.Event()
-        thread = threading.Thread(target=served.serve_forever)
+        thread = threading.Thread(target=served.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{served.server_port}"
         served.released.set()
@@ -107,7 +173,9 @@ def read_all(url: str, size: int = 5000) -> bytes:
         stream.close()
 
 
-@pytest.mark.parametrize("name", ["whole", "whole?token=a/b.tar", "moved", "without_length"])
+@pytest.mark.parametrize(
+    "name", ["whole", "whole?token=a/b.tar", "moved", "without_length", "hop?0", "hop?3", "hop?9", "as_it_is"]
+)
 def test_a_body_is_read_whole(server, name):
     assert read_all(f"{server}/{name}") == BODY
 
@@ -123,6 +191,14 @@ def test_a_body_is_read_whole(server, name):
         ("moved_to_ftp", "a redirect to ftp:"),
         ("moved_to_file", "answered 302"),
         ("round", "answered 302"),
+        ("hop?10", "answered 302"),
+        ("moved_nowhere", "answered 302"),
+        ("moved_to_nothing", "cannot be opened"),
+        ("compressed", r"sends it compressed \(gzip\), though it was asked for the bytes as they are"),
+        ("cookies", "cannot be opened: got more than 100 headers"),
+        ("long_header", "cannot be opened: got more than 65536 bytes"),
+        ("garbage", "cannot be opened"),
+        ("nothing_at_all", "cannot be opened: Remote end closed connection"),
     ],
 )
 def test_a_body_that_is_not_whole_is_an_error_that_names_the_url(server, name, problem):
@@ -130,6 +206,109 @@ def test_a_body_that_is_not_whole_is_an_error_that_names_the_url(server, name, p
         read_all(f"{server}/{name}")
     assert caught.value.url == f"{server}/{name}"
     assert str(caught.value).startswith(f"{server}/{name}: ")
+
+
+@pytest.mark.parametrize(
+    "status", [201, 202, 203, 226, 300, 304, 305, 400, 401, 403, 407, 410, 416, 429, 500, 502, 599]
+)
+def test_any_status_but_200_is_an_error(server, status):
+    with pytest.raises(StorageError, match=f"the server answered {status}"):
+        open_stream(f"{server}/missing_at?{status}")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_every_kind_of_redirect_is_followed(server, status):
+    assert read_all(f"{server}/moved_by?{status}") == BODY
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_a_length_that_is_none_is_passed_over(server, number):
+    """The body ends with the connection then."""
+    assert read_all(f"{server}/odd_length?{number}") == BODY
+
+
+def test_characters_beyond_ascii_are_sent_as_utf_8(server):
+    """What is written as %XX, and the query's signs, stay as they are."""
+    for sent, received in [
+        ("ä/雪.tar", "%C3%A4/%E9%9B%AA.tar"),
+        ("%C3%A4%2F.tar?a=b&c=%20+d:e@f", "%C3%A4%2F.tar?a=b&c=%20+d:e@f"),
+        ("a.tar#part", "a.tar"),
+    ]:
+        assert read_all(f"{server}/path/{sent}") == f"/path/{received}".encode()
+
+
+def test_a_password_in_a_url_is_refused_before_anybody_hears_of_it(server):
+    """Python's client would look all of it up as a host's name."""
+    for user in ("user:secret@", "user@", ":secret@"):
+        with pytest.raises(StorageError, match="a user or password in a URL is not supported"):
+            open_stream(server.replace("//", f"//{user}") + "/whole")
+    assert read_all(f"{server}/path?user=a@b") == b"/path?user=a@b"
+
+
+def test_proxies_are_those_of_the_environment(server, monkeypatch):
+    monkeypatch.setenv("http_proxy", server)
+    assert read_all("http://photos.invalid/a.tar") == b"proxied http://photos.invalid/a.tar"
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert read_all(f"{server}/whole") == BODY
+
+
+def test_a_server_that_speaks_no_tls(server):
+    with pytest.raises(StorageError, match="cannot be opened"):
+        open_stream(server.replace("http:", "https:") + "/whole")
+
+
+def test_certificates_are_checked_and_read_once(server, monkeypatch):
+    """Reading those of the system takes 30 ms, more than many a shard."""
+    contexts = []
+
+    def create():
+        contexts.append(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        return contexts[-1]
+
+    for name in ("create_default_context", "_create_default_https_context"):
+        monkeypatch.setattr(ssl, name, create)
+    http_module._tls.cache_clear()
+    for _ in range(3):
+        assert read_all(f"{server}/whole") == BODY
+    assert len(contexts) == 1
+    http_module._tls.cache_clear()
+    monkeypatch.undo()
+    assert (http_module._tls().verify_mode, http_module._tls().check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_a_small_body_has_a_limit(server):
+    assert read_bytes(f"{server}/whole", limit=len(BODY)) == BODY
+    with pytest.raises(StorageError, match=f"it holds more than {len(BODY) - 1} bytes"):
+        read_bytes(f"{server}/whole", limit=len(BODY) - 1)
+
+
+def test_connections_are_given_back(server):
+    """Also those that failed, and those that are closed before their end."""
+    before = open_descriptors()
+    for name in ("whole", "cut", "missing", "compressed", "partly", "moved_to_ftp", "round", "garbage"):
+        with contextlib.suppress(StorageError):
+            stream = open_stream(f"{server}/{name}")
+            stream.read(10)
+            stream.close()
+            stream.close()
+        with contextlib.suppress(StorageError):
+            read_all(f"{server}/{name}")
+    port = int(server.rpartition(":")[2])
+    assert port not in map(peer_port, open_descriptors() - before)
+
+
+def peer_port(fd: str) -> int:
+    """The port that a descriptor is connected to; 0 for one that is none, or is gone."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(fd))) as copy:
+        return copy.getpeername()[1]
+    return 0
+
+
+def test_a_client_that_takes_short_bodies_is_caught(server, monkeypatch):
+    """As `http.client` itself does, where it reads a part at a time."""
+    monkeypatch.setattr(http_module.HttpBody, "read", lambda self, size: self._response.read1(size))
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_a_body_that_is_not_whole_is_an_error_that_names_the_url(server, "cut", "closed after")
 
 
 def test_bytes_are_asked_for_as_they_are(server):
@@ -141,6 +320,21 @@ def test_a_silent_server_is_given_up(server, monkeypatch):
     monkeypatch.setattr(http_module, "TIMEOUT_S", 0.2)
     with pytest.raises(StorageError, match="timed out"):
         open_stream(f"{server}/silence")
+
+
+def test_a_server_that_falls_silent_in_a_body_is_given_up(server, monkeypatch):
+    monkeypatch.setattr(http_module, "TIMEOUT_S", 0.2)
+    stream = open_stream(f"{server}/half_then_silence")
+    try:
+        assert stream.read(5000) == BODY[:1000]
+        with pytest.raises(StorageError, match=r"reading failed after 1000 bytes: .*timed out"):
+            stream.read(5000)
+    finally:
+        stream.close()
+
+
+def test_a_server_gets_a_minute_to_answer():
+    assert http_module.TIMEOUT_S == 60
 
 
 def test_a_port_where_nobody_listens():
@@ -175,8 +369,60 @@ def test_paths_and_file_urls(tmp_path):
     path.write_bytes(b"data")
     assert read_all(str(path)) == read_all(path.as_uri()) == read_all(f"FILE://localhost{path.as_uri()[7:]}") == b"data"
     assert local_path("a%20b") == "a%20b"
+    for url in (f"file:{path}", f"file://{path}", f"file://LOCALHOST{path}"):
+        assert read_all(url.replace(" ", "%20").replace("%.", "%25.")) == b"data"
     with pytest.raises(StorageError, match="not file://elsewhere/"):
         open_stream(f"file://elsewhere{path}")
+    for host in ("[::1", "[", "127.0.0.1", "user@localhost"):
+        with pytest.raises(StorageError, match="a file URL names a file of this machine"):
+            open_stream(f"file://{host}/a.tar")
+
+
+@pytest.mark.parametrize(
+    "name", ["a#1.tar", "a?b.tar", "a%41.tar", "a;b.tar", "ä\n.tar", "\udcff.tar", "s3:.tar", "{0}.tar"]
+)
+def test_any_file_name_has_a_url(name, tmp_path):
+    """Another file, whose name is the part before the sign, is never taken for it."""
+    path = tmp_path / name
+    path.write_bytes(b"data")
+    for decoy in ("a", "aA.tar", "a%"):
+        (tmp_path / decoy).write_bytes(b"decoy")
+    assert read_all(path.as_uri()) == read_all(str(path)) == b"data"
+    assert local_path(path.as_uri()) == str(path)
+
+
+@pytest.mark.parametrize("url", ["file:///tmp/a#1.tar", "file:///tmp/a?1.tar", "file:a?"])
+def test_a_file_url_has_neither_query_nor_fragment(url):
+    with pytest.raises(StorageError, match="end the path of a URL"):
+        local_path(url)
+
+
+def test_a_name_with_a_colon_is_a_path_when_it_is_written_as_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pipe:id.tar").write_bytes(b"data")
+    assert read_all("./pipe:id.tar") == b"data"
+    with pytest.raises(StorageError, match="`pipe:` runs a shell command"):
+        open_stream("pipe:id.tar")
+
+
+@pytest.mark.parametrize("url", ["a\x00.tar", "file:///a%00.tar", "\ud800.tar", "", "file:", "x" * 5000, "a.tar/b.tar"])
+def test_what_cannot_be_a_file_name_cannot_be_opened(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("a.tar").write_bytes(b"data")
+    with pytest.raises(StorageError, match="cannot be opened") as caught:
+        open_stream(url)
+    assert caught.value.url == url
+
+
+@given(st.text(max_size=30) | st.text(alphabet="file:/%?#[]@~.s3{}\x00\ud800 ", max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_a_stream_or_a_storage_error(text):
+    try:
+        if is_local(text):
+            LocalFile(text).close()
+    except StorageError as err:
+        shown = err.url
+        assert shown == text
 
 
 def test_local_files_that_cannot_be_read(tmp_path):
@@ -185,8 +431,52 @@ def test_local_files_that_cannot_be_read(tmp_path):
     stream = LocalFile(str(tmp_path))
     with pytest.raises(StorageError, match="reading failed: Is a directory"):
         stream.read(10)
+    with pytest.raises(StorageError, match="reading failed: Is a directory"):
+        stream.read_at(0, 10)
     stream.close()
     stream.close()
+    with pytest.raises(StorageError, match="reading failed: Bad file descriptor"):
+        stream.read(10)
+    (tmp_path / "loop.tar").symlink_to("loop.tar")
+    with pytest.raises(StorageError, match="cannot be opened: Too many levels of symbolic links"):
+        LocalFile(str(tmp_path / "loop.tar"))
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket.tar"))
+        with pytest.raises(StorageError, match="cannot be opened: No such device"):
+            LocalFile(str(tmp_path / "socket.tar"))
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENOMEM, errno.EIO, errno.ESTALE])
+def test_a_system_that_refuses_is_told_in_its_words(number, tmp_path, monkeypatch):
+    """At opening and at reading; as the tests may run as root, the system is played."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"data")
+    stream = LocalFile(str(path))
+
+    def refuse(*args):
+        raise OSError(number, os.strerror(number))
+
+    for name in ("open", "read", "pread"):
+        monkeypatch.setattr(urls_module.os, name, refuse)
+    for attempt in (lambda: LocalFile(str(path)), lambda: stream.read(1), lambda: stream.read_at(0, 1)):
+        with pytest.raises(StorageError, match=re.escape(f": {os.strerror(number)}.")) as caught:
+            attempt()
+        assert caught.value.url == str(path)
+    stream.close()
+
+
+def test_a_named_pipe_is_read_in_order_only(tmp_path):
+    os.mkfifo(tmp_path / "pipe.tar")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe.tar").write_bytes(BODY))
+    writer.start()
+    stream = LocalFile(str(tmp_path / "pipe.tar"))
+    assert stream.num_bytes == 0
+    with pytest.raises(StorageError, match="reading failed: Illegal seek"):
+        stream.read_at(0, 10)
+    parts = iter(lambda: stream.read(70_000), b"")
+    assert b"".join(parts) == BODY
+    stream.close()
+    writer.join()
 
 
 def test_reading_at_an_offset_leaves_the_stream_where_it_is(tmp_path):

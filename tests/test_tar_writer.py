@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
+import array
 import io
+import itertools
+import subprocess
+import tarfile
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_corpus import checksum_of
 
+from wdskit.limits import MAX_USTAR_SIZE_BYTES
+from wdskit.tar import writer as writer_module
 from wdskit.tar.header import HeaderError, build_header
+from wdskit.tar.reader import TarReader
 from wdskit.tar.writer import END_BYTES, TarWriter, member_bytes
 
 # A header as POSIX's table says, byte by byte, written down once.
@@ -19,7 +26,17 @@ GOLDEN_HEADER = (
     + b"0000644\x00" + b"0000000\x00" + b"0000000\x00" + b"00000003000\x00" + b"00000000000\x00"
     + b"012505\x00 " + b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\x00" + b"0000000\x00" + bytes(167)
 )  # fmt: skip
-GOLDEN_SHARD = "6ed09b723407546c4343266a5aea7e4921cd954d983d4706cf1dc6935bc058ed"
+
+# What stands in `golden/tar/written.tar`, written once and looked at with GNU tar and xxd.
+GOLDEN_SHARD = Path(__file__).parent / "golden" / "tar" / "written.tar"
+GOLDEN_MEMBERS = [
+    ("a.jpg", bytes(range(256)) * 5),
+    ("a.json", b"{}"),
+    ("b.jpg", b""),
+    ("d/e/f.seg.png", b"p" * 512),
+    ("n" * 96 + ".txt", b"a name of 100 bytes"),
+    ("ä.txt", "ö".encode()),
+]
 
 
 def shard_of(members) -> bytes:
@@ -38,8 +55,78 @@ def test_a_header_has_these_bytes():
 
 
 def test_a_shard_has_these_bytes():
-    shard = shard_of([("a.jpg", bytes(range(256)) * 5), ("a.json", b"{}"), ("b.jpg", b""), ("ä.txt", "ö".encode())])
-    assert hashlib.sha256(shard).hexdigest() == GOLDEN_SHARD
+    assert shard_of(GOLDEN_MEMBERS) == GOLDEN_SHARD.read_bytes()
+
+
+def test_gnu_tar_lists_and_extracts_the_golden_shard(tmp_path):
+    words = ["tar", "--utc", "--numeric-owner", "--quoting-style=literal", "-tvf", GOLDEN_SHARD]
+    lines = subprocess.run(words, check=True, capture_output=True).stdout.decode().splitlines()
+    assert [line.split(maxsplit=5) for line in lines] == [
+        ["-rw-r--r--", "0/0", str(len(data)), "1970-01-01", "00:00", name] for name, data in GOLDEN_MEMBERS
+    ]
+    subprocess.run(["tar", "-xf", GOLDEN_SHARD], cwd=tmp_path, check=True)
+    assert all((tmp_path / name).read_bytes() == data for name, data in GOLDEN_MEMBERS)
+
+
+@pytest.mark.parametrize("join", [1, 512, 2000, 1 << 30])
+def test_bytes_do_not_depend_on_how_they_are_joined(join, monkeypatch):
+    monkeypatch.setattr(writer_module, "_JOIN_BYTES", join)
+    parts: list[bytes] = []
+    writer = TarWriter(parts.append)
+    for name, data in GOLDEN_MEMBERS:
+        writer.add(name, data)
+    writer.finish()
+    assert b"".join(parts) == GOLDEN_SHARD.read_bytes()
+    assert len(parts) == {1: 7, 512: 7, 2000: 4, 1 << 30: 1}[join]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview], ids=lambda kind: kind.__name__)
+def test_any_buffer_gives_the_same_bytes(kind):
+    assert shard_of([(name, kind(data)) for name, data in GOLDEN_MEMBERS]) == GOLDEN_SHARD.read_bytes()
+
+
+@pytest.mark.parametrize("code", "bBhHiIqQfd")
+def test_a_view_of_larger_items_is_written_by_its_bytes(code):
+    """`len` of such a view counts items, and the next header would stand where no reader looks."""
+    view = memoryview(array.array(code, [1, 2, 3] * 100))
+    assert shard_of([("a.bin", view), ("b", b"x")]) == shard_of([("a.bin", view.tobytes()), ("b", b"x")])
+    table = view.cast("B").cast("B", (10, view.nbytes // 10))
+    assert shard_of([("a.bin", table), ("b", b"x")]) == shard_of([("a.bin", view.tobytes()), ("b", b"x")])
+
+
+def test_a_view_with_gaps_is_refused_and_leaves_the_shard_as_it_was():
+    buffer = io.BytesIO()
+    writer = TarWriter(buffer.write)
+    writer.add("a.txt", b"x")
+    with pytest.raises(TypeError, match="contiguous"):
+        writer.add("b.txt", memoryview(b"abcdef")[::2])
+    writer.finish()
+    assert buffer.getvalue() == shard_of([("a.txt", b"x")])
+
+
+def test_the_offset_is_where_the_next_member_starts():
+    buffer = io.BytesIO()
+    writer = TarWriter(buffer.write)
+    starts = []
+    for name, data in GOLDEN_MEMBERS:
+        starts.append(writer.offset)
+        writer.add(name, data)
+    writer.finish()
+    assert [start for _, start, _ in TarReader(io.BytesIO(buffer.getvalue()).read, shard="x")] == starts
+
+
+def test_a_shard_without_members_is_an_end_marker():
+    assert shard_of([]) == bytes(END_BYTES)
+
+
+def test_a_failed_write_is_told_at_once():
+    def full(data):
+        raise OSError(28, "No space left on device")
+
+    writer = TarWriter(full)
+    writer.add("a.txt", b"x")
+    with pytest.raises(OSError, match="No space"):
+        writer.add("b.txt", b"x" * (1 << 20))
 
 
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 1023, 1024, 1025, 1 << 20, (1 << 20) + 1])
@@ -51,7 +138,9 @@ def test_sizes_at_the_edges_of_blocks(size):
 
 
 @given(
-    name=st.text(min_size=1, max_size=100).map(str.encode).filter(lambda n: 0 not in n and len(n) <= 100),
+    name=st.text(min_size=1, max_size=100)
+    .map(str.encode)
+    .filter(lambda n: 0 not in n and n[-1] != ord("/") and len(n) <= 100),
     size=st.integers(0, 8**11 - 1),
 )
 def test_headers_have_right_checksums_and_eleven_digits(name, size):
@@ -62,26 +151,80 @@ def test_headers_have_right_checksums_and_eleven_digits(name, size):
     assert header[:100].rstrip(b"\x00") == name
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "problem"),
-    [
-        (b"", 0, "a name of 0 bytes"),
-        (b"n" * 101, 0, "a name of 101 bytes"),
-        (b"a\x00b", 0, "without NUL"),
-        (b"a", -1, "a size of -1 bytes"),
-        (b"a", 8**11, "a size of 8589934592 bytes"),
-    ],
-)
+def test_headers_say_the_same_to_tarfile():
+    """Up to the largest size that 11 digits can say, without a byte of data written."""
+    sizes = [0, 1, 7, 8, 511, 512, 513, 8**10, MAX_USTAR_SIZE_BYTES]
+    for name, size in itertools.product(["a", "a.jpg", "d/e.json", "ä.txt", "n" * 100], sizes):
+        info = tarfile.TarInfo.frombuf(build_header(name.encode(), size), "utf-8", "strict")
+        assert (info.name, info.size, info.type, info.mode) == (name, size, tarfile.REGTYPE, 0o644)
+        assert (info.mtime, info.uid, info.gid, info.uname, info.gname) == (0, 0, 0, "", "")
+        assert (info.linkname, info.devmajor, info.devminor) == ("", 0, 0)
+
+
+REFUSED = [
+    ("", 0, "a name of 0 bytes"),
+    ("n" * 101, 0, "a name of 101 bytes"),
+    ("ä" * 51, 0, "a name of 102 bytes"),
+    ("a\x00b", 0, "without NUL"),
+    ("d/", 0, "ends in a slash"),
+    ("d/e/", 0, "ends in a slash"),
+    ("a", -1, "a size of -1 bytes"),
+    ("a", 8**11, "a size of 8589934592 bytes does not fit 11 octal digits"),
+    ("a", 1 << 60, "does not fit 11 octal digits"),
+]
+
+
+@pytest.mark.parametrize(("name", "size", "problem"), REFUSED)
 def test_what_not_every_reader_understands_is_refused(name, size, problem):
     with pytest.raises(HeaderError, match=problem):
-        build_header(name, size)
+        build_header(name.encode(), size)
 
 
-def test_a_refused_member_leaves_the_shard_as_it_was():
+class Large(bytes):
+    """Says that it is long, and holds nothing."""
+
+    size = 0
+
+    def __len__(self):
+        return self.size
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "problem"),
+    [case for case in REFUSED if case[1] >= 0] + [("\ud800", 0, "cannot be written as UTF")],
+)
+def test_a_refused_member_leaves_the_shard_as_it_was(name, size, problem):
+    """More than 8 GiB are refused before a byte of them is read."""
     buffer = io.BytesIO()
     writer = TarWriter(buffer.write)
     writer.add("a.txt", b"x")
-    with pytest.raises(HeaderError):
-        writer.add("n" * 101, b"y")
+    data = Large()
+    data.size = size
+    with pytest.raises(HeaderError, match=problem):
+        writer.add(name, data)
+    writer.add("b.txt", b"y")
     writer.finish()
-    assert buffer.getvalue() == shard_of([("a.txt", b"x")])
+    assert buffer.getvalue() == shard_of([("a.txt", b"x"), ("b.txt", b"y")])
+
+
+MEMBERS = st.lists(
+    st.tuples(
+        st.text(min_size=1, max_size=100).filter(
+            lambda name: "\x00" not in name and name[-1] != "/" and len(name.encode("utf-8", "replace")) <= 100
+        ),
+        st.one_of(st.binary(max_size=1100), st.integers(0, 3000).map(bytes)),
+    ),
+    max_size=6,
+)
+
+
+@given(MEMBERS)
+@settings(max_examples=200, deadline=None)
+def test_any_names_and_data_come_back(members):
+    """From our reader and from Python's tarfile; a name is any text of 1 to 100 bytes that no directory has."""
+    members = [(name.encode("utf-8", "replace").decode(), data) for name, data in members]
+    shard = shard_of(members)
+    assert len(shard) == sum(member_bytes(len(data)) for _, data in members) + END_BYTES
+    assert [(name, data) for name, _, data in TarReader(io.BytesIO(shard).read, shard="x")] == members
+    with tarfile.open(fileobj=io.BytesIO(shard), mode="r:") as archive:
+        assert [(info.name, archive.extractfile(info).read()) for info in archive] == members

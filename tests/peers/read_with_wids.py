@@ -1,4 +1,4 @@
-"""Prints what wids reads by an index: for each sample, by number, its key and the sha256 of each field, as JSON."""
+"""Prints what wids reads by each index: for each sample, by number, its key and the sha256 of each field, as JSON."""
 
 import hashlib
 import io
@@ -9,14 +9,20 @@ import warnings
 import wids
 
 warnings.simplefilter("ignore", ResourceWarning)
-dataset = wids.ShardListDataset(sys.argv[1], cache_dir=sys.argv[2], keep=True, transformations=[])
-found = []
-for number in range(len(dataset)):
-    sample = dataset[number]
+
+
+def read(index, cache_dir):
+    dataset = wids.ShardListDataset(index, cache_dir=cache_dir, keep=True, transformations=[])
+    return [told(dataset[number]) for number in range(len(dataset))]
+
+
+def told(sample):
     fields = {
         name.lstrip("."): hashlib.sha256(data.read() if isinstance(data, io.IOBase) else data).hexdigest()
-        for name, data in sorted(sample.items())
+        for name, data in sample.items()
         if name[0] != "_"
     }
-    found.append([sample["__key__"], fields])
-print(json.dumps(found))
+    return [sample["__key__"], fields]
+
+
+print(json.dumps([read(index, sys.argv[1]) for index in sys.argv[2:]]))

@@ -7,7 +7,8 @@ from typing import Any
 
 from wdskit.dataset.keys import split_name
 from wdskit.errors import ShardError
-from wdskit.tar.reader import Read, TarReader
+from wdskit.tar.reader import TarReader
+from wdskit.tar.window import Read
 
 
 class ShardReader:

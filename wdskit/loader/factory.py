@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.loader import Loader
 from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.parsing import parse_settings
+from wdskit.pipeline.problems import show, wrong_kind
 from wdskit.pipeline.ranks import find_place
+from wdskit.pipeline.registry import is_function_name
 from wdskit.pipeline.specs import LoaderSpec
 
 
 def make_loader(
-    config: str | Path | Mapping[str, Any] | Pipeline,
+    config: str | os.PathLike[str] | Mapping[str, Any] | Pipeline,
     *,
     pipeline: str | None = None,
     overrides: Sequence[str] = (),
@@ -46,17 +49,18 @@ def make_loader(
         threads: Threads a process for one-to-one stages.
         prefetch: Items that each worker has ready ahead.
         persistent_workers: Whether workers live on between epochs.
-        start_method: "fork", "spawn" or "forkserver".
+        start_method: "fork", "spawn" or "forkserver". Without: torch's default, but never "fork" once CUDA is
+            initialised.
         pin_memory: Whether batches come in page-locked memory, where there is a GPU.
 
     Raises:
-        ConfigError: The configuration has problems; all of them are listed.
+        ConfigError: The configuration or the arguments have problems; all of them are listed.
         PipelineError: The pipeline cannot run as composed.
         StorageError, FolderIndexError: The shards cannot be listed.
         RankError: Rank or world size are contradictory.
     """
-    for plugin in plugins:
-        importlib.import_module(plugin)
+    _check_functions(transforms)
+    _import_plugins(plugins)
     if isinstance(config, Pipeline):
         if pipeline is not None or overrides:
             raise PipelineError("make_loader(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
@@ -74,7 +78,8 @@ def make_loader(
         "start_method": start_method,
         "pin_memory": pin_memory,
     }
-    spec = _merge(spec, {name: value for name, value in said.items() if value is not None})
+    settings = spec.model_dump() | {name: value for name, value in said.items() if value is not None}
+    spec = parse_settings(LoaderSpec, settings, where="make_loader")
     place = find_place(rank, world_size, process_group)
     built = pipe.build(
         rank=place.rank,
@@ -86,15 +91,42 @@ def make_loader(
     return Loader(built, spec, process_group=process_group, told=rank is not None)
 
 
-def _merge(spec: LoaderSpec, settings: Mapping[str, Any]) -> LoaderSpec:
-    """A configuration's loader settings with the caller's over them, checked again."""
-    from pydantic import ValidationError
+def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None:
+    """Refuse what a pipeline could not call by name.
 
-    try:
-        return LoaderSpec.model_validate({**spec.model_dump(), **settings})
-    except ValidationError as err:
-        problems = tuple(
-            Problem("make_loader", ".".join(map(str, problem["loc"])), f"{problem['msg']}, not {problem['input']!r}.")
-            for problem in err.errors(include_url=False)
-        )
-        raise ConfigError(problems=problems) from None
+    Raises:
+        ConfigError: No mapping, a name that is none, a value that is no function.
+    """
+    if functions is None:
+        return
+    if not isinstance(functions, Mapping):
+        raise _refuse("transforms", wrong_kind(functions, 'a dict is needed, as in {"my_augment": my_augment}'))
+    for name, function in functions.items():
+        if not is_function_name(name):
+            raise _refuse("transforms", f"{show(name)} is no name for a function (letters, digits, _).")
+        if not callable(function):
+            raise _refuse(f"transforms.{name}", wrong_kind(function, "a function is needed"))
+
+
+def _import_plugins(plugins: Iterable[object]) -> None:
+    """Import modules that the caller has named.
+
+    Raises:
+        ConfigError: No list of names, or no such module. Whatever a module itself raises stays as it is.
+    """
+    if isinstance(plugins, str):
+        raise _refuse("plugins", wrong_kind(plugins, f'a list is needed, as in ["{plugins}"]'))
+    for plugin in plugins:
+        if not isinstance(plugin, str) or not all(part.isidentifier() for part in plugin.split(".")):
+            raise _refuse("plugins", f"{show(plugin)} is no name of a module.")
+        try:
+            importlib.import_module(plugin)
+        except ModuleNotFoundError as err:
+            if err.name is None or not f"{plugin}.".startswith(f"{err.name}."):
+                raise  # a module that the plugin itself imports
+            rule = f"there is no module {show(err.name)}. Install it, or run Python where it can be found."
+            raise _refuse("plugins", rule) from err
+
+
+def _refuse(argument: str, rule: str) -> ConfigError:
+    return ConfigError(problems=(Problem("make_loader", argument, rule),))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, cast
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -21,9 +22,12 @@ class Failure:
     trace: str
     worker: int
 
-    def throw(self) -> None:
+    def throw(self) -> NoReturn:
         """Raise it here, with the worker's traceback as its cause."""
-        raise self.error from WorkerTraceback(f"worker {self.worker}:\n{self.trace}")
+        try:
+            raise self.error from WorkerTraceback(f"worker {self.worker}:\n{self.trace}")
+        finally:
+            del self.error  # its traceback refers to this frame: a cycle would keep the workers alive
 
 
 class WorkerTraceback(Exception):
@@ -44,15 +48,16 @@ class Shipped(IterableDataset[Any]):
             return
         try:
             yield from self.dataset
-        except Exception as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
-            yield Failure(_sendable(err), traceback.format_exc(), info.id)
+        except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
+            trace = traceback.format_exc()
+            yield Failure(_sendable(err), trace, info.id)
 
 
-def _sendable(err: Exception) -> Exception:
+def _sendable(err: BaseException) -> Exception:
     """The error itself where it survives the way between processes, else one that says the same."""
-    try:
-        type(err)(*err.args)  # how it is made again on the other side
-        pickle.dumps(err)
-    except Exception:  # noqa: BLE001 (whatever its __reduce__ or __init__ raises)
-        return PipelineError(f"{type(err).__name__}: {err}")
-    return err.with_traceback(None)
+    if isinstance(err, Exception):
+        with contextlib.suppress(Exception):  # whatever its __reduce__ or __init__ raises
+            make, arguments = cast(tuple[Any, ...], err.__reduce__())[:2]  # how it is made again on the other side
+            if type(make(*arguments)) is type(err) and pickle.dumps(err):
+                return err.with_traceback(None)
+    return PipelineError(f"{type(err).__name__}: {err}")

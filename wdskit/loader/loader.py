@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
 import pickle
+import re
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +21,8 @@ from wdskit.pipeline.specs import LoaderSpec
 from wdskit.pipeline.streaming import StreamPipeline, check_splits
 
 logger = logging.getLogger(__name__)
+
+_DEAD_WORKER = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed|exited)")  # torch's words
 
 
 class _Sampler:
@@ -69,9 +74,9 @@ class Loader:
             num_workers=spec.workers,
             persistent_workers=persistent,
             prefetch_factor=spec.prefetch if spec.workers else None,
-            multiprocessing_context=spec.start_method if spec.workers else None,
             pin_memory=spec.pin_memory and torch.cuda.is_available(),
         )
+        weakref.finalize(self, _stop_persistent, self._torch_loader, os.getpid()).atexit = False  # torch has its own
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` >= 0 the one that the next iteration runs."""
@@ -120,7 +125,7 @@ class Loader:
         self.pipeline.set_epoch(epoch)
         wanted = self._num_items()
         num_items = 0
-        for item in self._torch_loader:
+        for item in self._from_workers():
             if isinstance(item, Failure):
                 item.throw()
             if not self._checked:
@@ -131,6 +136,45 @@ class Loader:
             yield item
         if num_items != wanted:
             self._end(epoch, num_items, wanted)
+
+    def _from_workers(self) -> Iterator[Any]:
+        """What torch's loader yields.
+
+        Raises:
+            PipelineError: A worker process died.
+        """
+        loader = self._torch_loader
+        if self.spec.workers and loader._iterator is None:  # noqa: SLF001 (torch says nowhere else if workers run)
+            loader.multiprocessing_context = self._start_method()
+        workers = iter(loader)
+        try:
+            yield from workers
+        except RuntimeError as err:
+            if not _DEAD_WORKER.match(str(err)):
+                raise
+            loader._iterator = None  # noqa: SLF001 (workers that persist would be asked again, though one is dead)
+            _stop(workers, os.getpid())
+            msg = f"a worker process died: {_death(err)}.\n  "
+            raise PipelineError(f"{msg}Often memory ran out: try fewer workers, or a smaller shuffle.") from err
+        finally:
+            del workers  # a traceback kept by the user would keep the processes
+
+    def _start_method(self) -> str:
+        """How worker processes are to start now.
+
+        Raises:
+            PipelineError: They are to be forked, and CUDA is initialised.
+        """
+        said = self.spec.start_method
+        # Asking for the default would settle it, and a later set_start_method of the user's would fail.
+        default = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        if (said or default) != "fork" or not torch.cuda.is_initialized():
+            return said or default
+        if said is None:
+            logger.info("CUDA is initialised, so workers are not forked: start_method is forkserver")
+            return "forkserver"
+        msg = "CUDA is initialised, so workers cannot be forked."
+        raise PipelineError(f"{msg}\n  Use start_method: forkserver, or leave it out.")
 
     def _end(self, epoch: int, num_items: int, wanted: int | None) -> None:
         """The end of an epoch whose length was not known, or did not come true."""
@@ -156,12 +200,8 @@ class Loader:
         if layout.cut is not None and layout.stateless and not self.spec.persistent_workers:
             msg = f"workers that do not persist cannot take over what {layout.stateless} holds when an epoch ends."
             raise PipelineError(f"{msg}\n  Use persistent_workers: true.")
-        method = self.spec.start_method or torch.multiprocessing.get_start_method()
-        if method == "fork":
-            if torch.cuda.is_initialized():
-                msg = "CUDA is initialised, so workers cannot be forked."
-                raise PipelineError(f"{msg} Use start_method: forkserver, or make the loader before CUDA is used.")
-        else:
+        method = self._start_method()
+        if method != "fork":
             _check_sendable(self.pipeline, method)
 
     def _check_rank(self) -> None:
@@ -178,6 +218,26 @@ class Loader:
         if now is not None and now != place:
             msg = f"this loader reads for rank {place.rank} of {place.world_size}, but the process group says "
             raise RankError(f"{msg}{now.rank} of {now.world_size}.\n  Make the loader after init_process_group.")
+
+
+def _stop_persistent(loader: DataLoader[Any], owner: int) -> None:
+    """End workers that persist. Left to the garbage collector, it takes their queues apart before they are told, and
+    torch waits five seconds for each before it kills them.
+    """
+    workers, loader._iterator = loader._iterator, None  # noqa: SLF001 (torch has no public way)
+    if workers is not None:
+        _stop(workers, owner)
+
+
+def _stop(workers: Any, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process has a copy, and no workers
+        workers._shutdown_workers()  # noqa: SLF001
+
+
+def _death(err: RuntimeError) -> str:
+    """Torch's words about a dead worker; where one error led to another, the first one names the signal."""
+    first = err.__cause__ if isinstance(err.__cause__, RuntimeError) else err
+    return str(first).partition(". ")[0].rstrip(". ")
 
 
 def _as_it_is(item: Any) -> Any:

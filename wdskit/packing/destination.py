@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
-from wdskit.errors import PackError
-from wdskit.files import Disk, remove_drafts
+from wdskit.errors import FolderIndexError, PackError, RowError
+from wdskit.files import Disk, publish_bytes, remove_drafts
+from wdskit.packing.fill import ShardJob, check_free, taken
 from wdskit.packing.plan import Names
 from wdskit.packing.rows import Row, row_error
+from wdskit.packing.sources import Progress, Tell
 from wdskit.storage.urls import LocalFile
 
 CLASSES_NAME = "classes.json"
 REJECTED_NAME = "rejected.jsonl"
+
+
+def check_place(folder: Path, source: object, *, append: bool) -> None:
+    """Refuse what can be refused before a row is read.
+
+    Raises:
+        PackError: The folder lies in the source, or is indexed and not to be added to.
+    """
+    if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
+        root = os.path.realpath(os.fsdecode(source))
+        if os.path.commonpath([root, os.path.realpath(folder)]) == root:
+            msg = f"{folder}: it lies in the source {os.fsdecode(source)}, and would be a part of it the next time."
+            raise PackError(f"{msg}\n  Pack into a folder outside of it.")
+    if not append and (folder / INDEX_NAME).exists():
+        msg = f"{folder}: this folder is packed and indexed already."
+        raise PackError(f"{msg}\n  Pack into another folder, or add to it with --append.")
 
 
 @dataclass(frozen=True)
@@ -25,29 +44,35 @@ class Destination:
 
     Attributes:
         folder: Where it is.
+        append: Whether it is indexed, and added to.
         entries: Shards that it has already, from its index.
     """
 
     folder: Path
-    entries: tuple[ShardEntry, ...]
+    append: bool = False
+    entries: tuple[ShardEntry, ...] = ()
 
     def first_number(self, names: Names) -> int:
         """The number of the first new shard: behind all that the index has under this pattern."""
-        known = {entry.name for entry in self.entries}
-        number = 0
-        while names[number] in known:
-            number += 1
-        return number
+        numbers = (names.number_of(entry.name) for entry in self.entries)
+        return max((number for number in numbers if number is not None), default=-1) + 1
 
-    def refuse_taken(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The rows, none of whose keys the shards here have already.
+    def refuse_taken(self, rows: Iterable[Row], tell: Tell) -> Iterator[Row]:
+        """The rows, none of whose keys the shards here have already. They are all read when the first is asked for.
 
         Raises:
             RowError: One has.
+            ShardError: A shard here is damaged.
         """
-        taken = {key for entry in self.entries for key in self._keys(entry)}
+        known: set[str] = set()
+        num_bytes, total_bytes = 0, sum(entry.num_bytes for entry in self.entries)
+        total_samples = sum(entry.num_samples for entry in self.entries)
+        for entry in self.entries:
+            tell(Progress("comparing", len(known), num_bytes, total_samples, total_bytes))
+            known.update(self._keys(entry))
+            num_bytes += entry.num_bytes
         for row in rows:
-            if row.key in taken:
+            if row.key in known:
                 raise row_error(row.where, f"its key {row.key!r} is in {self.folder} already", "Keys must be unique.")
             yield row
 
@@ -60,52 +85,98 @@ class Destination:
         finally:
             file.close()
 
-    def check_strays(self, new: Sequence[ShardEntry]) -> None:
-        """Refuse shards that no index would know.
+    def check_free(self, jobs: Sequence[ShardJob]) -> None:
+        """Refuse shards in the way, and those that no index would know, before anything is written.
 
         Raises:
             PackError: Names one.
         """
-        known = {entry.name for entry in (*self.entries, *new)}
+        for job in jobs:
+            check_free(job)
+        self.check_strays([job.path.name for job in jobs])
+
+    def check_strays(self, new: Iterable[str]) -> None:
+        """Refuse shards that are neither indexed nor among the new ones.
+
+        Raises:
+            PackError: Names one.
+        """
+        known = {*new, *(entry.name for entry in self.entries)}
         strays = sorted(path.name for path in self.folder.glob("[!.]*.tar") if path.name not in known)
         if strays:
             msg = f"{self.folder / strays[0]}: this shard is not one of those being packed."
-            raise PackError(f"{msg}\n  Move it away, or pack into another folder. No index was written.")
+            remedy = "Move it away, or remove it if a run that was stopped left it; or pack into another folder."
+            raise PackError(f"{msg} No index was written.\n  {remedy}")
+
+    def lists(self, classes: Mapping[str, int], rejected: Sequence[RowError]) -> dict[str, bytes]:
+        """The bytes of `classes.json` and `rejected.jsonl`, where there is something to write."""
+        lists = {}
+        if classes and not self.append:
+            lists[CLASSES_NAME] = (json.dumps(dict(classes), ensure_ascii=False, indent=0) + "\n").encode()
+        if rejected:
+            lines = (json.dumps({"where": err.where, "reason": err.problem}, ensure_ascii=False) for err in rejected)
+            # Half a surrogate pair, of a file name that is no UTF-8, is written as JSON escapes it.
+            added = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+            before = self._rejected_before()
+            lists[REJECTED_NAME] = before if before.endswith(added) else before + added
+        return lists
+
+    def _rejected_before(self) -> bytes:
+        """What is added to. A run that was killed just before its index has added its lines already."""
+        path = self.folder / REJECTED_NAME
+        return path.read_bytes() if self.append and path.exists() else b""
+
+    def check_lists(self, lists: Mapping[str, bytes]) -> None:
+        """Refuse to replace a list that something else has written, or to leave one that is not of this run.
+
+        Raises:
+            PackError: Names one.
+        """
+        for name in () if self.append else sorted({*lists, REJECTED_NAME}):
+            path = self.folder / name
+            if path.exists() and path.read_bytes() != lists.get(name):
+                raise taken(path)
+
+    def publish_lists(self, lists: Mapping[str, bytes], *, disk: Disk) -> None:
+        """Write `classes.json` and `rejected.jsonl`."""
+        for name, data in lists.items():
+            publish_bytes(self.folder / name, data, disk=disk)
 
 
 def open_destination(folder: Path, *, append: bool, classes: Mapping[str, int], disk: Disk) -> Destination:
     """Look at a folder that is locked, and remove what a killed run left unfinished.
 
     Raises:
-        PackError: It is indexed and not to be added to, or the other way round, or its classes are others.
-        FolderIndexError: Its index does not match its shards.
+        PackError: It is indexed and not to be added to, or its classes are others.
+        FolderIndexError: It is to be added to and has no index, or its index does not match its shards.
     """
-    if not append and (folder / INDEX_NAME).exists():
-        msg = f"{folder}: this folder is packed and indexed already."
-        raise PackError(f"{msg}\n  Pack into another folder, or add to it with --append.")
+    check_place(folder, None, append=append)
     entries: tuple[ShardEntry, ...] = ()
     if append:
-        index = read_index(folder)
+        entries = read_index(folder).entries
+        _check_sizes(folder, entries)
         _check_classes(folder, classes)
-        entries = index.entries
-    try:
-        remove_drafts(folder, disk=disk)
-    except OSError as err:
-        raise PackError(f"{folder}: cannot be written: {err.strerror or err}.") from err
-    return Destination(folder, entries)
+    remove_drafts(folder, disk=disk)
+    return Destination(folder, append, entries)
+
+
+def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:
+    """Compare the index with its shards. Others may stand there: those of an addition that was stopped."""
+    for entry in entries:
+        path = folder / entry.name
+        num_bytes = path.stat().st_size if path.exists() else None
+        if num_bytes != entry.num_bytes:
+            what = "is not there" if num_bytes is None else f"has {num_bytes} bytes, not {entry.num_bytes}"
+            msg = f"{folder / INDEX_NAME}: it does not match the shards: {entry.name} {what}."
+            raise FolderIndexError(f"{msg}\n  Put it right, or run `wdskit index {folder}`.", folder=str(folder))
 
 
 def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
     path = folder / CLASSES_NAME
     try:
         known = json.loads(path.read_bytes()) if path.exists() else {}
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise PackError(f"{path}: it is no JSON: {err}.") from err
     if known != dict(classes):
         msg = f"{path}: it has other classes ({len(known)}) than what is added ({len(classes)})."
         raise PackError(f"{msg}\n  The same names in both give the same numbers; add empty folders for those missing.")
-
-
-def classes_json(classes: Mapping[str, int]) -> bytes:
-    """The bytes of `classes.json`: `{name: number}`, a class a line."""
-    return (json.dumps(dict(classes), ensure_ascii=False, indent=0) + "\n").encode()

@@ -18,12 +18,13 @@ OnSample = Callable[[int, int], None]
 """Told after each sample: how many samples, and bytes of their shard, were added since the last call."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ShardJob:
-    """A shard to fill: its file and its rows, in order."""
+    """A shard to fill: its file, its rows in order, and the bytes that it will have."""
 
     path: Path
     rows: tuple[Row, ...]
+    num_bytes: int
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
@@ -38,6 +39,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     fields: set[str] = set()
     offsets = []
     try:
+        check_free(job)
         with publish(job.path, disk=disk) as draft:
             writer = TarWriter(draft.write)
             for row in job.rows:
@@ -48,14 +50,31 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
                 if on_sample:
                     on_sample(1, writer.offset - offsets[-1])
             writer.finish()
+            assert writer.offset == job.num_bytes
             if job.path.exists() and _sha256_of(job.path) != draft.sha256:
-                msg = f"{job.path}: this shard exists already and holds something else."
-                raise PackError(f"{msg}\n  Move it away, or pack into another folder. Nothing was overwritten.")
+                raise taken(job.path)
         offsets.append(writer.offset - END_BYTES)
         write_offsets(job.path, offsets, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
     return ShardEntry(job.path.name, len(job.rows), draft.num_bytes, draft.sha256, tuple(sorted(fields)))
+
+
+def check_free(job: ShardJob) -> None:
+    """Refuse, without reading a row, to write where a file of another size has the shard's name.
+
+    Raises:
+        PackError: One has.
+    """
+    if job.path.exists() and job.path.stat().st_size != job.num_bytes:
+        raise taken(job.path)
+
+
+def taken(path: Path) -> PackError:
+    """The error for a file in the way, which another run, or something else, has written."""
+    msg = f"{path}: this file exists already and holds something else."
+    remedy = "Pack into another folder. Or remove it, if a run that was stopped left it and you want other options now."
+    return PackError(f"{msg} Nothing was overwritten.\n  {remedy}")
 
 
 def _sha256_of(path: Path) -> str:

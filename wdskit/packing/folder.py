@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PackError, RowError
-from wdskit.packing.rows import FileBytes, Row, field_of, file_bytes, make_row, row_error, to_json
+from wdskit.packing.rows import FieldBytes, Row, field_of, file_bytes, make_row, row_error, to_json
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,19 @@ class ImageFolder:
 
     def _row(self, path: str, keys: str) -> Row:
         where = os.path.join(self.root, path)
-        facts: dict[str, object] = {"path": path}
-        fields: dict[str, bytes | FileBytes] = {}
-        if self.classes:
-            name = path.split("/", 1)[0]
-            facts = {"cls": self.classes[name], "class": name, "path": path}
-            fields["cls"] = b"%d" % self.classes[name]
         try:
-            fields["json"] = to_json(facts)
-        except UnicodeEncodeError as err:
+            text = utf8_name(path)
+        except UnicodeDecodeError as err:
             raise row_error(where, "its path is no UTF-8", "Rename it.") from err
+        facts: dict[str, object] = {"path": text}
+        fields: dict[str, FieldBytes] = {}
+        if self.classes:
+            name = text.split("/", 1)[0]
+            facts = {"cls": self.classes[name], "class": name, "path": text}
+            fields["cls"] = b"%d" % self.classes[name]
+        fields["json"] = to_json(facts)
         fields[field_of(path)] = file_bytes(where, where)
-        return make_row(os.path.splitext(path)[0], fields, where, keys=keys, path=path)
+        return make_row(os.path.splitext(text)[0], fields, where, keys=keys, path=text)
 
 
 def read_folder(root: str) -> ImageFolder:
@@ -58,40 +59,66 @@ def read_folder(root: str) -> ImageFolder:
     nowhere that is being walked already.
 
     Raises:
-        PackError: There is no image, or images stand both in sub-folders and beside them.
+        PackError: There is no image, images stand both in sub-folders and beside them, or the name of a class is no
+            UTF-8.
     """
-    paths = sorted(_walk(root, "", ()), key=os.fsencode)
-    images = [path for path in paths if is_image_field(field_of(path)) and field_of(path)]
+    paths = sorted(_walk(root), key=os.fsencode)
+    images = [path for path in paths if is_image_field(field_of(path))]
     if not images:
         raise PackError(f"{root}: there is no image in this folder.")
     beside = [path for path in images if "/" not in path]
     if beside and len(beside) < len(images):
         msg = f"{os.path.join(root, beside[0])}: it stands beside the class folders, so it has no class."
         raise PackError(f"{msg}\n  Move it into one. There are {len(beside)} such images.")
-    classes: dict[str, int] = {}
-    if not beside:
-        names = sorted((entry.name for entry in os.scandir(root) if _is_class(entry)), key=os.fsencode)
-        classes = {name: number for number, name in enumerate(names)}
+    classes = {} if beside else {name: number for number, name in enumerate(_class_names(root))}
     return ImageFolder(root, tuple(images), classes, len(paths) - len(images))
 
 
-def _is_class(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".")
+def utf8_name(name: str) -> str:
+    """The name of a file as its bytes read in UTF-8, whatever the locale makes of them.
+
+    Raises:
+        UnicodeDecodeError: They are no UTF-8.
+    """
+    return os.fsencode(name).decode()
 
 
-def _walk(folder: str, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
-    """Paths of the files below `folder`, in no order."""
-    real = os.path.realpath(folder)
-    if real in above:
-        return
+def _class_names(root: str) -> list[str]:
+    """Names of the sub-folders, sorted by their bytes."""
+    names = sorted((entry.name for entry in _list(root) if _is_folder(entry)), key=os.fsencode)
+    for name in names:
+        try:
+            utf8_name(name)
+        except UnicodeDecodeError as err:
+            raise PackError(f"{os.path.join(root, name)}: the name of this class is no UTF-8. Rename it.") from err
+    return [utf8_name(name) for name in names]
+
+
+def _walk(root: str) -> Iterator[str]:
+    """Paths of the files below `root`, in no order."""
+    todo: list[tuple[str, str, tuple[str, ...]]] = [(root, "", ())]
+    while todo:
+        folder, prefix, above = todo.pop()
+        real = os.path.realpath(folder)
+        if real in above:
+            continue
+        for entry in _list(folder):
+            if _is_folder(entry):
+                todo.append((entry.path, f"{prefix}{entry.name}/", (*above, real)))
+            else:
+                yield prefix + entry.name
+
+
+def _list(folder: str) -> list[os.DirEntry[str]]:
+    """What stands in a folder, hidden entries left out."""
     try:
-        entries = list(os.scandir(folder))
+        return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as err:
         raise PackError(f"{folder}: cannot be listed: {err.strerror}.") from err
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            yield from _walk(entry.path, f"{prefix}{entry.name}/", (*above, real))
-        else:
-            yield prefix + entry.name
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads to itself, or where this user may not look: a file that cannot be read
+        return False

@@ -7,12 +7,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from wdskit.errors import PackError
 from wdskit.packing.rows import Row, row_error
 from wdskit.tar.writer import END_BYTES, member_bytes
 
-_PATTERN = re.compile(r"[^%/]*%0?(\d*)d[^%/]*\.tar")
+# Not in a name: what ends it, what a pattern of shards would read as more than a name, a second %.
+_PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.tar)")
 
 
 @dataclass(frozen=True)
@@ -34,13 +36,20 @@ class Limits:
             raise PackError(f"max_bytes: {self.max_bytes} is too small; an empty sample takes more.")
 
 
+class Shard(NamedTuple):
+    """The rows of one shard, in order, and the bytes that its file will have."""
+
+    rows: tuple[Row, ...]
+    num_bytes: int
+
+
 def row_bytes(row: Row) -> int:
     """Bytes that a row adds to a shard."""
     return sum(map(member_bytes, row.sizes()))
 
 
-def fill_in_turn(rows: Iterable[Row], limits: Limits) -> Iterator[list[Row]]:
-    """The rows of each shard: rows in their order, a new shard where the next one would break a limit.
+def fill_in_turn(rows: Iterable[Row], limits: Limits) -> Iterator[Shard]:
+    """The shards: rows in their order, a new shard where the next one would break a limit.
 
     Raises:
         RowError: A row alone is over `max_bytes`.
@@ -55,29 +64,30 @@ def fill_in_turn(rows: Iterable[Row], limits: Limits) -> Iterator[list[Row]]:
             )
             raise row_error(row.where, problem, "Raise --max-bytes.")
         if shard and (len(shard) == limits.max_samples or num_bytes + added > limits.max_bytes):
-            yield shard
+            yield Shard(tuple(shard), num_bytes)
             shard, num_bytes = [], END_BYTES
         shard.append(row)
         num_bytes += added
     if shard:
-        yield shard
+        yield Shard(tuple(shard), num_bytes)
 
 
 class Names:
     """File names of shards by number, from a pattern such as `train-%06d.tar`.
 
     Raises:
-        PackError: The pattern has not one `%0Nd`, or does not end in `.tar`.
+        PackError: The pattern has not one `%d` or `%0Nd`, does not end in `.tar`, or holds what the name of a shard
+            cannot: a folder, control characters, or what brace patterns and globs are made of.
     """
 
     def __init__(self, pattern: str) -> None:
         match = _PATTERN.fullmatch(pattern)
-        if match is None or pattern.startswith("."):
-            raise PackError(
-                f"pattern: {pattern!r} must be a file name with one %0Nd that ends in .tar: train-%06d.tar."
-            )
+        if match is None or pattern.startswith(".") or not pattern.isprintable():
+            msg = f"pattern: {pattern!r} must be a file name with one %0Nd that ends in .tar: train-%06d.tar."
+            raise PackError(f"{msg}\n  No folder, no leading dot, and none of {{}}[]*?:\\ in it.")
         self._pattern = pattern
-        self._width = int(match[1] or 1)
+        self._width = int(match[2] or 1)
+        self._known = re.compile(f"{re.escape(match[1])}([0-9]{{1,18}}){re.escape(match[3])}")
 
     def __getitem__(self, number: int) -> str:
         """The name of shard `number`.
@@ -88,3 +98,11 @@ class Names:
         if self._width > 1 and number >= 10**self._width:
             raise PackError(f"pattern: {self._pattern!r} has no name for shard {number}. Use more digits.")
         return self._pattern % number
+
+    def number_of(self, name: str) -> int | None:
+        """The number of the shard that has this name, None where the pattern does not give it."""
+        match = self._known.fullmatch(name)
+        if match is None or (self._width > 1 and len(match[1]) > self._width):
+            return None
+        number = int(match[1])
+        return number if self._pattern % number == name else None

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from wdskit.codecs.fields import encode_field
 from wdskit.codecs.images import is_image_field
 from wdskit.codecs.structure import check_image
-from wdskit.dataset.keys import check_member_name, hashed_key
+from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import DecodeError, KeyRuleError, RowError
+from wdskit.limits import MAX_USTAR_SIZE_BYTES
 
 _SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
+_TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileBytes:
     """The bytes of a file, read when they are packed.
 
@@ -40,17 +43,22 @@ class FileBytes:
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             parts = []
-            while part := os.read(fd, max(1 << 16, self.num_bytes + 1)):
+            left = self.num_bytes + 1  # the byte too many shows that it grew
+            while left and (part := os.read(fd, left)):
                 parts.append(part)
+                left -= len(part)
+            if left != 1:
+                now = os.fstat(fd).st_size
+                raise ValueError(f"it has {now} bytes now and had {self.num_bytes} when packing began")
         finally:
             os.close(fd)
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        if len(data) != self.num_bytes:
-            raise ValueError(f"it has {len(data)} bytes now and had {self.num_bytes} when packing began")
-        return data
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-@dataclass(frozen=True)
+FieldBytes: TypeAlias = bytes | FileBytes
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One sample to be.
 
@@ -61,12 +69,12 @@ class Row:
     """
 
     key: str
-    fields: tuple[tuple[str, bytes | FileBytes], ...]
+    fields: tuple[tuple[str, FieldBytes], ...]
     where: str
 
     def sizes(self) -> Iterator[int]:
         """Bytes of each field."""
-        return (len(data) if isinstance(data, bytes) else data.num_bytes for _, data in self.fields)
+        return (_size_of(data) for _, data in self.fields)
 
     def read(self) -> list[tuple[str, bytes]]:
         """Member name and bytes of each field, images checked.
@@ -86,7 +94,11 @@ class Row:
         return members
 
 
-def _told(source: bytes | FileBytes, err: Exception) -> str:
+def _size_of(data: FieldBytes) -> int:
+    return len(data) if isinstance(data, bytes) else data.num_bytes
+
+
+def _told(source: FieldBytes, err: Exception) -> str:
     """What went wrong with a field, the file named where there is one."""
     problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
     return problem if isinstance(source, bytes) else f"{source.path}: {problem}"
@@ -116,13 +128,13 @@ def file_bytes(path: str, where: str) -> FileBytes:
     except OSError as err:
         problem = f"{path}: {err.strerror or err}".removeprefix(f"{where}: ")
         raise row_error(where, problem, "Mend the path, or use --skip-bad.") from err
-    if not os.path.isfile(path):
+    if not stat.S_ISREG(status.st_mode):
         raise row_error(where, f"{path} is no file", "Mend the path, or use --skip-bad.")
     return FileBytes(path, status.st_size)
 
 
-def make_row(key: str, fields: Mapping[str, bytes | FileBytes], where: str, *, keys: str, path: str) -> Row:
-    """A row whose names every reader gives back.
+def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: str, path: str) -> Row:
+    """A row whose members every reader gives back.
 
     Args:
         key: The key as given.
@@ -140,10 +152,15 @@ def make_row(key: str, fields: Mapping[str, bytes | FileBytes], where: str, *, k
         raise row_error(where, "it has no field", "Give it at least one.")
     try:
         for field in fields:
-            check_member_name(key, field)
+            check_field(field)
+        check_member_name(key, max(fields, key=len))  # the key once: it takes 20 times as long as a field
     except KeyRuleError as err:
         remedy = "Rename it, or use --keys hashed, which keeps the path in its json."
         raise row_error(where, str(err), remedy) from err
+    for field, size in ((field, _size_of(data)) for field, data in fields.items()):
+        if size > MAX_USTAR_SIZE_BYTES:
+            problem = f"its field {field!r} has {size} bytes, over the {MAX_USTAR_SIZE_BYTES} that all readers take"
+            raise row_error(where, problem, "Cut it into several samples.")
     return Row(key, tuple(sorted(fields.items())), where)
 
 
@@ -153,14 +170,15 @@ def to_json(value: Any) -> bytes:
     Raises:
         ValueError: NaN or infinity, which JSON has not, or half of a surrogate pair.
     """
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _TO_JSON(value).encode()
 
 
 def python_rows(rows: Iterable[Mapping[str, Any]], *, keys: str) -> Iterator[Row | RowError]:
     """Rows from Python: `{"__key__": key, field: value, ...}`, as webdataset's writers take them.
 
     A value is bytes, a `pathlib.Path` whose file is packed, or what `codecs.fields.encode_field` takes for the field's
-    name. Fields whose names begin with two underscores are not packed.
+    name. Fields whose names begin with two underscores are not packed. With hashed keys, the one given stands in `json`
+    under `key`.
 
     Yields:
         A row, or the error of one that cannot be packed.
@@ -178,24 +196,35 @@ def _python_row(row: Any, where: str, keys: str) -> Row:
     if not isinstance(key, str):
         raise row_error(where, f"it is {_kind(row)}", 'A row is a dict with the text "__key__" and its fields.')
     where = f"{where} ({key!r})"
-    fields: dict[str, bytes | FileBytes] = {}
+    values: dict[str, Any] = {}
     for name, value in row.items():
+        if not isinstance(name, str):
+            raise row_error(where, f"its field {name!r} is no text", "Name it like an extension: jpg, json, cls.")
         if name.startswith("__"):
             continue
         field = _SAME_FIELD.get(name.lower(), name.lower())
-        if field in fields:
+        if field in values:
             raise row_error(where, f"it has the field {field!r} twice", "Fields are written in lower case.")
-        fields[field] = _encode(field, value, where)
-    if keys == "hashed" and "json" in fields and isinstance(row["json"], Mapping):
-        fields["json"] = to_json({**row["json"], "key": key})
+        values[field] = value
+    if keys == "hashed" and values:
+        values["json"] = _json_with_key(values.get("json", {}), key, where)
+    fields = {field: _encode(field, value, where) for field, value in values.items()}
     return make_row(key, fields, where, keys=keys, path=key)
 
 
-def _encode(field: str, value: Any, where: str) -> bytes | FileBytes:
+def _json_with_key(value: Any, key: str, where: str) -> dict[str, Any]:
+    """The json of a row whose key is hashed, with the key that it had."""
+    if not isinstance(value, Mapping) or value.get("key", key) != key:
+        remedy = 'Give a dict without "key".'
+        raise row_error(where, "its json has no room for `key`, where a key that is hashed is kept", remedy)
+    return {**value, "key": key}
+
+
+def _encode(field: str, value: Any, where: str) -> FieldBytes:
     if isinstance(value, Path):
         return file_bytes(str(value), where)
     try:
-        return bytes(encode_field(field, value))
+        return encode_field(field, value)
     except (DecodeError, ValueError) as err:
         raise row_error(where, str(err), "Give bytes, or a value that the field's name stands for.") from err
 
@@ -204,5 +233,5 @@ def _kind(row: Any) -> str:
     return (
         f"a dict without a text `__key__`: {sorted(map(str, row))}"
         if isinstance(row, Mapping)
-        else f"a {type(row).__name__}"
+        else f"of type {type(row).__name__}"
     )

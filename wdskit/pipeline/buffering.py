@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from wdskit.errors import PipelineError
 from wdskit.order.draws import share
 from wdskit.order.keys import philox
+from wdskit.pipeline.each import stage_error
 from wdskit.pipeline.run import Origin, Run
 
 _WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
@@ -28,16 +29,19 @@ class Keeps(Protocol):
 
 
 class Shuffle:
-    """webdataset's buffer shuffle, seeded by (seed, first epoch of the stream, rank, worker).
+    """webdataset's buffer shuffle, seeded by (seed, epoch, rank, worker).
+
+    Before with_epoch the epoch is the one that the stream began with, behind it (`each_epoch`) the one that runs.
 
     While the buffer is filling, two values are taken for each that is given; giving starts at `initial` values. The
     n-th pick depends on n, not on the epoch that it falls into, so that threads behind it may read ahead over the end
     of an epoch.
     """
 
-    def __init__(self, run: Run, name: str, size: int, initial: int) -> None:
+    def __init__(self, run: Run, name: str, size: int, initial: int, *, each_epoch: bool) -> None:
         self.run = run
         self.name = name
+        self.each_epoch = each_epoch
         self.size = size
         self.initial = min(initial, size)
         self.kept: list[tuple[Origin, Any]] = []
@@ -71,9 +75,10 @@ class Shuffle:
     def _words(self, first: int) -> Iterator[int]:
         """Random words from number `first` on."""
         run = self.run
+        epoch = run.epoch if self.each_epoch else run.first_epoch
         while True:
             chunk, skipped = divmod(first, _WORDS)
-            bits = philox(f"shuffle:{self.name}", run.seed, run.first_epoch, run.place.rank, run.worker, chunk)
+            bits = philox(f"shuffle:{self.name}", run.seed, epoch, run.place.rank, run.worker, chunk)
             yield from bits.random_raw(_WORDS)[skipped:].tolist()
             first = (chunk + 1) * _WORDS
 
@@ -86,8 +91,18 @@ class Select:
         self.predicate = predicate
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the values that hold."""
-        return (value for value in source if self.predicate(value, self.run.origin))
+        """Yield the values that hold.
+
+        Raises:
+            SampleError, PipelineError: The predicate failed; it names shard and key.
+        """
+        for value in source:
+            try:
+                keep = bool(self.predicate(value, self.run.origin))
+            except Exception as err:
+                raise stage_error("select", self.run.origin, err) from err
+            if keep:
+                yield value
 
 
 class Slice:
@@ -117,21 +132,37 @@ class Slice:
 class Batched:
     """Lists of `size` values, collated. A batch is given as soon as it is full."""
 
-    def __init__(self, collate: Callable[[list[Any]], Any], size: int, *, partial: bool) -> None:
+    def __init__(self, run: Run, collate: Callable[[list[Any]], Any], size: int, *, partial: bool) -> None:
+        self.run = run
         self.collate = collate
         self.size = size
         self.partial = partial
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches; the last may be shorter where `partial` allows it."""
-        batch = []
+        """Yield batches; the last may be shorter where `partial` allows it.
+
+        Raises:
+            SampleError, PipelineError: The values do not make a batch; it names the first and the last.
+        """
+        values: list[Any] = []
+        origins: list[Origin] = []
         for value in source:
-            batch.append(value)
-            if len(batch) == self.size:
-                yield self.collate(batch)
-                batch = []
-        if batch and self.partial:
-            yield self.collate(batch)
+            values.append(value)
+            origins.append(self.run.origin)
+            if len(values) == self.size:
+                yield self._batch(values, origins)
+                values, origins = [], []
+        if values and self.partial:
+            yield self._batch(values, origins)
+
+    def _batch(self, values: list[Any], origins: list[Origin]) -> Any:
+        origin = origins[-1]._replace(members=tuple(origins))
+        try:
+            batch = self.collate(values)
+        except Exception as err:
+            raise stage_error("batched", origin, err) from err
+        self.run.origin = origin
+        return batch
 
 
 class Unbatched:
@@ -141,11 +172,18 @@ class Unbatched:
         self.run = run
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples of each batch in order."""
+        """Yield the samples of each batch in order, each with the origin it had before it was batched."""
         for batch in source:
             origin = self.run.origin
-            for number, value in enumerate(_samples(batch)):
-                self.run.origin = origin._replace(part=number + 1)
+            try:
+                samples = list(_samples(batch))
+            except Exception as err:
+                raise stage_error("unbatched", origin, err) from err
+            if len(samples) == len(origin.members):
+                origins = origin.members
+            else:  # a function between has made other samples of them
+                origins = tuple(Origin(origin.url, "", *origin[2:4], part=part + 1) for part in range(len(samples)))
+            for self.run.origin, value in zip(origins, samples, strict=True):
                 yield value
 
 
@@ -162,19 +200,32 @@ def _samples(batch: Any) -> Iterator[Any]:
 
 
 def _check_lengths(columns: Mapping[Any, Any]) -> None:
-    lengths = {name: len(column) for name, column in columns.items()}
+    lengths = {name: _length(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise PipelineError(
-            f"unbatched: the columns of a batch differ in length: {lengths}. Put it right behind batched."
-        )
+        told = {name: "no column" if length is None else length for name, length in lengths.items()}
+        raise PipelineError(f"unbatched: the columns of a batch differ in length: {told}. Put it right behind batched.")
+
+
+def _length(column: Any) -> int | None:
+    if isinstance(column, (str, bytes)):
+        return None
+    try:
+        return len(column)
+    except TypeError:  # a number, or a tensor without axes
+        return None
 
 
 class EpochCut:
-    """`with_epoch`: this worker's share of n values, taken from a stream that goes on behind them."""
+    """`with_epoch`: this worker's share of n values, taken from a stream that goes on behind them.
+
+    Attributes:
+        left: Values of the running epoch that are still to be taken.
+    """
 
     def __init__(self, run: Run, n: int) -> None:
         self.run = run
         self.n = n
+        self.left = 0
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield this worker's share of one epoch.
@@ -184,27 +235,36 @@ class EpochCut:
         """
         values = iter(source)
         wanted = share(self.n, self.run.worker, self.run.num_workers)
-        for number in range(wanted):
+        for self.left in range(wanted - 1, -1, -1):
             for value in itertools.islice(values, 1):
-                self.run.heard()
+                self.run.num_heard += 1
                 yield value
                 break
             else:
+                number = wanted - 1 - self.left
                 msg = f"with_epoch: the stream ended after {number} of the {wanted} values of this worker's epoch."
                 raise PipelineError(f"{msg}\n  Nothing before with_epoch may end a stream.")
 
+    def finish(self, source: Iterator[Any]) -> None:
+        """Take what a stage behind has left of the epoch, as a slice does: the next one starts behind it all."""
+        for _ in itertools.islice(source, self.left):
+            self.run.num_heard += 1
+        self.left = 0
+
 
 class Renumber:
-    """Stands behind a stage that is not ours: gives each value a position of its own."""
+    """Stands behind a stage that is not ours: gives each value a position of its own. `each_epoch` as in Shuffle."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, *, each_epoch: bool) -> None:
         self.run = run
+        self.each_epoch = each_epoch
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield what comes, numbered."""
         run = self.run
         part = 1 << 63 | run.place.rank << 31 | run.worker
+        epoch = run.epoch if self.each_epoch else run.first_epoch
         for number, value in enumerate(source):
             url, key = (value.get("__url__", ""), value.get("__key__", "")) if isinstance(value, dict) else ("", "")
-            run.origin = Origin(str(url), str(key), number, run.first_epoch, part)
+            run.origin = Origin(str(url), str(key), number, epoch, part)
             yield value

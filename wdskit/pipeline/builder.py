@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError
 from wdskit.limits import MAX_PIXELS
-from wdskit.pipeline.parsing import parse_stage
+from wdskit.pipeline.foreign import check_stage
+from wdskit.pipeline.parsing import parse_settings, parse_stage
+from wdskit.pipeline.specs import LoaderSpec
 
 if TYPE_CHECKING:
+    from os import PathLike
     from typing import TypeAlias
 
     from wdskit.loader.loader import Loader
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
 
     Fn: TypeAlias = str | Callable[..., Any]
     Size: TypeAlias = int | Sequence[int]
-    Fields: TypeAlias = Sequence[str] | None
+    Fields: TypeAlias = str | Sequence[str] | None
+    Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 class Pipeline:
@@ -36,18 +40,23 @@ class Pipeline:
 
     Args:
         stages: Specs (`pipeline.specs`) and callables, as `Pipeline.stages` of another pipeline holds them.
+
+    Raises:
+        PipelineError: One of them is neither.
     """
 
     def __init__(self, stages: Sequence[Any] = ()) -> None:
         self.stages: tuple[Any, ...] = tuple(stages)
+        for at, stage in enumerate(self.stages):
+            check_stage(stage, at)
 
     def __repr__(self) -> str:
         names = (str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self.stages)
         return f"Pipeline({' -> '.join(names)})"
 
-    def _with(self, name: str, **settings: Any) -> Pipeline:
-        """One stage more, its settings checked."""
-        return Pipeline((*self.stages, parse_stage(name, settings, where=f"Pipeline.{name}")))
+    def _with(self, name: str, value: object = None) -> Pipeline:
+        """One stage more, its settings checked; `value` is what stands behind the stage's name in YAML."""
+        return Pipeline((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
         """A stage that is not wdskit's: any stage of webdataset, or a callable from iterator to iterator."""
@@ -55,7 +64,7 @@ class Pipeline:
 
     def stream(
         self,
-        shards: str | Sequence[str],
+        shards: Shards,
         *,
         seed: int = 0,
         shuffle_shards: bool = True,
@@ -76,16 +85,16 @@ class Pipeline:
             check: What a shard is compared with when it is opened, where its folder has an index: its "size", its
                 "sha256" too (read once more before it is used), or "none".
         """
-        return self._with(
-            "stream",
-            shards=shards if isinstance(shards, str) else list(shards),
-            seed=seed,
-            shuffle_shards=shuffle_shards,
-            resampled=resampled,
-            weights=None if weights is None else list(weights),
-            split=split,
-            check=check,
-        )
+        settings = {
+            "shards": shards,
+            "seed": seed,
+            "shuffle_shards": shuffle_shards,
+            "resampled": resampled,
+            "weights": weights,
+            "split": split,
+            "check": check,
+        }
+        return self._with("stream", settings)
 
     def split_by_node(self) -> Pipeline:
         """Keep every R-th draw: those of this rank."""
@@ -101,51 +110,49 @@ class Pipeline:
 
     def shuffle(self, size: int, *, initial: int | None = None) -> Pipeline:
         """Shuffle in a buffer of `size` values; giving starts once `initial` are there (default 100)."""
-        return self._with("shuffle", size=size, initial=initial)
+        return self._with("shuffle", {"size": size, "initial": initial})
 
-    def decode(
-        self, images: str | None = None, *, only: Sequence[str] | None = None, max_pixels: int = MAX_PIXELS
-    ) -> Pipeline:
+    def decode(self, images: str | None = None, *, only: Fields = None, max_pixels: int = MAX_PIXELS) -> Pipeline:
         """Fields into values: images by one of webdataset's specs (rgb8, rgb, pil, torchrgb8, ...), json, txt, cls, npy
         by name.
 
         Nothing is unpickled: fields of other names stay bytes.
         """
-        return self._with("decode", images=images, only=only and list(only), max_pixels=max_pixels)
+        return self._with("decode", {"images": images, "only": only, "max_pixels": max_pixels})
 
     def map(self, fn: Fn, *, global_rng: bool = False) -> Pipeline:
         """A function of each value. `global_rng` seeds random, numpy and torch by position before each call."""
-        return self._with("map", fn=fn, global_rng=global_rng)
+        return self._with("map", {"fn": fn, "global_rng": global_rng})
 
-    def map_dict(self, **fields: Fn) -> Pipeline:
+    def map_dict(self, /, **fields: Fn) -> Pipeline:
         """A function for each of some fields: `map_dict(cls=int)`; `map_dict(**{"seg.png": f})`."""
-        return self._with("map_dict", **fields)
+        return self._with("map_dict", fields)
 
     def map_tuple(self, *fns: Fn | None) -> Pipeline:
         """A function for each place of a tuple; None leaves a place as it is."""
-        return self._with("map_tuple", fns=list(fns))
+        return self._with("map_tuple", {"fns": fns})
 
     def select(self, fn: Fn) -> Pipeline:
         """Keep the values for which `fn` holds."""
-        return self._with("select", fn=fn)
+        return self._with("select", {"fn": fn})
 
-    def rename(self, **names: str) -> Pipeline:
+    def rename(self, /, **names: str) -> Pipeline:
         """Fields under new names: `rename(image="jpg;png")`. Other fields stay."""
-        return self._with("rename", **names)
+        return self._with("rename", names)
 
     def to_tuple(self, *fields: str) -> Pipeline:
         """The named fields as a tuple; `jpg;png` takes the first that a sample has, `__key__` and `__url__` are fields
         too.
         """
-        return self._with("to_tuple", fields=_words(fields))
+        return self._with("to_tuple", {"fields": _words(fields)})
 
     def to_dict(self, *fields: str) -> Pipeline:
         """The named fields as a dict, each under the name of its first alternative."""
-        return self._with("to_dict", fields=_words(fields))
+        return self._with("to_dict", {"fields": _words(fields)})
 
     def batched(self, size: int, *, partial: bool = True, collate: Fn | None = None) -> Pipeline:
         """Batches of `size`; images as (B, C, H, W) in channels_last memory. `partial` allows a shorter last one."""
-        return self._with("batched", size=size, partial=partial, collate=collate)
+        return self._with("batched", {"size": size, "partial": partial, "collate": collate})
 
     def unbatched(self) -> Pipeline:
         """Batches into samples again."""
@@ -153,27 +160,23 @@ class Pipeline:
 
     def slice(self, *bounds: int | None) -> Pipeline:
         """`slice(stop)` or `slice(start, stop[, step])` of what a rank yields."""
-        if not 1 <= len(bounds) <= 3:
-            raise PipelineError(f"slice{bounds}: write slice(stop) or slice(start, stop[, step]).")
-        parts = (None, *bounds) if len(bounds) == 1 else bounds
-        names = ("start", "stop", "step")
-        return self._with("slice", **{name: part for name, part in zip(names, parts, strict=False) if part is not None})
+        return self._with("slice", bounds[0] if len(bounds) == 1 else bounds)
 
     def with_epoch(self, n: int) -> Pipeline:
         """End an epoch after `n` samples (before `batched`) or batches (behind it) of each rank; the stream goes on."""
-        return self._with("with_epoch", n=n)
+        return self._with("with_epoch", {"n": n})
 
     def with_length(self, n: int) -> Pipeline:
         """What `len()` says; nothing else changes."""
-        return self._with("with_length", n=n)
+        return self._with("with_length", {"n": n})
 
     def resize(self, size: Size, *, fields: Fields = None, masks: Fields = None) -> Pipeline:
         """Resize images: the shorter side to an int, or to [height, width]. Antialiased; masks by nearest."""
-        return self._with("resize", **_geometry(size, fields, masks))
+        return self._with("resize", {"size": size, "fields": fields, "masks": masks})
 
     def center_crop(self, size: Size, *, fields: Fields = None, masks: Fields = None) -> Pipeline:
         """The middle of images; smaller ones are padded with zeros."""
-        return self._with("center_crop", **_geometry(size, fields, masks))
+        return self._with("center_crop", {"size": size, "fields": fields, "masks": masks})
 
     def random_resized_crop(
         self,
@@ -185,12 +188,12 @@ class Pipeline:
         masks: Fields = None,
     ) -> Pipeline:
         """A random part of images, resized: `scale` is its share of the area, `ratio` its width over its height."""
-        geometry = _geometry(size, fields, masks)
-        return self._with("random_resized_crop", scale=list(scale), ratio=list(ratio), **geometry)
+        settings = {"size": size, "scale": scale, "ratio": ratio, "fields": fields, "masks": masks}
+        return self._with("random_resized_crop", settings)
 
     def random_flip(self, p: float = 0.5, *, fields: Fields = None, masks: Fields = None) -> Pipeline:
         """Mirror images left to right with probability `p`."""
-        return self._with("random_flip", p=p, fields=fields and list(fields), masks=masks and list(masks))
+        return self._with("random_flip", {"p": p, "fields": fields, "masks": masks})
 
     def normalize(
         self,
@@ -201,12 +204,11 @@ class Pipeline:
         fields: Fields = None,
     ) -> Pipeline:
         """(image in 0..1 - mean) / std as float32; `preset` is "imagenet"."""
-        numbers = {"mean": mean and list(mean), "std": std and list(std)}
-        return self._with("normalize", preset=preset, fields=fields and list(fields), **numbers)
+        return self._with("normalize", {"preset": preset, "mean": mean, "std": std, "fields": fields})
 
     def to_tensor(self, *, fields: Fields = None) -> Pipeline:
         """Images as torch float32 (C, H, W) in 0..1."""
-        return self._with("to_tensor", fields=fields and list(fields))
+        return self._with("to_tensor", {"fields": fields})
 
     def build(
         self,
@@ -229,6 +231,7 @@ class Pipeline:
             transforms: Functions by name, before those registered.
 
         Raises:
+            ConfigError: `threads` is no number of threads.
             PipelineError: The stages do not fit together.
             StorageError, FolderIndexError: The shards cannot be listed.
             RankError: Rank or world size are contradictory.
@@ -237,8 +240,9 @@ class Pipeline:
         from wdskit.pipeline.ranks import find_place
 
         self.check()
+        num_threads = parse_settings(LoaderSpec, {"threads": threads}, where="Pipeline.build").threads
         place = find_place(rank, world_size, process_group)
-        return compose(self.stages, place=place, num_threads=threads, max_workers=max_workers, functions=transforms)
+        return compose(self.stages, place=place, num_threads=num_threads, max_workers=max_workers, functions=transforms)
 
     def check(self) -> None:
         """Refuse stages that do not fit together, all at once.
@@ -262,14 +266,6 @@ class Pipeline:
         return wdskit.make_loader(self, **settings)
 
 
-def _words(fields: Sequence[str]) -> list[str]:
+def _words(fields: Sequence[str]) -> str | Sequence[str]:
     """Webdataset's spelling too: one string with spaces between the fields."""
-    return fields[0].split() if len(fields) == 1 and isinstance(fields[0], str) else list(fields)
-
-
-def _geometry(size: Size, fields: Fields, masks: Fields) -> dict[str, Any]:
-    return {
-        "size": size if isinstance(size, int) else list(size),
-        "fields": fields and list(fields),
-        "masks": masks and list(masks),
-    }
+    return fields[0] if len(fields) == 1 and isinstance(fields[0], str) else fields

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from wdskit.codecs.images import is_image_field
 from wdskit.errors import PipelineError
 
 _IMAGE_CHANNELS = frozenset({1, 3, 4})
@@ -49,6 +50,26 @@ def collate(samples: Sequence[Any], image_slots: frozenset[str | int] = frozense
             for key in first
         }
     return _collate_slot(list(samples), "the value", is_image=False)
+
+
+class Collate:
+    """`collate` that knows where images are.
+
+    Args:
+        slots: Their places in tuples.
+        fields: Fields of dicts that hold images under names that do not say so.
+    """
+
+    def __init__(self, slots: frozenset[int], fields: frozenset[str]) -> None:
+        self.slots = slots
+        self.fields = fields
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """The batch of these samples."""
+        if isinstance(samples[0], dict):
+            images = [name for name in samples[0] if name in self.fields or is_image_field(name)]
+            return collate(samples, frozenset(images))
+        return collate(samples, self.slots)
 
 
 def _check_keys(samples: Sequence[Any]) -> None:

@@ -12,22 +12,22 @@ from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.pipeline.board import Board
 from wdskit.pipeline.buffering import Batched, EpochCut, Renumber, Select, Shuffle, Slice, Unbatched
-from wdskit.pipeline.collate import collate
-from wdskit.pipeline.counting import count_of
+from wdskit.pipeline.collate import Collate
+from wdskit.pipeline.counting import count_of, patience_of
 from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.foreign import is_webdatasets, opens_shards, takes_shards
 from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
-from wdskit.pipeline.reading import OpenTars, SplitByNode, SplitByWorker, StreamSource
+from wdskit.pipeline.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
 from wdskit.pipeline.registry import resolve
 from wdskit.pipeline.run import Place, Run
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.specs import BatchedSpec, ShuffleSpec
 from wdskit.pipeline.streaming import Layout, StreamPipeline
 from wdskit.pipeline.transforms import make_transform
 
 Functions = Mapping[str, Callable[..., Any]]
 
-_FOREIGN_SPLITTERS = ("split_by_node", "split_by_worker", "single_node_only", "non_empty")
-_FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back before silence is an error
+_UNKNOWN_SHARDS = 1000  # what a source that does not say is taken to have, before silence is an error
+_MAX_PASSES = 64  # times as many draws as shards, at random, before those that never came are given up
 
 
 def compose(
@@ -69,14 +69,13 @@ class _Composer:
         self.steps: list[Step] = []
         self.seen: Counter[str] = Counter()
         self.images: set[str] = set()  # fields that hold images under names that do not say so
-        self.slots: frozenset[str | int] | None = None  # places of images in a tuple; None while values are dicts
+        self.slots: frozenset[int] = frozenset()  # places of images in a tuple
         self.shards: ShardList | None = None
         self.draws: Draws | None = None
         self.cut: int | None = None
         self.tars: int | None = None
         self.opened = False
         self.length: int | None = None
-        self.foreign = False
 
     def compose(self) -> StreamPipeline:
         for at, spec in enumerate(self.specs):
@@ -123,20 +122,26 @@ class _Composer:
 
     def _add_foreign(self, stage: Any, at: int) -> None:
         """Add a stage that is not ours as it is; what it does to values and their order is unknown."""
-        if not (callable(stage) or hasattr(stage, "run") or hasattr(stage, "__iter__")):
-            raise PipelineError(f"stage {at}: {stage!r} is neither a stage's name nor a callable.")
-        name = getattr(getattr(stage, "f", stage), "__name__", "")
-        if at and name in _FOREIGN_SPLITTERS:
-            self.stages.append(stage)
+        if at and not self.opened and takes_shards(stage):
+            self.stages.append(self._own_splitter(stage) or stage)
             return
-        opens = name == "tarfile_samples"
+        opens = opens_shards(stage)
         self._open_before(at > 0 and not opens, at)
         self.opened = self.opened or opens or (at == 0 and not _opens_later(self.specs))
-        self.foreign = True
         self._flush()
         self.stages.append(stage)
         if self.opened:
-            self.stages.append(Renumber(self.run))
+            self.stages.append(Renumber(self.run, each_epoch=self.cut is not None))
+
+    def _own_splitter(self, stage: Any) -> SplitByNode | SplitByWorker | None:
+        """Ours for webdataset's, which counts from where a stream goes on and not from its first draw, and finds no
+        rank in workers that are spawned. None for a source that is not ours: its shards have no numbers.
+        """
+        if self.draws is None or not is_webdatasets(stage):
+            return None
+        if stage.__name__ == "split_by_node":
+            return SplitByNode(self.run)
+        return SplitByWorker(self.run) if stage.__name__ == "split_by_worker" else None
 
     def _open_before(self, needed: bool, at: int) -> None:  # noqa: FBT001 (private, named where it is called)
         """Open the shards here, unless that has happened or an explicit stage will do it later."""
@@ -153,14 +158,15 @@ class _Composer:
             if shards is None
             else {url: entry for url, entry in zip(shards.urls, shards.entries, strict=True) if entry is not None}
         )
-        holding = [spec for spec in self.specs if isinstance(spec, (ShuffleSpec, BatchedSpec))]
-        patience = sum(spec.size for spec in holding)
-        patience += 4 * self.run.num_threads
-        if any(not isinstance(spec, StageSpec) for spec in self.specs):
-            patience += _FOREIGN_PATIENCE
-        num_shards = 1 if shards is None else len(shards.urls)
-        check = getattr(self.specs[0], "check", "size")
-        self.stages.append(OpenTars(self.run, entries, num_shards, check=check, patience=patience))
+        source = self.specs[0]
+        urls = getattr(source if shards is None else shards, "urls", None) or range(_UNKNOWN_SHARDS)
+        silence = Silence(
+            self.run,
+            num_shards=len(urls if shards is None else set(urls)),  # one may be listed twice
+            max_draws=len(urls) * (_MAX_PASSES if getattr(source, "shuffle_shards", True) else 1),
+            patience=patience_of(self.specs, self.run.num_threads),
+        )
+        self.stages.append(OpenTars(self.run, entries, silence, check=getattr(source, "check", "size")))
 
     # Sources, splitters and the stages that hold values or change their number.
 
@@ -189,19 +195,19 @@ class _Composer:
         self._open()
 
     def _stage_shuffle(self, spec: Any, label: str) -> Shuffle:
-        return Shuffle(self.run, label, spec.size, 100 if spec.initial is None else spec.initial)
+        initial = 100 if spec.initial is None else spec.initial
+        return Shuffle(self.run, label, spec.size, initial, each_epoch=self.cut is not None)
 
     def _stage_select(self, spec: Any, label: str) -> Select:
         return Select(self.run, self._call("select", spec.fn, label))
 
     def _stage_slice(self, spec: Any, _: str) -> Slice:
-        return Slice(self.run, spec.start or 0, spec.stop, spec.step or 1)
+        return Slice(self.run, spec.start, spec.stop, spec.step)
 
     def _stage_batched(self, spec: Any, _: str) -> Batched:
-        if spec.collate is not None:
-            function = self._resolve("batched", spec.collate)
-            return Batched(function, spec.size, partial=spec.partial)
-        return Batched(_Collate(self.slots, frozenset(self.images)), spec.size, partial=spec.partial)
+        own = Collate(self.slots, frozenset(self.images))
+        function = own if spec.collate is None else self._resolve("batched", spec.collate)
+        return Batched(self.run, function, spec.size, partial=spec.partial)
 
     def _stage_unbatched(self, _: Any, __: str) -> Unbatched:
         return Unbatched(self.run)
@@ -277,25 +283,9 @@ class _Composer:
         return ""
 
 
-class _Collate:
-    """`collate` that knows where images are."""
-
-    def __init__(self, slots: frozenset[str | int] | None, images: frozenset[str]) -> None:
-        self.slots = slots
-        self.images = images
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """Collate tuples by their known image places, dicts by their fields' names."""
-        if self.slots is not None or not isinstance(samples[0], dict):
-            return collate(samples, self.slots or frozenset())
-        fields = frozenset(field for field in samples[0] if field in self.images or is_image_field(field))
-        return collate(samples, fields)
-
-
 def _opens_later(specs: Sequence[Any]) -> bool:
     """Whether one of these opens the shards itself."""
-    names = (getattr(getattr(spec, "f", None), "__name__", getattr(spec, "name", "")) for spec in specs)
-    return any(name in ("tarfile_samples", "tarfile_to_samples") for name in names)
+    return any(opens_shards(spec) for spec in specs)
 
 
 def _shard_weights(weights: Sequence[float], shards: ShardList) -> list[float]:

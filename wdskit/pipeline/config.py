@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,11 +60,12 @@ class Config:
         elif name in self.pipelines:
             return self.pipelines[name]
         else:
-            rule = f"there is no pipeline {show(name)}.{did_you_mean(name, names) or f' It has {listing(names)}.'}"
+            near = did_you_mean(name, names) if type(name) is str else ""
+            rule = f"there is no pipeline {show(name)}.{near or f' It has {listing(names)}.'}"
         raise ConfigError(problems=(Problem(self.origin, "", rule),))
 
 
-def load_config(source: str | FilePath | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
+def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
     """Read and check a configuration.
 
     Args:
@@ -76,6 +78,7 @@ def load_config(source: str | FilePath | Mapping[str, Any], *, overrides: Sequen
         ConfigError: It has problems; all of them are listed.
         StorageError: The file cannot be read.
     """
+    _check_arguments(source, overrides)
     check = _Check.of_mapping(source) if isinstance(source, Mapping) else _Check.of_file(source)
     if check.complete:
         for override in overrides:
@@ -86,7 +89,17 @@ def load_config(source: str | FilePath | Mapping[str, Any], *, overrides: Sequen
     raise ConfigError(problems=check.told())
 
 
-def read_file(path: str | FilePath) -> bytes:
+def _check_arguments(source: object, overrides: object) -> None:
+    """Refuse what is no configuration and no list of overrides."""
+    if not isinstance(source, (str, os.PathLike, Mapping)):
+        rule = wrong_kind(source, "the path of a YAML file is needed, or the same as a dict")
+        raise ConfigError(problems=(Problem("config", "", rule),))
+    if not isinstance(overrides, (list, tuple)) or not all(isinstance(text, str) for text in overrides):
+        rule = wrong_kind(overrides, 'a list of texts is needed, as in ["loader.workers=4"]')
+        raise ConfigError(problems=(Problem("overrides", "", rule),))
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a configuration file, one more than allowed where it is too long.
 
     Raises:
@@ -113,7 +126,7 @@ class _Check:
         self.needs_version = True
 
     @classmethod
-    def of_file(cls, path: str | FilePath) -> _Check:
+    def of_file(cls, path: str | os.PathLike[str]) -> _Check:
         """The configuration in a YAML file."""
         if isinstance(path, str) and "\n" in path:
             rule = "this is text, not a path. Pass a path, or the configuration as a dict."

@@ -1,4 +1,4 @@
-"""How many items an epoch yields, where that follows from the stages alone."""
+"""How many items an epoch yields, and how many samples go in before the first comes out, as the stages alone tell."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 from wdskit.order.draws import share
 from wdskit.pipeline.buffering import Batched, EpochCut, Shuffle, Slice
 from wdskit.pipeline.each import Each
+from wdskit.pipeline.spec_types import StageSpec
+
+_FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back
 
 
 def count_of(stages: Sequence[Any], cut: int | None) -> Callable[[int, int], int] | None:
@@ -37,3 +40,31 @@ class _Count:
                 mine = range(worker, stop, num_workers)
                 count = sum(number >= stage.start and (number - stage.start) % stage.step == 0 for number in mine)
         return count
+
+
+def patience_of(specs: Sequence[Any], num_threads: int) -> int:
+    """Samples that may be read without one coming out before silence is an error: those that stages hold or pass over.
+
+    Args:
+        specs: The whole pipeline; a slice counts whatever the number of workers that share it.
+        num_threads: Each of them, and each value it works on ahead, holds one more.
+    """
+    patience, unit = 4 * num_threads, 1
+    for spec in specs:
+        if not isinstance(spec, StageSpec):
+            patience += _FOREIGN_PATIENCE
+            continue
+        if spec.kind in {"batch", "stream"}:
+            patience += unit * _held(spec)
+        if spec.kind == "batch":
+            unit *= _held(spec)
+        elif spec.name == "unbatched":
+            unit = 1
+    return patience
+
+
+def _held(spec: Any) -> int:
+    """Values of its own input that a stage takes before it gives one."""
+    if spec.name == "slice":
+        return int(spec.start + spec.step)
+    return int(getattr(spec, "size", 0))

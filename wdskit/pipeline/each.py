@@ -50,15 +50,13 @@ class Each:
         """One value after all steps.
 
         Raises:
-            SampleError: A step failed; it names stage, shard and key.
+            SampleError, PipelineError: A step failed; it names stage, shard and key.
         """
         for step in self.steps:
             try:
                 value = step.function(value, origin)
-            except PipelineError:
-                raise
             except Exception as err:
-                raise sample_error(step.name, origin, err) from err
+                raise stage_error(step.name, origin, err) from err
         return value
 
     def _with_kept(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -98,8 +96,9 @@ class Each:
         return done
 
 
-def sample_error(stage: str, origin: Origin, err: Exception) -> SampleError:
-    """The error of a stage that failed on one value."""
-    where = ": ".join(part for part in (origin.url, origin.key) if part) or "a value"
+def stage_error(stage: str, origin: Origin, err: Exception) -> WdskitError:
+    """The error of a stage that failed on one value, with shard and key; a PipelineError stays one."""
+    if isinstance(err, PipelineError):
+        return PipelineError(f"{origin}: {err}")
     told = str(err) if isinstance(err, WdskitError) else f"{type(err).__name__}: {err}"
-    return SampleError(f"{where}: {stage} failed: {told}", stage=stage, shard=origin.url, key=origin.key)
+    return SampleError(f"{origin}: {stage} failed: {told}", stage=stage, shard=origin.url, key=origin.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,20 @@ from wdskit.pipeline.run import Origin, Run
 
 Rng = Callable[[Origin], Any]
 _HIDDEN = "__"
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
 
 
 def wants_rng(function: Callable[..., Any]) -> bool:
-    """Whether a callable has a parameter `rng`."""
+    """Whether a callable has a parameter `rng` that is free: neither its first one, which gets the value, nor bound by
+    a partial.
+    """
+    if isinstance(function, functools.partial) and "rng" in function.keywords:
+        return False
     try:
-        return "rng" in inspect.signature(function).parameters
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some builtins have no signature
         return False
+    return "rng" in list(parameters)[1:] or ("rng" in parameters and parameters["rng"].kind is _KEYWORD_ONLY)
 
 
 class Call:

@@ -34,6 +34,18 @@ def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> 
     return spec
 
 
+def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: str) -> Model:
+    """A model from its settings; `where` is said first in messages.
+
+    Raises:
+        ConfigError: Some are wrong; all that are.
+    """
+    parsed, flaws = read_settings(model, settings)
+    if parsed is None:
+        raise ConfigError(problems=tuple(Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws))
+    return parsed
+
+
 def read_stage(model: type[StageSpec], value: object) -> tuple[StageSpec | None, list[Flaw]]:
     """A stage's spec from what stands behind its name, or what is wrong with it; paths are below the name."""
     try:

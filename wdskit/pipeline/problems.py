@@ -77,7 +77,8 @@ def show(value: object) -> str:
         return f"[{', '.join([*items, '…'] if len(value) > 4 else items)}]"
     if isinstance(value, Mapping):
         return "a mapping"
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in set('aeiou') else 'a'} {name}"
 
 
 def _show_item(item: object) -> str:

@@ -50,6 +50,8 @@ def _find(
     if rank is not None or world_size is not None:
         if rank is None or world_size is None:
             raise RankError(f"rank={rank}, world_size={world_size}: give both or neither.")
+        if type(rank) is not int or type(world_size) is not int:
+            raise RankError(f"rank={rank!r}, world_size={world_size!r}: both are whole numbers.")
         return Place(rank, world_size), "the arguments"
     if process_group is not None:
         return group_place(process_group), "the process group"

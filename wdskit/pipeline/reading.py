@@ -72,24 +72,22 @@ class OpenTars:
     Args:
         run: Says how many samples of the first draw to pass over, and is told where the reading stands.
         entries: The index's line of each shard by URL, where there is one.
-        num_shards: How many there are in all.
+        silence: Is told of each draw.
         check: `size` compares a shard with its line when it is opened, `sha256` reads it once more before, `none` does
             not.
-        patience: Samples that may be read without one coming out, before a whole pass without output is an error.
     """
 
-    def __init__(self, run: Run, entries: dict[str, ShardEntry], num_shards: int, *, check: str, patience: int) -> None:
+    def __init__(self, run: Run, entries: dict[str, ShardEntry], silence: Silence, *, check: str) -> None:
         self.run = run
         self._entries = entries
-        self._num_shards = num_shards
+        self._silence = silence
         self._check = check
-        self._patience = patience
         self._digested: set[str] = set()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the samples of each draw in order."""
         run = self.run
-        seen: set[str] = set()
+        self._silence.begin()
         for number, item in enumerate(source):
             draw = item.get(DRAW, number)  # another library's shard list has no draws
             first = run.next_sample if draw == run.next_draw else 0
@@ -98,13 +96,11 @@ class OpenTars:
                 if index < first:
                     continue
                 run.next_sample = index + 1
-                run.silent_samples += 1
                 run.origin = Origin(item["url"], sample["__key__"], draw, index, 0)
                 yield sample
+            if not first:  # the part of a shard says nothing about it
+                self._silence.after(item["url"], run.next_sample)
             run.next_draw, run.next_sample = draw + 1, 0
-            run.silent_draws += 1
-            seen.add(item["url"])
-            self._check_output(seen)
 
     def read(self, url: str) -> Iterator[dict[str, Any]]:
         """The samples of one shard, the shard checked against the index first."""
@@ -123,23 +119,54 @@ class OpenTars:
         finally:
             stream.close()
 
-    def _check_output(self, seen: set[str]) -> None:
-        """Raise where all shards have been read and nothing came out, as behind a filter that drops everything."""
-        run = self.run
-        if run.stop_draw is not None or run.silent_draws <= self._num_shards:
+
+class Silence:
+    """Notices that every shard has been read and nothing came out, as behind a filter that drops everything: a stream
+    without end would go on looking for ever.
+
+    Args:
+        run: Counts what comes out, and says whether the stream has an end.
+        num_shards: How many different shards there are: once each of them was silent, all are.
+        max_draws: Draws in a row after which those that were never drawn are given up.
+        patience: Samples that the stages may hold or pass over.
+    """
+
+    def __init__(self, run: Run, *, num_shards: int, max_draws: int, patience: int) -> None:
+        self._run = run
+        self._num_shards = num_shards
+        self._max_draws = max_draws
+        self._patience = patience
+        self.begin()
+
+    def begin(self) -> None:
+        """Start to listen."""
+        self._num_heard = self._run.num_heard
+        self._urls: set[str] = set()
+        self._num_draws = 0
+        self._num_samples = 0
+
+    def after(self, url: str, num_samples: int) -> None:
+        """Note a draw that is read to its end.
+
+        Raises:
+            PipelineError: It is one too many.
+        """
+        if self._run.stop_draw is not None:
             return
-        if run.silent_samples == 0:
-            raise PipelineError(f"{_some(seen)}: {run.silent_draws} shards in a row hold no sample. Pack them again.")
-        if run.silent_samples > self._patience:
-            msg = (
-                f"{_some(seen)}: the pipeline dropped all of the last {run.silent_samples} samples "
-                f"from {run.silent_draws} shards.\n  Look at its select stages."
-            )
-            raise PipelineError(msg)
-
-
-def _some(urls: set[str]) -> str:
-    return f"{min(urls)} and {len(urls) - 1} more" if len(urls) > 1 else min(urls)
+        if self._run.num_heard != self._num_heard:
+            self.begin()
+            return
+        self._urls.add(url)
+        self._num_draws += 1
+        self._num_samples += num_samples
+        if len(self._urls) < self._num_shards and self._num_draws < self._max_draws:
+            return
+        some = f"{min(self._urls)} and {len(self._urls) - 1} more" if len(self._urls) > 1 else url
+        if self._num_samples == 0:
+            raise PipelineError(f"{some}: {self._num_draws} shards in a row hold no sample. Pack them again.")
+        if self._num_samples > self._patience:
+            msg = f"{some}: the pipeline dropped all of the last {self._num_samples} samples "
+            raise PipelineError(f"{msg}from {self._num_draws} shards.\n  Look at its select stages.")
 
 
 def _check_size(url: str, num_bytes: int, entry: ShardEntry) -> None:

@@ -29,7 +29,7 @@ class Origin(NamedTuple):
 
     For a sample that wdskit read: the draw, its number in the shard, and 0 (or, behind `unbatched`, its number in the
     batch + 1). Behind a stage that is not ours: its number among what that stage yielded, the epoch, and rank and
-    worker.
+    worker. A batch has the origin of its last sample, and `members`, those of all its samples.
     """
 
     url: str
@@ -37,6 +37,14 @@ class Origin(NamedTuple):
     major: int
     minor: int
     part: int
+    members: tuple[Origin, ...] = ()
+
+    def __str__(self) -> str:
+        """Shard and key, of a batch those of its first and last sample, as far as they are known."""
+        first = self.members[0] if self.members else self
+        if first[:2] == self[:2]:
+            return ": ".join(part for part in (self.url, self.key) if part) or "a value"
+        return f"{first} to {self.key if first.url == self.url else ': '.join(self[:2])}"
 
 
 NOWHERE = Origin("", "", 0, 0, 0)
@@ -49,13 +57,13 @@ class Run:
         place: Rank and world size.
         seed: Of the source.
         worker: Number of this worker process, and of how many; (0, 1) in the main process.
-        first_epoch: The epoch that the running stream began with.
+        first_epoch: The epoch that the running stream began with, what stages before with_epoch know.
+        epoch: The epoch that runs, for those behind it.
         origin: Of the value that was yielded last.
         next_draw: The draw that is being read, or the next one.
         next_sample: How many samples of `next_draw` have been read.
         stop_draw: The draw behind the last, None for an endless stream.
-        silent_draws: Draws finished, and
-        silent_samples: samples read, since the pipeline last yielded anything.
+        num_heard: How many values the pipeline has yielded, or its with_epoch has taken.
     """
 
     def __init__(self, place: Place, seed: int, num_threads: int = 1) -> None:
@@ -65,12 +73,12 @@ class Run:
         self.worker = 0
         self.num_workers = 1
         self.first_epoch = 0
+        self.epoch = 0
         self.origin = NOWHERE
         self.next_draw = 0
         self.next_sample = 0
         self.stop_draw: int | None = None
-        self.silent_draws = 0
-        self.silent_samples = 0
+        self.num_heard = 0
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,12 +95,6 @@ class Run:
         self.next_draw = draw
         self.next_sample = sample
         self.stop_draw = stop_draw
-        self.heard()
-
-    def heard(self) -> None:
-        """Note that the pipeline yielded something."""
-        self.silent_draws = 0
-        self.silent_samples = 0
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
         """Random numbers by position for one stage; each thread has a generator of its own."""

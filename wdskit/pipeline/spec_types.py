@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -129,16 +130,20 @@ def _is_number(value: object) -> bool:
 
 
 def _check_shards(value: object) -> object:
-    items = [value] if isinstance(value, str) else value
+    items = [value] if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(items, (list, tuple)):
         raise refuse(wrong_kind(value, "a path, a pattern or a list of them is needed"))
     if not items:
         raise refuse("the list is empty; name at least one shard.")
-    for item in items:
-        if not isinstance(item, str):
-            raise refuse(wrong_kind(item, "shards are paths, patterns or URLs"))
-        _check_text(item)
-    return value if isinstance(value, str) else tuple(items)
+    texts = tuple(_shard_text(item) for item in items)
+    return texts if items is value else texts[0]
+
+
+def _shard_text(item: object) -> str:
+    text = os.fspath(item) if isinstance(item, os.PathLike) else item
+    if not isinstance(text, str):
+        raise refuse(wrong_kind(item, "shards are paths, patterns or URLs"))
+    return _check_text(text)
 
 
 def _check_size(value: object) -> object:

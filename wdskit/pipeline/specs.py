@@ -201,7 +201,8 @@ class LoaderSpec(BaseModel):
     prefetch: Count = Field(4, description="Batches that each worker has ready ahead.")
     persistent_workers: Bool = Field(True, description="Whether workers live on between epochs.")
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
-        None, description="How worker processes start. Without: as torch does."
+        None,
+        description="How worker processes start. Without: as torch does, but never forked once CUDA is initialised.",
     )
     pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
 

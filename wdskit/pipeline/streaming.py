@@ -15,6 +15,7 @@ from wdskit.order.draws import Draws
 from wdskit.pipeline.board import Board, Standing
 from wdskit.pipeline.buffering import Keeps, Shuffle
 from wdskit.pipeline.each import Each
+from wdskit.pipeline.foreign import splits_nodes, splits_workers
 from wdskit.pipeline.reading import OpenTars, SplitByNode, SplitByWorker, StreamSource
 from wdskit.pipeline.run import NOWHERE, Origin, Run
 
@@ -69,14 +70,15 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.layout = layout
         self.board = board
         self._live: _Live | None = None
+        self._turn: object = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_live": None}
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` >= 0 the one that the next iteration runs, in every worker."""
-        if epoch < 0:
-            raise PipelineError(f"set_epoch({epoch}): an epoch is 0 or more.")
+        if type(epoch) is not int or epoch < 0:
+            raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 or more.")
         self.board.set_epoch(epoch)
 
     def num_items(self, num_workers: int) -> int | None:
@@ -95,7 +97,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """Iterate one epoch in this process."""
         self._enter()
         epoch = self.board.next_epoch(self._row)
-        return self._whole(epoch) if self.layout.cut is None else self._part(epoch)
+        return self._alone(self._whole(epoch) if self.layout.cut is None else self._part(epoch))
 
     def _enter(self) -> None:
         """Learn which worker this is, and refuse what would read twice or not at all."""
@@ -110,11 +112,24 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             raise PipelineError(f"{msg} Build it with build(max_workers={run.num_workers}).")
         check_splits(self.pipeline, self.layout, run.place.world_size, run.num_workers)
 
+    def _alone(self, values: Iterator[Any]) -> Iterator[Any]:
+        """The values, as long as no other iteration of this pipeline starts: they would share one place in the stream.
+
+        Raises:
+            PipelineError: One has.
+        """
+        turn = self._turn = object()
+        for value in values:
+            yield value
+            if self._turn is not turn:
+                msg = "this pipeline is being iterated by another iterator that was started meanwhile."
+                raise PipelineError(f"{msg}\n  Finish one before the next, or build() a second pipeline.")
+
     def _whole(self, epoch: int) -> Iterator[Any]:
         """One epoch that ends by itself: each shard once (or no end at all, resampled without with_epoch)."""
         self._begin(epoch, None)
         for value in self._chain(0, len(self.pipeline), None):
-            self.run.heard()
+            self.run.num_heard += 1
             yield value
         self._finish(epoch)
 
@@ -132,8 +147,11 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             live = self._live = self._start(cut, epoch)
             if standing is None:
                 self._save(epoch)
+        self.run.epoch = epoch
+        _clear(self.pipeline[cut:])
         live.next_epoch = None
         yield from self._chain(cut, len(self.pipeline), live.values)
+        self.pipeline[cut].finish(live.values)
         live.next_epoch = epoch + 1
         self._save(epoch + 1)
         self._finish(epoch)
@@ -175,10 +193,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     def _begin(self, epoch: int, standing: Standing | None) -> None:
         """Stand where `standing` says, or at the first draw of `epoch`."""
-        for stage in self.pipeline:
-            if isinstance(stage, (Shuffle, Each)):
-                stage.kept = []
-                stage.count = 0
+        _clear(self.pipeline)
         draws = self.layout.draws
         if draws is None:
             self.run.begin(epoch, draw=0)
@@ -232,6 +247,14 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.run.origin = NOWHERE
 
 
+def _clear(stages: list[Any]) -> None:
+    """Let stages begin with nothing."""
+    for stage in stages:
+        if isinstance(stage, (Shuffle, Each)):
+            stage.kept = []
+            stage.count = 0
+
+
 def _close(values: Iterator[Any]) -> None:
     """Let the stages put away files and threads; another library's iterator may have nothing to close."""
     close = getattr(values, "close", None)
@@ -240,7 +263,8 @@ def _close(values: Iterator[Any]) -> None:
 
 
 def _cannot_go_on(why: str) -> str:
-    return f"{why} holds values that no other process can take over.\n  Keep the workers: persistent_workers=True."
+    msg = f"{why} holds values that cannot be read again, so an epoch cannot be repeated or go on in another process."
+    return f"{msg}\n  Finish every epoch, and keep the workers: persistent_workers=True."
 
 
 def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers: int) -> None:
@@ -251,10 +275,9 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
     """
     if layout.draws is None:
         return
-    by_node = any(isinstance(stage, SplitByNode) for stage in stages)
-    by_worker = any(isinstance(stage, SplitByWorker) for stage in stages)
-    foreign = any(getattr(stage, "__module__", "").startswith("webdataset") for stage in stages)
-    if not layout.split_none and not foreign:
+    by_node = any(isinstance(stage, SplitByNode) or splits_nodes(stage) for stage in stages)
+    by_worker = any(isinstance(stage, SplitByWorker) or splits_workers(stage) for stage in stages)
+    if not layout.split_none:
         if world_size > 1 and not by_node:
             raise PipelineError(_no_splitter("split_by_node", f"{world_size} ranks"))
         if num_workers > 1 and not by_worker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -30,9 +31,9 @@ def make_transform(spec: Any, image_fields: frozenset[str]) -> Transform:
     Returns:
         Gives a shallow copy of the sample with the fields changed. `rng`, called only by transforms that draw and then
         once, gives the Generator of the sample's position. It raises PipelineError where the sample has no image
-        field or several, or an undecoded one.
+        field or several, or an undecoded one. It can be pickled, for workers that are not forked.
     """
-    return _MAKERS[spec.name](spec, _Fields.of(spec, image_fields))
+    return functools.partial(_TRANSFORMS[spec.name], spec, _Fields.of(spec, image_fields))
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,12 @@ class _Fields:
 
     def of_images(self, sample: Sample) -> list[str]:
         """The fields that the spec names, or else the one image field."""
+        masks = self.of_masks(sample)
         if self.fields:
-            return [self._named(sample, field) for field in self.fields]
-        masks = set(self.of_masks(sample))
+            named = [self._named(sample, field) for field in self.fields]
+            if both := [field for field in named if field in masks]:
+                raise PipelineError(f"{self.name}: `fields` and `masks` both come to `{both[0]}` in this sample")
+            return named
         found = [field for field in sample if self._is_image(field) and field not in masks]
         decoded = [field for field in found if geometry.is_image(sample[field])]
         if len(decoded) == 1:
@@ -87,7 +91,8 @@ class _Fields:
 
     def _undecoded(self, field: str, value: object) -> PipelineError:
         if isinstance(value, bytes | bytearray | memoryview):
-            return PipelineError(f"{self.name}: `{field}` is not decoded yet. Put `decode: rgb8` before it")
+            renamed = "" if is_image_field(field) else ", and before the field gets this name"
+            return PipelineError(f"{self.name}: `{field}` is not decoded yet. Put `decode: rgb8` before it{renamed}")
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         return PipelineError(f"{self.name}: `{field}` holds no image but {type(value).__name__}{shape}")
 
@@ -105,85 +110,64 @@ def _changed(sample: Sample, fields: list[str], function: Callable[[Any], Any]) 
     return {**sample, **{field: function(sample[field]) for field in fields}}
 
 
-def _make_resize(spec: Any, find: _Fields) -> Transform:
+def _resize(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
     """A number is the length of the shorter side."""
-
-    def resize(sample: Sample, rng: Rng) -> Sample:  # noqa: ARG001 (the shape of all transforms)
-        done = _changed(sample, find.of_images(sample), lambda image: geometry.resize(image, target(image)))
-        return _changed(done, find.of_masks(sample), lambda mask: geometry.resize(mask, target(mask), nearest=True))
 
     def target(image: Any) -> tuple[int, int]:
         if isinstance(spec.size, int):
             return geometry.shorter_side(*geometry.image_size(image), spec.size)
         return _pair(spec.size)
 
-    return resize
+    done = _changed(sample, find.of_images(sample), lambda image: geometry.resize(image, target(image)))
+    return _changed(done, find.of_masks(sample), lambda mask: geometry.resize(mask, target(mask), nearest=True))
 
 
-def _make_center_crop(spec: Any, find: _Fields) -> Transform:
+def _center_crop(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
     size = _pair(spec.size)
-
-    def center_crop(sample: Sample, rng: Rng) -> Sample:  # noqa: ARG001
-        fields = find.of_images(sample) + find.of_masks(sample)
-        return _changed(sample, fields, lambda image: geometry.center_crop(image, size))
-
-    return center_crop
+    fields = find.of_images(sample) + find.of_masks(sample)
+    return _changed(sample, fields, lambda image: geometry.center_crop(image, size))
 
 
-def _make_random_resized_crop(spec: Any, find: _Fields) -> Transform:
+def _random_resized_crop(spec: Any, find: _Fields, sample: Sample, rng: Rng) -> Sample:
     """One part for all fields, cut out and resized."""
     size = _pair(spec.size)
-
-    def random_resized_crop(sample: Sample, rng: Rng) -> Sample:
-        images, masks = find.of_images(sample), find.of_masks(sample)
-        height, width = _common_size(sample, images + masks)
-        box = geometry.draw_crop(rng(), height, width, spec.scale, spec.ratio)
-        done = _changed(sample, images, lambda image: geometry.resize(geometry.crop(image, *box), size))
-        return _changed(done, masks, lambda mask: geometry.resize(geometry.crop(mask, *box), size, nearest=True))
-
-    def _common_size(sample: Sample, fields: list[str]) -> tuple[int, int]:
-        sizes = {field: geometry.image_size(sample[field]) for field in fields}
-        if len(set(sizes.values())) > 1:
-            listed = ", ".join(f"`{field}` {height} x {width}" for field, (height, width) in sizes.items())
-            raise PipelineError(
-                f"random_resized_crop: fields that share one draw differ in height x width: {listed}. Resize them first"
-            )
-        return sizes[fields[0]]
-
-    return random_resized_crop
+    images, masks = find.of_images(sample), find.of_masks(sample)
+    height, width = _common_size(sample, images + masks)
+    box = geometry.draw_crop(rng(), height, width, spec.scale, spec.ratio)
+    done = _changed(sample, images, lambda image: geometry.resize(geometry.crop(image, *box), size))
+    return _changed(done, masks, lambda mask: geometry.resize(geometry.crop(mask, *box), size, nearest=True))
 
 
-def _make_random_flip(spec: Any, find: _Fields) -> Transform:
+def _common_size(sample: Sample, fields: list[str]) -> tuple[int, int]:
+    sizes = {field: geometry.image_size(sample[field]) for field in fields}
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"`{field}` {height} x {width}" for field, (height, width) in sizes.items())
+        raise PipelineError(
+            f"random_resized_crop: fields that share one draw differ in height x width: {listed}. Resize them first"
+        )
+    return sizes[fields[0]]
+
+
+def _random_flip(spec: Any, find: _Fields, sample: Sample, rng: Rng) -> Sample:
     """All fields or none."""
-
-    def random_flip(sample: Sample, rng: Rng) -> Sample:
-        fields = find.of_images(sample) + find.of_masks(sample)
-        return _changed(sample, fields, geometry.flip) if rng().random() < spec.p else dict(sample)
-
-    return random_flip
+    fields = find.of_images(sample) + find.of_masks(sample)
+    return _changed(sample, fields, geometry.flip) if rng().random() < spec.p else dict(sample)
 
 
-def _make_normalize(spec: Any, find: _Fields) -> Transform:
+def _normalize(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if spec.preset == "imagenet" else (spec.mean, spec.std)
-
-    def normalize(sample: Sample, rng: Rng) -> Sample:  # noqa: ARG001
-        return _changed(sample, find.of_images(sample), lambda image: geometry.normalize(image, mean, std))
-
-    return normalize
+    return _changed(sample, find.of_images(sample), lambda image: geometry.normalize(image, mean, std))
 
 
-def _make_to_tensor(spec: Any, find: _Fields) -> Transform:  # noqa: ARG001
-    def to_tensor(sample: Sample, rng: Rng) -> Sample:  # noqa: ARG001
-        return _changed(sample, find.of_images(sample), geometry.to_tensor)
-
-    return to_tensor
+def _to_tensor(_: Any, find: _Fields, sample: Sample, __: Rng) -> Sample:
+    return _changed(sample, find.of_images(sample), geometry.to_tensor)
 
 
-_MAKERS: dict[str, Callable[[Any, _Fields], Transform]] = {
-    "resize": _make_resize,
-    "center_crop": _make_center_crop,
-    "random_resized_crop": _make_random_resized_crop,
-    "random_flip": _make_random_flip,
-    "normalize": _make_normalize,
-    "to_tensor": _make_to_tensor,
+_TRANSFORMS: dict[str, Callable[[Any, _Fields, Sample, Rng], Sample]] = {
+    "resize": _resize,
+    "center_crop": _center_crop,
+    "random_resized_crop": _random_resized_crop,
+    "random_flip": _random_flip,
+    "normalize": _normalize,
+    "to_tensor": _to_tensor,
 }

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import http
 import http.client
+import re
+import ssl
 import urllib.error
 import urllib.request
 from typing import IO
+from urllib.parse import quote
 
 from wdskit.errors import StorageError
 
 TIMEOUT_S = 60.0
 """Longest wait for a connection or for the next bytes."""
+
+_ASCII = bytes(range(128)).decode()
+_HOST = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 class HttpBody:
@@ -24,8 +32,7 @@ class HttpBody:
     def __init__(self, url: str, response: http.client.HTTPResponse) -> None:
         self.url = url
         self._response = response
-        length = response.headers.get("Content-Length", "")
-        self._expected = int(length) if length.isdigit() else None
+        self._expected: int | None = response.length  # None where the body comes in chunks, which have an end marker
         self._num_bytes = 0
 
     def read(self, size: int) -> bytes:
@@ -53,6 +60,19 @@ class HttpBody:
 class _HttpOnly(urllib.request.HTTPRedirectHandler):
     """Redirects to http(s) only; urllib would follow one to ftp too."""
 
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+    ) -> object:
+        """The response of the place that the redirect names."""
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:  # the place is no URL
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_302
+    http_error_308 = http_error_302  # which Python 3.10 does not know
+
     def redirect_request(
         self,
         req: urllib.request.Request,
@@ -65,18 +85,23 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
         """The request to go on with."""
         if not newurl.lower().startswith(("http://", "https://")):
             raise urllib.error.HTTPError(newurl, code, f"a redirect to {newurl}", headers, fp)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+        known = http.HTTPStatus.TEMPORARY_REDIRECT if code == http.HTTPStatus.PERMANENT_REDIRECT else code
+        return super().redirect_request(req, fp, known, msg, headers, newurl)
 
 
 def open_http(url: str) -> HttpBody:
     """GET `url` and return its body.
 
+    Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the environment, as for curl:
+    `http_proxy`, `https_proxy`, `no_proxy`.
+
     Raises:
-        StorageError: No connection, or a status other than 200.
+        StorageError: No connection, a status other than 200, a body that was compressed on the way, or a URL with a
+            password.
     """
     try:
-        request = urllib.request.Request(url, headers={"Accept-Encoding": "identity"})  # noqa: S310 (scheme is checked)
-        response = urllib.request.build_opener(_HttpOnly).open(request, timeout=TIMEOUT_S)
+        opener = urllib.request.build_opener(_HttpOnly, urllib.request.HTTPSHandler(context=_tls()))
+        response = opener.open(_request(url), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as err:
         err.close()
         msg = f"{url}: the server answered {err.code} {err.reason}."
@@ -88,4 +113,28 @@ def open_http(url: str) -> HttpBody:
         response.close()
         msg = f"{url}: the server answered {response.status}, not 200."
         raise StorageError(msg, url=url)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        response.close()
+        msg = f"{url}: the server sends it compressed ({encoding}), though it was asked for the bytes as they are."
+        raise StorageError(msg, url=url)
     return HttpBody(url, response)
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    """What TLS trusts: the system's certificates, read once (30 ms), where urllib does it for every body."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _request(url: str) -> urllib.request.Request:
+    """A GET of `url`, which asks for the bytes as they are."""
+    host = _HOST.match(url)
+    if host and "@" in host[0]:  # urllib would ask the name server for all of it
+        msg = f"{url}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
+        raise StorageError(msg, url=url)
+    start = host.end() if host else 0
+    address = url[:start] + quote(url[start:], safe=_ASCII)
+    return urllib.request.Request(address, headers={"Accept-Encoding": "identity"})  # noqa: S310 (scheme is checked)

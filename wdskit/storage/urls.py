@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from wdskit.errors import StorageError
 
@@ -55,15 +55,21 @@ def local_path(url: str) -> str:
     """The path that a local URL names.
 
     Raises:
-        StorageError: It is a file URL of another host.
+        StorageError: It is a file URL of another host, or one with a query or a fragment.
     """
     if not url.lower().startswith("file:"):
         return url
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        msg = f"{url}: a file URL names a file of this machine: file:///path, not file://{parts.netloc}/..."
+    host, path = "", url[5:]
+    if path.startswith("//"):
+        host, slash, rest = path[2:].partition("/")
+        path = slash + rest
+    if host.lower() not in ("", "localhost"):
+        msg = f"{url}: a file URL names a file of this machine: file:///path, not file://{host}/..."
         raise StorageError(msg, url=url)
-    return unquote(parts.path)
+    if "?" in path or "#" in path:
+        msg = f"{url}: `?` and `#` end the path of a URL. Write %3F and %23 there, or the path without `file:`."
+        raise StorageError(msg, url=url)
+    return unquote(path, errors="surrogateescape")  # a file name may be any bytes
 
 
 def open_stream(url: str) -> Stream:
@@ -95,6 +101,9 @@ class LocalFile:
             self._fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as err:
             msg = f"{url}: cannot be opened: {err.strerror}."
+            raise StorageError(msg, url=url) from err
+        except ValueError as err:  # a NUL, or text that is no file name in this locale
+            msg = f"{url!r}: cannot be opened: {err}."
             raise StorageError(msg, url=url) from err
 
     @property

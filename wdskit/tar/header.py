@@ -60,7 +60,7 @@ def build_header(name: bytes, size: int) -> bytes:
     """One ustar header of a regular file: mode 0644, uid, gid and mtime 0, empty user and group.
 
     Args:
-        name: 1 to 100 bytes, no NUL.
+        name: 1 to 100 bytes, no NUL, no slash at its end.
         size: 0 to 8 GiB - 1, in bytes.
 
     Raises:
@@ -68,6 +68,9 @@ def build_header(name: bytes, size: int) -> bytes:
     """
     if not 1 <= len(name) <= MAX_NAME_BYTES or 0 in name:
         msg = f"a name of {len(name)} bytes does not fit 1 to {MAX_NAME_BYTES} bytes without NUL"
+        raise HeaderError(msg)
+    if name.endswith(b"/"):
+        msg = f"the name {name!r} ends in a slash, which makes it a directory's"
         raise HeaderError(msg)
     if not 0 <= size <= MAX_USTAR_SIZE_BYTES:
         msg = f"a size of {size} bytes does not fit 11 octal digits"
@@ -87,12 +90,14 @@ def build_header(name: bytes, size: int) -> bytes:
 def parse_octal(field: bytes, what: str) -> int:
     """An octal number as tar writers pad it: spaces before, NUL or space after.
 
+    A NUL before is refused: GNU tar passes over it, and Python's tarfile takes it for the end of an empty number.
+
     Raises:
         HeaderError: Anything else, the base-256 form included where it is negative.
     """
     if field[0] & 0x80:
         return _parse_base256(field, what)
-    text = field.strip(b" \x00")
+    text = field.rstrip(b" \x00").lstrip(b" ")
     if not text or text.strip(b"01234567"):
         msg = f"its {what} {field!r} is no octal number"
         raise HeaderError(msg)
@@ -139,7 +144,8 @@ def parse_header(block: bytes) -> Header:
         raise HeaderError(msg)
     name = block[:100].partition(b"\x00")[0]
     prefix = block[345:500].partition(b"\x00")[0] if magic == USTAR else b""
-    size = parse_octal(block[124:136], "size")
+    # What is refused for its type may have a size that says nothing: GNU tar leaves that of a volume label empty.
+    size = 0 if block[156] in REFUSED_TYPES else parse_octal(block[124:136], "size")
     check_size(size)
     return Header(prefix + b"/" + name if prefix else name, size, block[156])
 

@@ -8,6 +8,9 @@ from wdskit.tar.header import HeaderError, check_size
 
 _MAX_DIGITS = 20
 
+_SPARSE = (b"GNU.sparse.", b"SCHILY.realsize", b"SUN.holesdata")
+_PART = (b"GNU.volume.filename", b"GNU.volume.size", b"GNU.volume.offset")  # not the label, which is a comment
+
 
 @dataclass(frozen=True)
 class Overrides:
@@ -45,8 +48,8 @@ class Overrides:
 def parse_pax(data: bytes) -> Overrides:
     """Read a pax header's records.
 
-    `path` and `size` count; `linkpath` and every sparse keyword are refused; times, owners, comments and vendors' own
-    keywords say nothing about the member's bytes and are passed over.
+    `path` and `size` count; `linkpath`, every sparse keyword and those of a file that began on another volume are
+    refused; times, owners, comments and vendors' own keywords say nothing about the member's bytes and are passed over.
 
     Raises:
         HeaderError: Malformed records, or a keyword that makes the member something else than plain bytes.
@@ -62,8 +65,11 @@ def parse_pax(data: bytes) -> Overrides:
         elif keyword == b"linkpath":
             msg = "a pax header makes a member a link (linkpath)"
             raise HeaderError(msg)
-        elif keyword.startswith(b"GNU.sparse.") or keyword == b"SCHILY.realsize":
+        elif keyword.startswith(_SPARSE):
             msg = f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})"
+            raise HeaderError(msg)
+        elif keyword in _PART:
+            msg = f"a pax header makes a member a part of a file of a multi-volume archive ({keyword.decode('ascii')})"
             raise HeaderError(msg)
     return found
 

@@ -8,7 +8,7 @@ stream that stops before its end marker, and a byte other than zero behind it.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from wdskit.errors import ShardError
 from wdskit.limits import BLOCK_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
@@ -22,24 +22,12 @@ from wdskit.tar.header import (
     USTAR,
     HeaderError,
     expected_adler,
-    padded,
     parse_header,
 )
 from wdskit.tar.pax import Overrides, parse_pax
-
-Read = Callable[[int], bytes]
-"""Up to n bytes from where the last call stopped; empty at the end and only there."""
-
-# CPU microseconds a sample (image and `cls`) in chunks of 64 KiB, 256 KiB, 1 MiB, and with images read for themselves:
-#   5 KB 7.6, 7.3, 8.4, 14.6;  64 KB 17.5, 16.8, 25.1, 16.7;  100 KB 28.6, 24.7, 36.9, 22.4;  2 MB 346, 1222, 1292, 190
-CHUNK_BYTES = 256 << 10
-LARGE_BYTES = 64 << 10
-CAREFUL_READS = 8  # small members behind a large one until reading ahead pays again
-MAX_READ_BYTES = 16 << 20  # os.read allocates what it is asked for, before it knows whether that much is there
+from wdskit.tar.window import Read, Window
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
-_CUT = "It was cut short. Fetch it again, or pack it again."
-_DAMAGED = "It is damaged or no tar of plain files. Fetch it again, or pack it again."
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -47,87 +35,7 @@ _COMPRESSED = {
     b"BZh": "bzip2",
     b"PK\x03\x04": "zip",
 }
-
-
-class _Window:
-    """A moving window over a stream: `data[at:]` are the bytes not yet consumed, `base` the offset of `data[0]`.
-
-    Small members are read many at a time. A large one is read for itself, and behind it header by header, because bytes
-    of it that came with its header would have to be copied to the rest.
-    """
-
-    def __init__(self, read: Read, shard: str) -> None:
-        self._read = read
-        self._careful = 0  # reads to come that take no more than they need
-        self.shard = shard
-        self.data = b""
-        self.at = 0
-        self.base = 0
-
-    @property
-    def offset(self) -> int:
-        """Offset in the shard of the next byte."""
-        return self.base + self.at
-
-    def fill(self, size: int) -> bool:
-        """Have at least `size` bytes at hand; False where the stream ends before."""
-        have = len(self.data) - self.at
-        if have >= size:
-            return True
-        parts = [self.data[self.at :]]
-        ahead = 0 if self._careful else CHUNK_BYTES
-        self._careful = max(0, self._careful - 1)
-        while have < size:
-            part = self._read(max(ahead, min(size - have, MAX_READ_BYTES)))
-            if not part:
-                break
-            parts.append(part)
-            have += len(part)
-        self.base += self.at
-        self.at = 0
-        self.data = b"".join(parts)
-        return have >= size
-
-    def take(self, size: int) -> bytes:
-        """The next `size` bytes, and the padding behind them consumed too."""
-        if size >= LARGE_BYTES and len(self.data) - self.at < size:
-            return self._take_large(size)
-        self.skip(size)
-        start = self.at - padded(size)
-        return self.data[start : start + size]
-
-    def skip(self, size: int) -> None:
-        """Consume `size` bytes and the padding behind them; the next header is read along."""
-        if not self.fill(padded(size) + BLOCK_BYTES) and len(self.data) - self.at < padded(size):
-            raise self._cut_member(size)
-        self.at += padded(size)
-
-    def _take_large(self, size: int) -> bytes:
-        have = len(self.data) - self.at
-        parts = [self.data[self.at :]] if have else []  # bytes.join copies, unless there is one part only
-        self.base += self.at
-        self.data, self.at = b"", 0
-        while have < size and (part := self._read(min(size - have, MAX_READ_BYTES))):
-            parts.append(part)
-            have += len(part)
-        self.base += have
-        self._careful = CAREFUL_READS
-        padding = padded(size) - size
-        if have < size or (not self.fill(padding + BLOCK_BYTES) and len(self.data) < padding):
-            raise self._cut_member(size)
-        self.at = padding
-        return b"".join(parts)
-
-    def _cut_member(self, size: int) -> ShardError:
-        return self.cut(f"the shard stops inside a member of {size} bytes")
-
-    def cut(self, problem: str) -> ShardError:
-        """The error of a stream that ended too soon."""
-        return ShardError(shard=self.shard, offset=self.base + len(self.data), problem=problem, remedy=_CUT)
-
-    def damaged(self, offset: int, problem: str, remedy: str = _DAMAGED) -> ShardError:
-        """The error of bytes at `offset` that no shard holds."""
-        return ShardError(shard=self.shard, offset=offset, problem=problem, remedy=remedy)
+_LFS_POINTER = b"version https://git-lfs"
 
 
 class TarReader:
@@ -142,7 +50,7 @@ class TarReader:
     """
 
     def __init__(self, read: Read, *, shard: str) -> None:
-        self._window = _Window(read, shard)
+        self._window = Window(read, shard)
         self.stop = 0
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
@@ -208,7 +116,7 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
     Raises:
         ShardError: A header is not right, or the part ends inside a member.
     """
-    window = _Window(lambda _: b"", shard)
+    window = Window(lambda _: b"", shard)
     window.data = data
     window.base = offset
     while window.offset < offset + stop:
@@ -222,8 +130,8 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
         raise window.damaged(offset + stop, "a sample ends in the middle of a member")
 
 
-def _next_member(window: _Window) -> tuple[str, int, int] | None:
-    """Check the headers of one member and consume them; None for a directory.
+def _next_member(window: Window) -> tuple[str, int, int] | None:
+    """Check the headers of one member and consume them; None for a directory, and for a global header alone.
 
     Returns:
         (name, offset of its first header block, size of the data that follow).
@@ -236,6 +144,8 @@ def _next_member(window: _Window) -> tuple[str, int, int] | None:
             raise _no_end_marker(window)
         block = window.data[window.at : window.at + BLOCK_BYTES]
         if block == _ZERO_BLOCK:
+            if offset == start:
+                raise window.damaged(offset, "a zero block stands where a member should")
             raise window.damaged(offset, "an extension header stands before the end marker, without its member")
         try:
             header = parse_header(block)
@@ -253,6 +163,8 @@ def _next_member(window: _Window) -> tuple[str, int, int] | None:
                 overrides = _extend(overrides, kind, data)
             except HeaderError as err:
                 raise window.damaged(offset, str(err)) from err
+            if kind == PAX_GLOBAL_TYPE and offset == start:
+                return None  # no member's own: `git archive` of no file ends with one
             continue
         if kind not in REGULAR_TYPES and kind != DIRECTORY_TYPE:
             raise window.damaged(offset, f"a member has the unknown type {chr(kind)!r}")
@@ -279,7 +191,7 @@ def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
     return overrides.joined(found)
 
 
-def _decode(window: _Window, name: bytes, offset: int) -> str:
+def _decode(window: Window, name: bytes, offset: int) -> str:
     """A member's name as text."""
     if not name:
         raise window.damaged(offset, "a member has no name")
@@ -291,23 +203,31 @@ def _decode(window: _Window, name: bytes, offset: int) -> str:
         raise window.damaged(offset, f"the name {name!r} is not UTF-8", "Pack it again with UTF-8 names.") from err
 
 
-def _bad_header(window: _Window, block: bytes, problem: str) -> ShardError:
+def _bad_header(window: Window, block: bytes, problem: str) -> ShardError:
     """The error of a header that cannot be read, with a guess where the file is something else."""
-    offset = window.offset
-    if offset == 0:
-        for magic, kind in _COMPRESSED.items():
-            if block.startswith(magic):
-                return window.damaged(0, f"this is a {kind} file, not a tar", "Shards are plain tars: unpack it first.")
-    return window.damaged(offset, f"bad header: {problem}")
+    return _other_file(window, block) or window.damaged(window.offset, f"bad header: {problem}")
 
 
-def _no_end_marker(window: _Window) -> ShardError:
-    if len(window.data) > window.at:
-        return window.cut("the shard stops inside a header")
+def _no_end_marker(window: Window) -> ShardError:
+    rest = window.data[window.at :]
+    if rest:
+        return _other_file(window, rest) or window.cut("the shard stops inside a header")
     return window.cut("the shard stops before its end marker")
 
 
-def _check_end(window: _Window) -> None:
+def _other_file(window: Window, start: bytes) -> ShardError | None:
+    """The error of a file that begins as something well known does."""
+    if window.offset:
+        return None
+    if start.startswith(_LFS_POINTER):
+        return window.damaged(0, "this is a Git LFS pointer, not the shard", "Fetch the shard: `git lfs pull`.")
+    for magic, kind in _COMPRESSED.items():
+        if start.startswith(magic):
+            return window.damaged(0, f"this is a {kind} file, not a tar", "Shards are plain tars: unpack it first.")
+    return None
+
+
+def _check_end(window: Window) -> None:
     """Behind the first zero block: a second one, then nothing but zeros to the end of the stream."""
     first = window.offset
     if not window.fill(2 * BLOCK_BYTES):

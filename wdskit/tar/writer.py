@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES
-from wdskit.tar.header import build_header, padded
+from wdskit.tar.header import HeaderError, build_header, padded
 
 END_BYTES = 2 * BLOCK_BYTES
 """The end marker: two zero blocks."""
@@ -40,10 +40,18 @@ class TarWriter:
         """Append one member. `data` must not change before `finish` or the next megabyte.
 
         Raises:
-            HeaderError: The name is empty or over 100 bytes of UTF-8, or the data over 8 GiB.
+            HeaderError: The name is empty, over 100 bytes of UTF-8 or a directory's, or the data are over 8 GiB.
+            TypeError: `data` is a view that is not contiguous.
         """
+        if isinstance(data, memoryview):
+            data = data.cast("B")  # its length would count items, which may be larger than bytes
+        try:
+            encoded = name.encode()
+        except UnicodeEncodeError as err:
+            msg = f"the name {name!r} cannot be written as UTF-8"
+            raise HeaderError(msg) from err
         size = len(data)
-        self._pending += (build_header(name.encode(), size), data, bytes(-size % BLOCK_BYTES))
+        self._pending += (build_header(encoded, size), data, bytes(-size % BLOCK_BYTES))
         added = member_bytes(size)
         self.offset += added
         self._pending_bytes += added

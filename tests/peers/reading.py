@@ -1,0 +1,67 @@
+"""Every way in which wdskit reads a folder of shards, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from peers.packed import Samples
+
+from wdskit import LocalShard, Pipeline, make_loader
+from wdskit.dataset.grouping import ShardReader
+from wdskit.shards.describe import summarize
+from wdskit.shards.indexing import index_folder
+from wdskit.shards.listing import list_samples
+
+
+def check_read(folder: Path, samples: Samples) -> None:
+    """Read a folder of shards that has no index, then index it and read it again: in it is `samples`, in this order."""
+    wanted = list(samples.items())
+    paths = sorted(folder.glob("*.tar"))
+    assert paths
+    assert _streamed(folder) == wanted
+    assert [sample for path in paths for sample in _by_small_reads(path)] == wanted
+    sizes = [(key, [(name, len(data)) for name, data in fields.items()]) for key, fields in wanted]
+    rows = [row for path in paths for row in list_samples(str(path))]
+    assert [(row.key, list(row.fields)) for row in rows] == sizes
+    scanned = summarize(str(folder))
+    assert (scanned.source, scanned.num_samples) == ("scan", len(wanted))
+
+    assert index_folder(folder, workers=1).index.num_samples == len(wanted)
+    assert _streamed(folder) == wanted
+    assert [sample for path in paths for sample in _by_number(path)] == wanted
+    told = summarize(str(folder))
+    assert (told.source, told.num_samples, told.num_bytes) == ("index", len(wanted), scanned.num_bytes)
+    assert [field.name for field in told.fields] == [field.name for field in scanned.fields]
+    assert {field.name for field in told.fields} == {name for _, fields in wanted for name in fields}
+
+
+def fields_of(sample: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Key and fields of a sample of a stream."""
+    return sample["__key__"], {name: data for name, data in sample.items() if not name.startswith("__")}
+
+
+def _streamed(folder: Path) -> list[tuple[str, dict[str, bytes]]]:
+    """Through the loader, from a builder and from a configuration, which must agree."""
+    built = list(Pipeline().stream(str(folder), shuffle_shards=False).loader(workers=0))
+    stream = {"stream": {"shards": f"{folder}/*.tar", "shuffle_shards": False, "check": "none"}}
+    config = {"version": 1, "pipeline": [stream, {"tarfile_to_samples": {}}], "loader": {"workers": 0}}
+    assert list(make_loader(config)) == built
+    return [fields_of(sample) for sample in built]
+
+
+def _by_small_reads(path: Path) -> list[tuple[str, dict[str, bytes]]]:
+    """As from a pipe that gives little at a time."""
+    with path.open("rb") as file:
+        return [fields_of(sample) for sample in ShardReader(lambda size: file.read(min(size, 700)), shard=str(path))]
+
+
+def _by_number(path: Path) -> list[tuple[str, dict[str, bytes]]]:
+    """By random access, backwards."""
+    with LocalShard(path) as shard:
+        found = [
+            (shard.key(number), {name: bytes(data) for name, data in shard[number].items()})
+            for number in reversed(range(len(shard)))
+        ]
+    return found[::-1]

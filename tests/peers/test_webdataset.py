@@ -1,0 +1,421 @@
+"""webdataset reads what wdskit writes, writes what wdskit reads, and runs inside its streams, as these run in its own.
+
+`test_peers.py` runs this file a second time, with the oldest webdataset that is supported.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from images import image_bytes
+from peers.packed import KINDS, Packed, pack_all
+from peers.reading import check_read, fields_of
+from PIL import Image
+from shards import even, key_of, number_of, write_numbers, write_pictures
+
+from wdskit import Pipeline, ShardError, make_loader
+
+# webdataset leaves the files that it opens to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+ALL_PEERS = "WDSKIT_ALL_PEERS" in os.environ  # set by `make peers`
+SPECS = ["l8", "l", "rgb8", "rgb", "rgba8", "pil", "pilrgb", "torchrgb8", "torchrgb"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left_open():
+    """Have the last of those files closed where that is no error."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory) -> dict[str, Packed]:
+    return pack_all(tmp_path_factory.mktemp("packed"))
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory) -> str:
+    """Six shards of 4 to 9 samples, 39 in all."""
+    return write_numbers(tmp_path_factory.mktemp("six"), [4, 5, 6, 7, 8, 9])
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> str:
+    """Two shards of 11 pictures in all."""
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [5, 6])
+    return str(folder / "p-*.tar")
+
+
+def listed(pattern: str) -> Pipeline:
+    """The samples in the order of the list."""
+    return Pipeline().stream(pattern, shuffle_shards=False).split_by_node().split_by_worker()
+
+
+def urls_of(pattern: str) -> list[str]:
+    return sorted(map(str, Path(pattern).parent.glob("*.tar")))
+
+
+def plain(value):
+    """Arrays, tensors and images as lists with their types, so that `==` compares all of them."""
+    match value:
+        case dict():
+            return {name: plain(part) for name, part in value.items()}
+        case list() | tuple():
+            return [plain(part) for part in value]
+        case np.ndarray() | torch.Tensor():
+            return [type(value).__name__, str(value.dtype), value.tolist()]
+        case Image.Image():
+            return [value.mode, value.size, value.tobytes()]
+    return value
+
+
+# What wdskit wrote.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_web_dataset_reads_what_pack_wrote(packed, kind):
+    shards = packed[kind].shards
+    braces = f"{shards[0].removesuffix('0.tar')}{{0..{len(shards) - 1}}}.tar"
+    for dataset in (
+        webdataset.WebDataset(shards, shardshuffle=False),
+        webdataset.WebDataset(braces, shardshuffle=False),
+        webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples()),
+    ):
+        assert [fields_of(sample) for sample in dataset] == list(packed[kind].samples.items())
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("kind", ["images", "table", "rows"])
+def test_decoding_means_the_same_on_both_sides(packed, kind, spec):
+    theirs = webdataset.WebDataset(packed[kind].shards, shardshuffle=False).decode(spec)
+    ours = Pipeline().stream(packed[kind].shards, shuffle_shards=False).decode(spec)
+    assert plain([fields_of(sample) for sample in ours.build()]) == plain([fields_of(sample) for sample in theirs])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_is_the_same_whoever_opens_the_shard(packed, kind):
+    shards = packed[kind].shards
+    ours = Pipeline().stream(shards, shuffle_shards=False)
+    opened = list(ours.build())
+    assert list(ours.stage(webdataset.tarfile_to_samples()).build()) == opened
+    theirs = webdataset.DataPipeline(webdataset.SimpleShardList(shards), webdataset.tarfile_to_samples())
+    for one, other in zip(theirs, opened, strict=True):
+        assert list(one.items()) == list(other.items())
+
+
+# What webdataset wrote.
+
+SAMPLES = {
+    key: {"jpg": image_bytes(number=number), "json": b'{"n": %d}' % number, "txt": b"" if number % 2 else b"text"}
+    for number, key in enumerate(
+        [
+            "plain",
+            "a/folder",
+            "n" * 96,
+            "n" * 97,
+            "x" * 200,
+            "d" * 90 + "/d",
+            "雪/ä",
+            ("雪" * 60 + "/") * 3 + "k",
+            "a b",
+        ]
+    )
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"mtime": 0},
+        {"mtime": 12345.5},
+        {"mtime": -1, "user": "jürgen", "group": "büro", "mode": 0},
+        {"compress": False, "encoder": False},
+        {"maxcount": 2},
+        {"maxsize": 1000},
+    ],
+    ids=str,
+)
+def test_what_shard_writer_wrote_is_read(tmp_path, options):
+    with webdataset.ShardWriter(str(tmp_path / "a-%06d.tar"), verbose=0, **{"maxcount": 4, **options}) as writer:
+        for key, fields in SAMPLES.items():
+            writer.write({"__key__": key, **fields})
+    assert len(list(tmp_path.iterdir())) > 2
+    check_read(tmp_path, SAMPLES)
+
+
+def test_values_that_tar_writer_encoded_are_decoded(tmp_path):
+    """What it pickles stays bytes."""
+    values = {
+        "cls": 7,
+        "json": {"text": "grüße", "list": [1, 2.5, None]},
+        "npy": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "png": np.arange(36, dtype=np.uint8).reshape(3, 4, 3),
+        "pyd": {"a": 1},
+        "txt": "雪",
+        "_meta": "kept",
+    }
+    with (tmp_path / "a.tar").open("wb") as file, webdataset.TarWriter(file, keep_meta=True) as writer:
+        writer.write({"__key__": "k", **values})
+    with tarfile.open(tmp_path / "a.tar") as archive:
+        stored = {info.name.removeprefix("k."): archive.extractfile(info).read() for info in archive}
+    check_read(tmp_path, {"k": stored})
+    (sample,) = Pipeline().stream(str(tmp_path / "a.tar")).decode("rgb8").build()
+    expected = {**values, "pyd": stored["pyd"], "_meta": b"kept"}
+    assert plain(fields_of(sample)[1]) == plain(dict(sorted(expected.items())))
+
+
+def test_shards_that_it_compressed_are_refused_by_name(tmp_path):
+    with webdataset.ShardWriter(str(tmp_path / "a-%06d.tar"), verbose=0, compress=True) as writer:
+        writer.write({"__key__": "k", "jpg": np.random.default_rng(0).bytes(5000)})
+    with pytest.raises(ShardError, match="this is a gzip file, not a tar"):
+        list(Pipeline().stream(str(tmp_path / "a-000000.tar")).build())
+
+
+def test_the_folders_of_img2dataset_are_read(tmp_path):
+    """Numbered shards, nine digits a key, indented JSON, and tables of other kinds beside them."""
+    samples = {}
+    for shard in range(2):
+        with (tmp_path / f"{shard:05d}.tar").open("wb") as file, webdataset.TarWriter(file) as writer:
+            for number in range(3):
+                key = f"{shard:05d}{number:04d}"
+                meta = json.dumps({"url": "http://x/ü", "key": key, "status": "success", "exif": "{}"}, indent=4)
+                sample = {"jpg": image_bytes(number=number), "txt": f"caption {number}", "json": meta}
+                writer.write({"__key__": key, **sample})
+                samples[key] = {
+                    name: data if isinstance(data, bytes) else data.encode() for name, data in sorted(sample.items())
+                }
+        (tmp_path / f"{shard:05d}_stats.json").write_text('{"count": 3, "successes": 3}')
+        (tmp_path / f"{shard:05d}.parquet").write_bytes(b"PAR1")
+    check_read(tmp_path, samples)
+
+
+# Its stages in our streams.
+
+
+def plus_100(number):
+    return number + 100
+
+
+def as_column(number):
+    return (number,)
+
+
+THEIRS_AND_OURS = {
+    "map": (lambda p: p.stage(webdataset.map(number_of)), lambda p: p.map(number_of)),
+    "select": (lambda p: p.stage(webdataset.select(even)), lambda p: p.select(even)),
+    "rename": (lambda p: p.stage(webdataset.rename(label="cls;id")), lambda p: p.rename(label="cls;id")),
+    "map_dict": (lambda p: p.stage(webdataset.map_dict(cls=int)), lambda p: p.map_dict(cls=int)),
+    "to_tuple": (
+        lambda p: p.stage(webdataset.to_tuple("__key__", "id;cls")),
+        lambda p: p.to_tuple("__key__", "id;cls"),
+    ),
+    "map_tuple": (
+        lambda p: p.to_tuple("cls", "__key__").stage(webdataset.map_tuple(int, str)),
+        lambda p: p.to_tuple("cls", "__key__").map_tuple(int, str),
+    ),
+    "extract_keys": (lambda p: p.stage(webdataset.extract_keys("*cls")), lambda p: p.to_tuple("cls")),
+    "decode": (lambda p: p.stage(webdataset.decode()), lambda p: p.decode()),
+    "tarfile_to_samples": (lambda p: p.stage(webdataset.tarfile_to_samples()), lambda p: p.tarfile_to_samples()),
+    "unbatched": (
+        lambda p: p.to_tuple("cls").batched(4).stage(webdataset.unbatched()),
+        lambda p: p.to_tuple("cls").batched(4).unbatched(),
+    ),
+    "batched": (
+        lambda p: p.map(number_of).map(as_column).stage(webdataset.batched(4, partial=False)),
+        lambda p: p.map(number_of).map(as_column).batched(4, partial=False),
+    ),
+    "several": (
+        lambda p: p.stage(webdataset.tarfile_to_samples()).map(number_of).stage(webdataset.map(plus_100)).select(bool),
+        lambda p: p.map(number_of).map(plus_100).select(bool),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("stage", "workers"),
+    [*((stage, 0) for stage in THEIRS_AND_OURS), ("tarfile_to_samples", 2), ("batched", 2), ("several", 2)],
+)
+def test_its_stage_does_in_a_stream_what_ours_of_that_name_does(six, stage, workers):
+    theirs, ours = (add(listed(six)) for add in THEIRS_AND_OURS[stage])
+    expected = [as_lists(value) for value in ours.loader(workers=workers)]
+    assert expected
+    assert [as_lists(value) for value in theirs.loader(workers=workers)] == expected
+
+
+def as_lists(value):
+    """Batches of numbers as lists; it stacks them with numpy, we with torch."""
+    if isinstance(value, (tuple, list)):
+        return [part.tolist() if hasattr(part, "tolist") else part for part in value]
+    return value
+
+
+@pytest.mark.parametrize("spec", ["pil", "rgb8", "torchrgb"])
+def test_its_decoder_feeds_our_stages(pictures, spec):
+    theirs = listed(pictures).stage(webdataset.decode(spec)).to_tuple("jpg;png", "cls", "json", "txt")
+    ours = listed(pictures).decode(spec).to_tuple("jpg;png", "cls", "json", "txt")
+    assert plain(list(theirs.loader(workers=2))) == plain(list(ours.loader(workers=2)))
+
+
+def test_our_transforms_and_batches_take_what_its_decoder_gives(pictures):
+    def batches(pipe):
+        return list(pipe.center_crop(8).normalize("imagenet").to_tuple("jpg;png", "cls").batched(4).build())
+
+    theirs, ours = batches(listed(pictures).stage(webdataset.decode("rgb8"))), batches(listed(pictures).decode("rgb8"))
+    assert plain(theirs) == plain(ours)
+    assert theirs[0][0].shape == (4, 3, 8, 8)
+
+
+def test_its_stages_reach_workers_that_are_spawned(six):
+    pipe = listed(six).stage(webdataset.tarfile_to_samples()).stage(webdataset.shuffle(5))
+    loader = pipe.stage(webdataset.map(number_of)).with_epoch(13).loader(workers=1, start_method="spawn")
+    counts = Counter(number for _ in range(12) for number in loader)
+    assert set(counts) == set(range(39))
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_behind_its_shuffle_the_stream_goes_on_from_epoch_to_epoch(six, workers):
+    loader = listed(six).stage(webdataset.shuffle(7)).map(number_of).with_epoch(13).loader(workers=workers)
+    epochs = [list(loader) for _ in range(12)]
+    assert [len(epoch) for epoch in epochs] == [13] * 12
+    assert set(itertools.chain(*epochs)) == set(range(39))
+    assert len(set(map(tuple, epochs))) == 12
+
+
+def test_with_its_splitters_and_opener_ranks_and_workers_read_each_sample_once(six):
+    pipe = Pipeline().stream(six).stage(webdataset.split_by_node).stage(webdataset.split_by_worker)
+    pipe = pipe.stage(webdataset.tarfile_to_samples()).map(number_of).with_epoch(13)
+    loaders = [pipe.loader(rank=rank, world_size=3, workers=2) for rank in range(3)]
+    epochs = [list(loader) for loader in loaders for _ in range(2)]
+    assert [len(epoch) for epoch in epochs] == [13] * 6
+    assert set(itertools.chain(*epochs)) <= set(range(39))
+    whole = [list(listed(six).stage(webdataset.tarfile_to_samples()).map(number_of).loader(workers=3))]
+    assert sorted(itertools.chain(*whole)) == list(range(39))
+
+
+def test_its_lists_of_shards_are_sources(six):
+    for source in (webdataset.SimpleShardList(urls_of(six)), webdataset.SimpleShardList(urls_of(six), seed=1)):
+        for opener in (webdataset.tarfile_to_samples(), None):
+            pipe = Pipeline().stage(source).stage(webdataset.split_by_worker)
+            pipe = pipe.tarfile_to_samples() if opener is None else pipe.stage(opener)
+            for workers in (0, 2):
+                assert sorted(pipe.map(number_of).loader(workers=workers)) == list(range(39))
+    endless = Pipeline().stage(webdataset.ResampledShards(urls_of(six))).tarfile_to_samples().map(number_of)
+    loader = endless.with_epoch(50).loader(workers=2)
+    assert set(itertools.chain(*(list(loader) for _ in range(20)))) == set(range(39))
+
+
+def test_samples_cut_short_in_its_opener_are_not_ours_to_see(tmp_path):
+    """Its opener takes a cut for the end of the shard; ours, in the same place, does not."""
+    pattern = write_numbers(tmp_path, [3])
+    (path,) = urls_of(pattern)
+    Path(path).write_bytes(Path(path).read_bytes()[: 2 * 1024])
+    assert len(list(Pipeline().stream(path).stage(webdataset.tarfile_to_samples()).build())) == 2
+    with pytest.raises(ShardError, match="stops before its end marker"):
+        list(Pipeline().stream(path).tarfile_to_samples().build())
+
+
+# Our pipelines in its own.
+
+
+def test_a_built_pipeline_is_one_of_its_own(six):
+    built = listed(six).map(number_of).build()
+    assert isinstance(built, webdataset.DataPipeline)
+    assert list(built.compose(webdataset.map(plus_100))) == list(range(100, 139))
+    assert list(built) == list(range(39))
+    built.append(webdataset.map(plus_100))
+    assert list(built) == list(range(100, 139))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("start_method", ["fork", "spawn"] if ALL_PEERS else ["fork"])
+def test_web_loader_runs_it(six, workers, start_method):
+    context = start_method if workers else None
+    loader = webdataset.WebLoader(
+        listed(six).map(number_of).build(), batch_size=None, num_workers=workers, multiprocessing_context=context
+    )
+    for _ in range(2):
+        assert sorted(map(int, loader)) == list(range(39))
+
+
+def test_the_recipe_of_batches_that_are_mixed_behind_the_workers(six):
+    pipe = listed(six).map(number_of).map(as_column).batched(4)
+    loader = webdataset.WebLoader(pipe.build(), batch_size=None, num_workers=2)
+    mixed = [batch[0].tolist() for batch in loader.unbatched().shuffle(20).batched(5)]
+    assert [len(batch) for batch in mixed] == [5] * 7 + [4]
+    assert sorted(itertools.chain(*mixed)) == list(range(39)) != list(itertools.chain(*mixed))
+
+
+def test_web_loader_counts_the_epochs_of_a_stream_that_goes_on(six):
+    built = Pipeline().stream(six, seed=3).split_by_worker().shuffle(6).map(number_of).with_epoch(13).build()
+    loader = webdataset.WebLoader(built, batch_size=None, num_workers=2)
+    epochs = [list(map(int, loader)) for _ in range(9)]
+    assert [len(epoch) for epoch in epochs] == [13] * 9
+    assert set(itertools.chain(*epochs)) == set(range(39))
+    built.set_epoch(0)
+    assert [list(map(int, loader)) for _ in range(9)] == epochs
+
+
+def test_random_mix_draws_from_built_pipelines(six):
+    mixed = webdataset.RandomMix([listed(six).map(key_of).build(), listed(six).map(number_of).build()], longest=True)
+    counts = Counter(type(value) for value in mixed)
+    assert counts == {str: 39, int: 39}
+
+
+def test_newest_version_nests_pipelines(six):
+    """0.2.86 to 0.2.100 cannot nest their own either."""
+    built = listed(six).build()
+    nested = webdataset.DataPipeline(built, webdataset.map(number_of), webdataset.map(as_column), webdataset.batched(5))
+    assert [batch[0].tolist() for batch in nested] == [list(range(at, min(at + 5, 39))) for at in range(0, 39, 5)]
+    fluid = webdataset.FluidWrapper(listed(six).build()).map(number_of).select(bool)
+    assert list(fluid) == list(range(1, 39))
+    reader = webdataset.WebDataset(urls_of(six), shardshuffle=False)
+    assert sorted(Pipeline().stage(reader).shuffle(5).map(number_of).loader(workers=0)) == list(range(39))
+
+
+# From a configuration.
+
+
+def test_a_configuration_runs_the_same(pictures, tmp_path):
+    """Nothing of webdataset is named in it; it is what runs underneath."""
+    config = tmp_path / "c.yaml"
+    config.write_text(f"""
+version: 1
+pipeline:
+  - stream: {{shards: "{pictures}", seed: 5, resampled: true}}
+  - split_by_node
+  - split_by_worker
+  - shuffle: 6
+  - decode: rgb8
+  - random_resized_crop: 8
+  - random_flip
+  - normalize: imagenet
+  - to_tuple: ["jpg;png", cls, __key__]
+  - batched: 4
+  - with_epoch: 6
+loader: {{workers: 2}}
+""")
+    pipe = (
+        Pipeline().stream(pictures, seed=5, resampled=True).split_by_node().split_by_worker().shuffle(6).decode("rgb8")
+    )
+    pipe = pipe.random_resized_crop(8).random_flip().normalize("imagenet").to_tuple("jpg;png", "cls", "__key__")
+    for rank in range(2):
+        loader = make_loader(config, rank=rank, world_size=2)
+        built = pipe.batched(4).with_epoch(6).loader(workers=2, rank=rank, world_size=2, persistent_workers=False)
+        assert len(loader) == 6
+        for _ in range(3):
+            batches = plain(list(loader))
+            assert len(batches) == 6
+            assert batches == plain(list(built))

@@ -1,0 +1,212 @@
+"""The builder: what it accepts is what YAML accepts, and what it refuses is refused in the same words."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import webdataset
+from shards import number_of, write_numbers
+
+from wdskit import ConfigError, Pipeline, PipelineError, RankError
+from wdskit.pipeline.config import load_config
+from wdskit.pipeline.specs import STAGES, ShuffleSpec
+
+BASE = Pipeline().stream("a.tar")
+TUPLES = BASE.to_tuple("jpg")
+
+
+@pytest.fixture
+def six(tmp_path):
+    """Three shards of 4 to 6 samples, 15 in all."""
+    return write_numbers(tmp_path / "six", [4, 5, 6])
+
+
+def test_every_stage_is_a_method_with_the_names_and_defaults_of_its_spec():
+    """A new setting comes to the builder too."""
+    for name, spec in STAGES.items():
+        method = inspect.signature(getattr(Pipeline, name))
+        keywords = {p.name: p.default for p in method.parameters.values() if p.kind is p.KEYWORD_ONLY}
+        for setting, default in keywords.items():
+            assert spec.model_fields[setting].default == default
+        variadic = {p.kind for p in method.parameters.values()} & {inspect.Parameter.VAR_POSITIONAL}
+        named = set(method.parameters) - {"self"}
+        assert variadic or spec.is_mapping or named == set(spec.model_fields)
+
+
+BAD = [
+    ("stream", {"shards": []}, lambda p: Pipeline().stream([])),
+    ("stream", {"shards": 5}, lambda p: Pipeline().stream(5)),
+    ("stream", {"shards": "a", "seed": -1}, lambda p: Pipeline().stream("a", seed=-1)),
+    ("stream", {"shards": "a", "seed": True}, lambda p: Pipeline().stream("a", seed=True)),
+    ("stream", {"shards": "a", "weights": [1]}, lambda p: Pipeline().stream("a", weights=[1])),
+    ("stream", {"shards": "a", "split": "yes"}, lambda p: Pipeline().stream("a", split="yes")),
+    ("stream", {"shards": "a", "check": "md5"}, lambda p: Pipeline().stream("a", check="md5")),
+    ("shuffle", {"size": 0}, lambda p: p.shuffle(0)),
+    ("shuffle", {"size": 5, "initial": 6}, lambda p: p.shuffle(5, initial=6)),
+    ("shuffle", {"size": "200"}, lambda p: p.shuffle("200")),
+    ("decode", {"images": "rbg8"}, lambda p: p.decode("rbg8")),
+    ("decode", {"images": "rgb8", "only": []}, lambda p: p.decode("rgb8", only=())),
+    ("decode", {"max_pixels": 0}, lambda p: p.decode(max_pixels=0)),
+    ("map", {"fn": "os.system"}, lambda p: p.map("os.system")),
+    ("map", {"fn": 5}, lambda p: p.map(5)),
+    ("map_dict", {}, lambda p: p.map_dict()),
+    ("map_dict", {"cls": 5}, lambda p: p.map_dict(cls=5)),
+    ("map_tuple", {"fns": []}, lambda p: p.map_tuple()),
+    ("map_tuple", {"fns": [5]}, lambda p: p.map_tuple(5)),
+    ("select", {"fn": None}, lambda p: p.select(None)),
+    ("rename", {}, lambda p: p.rename()),
+    ("rename", {"a": "b c"}, lambda p: p.rename(a="b c")),
+    ("to_tuple", {"fields": []}, lambda p: p.to_tuple()),
+    ("to_tuple", {"fields": ["jpg", "a b"]}, lambda p: p.to_tuple("jpg", "a b")),
+    ("to_tuple", {"fields": [["jpg", "cls"]]}, lambda p: p.to_tuple(["jpg", "cls"])),
+    ("to_dict", {"fields": ["jpg;png", "jpg"]}, lambda p: p.to_dict("jpg;png", "jpg")),
+    ("batched", {"size": 2.5}, lambda p: p.batched(2.5)),
+    ("batched", {"size": 2, "partial": 1}, lambda p: p.batched(2, partial=1)),
+    ("slice", [1, 2, 3, 4], lambda p: p.slice(1, 2, 3, 4)),
+    ("slice", [], lambda p: p.slice()),
+    ("slice", None, lambda p: p.slice(None)),
+    ("slice", [None, 5], lambda p: p.slice(None, 5)),
+    ("slice", [5, 5], lambda p: p.slice(5, 5)),
+    ("with_epoch", {"n": 0}, lambda p: p.with_epoch(0)),
+    ("with_length", {"n": "x"}, lambda p: p.with_length("x")),
+    ("resize", {"size": [1, 2, 3]}, lambda p: p.resize([1, 2, 3])),
+    ("resize", {"size": 5, "masks": ["a"], "fields": ["a"]}, lambda p: p.resize(5, masks=["a"], fields=["a"])),
+    ("center_crop", {"size": 0}, lambda p: p.center_crop(0)),
+    ("random_resized_crop", {"size": 5, "scale": [0.5, 2]}, lambda p: p.random_resized_crop(5, scale=[0.5, 2])),
+    ("random_flip", {"p": 2}, lambda p: p.random_flip(2)),
+    ("normalize", {}, lambda p: p.normalize()),
+    ("normalize", {"preset": "cifar"}, lambda p: p.normalize("cifar")),
+    ("normalize", {"mean": [0.5]}, lambda p: p.normalize(mean=[0.5])),
+    ("normalize", {"mean": [], "std": []}, lambda p: p.normalize(mean=[], std=[])),
+    ("to_tensor", {"fields": ["a b"]}, lambda p: p.to_tensor(fields=["a b"])),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "python"), BAD, ids=[f"{name}-{at}" for at, (name, *_) in enumerate(BAD)])
+def test_a_wrong_setting_is_refused_in_the_words_of_the_configuration(name, value, python):
+    """When the method is called; only the place differs."""
+    with pytest.raises(ConfigError) as by_builder:
+        python(BASE)
+    before = {"stream": [], "map_tuple": [*TUPLES.stages]}.get(name, [*BASE.stages])
+    with pytest.raises(ConfigError) as by_config:
+        load_config({"pipeline": [*before, {name: value}]})
+    assert all(problem.where == f"Pipeline.{name}" for problem in by_builder.value.problems)
+    one, other = ({problem.rule for problem in err.value.problems} for err in (by_builder, by_config))
+    assert one == other
+
+
+def test_field_names_may_be_one_text_wherever_they_may_be_a_list():
+    """Not its letters."""
+    assert BASE.to_tensor(fields="jpg right.png").stages[-1].fields == ("jpg", "right.png")
+    assert BASE.decode("rgb8", only="jpg").stages[-1].only == ("jpg",)
+    assert BASE.resize(5, fields="jpg", masks="png").stages[-1].masks == ("png",)
+    assert BASE.to_tuple("jpg cls").stages == BASE.to_tuple("jpg", "cls").stages
+
+
+def test_any_word_is_a_field_name():
+    """Those of the builder's own parameters too."""
+    words = ["name", "self", "value", "settings", "where", "fields", "cls"]
+    assert BASE.rename(**dict.fromkeys(words, "jpg")).stages[-1].names == dict.fromkeys(words, "jpg")
+    assert BASE.map_dict(**dict.fromkeys(words, len)).stages[-1].fields == dict.fromkeys(words, len)
+
+
+def test_shards_may_be_paths(tmp_path, six):
+    folder = tmp_path / "six"
+    assert Pipeline().stream(folder).stages == Pipeline().stream(str(folder)).stages
+    several = [folder / "s-000.tar", str(folder / "s-001.tar")]
+    assert Pipeline().stream(several).stages[-1].shards == (str(several[0]), several[1])
+    assert sorted(Pipeline().stream(Path(six).parent).map(number_of).loader(workers=0)) == list(range(15))
+    assert load_config({"pipeline": [{"stream": folder}]}).pipeline()[0].shards == str(folder)
+
+
+@pytest.mark.parametrize("value", [np.array([0.5]), torch.tensor([0.5, 0.5, 0.5]), {"a": 1}, 0.5])
+def test_arrays_are_refused_in_plain_words(value):
+    """Their truth value is no question to ask."""
+    with pytest.raises(ConfigError, match=r"^Pipeline\.normalize: normalize\.mean: .*; a list is needed, as in \["):
+        BASE.normalize(mean=value, std=value)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    ["shuffle", 5, None, [number_of], {"shuffle": 5}, BASE, ShuffleSpec, (number_of,), object()],
+    ids=["text", "number", "none", "list", "dict", "pipeline", "spec class", "tuple", "object"],
+)
+def test_what_can_be_no_stage_is_refused_when_it_is_added(stage):
+    for add in (lambda: BASE.stage(stage), lambda: Pipeline([*BASE.stages, stage])):
+        with pytest.raises(
+            PipelineError, match=r"^stage 1: .*a stage is a spec or a callable from iterator to iterator"
+        ):
+            add()
+    with pytest.raises(PipelineError, match=r"^stage 0: "):
+        Pipeline([stage])
+
+
+def test_webdatasets_sources_stand_first_only(six):
+    source = webdataset.SimpleShardList([six])
+    assert len(Pipeline().stage(source).stages) == 1
+    assert len(Pipeline().stage(webdataset.DataPipeline(source)).stages) == 1
+    with pytest.raises(PipelineError, match="stage 1: it is a SimpleShardList"):
+        BASE.stage(source)
+
+
+def test_stages_that_do_not_fit_are_told_all_at_once():
+    pipe = BASE.batched(4).resize(5).unbatched().unbatched().stream("b.tar")
+    with pytest.raises(PipelineError) as caught:
+        pipe.check()
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["stage 2 (resize)", "stage 4 (unbatched)", "stage 5 (stream)"]
+    for call in (pipe.build, pipe.loader):
+        with pytest.raises(PipelineError, match="stage 2"):
+            call()
+    with pytest.raises(PipelineError, match=r"stage 0 \(none\): the pipeline is empty"):
+        Pipeline().check()
+
+
+def test_the_repr_names_the_stages():
+    pipe = BASE.shuffle(5).stage(number_of).stage(webdataset.filters.map(len))
+    assert repr(pipe).startswith("Pipeline(stream -> shuffle -> number_of -> <")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"threads": 0}, "Pipeline.build: threads: 0 is too small; it must be at least 1"),
+        ({"threads": "2"}, "Pipeline.build: threads: `2` is text; a whole number is needed. Remove the quotes"),
+    ],
+)
+def test_build_checks_its_threads(six, settings, message):
+    with pytest.raises(ConfigError) as caught:
+        Pipeline().stream(six).build(**settings)
+    assert str(caught.value) == f"{message}."
+
+
+PLACES = [(0, None), (None, 2), ("0", 2), (2, 2), (-1, 2), (True, 2), (0.0, 2), (0, 0)]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), PLACES)
+def test_build_checks_its_rank(six, rank, world_size):
+    with pytest.raises(RankError, match=r"give both or neither|both are whole numbers|below the world size"):
+        Pipeline().stream(six).build(rank=rank, world_size=world_size)
+
+
+def test_a_built_pipeline_refuses_what_webdataset_would_do_wrong(six):
+    built = Pipeline().stream(six).build()
+    for call in (built.with_epoch, built.repeat):
+        with pytest.raises(PipelineError, match=r"with_epoch comes before build\(\)"):
+            call(10)
+    for epoch in (-1, "1", 1.5, True):
+        with pytest.raises(PipelineError, match="an epoch is a whole number, 0 or more"):
+            built.set_epoch(epoch)
+
+
+def test_a_pipeline_built_for_fewer_workers_says_so(six, monkeypatch):
+    """In each worker, before it reads."""
+    built = Pipeline().stream(six).split_by_worker().map(number_of).build(max_workers=1)
+    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=2))
+    with pytest.raises(PipelineError, match=r"2 workers: this pipeline was built for 1\. Build .*max_workers=2"):
+        iter(built)

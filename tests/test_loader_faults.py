@@ -1,0 +1,427 @@
+"""What goes wrong in workers, and what is left when a loader is gone: errors with their facts, no hang, no leak."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from shards import fail_on_7, number_of, write_numbers, write_shard
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+import wdskit
+from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
+from wdskit.loader import loader as loader_module
+from wdskit.loader.failures import Failure, WorkerTraceback
+
+WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
+
+
+@pytest.fixture
+def six(tmp_path):
+    """Six shards of 4 to 9 samples, 39 in all."""
+    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
+
+
+def split(pattern, **options):
+    return Pipeline().stream(pattern, shuffle_shards=False, **options).split_by_node().split_by_worker()
+
+
+# --- workers that die
+
+
+def die_once(marker: str, how: Callable[[], object], sample: Any) -> int:
+    """End the process at sample 5, the first time only."""
+    if int(sample["cls"]) == 5 and not Path(marker).exists():
+        Path(marker).touch()
+        how()
+    return int(sample["cls"])
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("start_method", "persistent"), [("fork", True), ("fork", False), ("forkserver", True)], ids=str
+)
+def test_a_killed_worker_is_an_error_and_then_replaced(six, tmp_path, monkeypatch, start_method, persistent):
+    """As the kernel kills for memory: an error that says so, no hang; the same epoch then runs in new processes."""
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # else 5 s a look
+    function = functools.partial(die_once, str(tmp_path / "died"), kill_me)
+    loader = split(six).map(function).loader(workers=2, start_method=start_method, persistent_workers=persistent)
+    others = set(multiprocessing.active_children())
+    with pytest.raises(PipelineError, match=r"^a worker process died: .*worker.*\.\n  Often memory ran out") as caught:
+        list(loader)
+    assert (tmp_path / "died").exists()
+    assert caught.value.__cause__ is not None
+    assert not set(multiprocessing.active_children()) - others, "the other worker goes on while the error is held"
+    assert sorted(loader) == list(range(39))
+    assert loader.epoch == 1
+
+
+def leave() -> None:
+    sys.exit("enough")
+
+
+def test_a_function_that_leaves_the_process_is_an_error(six, tmp_path):
+    loader = split(six).map(functools.partial(die_once, str(tmp_path / "died"), leave)).loader(workers=1)
+    with pytest.raises(PipelineError, match="SystemExit: enough") as caught:
+        list(loader)
+    assert "in leave" in str(caught.value.__cause__)
+    assert sorted(loader) == list(range(39))
+
+
+@pytest.mark.parametrize(("settings", "signals_group"), list(zip(WAYS, [True, True, False], strict=True)), ids=str)
+def test_ctrl_c_ends_everything_with_one_traceback(six, tmp_path, settings, signals_group):
+    """A terminal sends SIGINT to all processes of the group, `kill -INT` to one."""
+    running, workers = start_endless(six, tmp_path, settings)
+    send = os.killpg if signals_group else os.kill
+    send(running.pid, signal.SIGINT)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+def test_workers_do_not_outlive_a_killed_main_process(six, tmp_path):
+    running, workers = start_endless(six, tmp_path, {"workers": 2})
+    descriptors = [os.pidfd_open(worker) for worker in workers]
+    running.kill()
+    running.communicate(timeout=60)
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], 30)[0], "the worker goes on without its main process"
+        os.close(descriptor)
+
+
+def start_endless(six: str, folder: Path, settings: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
+    """A script in a process group of its own that reads without end; its workers run."""
+    script = f"""
+import json, multiprocessing, torch
+from shards import number_of
+from wdskit import Pipeline
+torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
+pipe = Pipeline().stream({six!r}, resampled=True).split_by_worker().shuffle(5).map(number_of).with_epoch(10**9)
+for number, _ in enumerate(pipe.loader(start_method="fork", **{settings!r})):
+    if number == 20:
+        print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
+"""
+    (folder / "endless.py").write_text(script)
+    command = [sys.executable, str(folder / "endless.py")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    running = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert running.stdout is not None
+    workers = json.loads(running.stdout.readline())
+    assert len(workers) == settings["workers"]
+    return running, workers
+
+
+# --- errors on their way
+
+
+class NeedsTwo(Exception):
+    """Pickle makes it again from `args`, which is one too few."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+class HoldsALock(Exception):
+    def __init__(self, text="locked"):
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class Liar(Exception):
+    def __reduce__(self):
+        return (str, ("not me",))
+
+
+class Thrower:
+    """A stage of the user's own that raises one of these at the sixth sample."""
+
+    def __init__(self, err):
+        self.err = err
+
+    def __call__(self, source):
+        for number, sample in enumerate(source):
+            if number == 5:
+                raise self.err
+            yield int(sample["cls"])
+
+
+ERRORS = [
+    (KeyError("cls"), KeyError, "'cls'"),
+    (ValueError("no", 1, b"bytes"), ValueError, "('no', 1, b'bytes')"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"), UnicodeDecodeError, "can't decode"),
+    (ShardError(shard="a", offset=7, problem="p", remedy="r", samples_read=3), ShardError, "a, byte 7: p (3 samples"),
+    (SampleError("m", stage="map", shard="a.tar", key="k"), SampleError, "m"),
+    (StorageError("m", url="u"), StorageError, "m"),
+    (DecodeError("m", field="f"), DecodeError, "m"),
+    (NeedsTwo("one", "two"), PipelineError, "NeedsTwo: one and two"),
+    (HoldsALock(), PipelineError, "HoldsALock: locked"),
+    (Liar("me"), PipelineError, "Liar: me"),
+]
+
+
+@pytest.mark.parametrize(("err", "kind", "text"), ERRORS, ids=lambda value: type(value).__name__)
+def test_an_error_arrives_as_it_was_or_as_one_that_says_the_same(six, err, kind, text):
+    """With its facts, and the worker's traceback as its cause."""
+    loader = split(six).stage(Thrower(err)).loader(workers=1, start_method="fork")
+    seen = []
+    with pytest.raises(kind) as caught:
+        seen += loader
+    assert type(caught.value) is kind
+    assert text in str(caught.value)
+    if kind is type(err):
+        assert caught.value.__dict__ == err.__dict__
+        assert caught.value.args == err.args
+    assert type(caught.value.__cause__) is WorkerTraceback
+    assert "worker 0:\n" in str(caught.value.__cause__)
+    assert "test_loader_faults.py" in str(caught.value.__cause__)
+
+
+def test_what_came_before_the_error_is_delivered_first(six):
+    seen = []
+    with pytest.raises(KeyError):
+        for item in split(six).stage(Thrower(KeyError("x"))).loader(workers=1, prefetch=8):
+            seen.append(item)  # noqa: PERF402 (what is seen before the error counts)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1}, *WAYS[::2]], ids=str)
+def test_an_epoch_that_failed_starts_again(six, tmp_path, settings):
+    """And goes well once the reason is gone; the epoch counts on only then."""
+    flag = tmp_path / "flag"
+    flag.touch()
+    loader = split(six).map(functools.partial(fail_while, str(flag))).with_epoch(20).loader(**settings)
+    for _ in range(2):
+        with pytest.raises(SampleError, match="n000007"):
+            list(loader)
+        assert loader.epoch == 0
+    flag.unlink()
+    assert [list(loader), list(loader)] == [list(range(20)), [*range(20, 39), 0]]
+    assert loader.epoch == 2
+
+
+def fail_while(flag: str, sample: Any) -> int:
+    if Path(flag).exists():
+        fail_on_7(sample)
+    return int(sample["cls"])
+
+
+def test_a_damaged_shard_keeps_its_facts_from_a_worker(tmp_path):
+    path = write_shard(tmp_path / "a.tar", {f"k{at}": {"cls": b"%d" % at} for at in range(5)})
+    data = bytearray(path.read_bytes())
+    data[3 * 1024 + 150] ^= 1  # in the checksum of the fourth header
+    path.write_bytes(data)
+    with pytest.raises(ShardError) as caught:
+        list(Pipeline().stream(path).loader(workers=1))
+    assert (caught.value.shard, caught.value.offset, caught.value.samples_read) == (str(path), 3 * 1024, 2)
+
+
+class Unsendable:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, sample):
+        return sample
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("kind", ["lambda", "local function", "lock", "stage"])
+def test_what_cannot_reach_workers_is_refused_when_the_loader_is_made(six, start_method, kind):
+    def local(sample):
+        return sample
+
+    functions = {"lambda": lambda sample: sample, "local function": local, "lock": Unsendable()}
+    pipe = split(six).stage(local) if kind == "stage" else split(six).map(functions[kind])
+    told = {"lambda": "<lambda>", "lock": "_thread.lock"}.get(kind, "<locals>.local")
+    with pytest.raises(PipelineError, match=f"under '{start_method}': .*{told}.*\n  Define the function at the top"):
+        pipe.loader(workers=1, start_method=start_method)
+    assert len(list(pipe.loader(workers=1, start_method="fork"))) == 39
+    assert len(list(pipe.loader(workers=0, start_method=start_method))) == 39
+
+
+# --- what is left
+
+
+def open_things() -> dict[str, int]:
+    """Files, threads, children and shared memory of this process, once threads that are ending have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(0.5)  # those of a queue that is closed end by themselves
+    maps = Path("/proc/self/maps").read_text()
+    return {
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": threading.active_count(),
+        "children": len(multiprocessing.active_children()),
+        "shared memory": maps.count("/dev/shm/") + maps.count("/torch_"),
+    }
+
+
+def leftovers(make: Callable[[], Any]) -> dict[str, int]:
+    """What a loader leaves when it is dropped after a whole epoch, a broken one and an error. No garbage collection:
+    reference counts alone have to do.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        before = open_things()
+        loader = make()
+        for stop_at in (10**9, 3):
+            use(loader, stop_at)
+        alive = weakref.ref(loader)
+        del loader
+        after = open_things()
+        left = {name: after[name] - before[name] for name in before if after[name] != before[name]}
+        return left | ({"loader": 1} if alive() is not None else {})
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def use(loader: Any, stop_at: int) -> None:
+    try:
+        for number, _ in enumerate(loader):
+            if number == stop_at:
+                break
+    except SampleError:
+        return
+
+
+ENDS = {
+    "with_epoch": lambda p: p.shuffle(5).map(number_of).with_epoch(9),
+    "a pass": lambda p: p.map(number_of).shuffle(5),
+    "an error": lambda p: p.shuffle(5).map(fail_on_7).with_epoch(39),
+}
+
+
+@pytest.mark.parametrize("settings", WAYS, ids=str)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_dropped_loader_leaves_nothing(six, end, settings):
+    make = functools.partial(ENDS[end](split(six)).loader, **settings)
+    leftovers(make)  # the first one of a process also starts what torch and multiprocessing keep
+    assert leftovers(make) == {}
+
+
+def test_the_check_of_leftovers_catches_an_error_that_holds_its_loader(six, monkeypatch):
+    """An error refers to its frames, and they to the failure that held the error: a cycle."""
+
+    def throw(self):
+        raise self.error
+
+    monkeypatch.setattr(Failure, "throw", throw)
+    assert leftovers(lambda: ENDS["an error"](split(six)).loader(workers=1)).keys() >= {"loader", "children", "files"}
+
+
+def hold_error(pipe: Pipeline) -> SampleError:
+    """The error of a loader, in a cycle with the frame that holds both, as in `except Error as e: saved = e`."""
+    loader = pipe.loader(workers=1)
+    try:
+        list(loader)
+    except SampleError as err:
+        saved = err
+    return saved
+
+
+def killed_workers(six: str, monkeypatch) -> list[int]:
+    """The workers that torch kills when a loader is garbage, because they did not end when they were told."""
+    killed = []
+    kill = lambda worker: (killed.append(worker.pid), worker.kill())  # noqa: E731
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "terminate", kill)
+    gc.collect()
+    gc.disable()
+    try:
+        kept = hold_error(split(six).map(fail_on_7))
+        workers = multiprocessing.active_children()
+        assert len(workers) == 1
+        del kept
+        assert multiprocessing.active_children() == workers
+    finally:
+        gc.enable()
+    gc.collect()
+    for worker in workers:
+        worker.join(30)
+    assert multiprocessing.active_children() == []
+    return killed
+
+
+def test_workers_of_a_loader_that_is_garbage_are_told_to_end(six, monkeypatch):
+    """Torch alone leaves them waiting, and kills each after five seconds."""
+    assert killed_workers(six, monkeypatch) == []
+
+
+def test_the_check_of_garbage_catches_workers_that_nobody_tells(six, monkeypatch):
+    without = SimpleNamespace(ref=weakref.ref, finalize=lambda *_: SimpleNamespace())
+    monkeypatch.setattr(loader_module, "weakref", without)
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+    assert len(killed_workers(six, monkeypatch)) == 1
+
+
+@pytest.mark.parametrize("settings", WAYS, ids=str)
+def test_fifty_epochs_leak_nothing(six, settings):
+    """Neither here nor in workers that persist."""
+    loader = ENDS["with_epoch"](split(six)).loader(**settings)
+    for _ in range(5):
+        list(loader)
+    gc.collect()
+    before, workers = open_things(), multiprocessing.active_children()
+    sizes = [memory_of(worker.pid) for worker in workers]
+    own = memory_of(os.getpid())
+    for _ in range(50):
+        assert len(list(loader)) == 9
+    gc.collect()
+    assert open_things() == before
+    assert memory_of(os.getpid()) - own < 4 << 20
+    for worker, size in zip(workers, sizes, strict=True):
+        assert memory_of(worker.pid) - size < 4 << 20
+        assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) < 40
+    assert loader.epoch == 55
+
+
+def memory_of(pid: int) -> int:
+    """Resident bytes of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_loader_used_in_another_thread_works_and_leaves_nothing(six):
+    """Torch sees dead workers by a signal, which only a main thread can take; that is no reason to fail."""
+    items: list[int] = []
+
+    def work() -> None:
+        items.extend(split(six).map(number_of).loader(workers=1))
+
+    def run() -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    run()
+    before = open_things()
+    run()
+    assert open_things() == before
+    assert items == [*range(39), *range(39)]
+    assert wdskit.Pipeline is Pipeline

@@ -1,0 +1,370 @@
+"""What `pack` makes of a folder of images, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from images import image_bytes, make_folder
+from PIL import Image
+from shards import bytes_in, samples_in
+
+from wdskit import PackError, RowError, pack
+from wdskit.packing import folder as folder_module
+from wdskit.packing.rows import FileBytes
+
+
+def test_a_folder_of_classes_becomes_images_with_numbers_and_json(tmp_path):
+    source = make_folder(tmp_path / "photos", {"dog": 2, "cat": 1})
+    (source / "empty").mkdir()
+    (source / "cat" / "notes.txt").write_text("no image")
+    (source / "cat" / ".hidden.jpg").write_bytes(b"no image")
+    (source / ".git").mkdir()
+    (source / ".git" / "x.jpg").write_bytes(b"no image")
+    result = pack(source, tmp_path / "out")
+    assert result.classes == {"cat": 0, "dog": 1, "empty": 2}
+    assert (result.num_samples, result.num_other) == (3, 1)
+    samples = samples_in(tmp_path / "out")
+    assert list(samples) == ["cat/0000", "dog/0000", "dog/0001"]
+    assert samples["dog/0001"] == {
+        "cls": b"1",
+        "jpg": (source / "dog" / "0001.jpg").read_bytes(),
+        "json": b'{"cls":1,"class":"dog","path":"dog/0001.jpg"}',
+    }
+    assert json.loads((tmp_path / "out" / "classes.json").read_bytes()) == {"cat": 0, "dog": 1, "empty": 2}
+    assert list(bytes_in(tmp_path / "out")) == [
+        "classes.json", "index.bin", "index.json", "out-000000.tar", "out-000000.tar.idx",
+    ]  # fmt: skip
+
+
+def test_a_flat_folder_has_no_classes(tmp_path):
+    source = make_folder(tmp_path / "photos", {".": 2})
+    (source / "notes").mkdir()
+    (source / "notes" / "readme.txt").write_text("no image")
+    assert pack(source, tmp_path / "out").classes == {}
+    assert samples_in(tmp_path / "out")["0001"] == {
+        "jpg": (source / "0001.jpg").read_bytes(),
+        "json": b'{"path":"0001.jpg"}',
+    }
+    assert not (tmp_path / "out" / "classes.json").exists()
+
+
+def test_images_beside_class_folders_are_refused(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 1, ".": 1})
+    with pytest.raises(PackError, match=r"0000.jpg: it stands beside the class folders"):
+        pack(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "texts"])
+def test_a_folder_without_an_image_is_an_error(tmp_path, name):
+    (tmp_path / "empty" / "below").mkdir(parents=True)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "jpg").write_text("jpg")
+    with pytest.raises(PackError, match=f"{name}: there is no"):
+        pack(tmp_path / name, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_classes_are_numbered_by_the_bytes_of_their_names(tmp_path):
+    """Not by a locale's idea of the alphabet."""
+    source = make_folder(tmp_path / "photos", {"ä": 1, "b": 1, "B": 1, "a": 1, "10": 1, "9": 1, "a-b": 1})
+    names = ["10", "9", "B", "a", "a-b", "b", "ä"]
+    assert pack(source, tmp_path / "out").classes == {name: number for number, name in enumerate(names)}
+    assert (tmp_path / "out" / "classes.json").read_text() == (
+        "{\n" + ",\n".join(f'"{name}": {number}' for number, name in enumerate(names)) + "\n}\n"
+    )
+
+
+def test_deeper_folders_belong_to_their_class_and_extensions_are_lowered(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat/indoor": 1, "cat": 1}, suffix=".JPEG")
+    (source / "cat" / "a.PNG").write_bytes(image_bytes("PNG"))
+    pack(source, tmp_path / "out")
+    samples = samples_in(tmp_path / "out")
+    assert {key: sorted(fields) for key, fields in samples.items()} == {
+        "cat/0000": ["cls", "jpg", "json"],
+        "cat/a": ["cls", "json", "png"],
+        "cat/indoor/0000": ["cls", "jpg", "json"],
+    }
+    assert json.loads(samples["cat/indoor/0000"]["json"])["class"] == "cat"
+
+
+def test_folders_may_lie_deeper_than_python_calls(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat" + "/a" * 200: 1})
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len_of_stack() + 120)
+    try:
+        images = folder_module.read_folder(str(source)).images
+    finally:
+        sys.setrecursionlimit(limit)
+    assert images == ("cat" + "/a" * 200 + "/0000.jpg",)
+
+
+def len_of_stack() -> int:
+    frame, depth = sys._getframe(), 0
+    while frame:
+        frame, depth = frame.f_back, depth + 1
+    return depth
+
+
+def test_links_are_followed_and_rings_end(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 1})
+    (source / "cat" / "again").symlink_to(source)
+    (source / "linked").symlink_to(make_folder(tmp_path / "elsewhere", {".": 1}))
+    (source / "cat" / "other.jpg").symlink_to(tmp_path / "elsewhere" / "0000.jpg")
+    pack(source, tmp_path / "out")
+    samples = samples_in(tmp_path / "out")
+    assert list(samples) == ["cat/0000", "cat/other", "linked/0000"]
+    assert samples["cat/other"]["jpg"] == samples["linked/0000"]["jpg"]
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        (lambda path: path.symlink_to("nowhere"), "No such file or directory"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (os.mkfifo, "is no file"),
+    ],
+    ids=["nowhere", "itself", "pipe"],
+)
+def test_what_is_called_as_an_image_and_is_no_file_is_an_error(tmp_path, make, problem):
+    source = make_folder(tmp_path / "photos", {"cat": 1})
+    make(source / "cat" / "odd.jpg")
+    make(source / "cat" / "odd")  # not an image by its name: among the others, not looked at
+    with pytest.raises(RowError, match=f"odd.jpg.*{problem}"):
+        pack(source, tmp_path / "out")
+    result = pack(source, tmp_path / "out", skip_bad=True)
+    assert [err.where for err in result.rejected] == [str(source / "cat" / "odd.jpg")]
+    assert (result.num_samples, result.num_other) == (1, 1)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+    source = make_folder(tmp_path / "photos", {"cat": 1, "dog": 1})
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("dog"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PackError, match=r"dog: cannot be listed: Permission denied"):
+        pack(source, tmp_path / "out")
+
+
+def test_two_files_of_one_key_are_refused_with_both_names(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 1})
+    (source / "cat" / "0000.png").write_bytes(image_bytes("PNG"))
+    with pytest.raises(RowError, match=r"0000.png: its key 'cat/0000' is that of .*0000.jpg too"):
+        pack(source, tmp_path / "out")
+    with pytest.raises(RowError, match="Rename one, or give each row a key"):  # no bad row, but no data set either
+        pack(source, tmp_path / "out", skip_bad=True)
+    pack(source, tmp_path / "hashed", keys="hashed")  # of the whole path
+    assert len(samples_in(tmp_path / "hashed")) == 2
+
+
+@pytest.mark.parametrize("name", ["a b", "a.b", "ä" * 60, "__a", "a\x01b", "a\nb"])
+def test_names_that_some_reader_loses_are_refused_or_hashed(tmp_path, name):
+    source = make_folder(tmp_path / "photos", {"cat": 1})
+    (source / "cat" / f"{name}.jpg").write_bytes(image_bytes())
+    with pytest.raises(RowError, match="--keys hashed"):
+        pack(source, tmp_path / "out")
+    pack(source, tmp_path / "hashed", keys="hashed")
+    samples = samples_in(tmp_path / "hashed")
+    assert {json.loads(sample["json"])["path"] for sample in samples.values()} == {"cat/0000.jpg", f"cat/{name}.jpg"}
+    assert all(key.isascii() and key.isalnum() for key in samples)
+
+
+def test_hashed_keys_that_collide_are_an_error(tmp_path, monkeypatch):
+    from wdskit.packing import rows
+
+    monkeypatch.setattr(rows, "hashed_key", lambda path: "0" * 20)
+    with pytest.raises(RowError, match=r"0001.jpg: its key '0{20}' is that of .*0000.jpg too"):
+        pack(make_folder(tmp_path / "photos", {".": 2}), tmp_path / "out", keys="hashed")
+
+
+def test_names_that_are_no_utf8_are_errors(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 1})
+    bad = os.fsdecode(b"\xff.jpg")
+    (source / "cat" / bad).write_bytes(image_bytes())
+    with pytest.raises(RowError, match=r"its path is no UTF-8"):
+        pack(source, tmp_path / "out", keys="hashed")
+    result = pack(source, tmp_path / "out", skip_bad=True)
+    (line,) = (tmp_path / "out" / "rejected.jsonl").read_bytes().splitlines()
+    assert json.loads(line) == {"where": str(source / "cat" / bad), "reason": "its path is no UTF-8"}
+    assert [err.where for err in result.rejected] == [str(source / "cat" / bad)]
+    (source / os.fsdecode(b"\xfe")).mkdir()
+    with pytest.raises(PackError, match=r"the name of this class is no UTF-8"):
+        pack(source, tmp_path / "other", skip_bad=True)
+
+
+# Images, and those that are none.
+
+
+def pixels_of(kind: str) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (5, 4), (10, 200, 30)).save(stream, kind)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix", "field"),
+    [
+        ("JPEG", ".jpe", "jpe"),
+        ("JPEG", ".Jpeg", "jpg"),
+        ("PNG", ".png", "png"),
+        ("WEBP", ".webp", "webp"),
+        ("GIF", ".gif", "gif"),
+        ("BMP", ".BMP", "bmp"),
+        ("TIFF", ".tif", "tif"),
+        ("PPM", ".ppm", "ppm"),
+    ],
+)
+def test_every_kind_of_image_is_kept_byte_for_byte(tmp_path, kind, suffix, field):
+    make_folder(tmp_path / "photos", {"cat": 0})
+    (tmp_path / "photos" / "cat" / f"a{suffix}").write_bytes(pixels_of(kind))
+    pack(tmp_path / "photos", tmp_path / "out")
+    assert samples_in(tmp_path / "out")["cat/a"][field] == pixels_of(kind)
+
+
+def test_an_image_in_another_format_than_its_name_says_is_kept_under_that_name(tmp_path):
+    """ImageNet has such files. What decodes goes by the bytes, and so do the readers."""
+    from wdskit.codecs.images import decode_image
+
+    source = make_folder(tmp_path / "photos", {"cat": 1}, kind="PNG")
+    pack(source, tmp_path / "out")
+    data = samples_in(tmp_path / "out")["cat/0000"]["jpg"]
+    assert data == (source / "cat" / "0000.jpg").read_bytes()
+    assert decode_image(data, "rgb8", max_pixels=1000).shape == (8, 12, 3)
+
+
+BAD_IMAGES = {
+    "cut": image_bytes()[:-20],
+    "empty": b"",
+    "text": b"<html>404</html>",
+    "png cut": image_bytes("PNG")[:-12],
+    "png flipped": image_bytes("PNG")[:50] + b"\xff" + image_bytes("PNG")[51:],
+    "bomb": image_bytes("PNG")[:16] + b"\x00\x01\x00\x00" * 2 + image_bytes("PNG")[24:],
+    "webp cut": pixels_of("WEBP")[:-4],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [*((kind, 1) for kind in BAD_IMAGES), ("cut", 2)]
+)  # once with workers is enough: spawning takes a second
+def test_a_bad_image_is_an_error_that_names_its_file_or_is_listed(tmp_path, kind, workers):
+    source = make_folder(tmp_path / "photos", {"cat": 2})
+    bad = source / "cat" / "0001.jpg"
+    bad.write_bytes(BAD_IMAGES[kind])
+    with pytest.raises(RowError, match=r"0001.jpg: ") as caught:
+        pack(source, tmp_path / "out", workers=workers, max_samples=1)
+    assert caught.value.where == str(bad)
+    assert not (tmp_path / "out" / "index.json").exists()
+
+    result = pack(source, tmp_path / "out2", skip_bad=True, workers=workers)
+    assert [err.where for err in result.rejected] == [str(bad)]
+    (line,) = (tmp_path / "out2" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"where": str(bad), "reason": result.rejected[0].problem}
+    assert list(samples_in(tmp_path / "out2")) == ["cat/0000"]
+
+
+def test_a_jpeg_cut_at_any_byte_is_refused(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 1})
+    whole = image_bytes()
+    for size in range(len(whole)):
+        (source / "cat" / f"cut-{size:04d}.jpg").write_bytes(whole[:size])
+    result = pack(source, tmp_path / "out", skip_bad=True)
+    assert list(samples_in(tmp_path / "out")) == ["cat/0000"]
+    assert len(result.rejected) == len(whole)
+
+
+def test_the_list_of_rejected_rows_is_exact_and_in_order(tmp_path, monkeypatch):
+    """The same for any number of workers; places and reasons as the error of a row has them."""
+    make_folder(tmp_path / "photos", {"cat": 3, "ä": 1})
+    monkeypatch.chdir(tmp_path)
+    Path("photos/cat/0001.jpg").write_bytes(b"")
+    Path("photos/cat/0002.jpg").write_bytes(BAD_IMAGES["png cut"])
+    Path("photos/cat/a b.jpg").write_bytes(image_bytes())
+    Path("photos/ä/0000.jpg").unlink()
+    Path("photos/ä/0000.jpg").symlink_to("nowhere")
+    png = len(BAD_IMAGES["png cut"])
+    expected = f"""\
+{{"where": "photos/cat/0001.jpg", "reason": "not an image of a known format; it starts with b'' (0 bytes in all)"}}
+{{"where": "photos/cat/0002.jpg", "reason": "PNG, byte {png}: the file stops at byte {png}, before its end chunk"}}
+{{"where": "photos/cat/a b.jpg", "reason": "key 'cat/a b': it holds white space, which breaks DALI's index"}}
+{{"where": "photos/ä/0000.jpg", "reason": "No such file or directory"}}
+"""
+    for workers in (1, 2):
+        pack("photos", f"out{workers}", skip_bad=True, workers=workers)
+        assert Path(f"out{workers}/rejected.jsonl").read_text(encoding="utf-8") == expected
+        assert list(samples_in(Path(f"out{workers}"))) == ["cat/0000"]
+
+
+def test_when_every_image_is_bad_the_error_says_why(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 5})
+    for path in source.rglob("*.jpg"):
+        path.write_bytes(b"none")
+    with pytest.raises(PackError, match="nothing to pack: none of its 5 rows is good") as caught:
+        pack(source, tmp_path / "out", skip_bad=True)
+    lines = str(caught.value).splitlines()
+    assert lines[1:] == [
+        f"  {source}/cat/000{n}.jpg: not an image of a known format; it starts with b'none' (4 bytes in all)"
+        for n in range(3)
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+# Files that change while they are packed.
+
+
+@pytest.mark.parametrize("skip_bad", [False, True])
+@pytest.mark.parametrize("change", ["grows", "shrinks", "goes", "is cut"])
+def test_a_file_that_changes_while_it_is_packed_is_an_error(tmp_path, change, skip_bad):
+    source = make_folder(tmp_path / "photos", {"cat": 2})
+    path = source / "cat" / "0001.jpg"
+    whole = path.read_bytes()
+
+    def change_it(now):
+        if (now.stage, now.num_samples) != ("packing", 1):
+            return
+        if change == "goes":
+            path.unlink()
+        else:
+            path.write_bytes({"grows": whole + b"more", "shrinks": whole[:-1], "is cut": whole[:-9] + bytes(9)}[change])
+
+    with pytest.raises(RowError, match=r"0001.jpg: ") as caught:
+        pack(source, tmp_path / "out", skip_bad=skip_bad, progress=change_it)
+    expected = {
+        "grows": f"it has {len(whole) + 4} bytes now and had {len(whole)} when packing began",
+        "shrinks": f"it has {len(whole) - 1} bytes now and had {len(whole)} when packing began",
+        "goes": "No such file or directory",
+        "is cut": "the file stops before its end mark",
+    }[change]
+    assert expected in str(caught.value)
+    assert list(bytes_in(tmp_path / "out")) == []
+
+
+def test_no_more_of_a_file_is_read_than_was_planned(tmp_path):
+    """One that grows for ever ends."""
+    with (tmp_path / "log").open("wb") as file:
+        file.truncate(1 << 33)
+    with pytest.raises(ValueError, match=f"it has {1 << 33} bytes now and had 10 when packing began"):
+        FileBytes(str(tmp_path / "log"), 10).read()
+
+
+def test_a_file_that_no_tar_takes_is_an_error_before_it_is_read(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 1})
+    with (source / "cat" / "large.jpg").open("wb") as file:
+        file.truncate(8 << 30)
+    with pytest.raises(RowError, match=r"large.jpg: its field 'jpg' has 8589934592 bytes, over the 8589934591"):
+        pack(source, tmp_path / "out", max_bytes=20 << 30)
+    with pytest.raises(RowError, match=r"large.jpg: its shard would have \d+ bytes, over max_bytes"):
+        (source / "cat" / "large.jpg").write_bytes(b"")
+        with (source / "cat" / "large.jpg").open("wb") as file:
+            file.truncate((8 << 30) - 1)
+        pack(source, tmp_path / "out", max_bytes=8 << 30)
+    assert not (tmp_path / "out").exists() or list(bytes_in(tmp_path / "out")) == []

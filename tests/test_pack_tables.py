@@ -1,0 +1,333 @@
+"""What `pack` makes of JSONL and CSV manifests, and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from images import make_folder
+from shards import samples_in
+
+from wdskit import PackError, RowError, WdskitError, pack
+from wdskit.packing.tables import Manifest
+
+
+def manifest(tmp_path: Path, name: str, text: str | bytes) -> Path:
+    """A manifest beside `images/0000.jpg` to `0002.jpg`."""
+    make_folder(tmp_path / "images", {".": 3})
+    path = tmp_path / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def rows_of(name: str, text: str | bytes) -> list[object]:
+    """The rows of a manifest without images: the object in `json`, or the error."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        path = folder / name
+        path.write_bytes(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
+        rows = list(Manifest(str(path)).rows(keys="hashed"))
+    finally:
+        shutil.rmtree(folder)
+    return [row if isinstance(row, RowError) else json.loads(dict(row.fields)["json"]) for row in rows]
+
+
+# What is kept.
+
+
+def test_jsonl_keeps_its_columns_and_rows_without_an_image(tmp_path):
+    lines = [
+        {"image": "images/0000.jpg", "caption": "a “cat”", "boxes": [[1, 2.5], None], "cls": 3},
+        {"key": "text-only", "caption": "no picture", "n": 2**70},
+        {"image": None, "caption": "neither", "nested": {"image": "x", "null": "\x00"}},
+        {"image": "", "key": 7},
+    ]
+    path = manifest(tmp_path, "m.jsonl", "\n\n  \r\n".join(json.dumps(line) for line in lines) + "\r\n")
+    pack(path, tmp_path / "out")
+    samples = samples_in(tmp_path / "out")
+    assert list(samples) == ["images/0000", "text-only", "row-000000002", "7"]
+    assert [json.loads(sample["json"]) for sample in samples.values()] == lines
+    assert samples["images/0000"]["cls"] == b"3"
+    assert samples["images/0000"]["jpg"] == (tmp_path / "images" / "0000.jpg").read_bytes()
+    assert samples["text-only"].keys() == {"json"}
+
+
+def test_the_json_of_a_row_is_compact_in_the_order_of_its_columns(tmp_path):
+    path = manifest(tmp_path, "m.jsonl", '{"z": 1.50, "a": "\\u00e4",\t"key": "k" , "b": [ ]}\n')
+    pack(path, tmp_path / "out")
+    assert samples_in(tmp_path / "out")["k"]["json"] == '{"z":1.5,"a":"ä","key":"k","b":[]}'.encode()
+
+
+def test_csv_keeps_quotes_newlines_and_a_bom(tmp_path):
+    text = '\ufeffimage,caption,cls\r\nimages/0000.jpg,"two\nlines, ""quoted""",7\r\n\r\n,plain,x\r\n'
+    path = manifest(tmp_path, "m.csv", text)
+    pack(path, tmp_path / "out")
+    samples = samples_in(tmp_path / "out")
+    rows = [json.loads(sample["json"]) for sample in samples.values()]
+    assert rows == [
+        {"image": "images/0000.jpg", "caption": 'two\nlines, "quoted"', "cls": "7"},
+        {"image": "", "caption": "plain", "cls": "x"},
+    ]
+    assert [sample.get("cls") for sample in samples.values()] == [b"7", None]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r", ""])
+def test_csv_may_end_its_lines_as_any_system_does(tmp_path, ending):
+    text = (ending or "\n").join(["image,n", "images/0000.jpg,1", "images/0001.jpg,2"]) + ending
+    pack(manifest(tmp_path, "m.csv", text), tmp_path / "out")
+    assert list(samples_in(tmp_path / "out")) == ["images/0000", "images/0001"]
+
+
+@pytest.mark.parametrize("name", ["m.jsonl", "m.ndjson", "M.JSONL"])
+def test_jsonl_may_begin_with_a_bom_and_end_without_a_newline(tmp_path, name):
+    path = manifest(tmp_path, name, '\ufeff{"key": "a"}\n{"key": "b"}')
+    pack(path, tmp_path / "out")
+    assert list(samples_in(tmp_path / "out")) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("value", "label"),
+    [
+        ("7", b"7"), (" -7 ", b"-7"), ("+07", b"7"), (7, b"7"), (-1, b"-1"), (2**70, b"%d" % 2**70), ("", None),
+        (None, None), (7.0, None), (True, None), ("7.0", None), ("cat", None), ("+-7", None), ([7], None),
+        ("\u0667", None), ("1_000", None), ("9" * 5000, None),
+    ],
+)  # fmt: skip
+def test_a_column_cls_with_a_whole_number_becomes_the_field(tmp_path, value, label):
+    pack(manifest(tmp_path, "m.jsonl", json.dumps({"key": "a", "cls": value})), tmp_path / "out")
+    (sample,) = samples_in(tmp_path / "out").values()
+    assert sample.get("cls") == label
+    assert json.loads(sample["json"])["cls"] == value
+
+
+def test_columns_can_be_named(tmp_path):
+    text = "photo,id,image\nimages/0000.jpg,a,nothing\nimages/0001.jpg,b,\n,c,images/0002.jpg\n"
+    path = manifest(tmp_path, "m.csv", text)
+    pack(path, tmp_path / "out", image_column="photo", key_column="id")
+    assert {key: sorted(sample) for key, sample in samples_in(tmp_path / "out").items()} == {
+        "a": ["jpg", "json"],
+        "b": ["jpg", "json"],
+        "c": ["json"],
+    }
+
+
+@pytest.mark.parametrize("column", ["image", "file_name", "path"])
+def test_a_column_of_one_of_these_names_has_the_image(tmp_path, column):
+    pack(manifest(tmp_path, "m.csv", f"x,{column}\n1,images/0001.jpg\n"), tmp_path / "out")
+    assert samples_in(tmp_path / "out").keys() == {"images/0001"}
+
+
+# Where images are looked for.
+
+
+def test_paths_are_relative_to_the_manifest_wherever_one_stands(tmp_path, monkeypatch):
+    path = manifest(tmp_path, "m.csv", "image\nimages/0000.jpg\n./images//0001.jpg\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    pack("../m.csv", "out", pattern="p-%d.tar")
+    samples = samples_in(Path("out"))
+    assert list(samples) == ["images/0000", "images/0001"]
+    assert json.loads(samples["images/0001"]["json"]) == {"image": "./images//0001.jpg"}  # as it was written
+    monkeypatch.chdir(tmp_path)
+    pack("m.csv", "out", pattern="p-%d.tar")
+    assert (tmp_path / "out" / "p-0.tar").read_bytes() == (tmp_path / "elsewhere" / "out" / "p-0.tar").read_bytes()
+    assert path.exists()
+
+
+@pytest.mark.parametrize("kind", ["absolute", "outside"])
+def test_images_elsewhere_need_a_key_or_a_hash(tmp_path, kind):
+    make_folder(tmp_path / "images", {".": 1})
+    image = {"absolute": str(tmp_path / "images" / "0000.jpg"), "outside": "../images/0000.jpg"}[kind]
+    (tmp_path / "tables").mkdir()
+    path = manifest(tmp_path / "tables", "m.csv", f"image,id\n{image},a\n")
+    with pytest.raises(
+        RowError, match=r"m.csv:2: key .*: it is (an absolute|no plain relative) path.\n.*--keys hashed"
+    ):
+        pack(path, tmp_path / "out")
+    pack(path, tmp_path / "named", key_column="id")
+    pack(path, tmp_path / "hashed", keys="hashed")
+    for folder in ("named", "hashed"):
+        (sample,) = samples_in(tmp_path / folder).values()
+        assert sample["jpg"] == (tmp_path / "images" / "0000.jpg").read_bytes()
+        assert json.loads(sample["json"])["image"] == image
+
+
+def test_one_image_in_two_rows_needs_keys(tmp_path):
+    """As captions have it: five to an image."""
+    path = manifest(tmp_path, "m.csv", "image,id\nimages/0000.jpg,a\nimages/0000.jpg,b\n")
+    for keys in ("given", "hashed"):
+        with pytest.raises(RowError, match=r"m.csv:3: its key '.*' is that of .*m.csv:2 too"):
+            pack(path, tmp_path / "out", keys=keys)
+        pack(path, tmp_path / keys, keys=keys, key_column="id")
+        assert len(samples_in(tmp_path / keys)) == 2
+
+
+def test_a_hash_is_that_of_the_key_where_a_row_has_one_else_of_the_path(tmp_path):
+    from wdskit.dataset.keys import hashed_key
+
+    text = '{"image": "images/0000.jpg"}\n{"image": "images/0001.jpg", "key": "x y"}\n{"a": 1}\n{"key": 5}\n'
+    pack(manifest(tmp_path, "m.jsonl", text), tmp_path / "out", keys="hashed")
+    assert list(samples_in(tmp_path / "out")) == [
+        hashed_key(text) for text in ("images/0000.jpg", "x y", "row-000000002", "5")
+    ]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "problem"),
+    [
+        ("m.jsonl", '{"key": "a"}\n{"key": }\n', 2, "it is no JSON"),
+        ("m.jsonl", '{"key": "a"}\n\n[1]\n', 3, "it holds a list"),
+        ("m.jsonl", "7\n", 1, "it holds a int"),
+        ("m.jsonl", '{"key": "a"} {"key": "b"}\n', 1, "it is no JSON: Extra data"),
+        ("m.jsonl", '{"key": "a", "key": "b"}\n', 1, "the name 'key' stands twice"),
+        ("m.jsonl", '{"key": "a", "x": [{"y": 1, "z": 2, "y": 1}]}\n', 1, "the name 'y' stands twice"),
+        ("m.jsonl", '{"x": NaN}\n', 1, "NaN is no JSON"),
+        ("m.jsonl", '{"x": [-Infinity]}\n', 1, "-Infinity is no JSON"),
+        ("m.jsonl", '{"x": 1e999}\n', 1, "cannot be written as JSON"),
+        ("m.jsonl", '{"x": "\\ud800"}\n', 1, "cannot be written as JSON"),
+        ("m.jsonl", '{"x": ' + "9" * 5000 + "}\n", 1, "it is no JSON"),
+        ("m.jsonl", b'{"x": 1}\n{"x": "\xff"}\n', 2, "it is no UTF-8"),
+        ("m.jsonl", b'{"x": "\xc3"}\n', 1, "it is no UTF-8"),
+        ("m.jsonl", b'{"x": "a\x00b"}\n', 1, "it is no JSON: Invalid control character"),
+        ("m.jsonl", b'{"x": 1}\n\xef\xbb\xbf{"x": 2}\n', 2, "it is no JSON"),
+        ("m.jsonl", '{"image": 5}\n', 1, "column 'image' holds 5, no path"),
+        ("m.jsonl", '{"image": ["a.jpg"]}\n', 1, "no path"),
+        ("m.jsonl", '{"image": "a\\u0000.jpg"}\n', 1, "no path"),
+        ("m.jsonl", '{"image": "m.jsonl"}\n', 1, "has no extension of an image"),
+        ("m.jsonl", '{"image": "http://x/y.jpg"}\n', 1, "No such file"),
+        ("m.jsonl", '{"key": [1]}\n', 1, "neither text nor a whole number"),
+        ("m.jsonl", '{"key": true}\n', 1, "neither text nor a whole number"),
+        ("m.jsonl", '{"key": "a.b"}\n', 1, "holds a dot"),
+        ("m.jsonl", '{"key": "a"}\n{"key": "a"}\n', 2, "its key 'a' is that of .*m.jsonl:1 too"),
+        ("m.jsonl", "[" * 100_000 + "\n", 1, "it is no JSON"),
+        ("m.csv", "image,x\nimages/0000.jpg,1\nimages/gone.jpg,2\n", 3, "No such file"),
+        ("m.csv", 'image,x\n"images/0000.jpg","a\nb"\nimages,2\n', 4, "has no extension of an image"),
+        ("m.csv", "image,x\nimages/0000.jpg\n", 2, "it has 1 columns, the header 2"),
+        ("m.csv", "image,x\nimages/0000.jpg,1,2\n", 2, "it has 3 columns, the header 2"),
+        ("m.csv", b"image,x\nimages/0000.jpg,1\nimages/0001.jpg,\xe4\n", 3, "it is no UTF-8"),
+    ],
+)
+def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, text, line, problem):
+    path = manifest(tmp_path, name, text)
+    with pytest.raises(RowError, match=problem) as caught:
+        pack(path, tmp_path / "out")
+    assert caught.value.where == f"{path}:{line}"
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    if "is that of" in problem:
+        return  # two rows of one key are no bad row, but a data set that cannot be
+    path.write_bytes(path.read_bytes() + (b'{"key": "good"}\n' if name == "m.jsonl" else b",good\n"))
+    result = pack(path, tmp_path / "out", skip_bad=True)
+    assert [err.where for err in result.rejected] == [f"{path}:{line}"]
+    (listed,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(listed) == {"where": f"{path}:{line}", "reason": result.rejected[0].problem}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("m.csv", "a,a\n1,2\n", r"m.csv:1: the header \['a', 'a'\] must name each column once"),
+        ("m.csv", "a,,b\n1,2,3\n", "must name each column once"),
+        ("m.csv", "", "must name each column once"),
+        ("m.csv", "\n", "must name each column once"),
+        ("m.csv", "image;caption\nimages/0000.jpg;a cat\n", "is one column. Separate columns by commas"),
+        ("m.csv", "image\tcaption\nimages/0000.jpg\ta cat\n", "is one column. Separate columns by commas"),
+        ("m.csv", "caption, image\na cat, images/0000.jpg\n", "' image' has white space around it"),
+        ("m.csv", b"\xe4,b\n1,2\n", "m.csv:1: the header is no UTF-8"),
+        ("m.csv", "a,b\n1,2\n3,4\x00\n", "m.csv:3: it holds a NUL"),
+        ("m.csv", "image,x\nimages/0000.jpg,1\n".encode("utf-16"), "m.csv:1: it holds a NUL, as text in UTF-16"),
+        ("m.csv", 'a,b\n1,2\n"open,2\n3,4\n', "m.csv:3: it is no CSV: unexpected end of data.\n  Look for a quote"),
+        ("m.csv", 'a,b\n"x"y,2\n', "m.csv:2: it is no CSV"),
+        ("m.csv", "a,b\n1," + "x" * 200_000 + "\n", "m.csv:2: it is no CSV: field larger.*\n.*as JSONL"),
+        ("m.jsonl", "", "m.jsonl: there is nothing to pack"),
+        ("m.jsonl", "\n\n", "m.jsonl: there is nothing to pack"),
+        ("m.csv", "image\n", "m.csv: there is nothing to pack"),
+        ("m.parquet", "", r"m.parquet: this is neither a folder nor a manifest \(.*\).\n  Write it as one of these"),
+        ("jsonl", "", "neither a folder nor a manifest"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path, name, text, problem):
+    path = manifest(tmp_path, name, text)
+    for skip_bad in (False, True):
+        with pytest.raises(PackError, match=problem):
+            pack(path, tmp_path / "out", skip_bad=skip_bad)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [({"image_column": "photo"}, "no column 'photo'; it has 'image'"), ({"key_column": "id"}, "no column 'id'")],
+)
+def test_a_column_that_is_not_there_is_an_error_with_those_that_are(tmp_path, options, problem):
+    path = manifest(tmp_path, "m.csv", "image\nimages/0000.jpg\n")
+    with pytest.raises(RowError, match=problem):
+        pack(path, tmp_path / "out", **options)
+
+
+def test_a_row_without_the_key_that_was_asked_for_is_an_error(tmp_path):
+    path = manifest(tmp_path, "m.csv", "image,id\nimages/0000.jpg,\n")
+    with pytest.raises(RowError, match=r"m.csv:2: its column 'id' is empty"):
+        pack(path, tmp_path / "out", key_column="id")
+
+
+def test_a_row_with_100_000_names_of_which_two_are_one_is_refused_at_once():
+    """Not after looking each one up in all the others."""
+    text = json.dumps({f"n{n}": n for n in range(100_000)})[:-1] + ', "n99999": 1}'
+    (error,) = rows_of("m.jsonl", text)
+    assert "the name 'n99999' stands twice" in str(error)
+
+
+def test_numbers_of_rows_do_not_depend_on_which_rows_are_bad(tmp_path):
+    pack(manifest(tmp_path, "m.jsonl", '{"a": 1}\nbad\n{"a": 2}\n'), tmp_path / "out", skip_bad=True)
+    assert list(samples_in(tmp_path / "out")) == ["row-000000000", "row-000000002"]
+
+
+# Any table.
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(lambda name: name not in {"image", "key"})
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | names
+values = st.recursive(plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3))
+tables = st.lists(st.dictionaries(names, values, max_size=4), max_size=4)
+
+
+@given(tables.filter(lambda rows: not any(row.keys() & {"file_name", "path"} for row in rows)), st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_any_json_objects_come_back(rows, ascii_only):
+    text = "\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
+    assert rows_of("m.jsonl", text) == rows
+
+
+cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=12)
+
+
+@given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(cells, min_size=n, max_size=n), max_size=4)))
+@settings(deadline=None, max_examples=150)
+def test_any_cells_come_back(rows):
+    header = [f"c{number}" for number in range(len(rows[0]) if rows else 1)]
+    stream = io.StringIO(newline="")
+    csv.writer(stream).writerows([header, *rows])
+    expected = [dict(zip(header, row, strict=True)) for row in rows]
+    assert rows_of("m.csv", stream.getvalue()) == expected
+
+
+@given(
+    st.binary(max_size=60) | st.text(st.sampled_from('{}[]",:;\\\n\r\t \x00\ufeffab1-.e'), max_size=40), st.booleans()
+)
+@settings(deadline=None, max_examples=400)
+def test_any_bytes_give_rows_or_an_error_of_wdskit(data, is_csv):
+    try:
+        found = rows_of("m.csv" if is_csv else "m.jsonl", data)
+    except WdskitError as err:
+        assert "m.csv" in str(err)  # noqa: PT017 (a fault of the file; of JSONL each line stands for itself)
+        assert is_csv
+    else:
+        assert all(isinstance(row, (dict, RowError)) for row in found)

@@ -1,0 +1,299 @@
+"""C10: nothing runs that was not named in Python. Neither what shards hold, nor what a configuration says."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import pickle
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import canaries
+import numpy as np
+import pytest
+import torch
+import webdataset
+from canaries import MARK, Canary
+from shards import write_shard
+
+import wdskit
+from wdskit import ConfigError, DecodeError, ImageTooLarge, LocalShard, Pipeline, SampleError, make_loader
+from wdskit.codecs.images import IMAGE_SPECS
+from wdskit.limits import MAX_PIXELS
+
+# --- everything that can be handed to wdskit, under an audit hook
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory, script_environment):
+    """What `canaries.py` saw: by run, its events, the files that canaries made, and the errors."""
+    script = Path(canaries.__file__)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path_factory.mktemp("canaries"))],
+        env=script_environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)
+
+
+OWN_EVENTS = {"pickle.find_class ('torch.utils.data._utils.worker', '_IterableDatasetStopIteration')"}
+"""What torch itself sends from a worker process to say that it is done."""
+
+
+def test_nothing_in_shards_rows_or_configurations_runs(told):
+    """No process is started, no class is looked up for a pickle, no text is compiled or executed, no canary fires."""
+    assert told["plain"]["fired"] == []
+    assert set(told["plain"]["events"]) <= OWN_EVENTS
+
+
+def test_all_of_it_is_an_error_of_wdskits_or_bytes(told):
+    """And the commands that have nothing to decode do their work."""
+    known = {name for name in wdskit.__all__ if isinstance(getattr(wdskit, name), type)}
+    errors = set(told["plain"]["errors"])
+    assert errors <= known | {"", "exit 0", "exit 1"}
+    assert {"", "exit 0", "exit 1", "SampleError", "ConfigError", "StorageError"} <= errors
+
+
+@pytest.mark.parametrize(
+    ("mutant", "event", "file"),
+    [
+        ("decode_with_pickle", "pickle.find_class ('builtins', 'exec')", f"{MARK}.pkl"),
+        ("open_with_a_shell", "subprocess.Popen '/bin/sh'", f"{MARK}.text"),
+        ("map_by_import_path", "exec (", f"{MARK}.module"),
+    ],
+)
+def test_the_hook_catches_what_it_is_there_for(told, mutant, event, file):
+    assert file in told[mutant]["fired"]
+    assert any(found.startswith(event) for found in told[mutant]["events"])
+
+
+def test_every_canary_is_alive(tmp_path):
+    """Each fires where its field is trusted, as webdataset's decode and numpy and torch with pickle do."""
+    payloads = canaries.payloads(tmp_path)
+    dead = []
+    for field, data in payloads.items():
+        if field.startswith("h"):
+            continue
+        try:
+            if field == "torch.pth":
+                torch.load(io.BytesIO(data), weights_only=False)
+            elif field == "npy":
+                np.load(io.BytesIO(data), allow_pickle=True)
+            else:
+                pickle.loads(data)
+        finally:
+            file = tmp_path / f"{MARK}.{field}"
+            dead += [] if file.exists() else [field]
+    assert dead == []
+    for file in tmp_path.glob(f"{MARK}.*"):
+        file.unlink()
+    sample = {"__key__": "k", "pickle": payloads["pickle"]}
+    list(webdataset.decode()([sample]))
+    assert (tmp_path / f"{MARK}.pickle").exists()
+
+
+# --- bytes stay bytes, or are an error with shard and key
+
+
+@pytest.mark.parametrize("spec", [None, *IMAGE_SPECS])
+def test_pickles_stay_the_bytes_they_were(tmp_path, spec):
+    names = {"pkl", "pickle", "pyd", "pth", "npz", "torch.pth"}
+    payloads = {field: data for field, data in canaries.payloads(tmp_path).items() if field in names}
+    path = write_shard(tmp_path / "a.tar", {"k": payloads})
+    (sample,) = Pipeline().stream(path).decode(spec).loader(workers=0)
+    assert {field: sample[field] for field in payloads} == payloads
+    assert not list(tmp_path.glob(f"{MARK}.*"))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("field", ["npy", "h0.npy", "h1.npy", "h2.npy", "h3.npy", "h4.npy", "cls", "json", "jpg"])
+def test_a_payload_under_a_name_that_is_decoded_is_a_sample_error(tmp_path, field, workers):
+    """Arrays of objects, headers that call functions, pickles under other names."""
+    data = canaries.payloads(tmp_path)[field]
+    path = write_shard(tmp_path / "a.tar", {"good": {"txt": b"x"}, "bad": {field: data}})
+    with pytest.raises(SampleError) as caught:
+        list(Pipeline().stream(path).decode("rgb8").loader(workers=workers))
+    assert (caught.value.stage, caught.value.shard, caught.value.key) == ("decode", str(path), "bad")
+    assert str(caught.value).startswith(f"{path}: bad: decode failed: ")
+    assert not list(tmp_path.glob(f"{MARK}.*"))
+
+
+def test_an_array_of_objects_is_refused_when_it_is_written_too(tmp_path):
+    objects = np.empty(2, object)
+    objects[:] = [Canary(tmp_path / f"{MARK}.row"), 1]
+    with pytest.raises(wdskit.PackError, match="pickle"):
+        wdskit.pack([{"__key__": "k", "npy": objects}], tmp_path / "packed")
+
+
+def test_random_access_gives_bytes(tmp_path):
+    payloads = canaries.payloads(tmp_path)
+    path = write_shard(tmp_path / "a.tar", {"k": {f: data for f, data in payloads.items() if f.islower()}})
+    done = subprocess.run([sys.executable, "-m", "wdskit.cli", "index", str(tmp_path)], check=True, capture_output=True)
+    assert done.stderr == b"" or b"a.tar" not in done.stderr
+    with LocalShard(path) as shard:
+        assert {field: bytes(data) for field, data in shard[0].items()} == {
+            f: data for f, data in payloads.items() if f.islower()
+        }
+
+
+# --- bombs
+
+
+def png_bomb(side: int) -> bytes:
+    """A black-and-white PNG of side x side pixels: one bit each in the file, three bytes each as RGB."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+
+    size = side.to_bytes(4, "big") * 2
+    rows = bytes(1 + (side + 7) // 8) * side
+    pixels = zlib.compress(rows, 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size + b"\x01\0\0\0\0") + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "threads": 2}], ids=str)
+def test_an_image_that_would_fill_the_memory_is_an_error(tmp_path, settings):
+    bomb = png_bomb(12_700)
+    assert len(bomb) < 24_000
+    assert MAX_PIXELS < 12_700**2
+    path = write_shard(tmp_path / "a.tar", {"k": {"png": bomb}})
+    for spec in ("rgb8", "pil", "torchrgb"):
+        with pytest.raises(SampleError, match=r"k: decode failed: .*12700 x 12700 = 161290000 pixels.*max_pixels"):
+            list(Pipeline().stream(path).decode(spec).loader(**settings))
+    small = write_shard(tmp_path / "b.tar", {"k": {"png": png_bomb(200)}})
+    with pytest.raises(SampleError, match="200 x 200"):
+        list(Pipeline().stream(small).decode("rgb8", max_pixels=39_999).loader(**settings))
+    assert len(list(Pipeline().stream(small).decode("rgb8", max_pixels=40_000).loader(**settings))) == 1
+
+
+def test_the_cause_says_which_kind_of_error_it_is(tmp_path):
+    path = write_shard(tmp_path / "a.tar", {"k": {"png": png_bomb(12_700)}})
+    with pytest.raises(SampleError) as caught:
+        list(Pipeline().stream(path).decode("rgb8").loader(workers=0))
+    assert type(caught.value.__cause__) is ImageTooLarge
+    assert caught.value.__cause__.field == "png"
+
+
+DEEP = {"lists": b"[" * 100_000, "closed": b"[" * 100_000 + b"]" * 100_000, "objects": b'{"a":' * 100_000}
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 0, "threads": 2}, {"workers": 1}], ids=str)
+@pytest.mark.parametrize("name", DEEP)
+def test_json_of_a_hundred_thousand_levels_is_an_error(tmp_path, name, settings):
+    """And no crash, also in threads, whose stacks are small."""
+    path = write_shard(tmp_path / "a.tar", {"k": {"json": DEEP[name]}})
+    with pytest.raises(SampleError, match=r"k: decode failed: json: ") as caught:
+        list(Pipeline().stream(path).decode().loader(**settings))
+    assert settings["workers"] or isinstance(caught.value.__cause__, DecodeError)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "&a [" * 50_000, "? " * 100_000])
+def test_a_configuration_of_a_hundred_thousand_levels_is_an_error(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError):
+        make_loader(tmp_path / "config.yaml")
+
+
+# --- configurations
+
+
+def test_a_variable_is_text_whatever_it_holds(tmp_path, monkeypatch):
+    """Filled in once, never run, never looked at for another variable, never YAML."""
+    path = write_shard(tmp_path / "a.tar", {"k": {"cls": b"1"}})
+    text = 'version: 1\npipeline:\n- stream: "${WDSKIT_SHARDS}"\n- map: "${WDSKIT_MAP:-f}"\n'
+    (tmp_path / "config.yaml").write_text(text)
+
+    def load(**settings):
+        return make_loader(tmp_path / "config.yaml", transforms={"f": str}, workers=0, **settings)
+
+    monkeypatch.setenv("WDSKIT_SHARDS", str(path))
+    assert len(list(load())) == 1
+    for evil in canaries.commands(tmp_path):
+        monkeypatch.setenv("WDSKIT_SHARDS", evil)
+        with pytest.raises(wdskit.WdskitError):
+            load()
+        monkeypatch.setenv("WDSKIT_SHARDS", str(path))
+        monkeypatch.setenv("WDSKIT_MAP", evil)
+        with pytest.raises((ConfigError, wdskit.PipelineError)):
+            load()
+        monkeypatch.delenv("WDSKIT_MAP")
+    monkeypatch.setenv("WDSKIT_SHARDS", "[a.tar, {seed: 1}, !!python/name:os.system]")
+    with pytest.raises(wdskit.StorageError, match=r"\[a\.tar, \{seed: 1\}, !!python/name:os\.system\]"):
+        load()
+    assert not list(tmp_path.glob(f"{MARK}.*"))
+
+
+@pytest.mark.parametrize("text", ["!!python/object/apply:os.system [x]", "!!python/name:os.system x", "!x y"])
+def test_a_tag_is_refused_with_its_line(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(f"version: 1\npipeline:\n- stream: a.tar\n- map: {text}\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml:4: .*tag"):
+        make_loader(tmp_path / "config.yaml")
+
+
+# --- the source itself
+
+
+RUNNERS = {
+    "eval", "exec", "compile", "__import__", "input", "breakpoint", "pickle.load", "pickle.loads", "pickle.Unpickler",
+    "torch.load", "np.load", "numpy.load", "np.lib.format.read_array", "yaml.load", "yaml.unsafe_load",
+    "yaml.full_load", "yaml.load_all", "marshal.loads", "marshal.load", "shelve.open", "os.system", "os.popen",
+    "os.execv", "os.execvp", "os.spawnv", "os.posix_spawn", "os.fork", "pty.spawn", "importlib.import_module",
+    "runpy.run_path", "ctypes.CDLL", "ast.literal_eval",
+}  # fmt: skip
+MODULES = {"subprocess", "shlex", "marshal", "shelve", "runpy", "code", "codeop", "ctypes", "dill", "cloudpickle"}
+ALLOWED = {
+    ("__init__.py", "importlib.import_module"),  # our own modules, by the table of lazy names
+    ("loader/factory.py", "importlib.import_module"),  # plugins, named in Python
+    ("cli/config.py", "importlib.import_module"),  # plugins, named on the command line
+}
+
+
+def runners_in(source: str) -> set[str]:
+    """What in a source could run data or a text."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            found |= {ast.unparse(node.func)} & RUNNERS
+            words = {word.arg for word in node.keywords if not is_false(word.value)}
+            found |= words & {"allow_pickle", "shell"}
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found |= {module.partition(".")[0] for module in modules} & MODULES
+    return found
+
+
+def is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def test_no_source_of_wdskit_runs_data():
+    """Whatever could, is in none of its files but for the modules that Python code or a command line names."""
+    folder = Path(wdskit.__file__).parent
+    found = {
+        (path.relative_to(folder).as_posix(), name)
+        for path in folder.rglob("*.py")
+        for name in runners_in(path.read_text(encoding="utf-8"))
+    }
+    assert found <= ALLOWED
+    assert ("loader/factory.py", "importlib.import_module") in found
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("pickle.loads(data)", "pickle.loads"),
+        ("def f():\n    import subprocess as s\n    s.run('x')", "subprocess"),
+        ("from ctypes.util import find_library", "ctypes"),
+        ("np.load(file, allow_pickle=flag)", "allow_pickle"),
+        ("eval(text)", "eval"),
+        ("run(text, shell=True)", "shell"),
+        ("torch.load(file, weights_only=True)", "torch.load"),
+    ],
+)
+def test_the_look_at_sources_finds_what_could(source, name):
+    assert name in runners_in(source)

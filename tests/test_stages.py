@@ -1,0 +1,637 @@
+"""Every stage, from Python, from YAML and from a dict: the same specs, the same values, and those that it promises."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from shards import draw, fail_on_7, listed, write_numbers, write_pictures
+
+from wdskit import Pipeline, PipelineError, SampleError
+from wdskit.pipeline.config import load_config
+from wdskit.pipeline.specs import STAGES
+
+LAST = torch.channels_last
+MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
+
+
+def double(value):
+    return 2 * value
+
+
+def take_number(sample):
+    return sample["json"]["number"]
+
+
+def is_even(sample):
+    return sample["json"]["number"] % 2 == 0
+
+
+def keys_only(samples):
+    return [sample["__key__"] for sample in samples]
+
+
+FUNCTIONS = {f.__name__: f for f in (double, take_number, is_even, keys_only)}
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in types, dtypes, shapes and values."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return bool(one == other)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Ten pictures in shards of 4, 3 and 3."""
+    return write_pictures(tmp_path_factory.mktemp("pictures"), [4, 3, 3])
+
+
+@pytest.fixture
+def pattern(pictures, monkeypatch):
+    """What names them; also the variable PICTURES."""
+    folder = pictures[0].url.rpartition("/")[0]
+    monkeypatch.setenv("PICTURES", f"{folder}/p-*.tar")
+    return f"{folder}/p-*.tar"
+
+
+@pytest.fixture
+def six(tmp_path):
+    """Six shards of 4 to 9 samples, 39 in all."""
+    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
+
+
+def decoded(picture) -> dict[str, Any]:
+    """The sample that `decode: rgb8` makes of a picture."""
+    number = picture.number
+    hidden = {"__key__": picture.key, "__url__": picture.url}
+    fields = {"cls": number % 5, "json": {"number": number}, "txt": f"text {number}"}
+    return {**hidden, picture.field: picture.pixels, **fields}
+
+
+def changed(function: Callable[[Any], Any], pictures) -> list[Any]:
+    """The decoded samples with their images changed."""
+    return [{**decoded(p), p.field: function(p.pixels)} for p in pictures]
+
+
+def images_of(pictures) -> torch.Tensor:
+    """The batch of their images, channels_last."""
+    return torch.from_numpy(np.stack([p.pixels for p in pictures])).permute(0, 3, 1, 2)
+
+
+def labels_of(pictures) -> torch.Tensor:
+    return torch.tensor([p.number % 5 for p in pictures])
+
+
+def batches(pictures, size: int) -> list[Any]:
+    groups = [pictures[at : at + size] for at in range(0, len(pictures), size)]
+    return [(images_of(group), labels_of(group), [p.key for p in group]) for group in groups]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One stage in its three spellings, what stands before it, and what comes out of the ten pictures.
+
+    `python` goes on from `Pipeline().stream(...)`; `yaml` and `plain` are the items behind it. `expected` gets the
+    pictures. With `workers` or `ranks` the order is left out of the comparison: others test it.
+    """
+
+    name: str
+    python: Callable[[Pipeline], Pipeline]
+    yaml: str
+    plain: list[Any]
+    expected: Callable[[Any], list[Any]]
+    workers: int = 0
+    ranks: int = 1
+
+
+DECODE = "- decode: rgb8\n"
+DECODE_PLAIN = {"decode": {"images": "rgb8"}}
+TUPLES = DECODE + '- to_tuple: ["jpg;png", cls, __key__]\n'
+TUPLES_PLAIN = [DECODE_PLAIN, {"to_tuple": {"fields": ["jpg;png", "cls", "__key__"]}}]
+
+
+def tuples(pipe: Pipeline) -> Pipeline:
+    return pipe.decode("rgb8").to_tuple("jpg;png", "cls", "__key__")
+
+
+CASES = [
+    Case(
+        "stream",
+        lambda p: p,
+        "",
+        [],
+        lambda ps: [p.number for p in ps],
+    ),
+    Case(
+        "split_by_node",
+        lambda p: p.split_by_node().with_epoch(7),
+        "- split_by_node\n- with_epoch: 7\n",
+        ["split_by_node", {"with_epoch": {"n": 7}}],
+        lambda ps: [ps[at].number for at in (0, 1, 2, 3, 7, 8, 9, 4, 5, 6, 0, 1, 2, 3)],  # draws 0, 2 and 1, 3 of 3
+        ranks=2,
+    ),
+    Case(
+        "split_by_worker",
+        lambda p: p.split_by_worker(),
+        "- split_by_worker\n",
+        [{"split_by_worker": None}],
+        lambda ps: [p.number for p in ps],
+        workers=2,
+    ),
+    Case(
+        "tarfile_to_samples",
+        lambda p: p.split_by_worker().tarfile_to_samples(),
+        "- split_by_worker\n- tarfile_to_samples:\n",
+        [{"split_by_worker": {}}, {"tarfile_to_samples": {}}],
+        lambda ps: [p.number for p in ps],
+    ),
+    Case(
+        "shuffle",
+        lambda p: p.split_by_worker().shuffle(6, initial=3),
+        "- split_by_worker\n- shuffle: {size: 6, initial: 3}\n",
+        ["split_by_worker", {"shuffle": {"size": 6, "initial": 3}}],
+        lambda ps: [p.number for p in ps],
+        workers=2,
+    ),
+    Case(
+        "decode",
+        lambda p: p.decode("rgb8"),
+        DECODE,
+        [DECODE_PLAIN],
+        lambda ps: [decoded(p) for p in ps],
+    ),
+    Case(
+        "decode",
+        lambda p: p.decode("rgb8", only="png cls", max_pixels=192).to_dict("jpg;png", "cls"),
+        "- decode: {images: rgb8, only: [png, cls], max_pixels: 192}\n- to_dict: jpg;png cls\n",
+        [{"decode": {"images": "rgb8", "only": ("png", "cls"), "max_pixels": 192}}, {"to_dict": ["jpg;png", "cls"]}],
+        lambda ps: [{"jpg": p.pixels if p.number % 2 else bytes, "cls": p.number % 5} for p in ps],
+    ),
+    Case(
+        "map",
+        lambda p: p.decode().map("take_number").map("double", global_rng=True),
+        "- decode\n- map: take_number\n- map: {fn: double, global_rng: true}\n",
+        ["decode", {"map": {"fn": "take_number"}}, {"map": {"fn": "double", "global_rng": True}}],
+        lambda ps: [2 * p.number for p in ps],
+    ),
+    Case(
+        "map_dict",
+        lambda p: p.decode().map_dict(cls="double", txt="double").to_dict("cls", "txt"),
+        "- decode\n- map_dict: {cls: double, txt: double}\n- to_dict: [cls, txt]\n",
+        ["decode", {"map_dict": {"cls": "double", "txt": "double"}}, {"to_dict": "cls txt"}],
+        lambda ps: [{"cls": 2 * (p.number % 5), "txt": f"text {p.number}" * 2} for p in ps],
+    ),
+    Case(
+        "map_tuple",
+        lambda p: p.decode().to_tuple("txt", "cls", "__key__").map_tuple(None, "double"),
+        "- decode\n- to_tuple: txt cls __key__\n- map_tuple: [null, double]\n",
+        ["decode", {"to_tuple": ["txt", "cls", "__key__"]}, {"map_tuple": {"fns": [None, "double"]}}],
+        lambda ps: [(f"text {p.number}", 2 * (p.number % 5), p.key) for p in ps],
+    ),
+    Case(
+        "select",
+        lambda p: p.decode().select("is_even").map("take_number"),
+        "- decode\n- select: is_even\n- map: take_number\n",
+        ["decode", {"select": {"fn": "is_even"}}, {"map": "take_number"}],
+        lambda ps: [p.number for p in ps if p.number % 2 == 0],
+    ),
+    Case(
+        "rename",
+        lambda p: p.decode("rgb8").rename(image="jpg;png", name="txt", cls="json", self="cls"),
+        DECODE + '- rename: {image: "jpg;png", name: txt, cls: json, self: cls}\n',
+        [DECODE_PLAIN, {"rename": {"image": "jpg;png", "name": "txt", "cls": "json", "self": "cls"}}],
+        lambda ps: [
+            {
+                "__key__": p.key,
+                "__url__": p.url,
+                "image": p.pixels,
+                "name": f"text {p.number}",
+                "cls": {"number": p.number},
+                "self": p.number % 5,
+            }
+            for p in ps
+        ],
+    ),
+    Case(
+        "to_tuple",
+        lambda p: p.decode("rgb8").to_tuple("webp;jpg;png", "txt;cls", "__key__", "__url__"),
+        DECODE + '- to_tuple: "webp;jpg;png txt;cls __key__ __url__"\n',
+        [DECODE_PLAIN, {"to_tuple": {"fields": ["webp;jpg;png", "txt;cls", "__key__", "__url__"]}}],
+        lambda ps: [(p.pixels, f"text {p.number}", p.key, p.url) for p in ps],
+    ),
+    Case(
+        "to_dict",
+        lambda p: p.decode("rgb8").to_dict("webp;jpg;png", "__key__"),
+        DECODE + '- to_dict: ["webp;jpg;png", __key__]\n',
+        [DECODE_PLAIN, {"to_dict": {"fields": "webp;jpg;png __key__"}}],
+        lambda ps: [{"webp": p.pixels, "__key__": p.key} for p in ps],
+    ),
+    Case(
+        "batched",
+        lambda p: tuples(p).batched(4),
+        TUPLES + "- batched: 4\n",
+        [*TUPLES_PLAIN, {"batched": {"size": 4}}],
+        lambda ps: batches(ps, 4),
+    ),
+    Case(
+        "batched",
+        lambda p: tuples(p).batched(4, partial=False),
+        TUPLES + "- batched: {size: 4, partial: false}\n",
+        [*TUPLES_PLAIN, {"batched": {"size": 4, "partial": False}}],
+        lambda ps: batches(ps, 4)[:2],
+    ),
+    Case(
+        "batched",
+        lambda p: p.batched(4, collate="keys_only"),
+        "- batched: {size: 4, collate: keys_only}\n",
+        [{"batched": {"size": 4, "collate": "keys_only"}}],
+        lambda ps: [[p.key for p in ps[at : at + 4]] for at in (0, 4, 8)],
+    ),
+    Case(
+        "batched",
+        lambda p: p.decode("rgb8").to_dict("jpg;png", "json", "cls").batched(10),
+        DECODE + "- to_dict: jpg;png json cls\n- batched: 10\n",
+        [DECODE_PLAIN, {"to_dict": ["jpg;png", "json", "cls"]}, {"batched": 10}],
+        lambda ps: [{"jpg": images_of(ps), "json": [{"number": n} for n in range(10)], "cls": labels_of(ps)}],
+    ),
+    Case(
+        "unbatched",
+        lambda p: p.decode().to_tuple("txt", "__key__").batched(3).unbatched().batched(10),
+        "- decode\n- to_tuple: txt __key__\n- batched: 3\n- unbatched\n- batched: 10\n",
+        ["decode", {"to_tuple": "txt __key__"}, {"batched": 3}, {"unbatched": None}, {"batched": 10}],
+        lambda ps: [([f"text {p.number}" for p in ps], [p.key for p in ps])],
+    ),
+    Case(
+        "slice",
+        lambda p: p.slice(3),
+        "- slice: 3\n",
+        [{"slice": {"stop": 3}}],
+        lambda ps: [p.number for p in ps[:3]],
+    ),
+    Case(
+        "slice",
+        lambda p: p.slice(3, 8),
+        "- slice: [3, 8]\n",
+        [{"slice": {"start": 3, "stop": 8}}],
+        lambda ps: [p.number for p in ps[3:8]],
+    ),
+    Case(
+        "slice",
+        lambda p: p.slice(1, None, 4),
+        "- slice: [1, null, 4]\n",
+        [{"slice": {"start": 1, "stop": None, "step": 4}}],
+        lambda ps: [p.number for p in ps[1::4]],
+    ),
+    Case(
+        "slice",
+        lambda p: p.slice(7, None),
+        "- slice: {start: 7, stop: null}\n",
+        [{"slice": [7, None]}],
+        lambda ps: [p.number for p in ps[7:]],
+    ),
+    Case(
+        "with_epoch",
+        lambda p: tuples(p).with_epoch(6).batched(4),
+        TUPLES + "- with_epoch: 6\n- batched: 4\n",
+        [*TUPLES_PLAIN, {"with_epoch": {"n": 6}}, {"batched": 4}],
+        lambda ps: batches(ps[:6], 4),
+    ),
+    Case(
+        "with_length",
+        lambda p: p.with_length(10),
+        "- with_length: 10\n",
+        [{"with_length": {"n": 10}}],
+        lambda ps: [p.number for p in ps],
+    ),
+    Case(
+        "resize",
+        lambda p: p.decode("rgb8").resize([12, 16]).resize(12, fields="jpg;png"),
+        DECODE + '- resize: [12, 16]\n- resize: {size: 12, fields: "jpg;png"}\n',
+        [DECODE_PLAIN, {"resize": {"size": (12, 16)}}, {"resize": {"size": 12, "fields": ["jpg;png"]}}],
+        lambda ps: [decoded(p) for p in ps],  # the size it has already
+    ),
+    Case(
+        "center_crop",
+        lambda p: p.decode("rgb8").center_crop((6, 8)),
+        DECODE + "- center_crop: [6, 8]\n",
+        [DECODE_PLAIN, {"center_crop": {"size": [6, 8]}}],
+        lambda ps: changed(lambda image: image[3:9, 4:12], ps),
+    ),
+    Case(
+        "random_resized_crop",
+        lambda p: p.decode("rgb8").random_resized_crop([12, 16], scale=[1, 1], ratio=(4 / 3, 4 / 3)),
+        DECODE + f"- random_resized_crop: {{size: [12, 16], scale: [1, 1], ratio: [{4 / 3}, {4 / 3}]}}\n",
+        [DECODE_PLAIN, {"random_resized_crop": {"size": [12, 16], "scale": (1.0, 1.0), "ratio": [4 / 3, 4 / 3]}}],
+        lambda ps: [decoded(p) for p in ps],  # the one crop that fits
+    ),
+    Case(
+        "random_flip",
+        lambda p: p.decode("rgb8").random_flip(1),
+        DECODE + "- random_flip: 1\n",
+        [DECODE_PLAIN, {"random_flip": {"p": 1.0}}],
+        lambda ps: changed(lambda image: image[:, ::-1], ps),
+    ),
+    Case(
+        "normalize",
+        lambda p: p.decode("rgb8").normalize(mean=MEAN, std=STD).select("is_even"),
+        DECODE + f"- normalize: {{mean: {MEAN}, std: {STD}}}\n- select: is_even\n",
+        [DECODE_PLAIN, {"normalize": {"mean": MEAN, "std": STD}}, {"select": "is_even"}],
+        lambda ps: changed(lambda image: np.float32((image / 255 - MEAN) / STD), ps[::2]),
+    ),
+    Case(
+        "to_tensor",
+        lambda p: p.decode("rgb8").to_tensor(fields=["jpg;png"]),
+        DECODE + '- to_tensor: "jpg;png"\n',
+        [DECODE_PLAIN, {"to_tensor": {"fields": ("jpg;png",)}}],
+        lambda ps: changed(lambda image: torch.from_numpy(np.float32(image) / 255).permute(2, 0, 1), ps),
+    ),
+]
+IDS = [f"{case.name}-{at}" for at, case in enumerate(CASES)]
+
+
+def run_case(pipe: Pipeline, case: Case) -> list[Any]:
+    """What all ranks yield in one epoch; raw samples as their numbers."""
+    items = []
+    for rank in range(case.ranks):
+        loader = pipe.loader(rank=rank, world_size=case.ranks, workers=case.workers, transforms=FUNCTIONS)
+        assert case.name != "with_length" or len(loader) == 10
+        items += list(loader)
+    items = [bare(item) for item in items]
+    return sorted(items) if case.workers else items
+
+
+def bare(item: Any) -> Any:
+    """An undecoded sample as its number, undecoded fields as their type."""
+    if not isinstance(item, dict):
+        return item
+    if isinstance(item.get("json"), bytes):
+        return int(item["__key__"][1:])
+    return {name: bytes if isinstance(value, bytes) else value for name, value in item.items()}
+
+
+def test_the_table_covers_every_stage():
+    assert {case.name for case in CASES} == set(STAGES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_a_stage_is_the_same_from_python_yaml_and_a_dict(case, pattern, pictures, tmp_path):
+    """Equal specs, and each yields what the table says."""
+    built = case.python(Pipeline().stream(pattern, shuffle_shards=False))
+    text = f'version: 1\npipeline:\n- stream: {{shards: "${{PICTURES}}", shuffle_shards: false}}\n{case.yaml}'
+    (tmp_path / "config.yaml").write_text(text)
+    of_yaml = Pipeline(load_config(tmp_path / "config.yaml").pipeline())
+    plain = {"pipeline": [{"stream": {"shards": pattern, "shuffle_shards": False}}, *case.plain]}
+    of_dict = Pipeline(load_config(plain).pipeline())
+    assert built.stages == of_yaml.stages == of_dict.stages
+    expected = case.expected(pictures)
+    assert expected
+    for pipe in (built, of_yaml, of_dict):
+        assert close(run_case(pipe, case), expected)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.workers], ids=lambda case: case.name)
+def test_a_stage_can_be_sent_to_workers_that_are_not_forked(case, pattern, pictures):
+    """All of it goes through pickle, and works there as here."""
+    pipe, items = case.python(Pipeline().stream(pattern, shuffle_shards=False)), []
+    for rank in range(case.ranks):
+        built = pipe.build(rank=rank, world_size=case.ranks, transforms=FUNCTIONS)
+        items += [bare(item) for item in pickle.loads(pickle.dumps(built))]
+    assert close(items, case.expected(pictures))
+
+
+def close(values: Any, expected: Any) -> bool:
+    """`same`, but floating point may be off by its last digits, and memory may be laid out in another way."""
+    if isinstance(values, (list, tuple)) and type(values) is type(expected):
+        return len(values) == len(expected) and all(map(close, values, expected))
+    if isinstance(values, dict) and isinstance(expected, dict):
+        return list(values) == list(expected) and all(close(values[key], expected[key]) for key in values)
+    if isinstance(values, np.ndarray) and values.dtype == np.float32 == expected.dtype:
+        return values.shape == expected.shape and np.allclose(values, expected, rtol=0, atol=1e-6)
+    return same(values, expected)
+
+
+def test_every_setting_of_stream_can_be_written_in_all_three_ways(pattern, tmp_path):
+    python = Pipeline().stream(
+        f"{pattern}::{pattern}", seed=3, resampled=True, weights=[1, 2.5], split="none", check="none"
+    )
+    text = """\
+version: 1
+pipeline:
+- stream:
+    shards: "${PICTURES}::${PICTURES}"
+    seed: 3
+    resampled: true
+    weights: [1, 2.5]
+    split: none
+    check: none
+"""
+    (tmp_path / "config.yaml").write_text(text)
+    settings = {"seed": 3, "resampled": True, "weights": (1.0, 2.5), "split": "none", "check": "none"}
+    of_dict = load_config({"pipeline": [{"stream": {"shards": f"{pattern}::{pattern}", **settings}}]}).pipeline()
+    assert python.stages == load_config(tmp_path / "config.yaml").pipeline() == of_dict
+    fields = type(python.stages[0]).model_fields
+    assert all(getattr(python.stages[0], name) != fields[name].default for name in settings)
+
+
+# --- fields: alternatives, renaming, masks
+
+
+def test_a_renamed_image_is_still_an_image(pattern, pictures):
+    """To transforms, to batches of dicts, to batches of tuples; renamed twice, and by an alternative."""
+    base = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8")
+    pipe = base.rename(photo="jpg;png").rename(image="photo").center_crop(8)
+    expected = images_of(pictures)[:, :, 2:10, 4:12]
+    (as_dict,) = pipe.to_dict("image", "cls").batched(10).loader(workers=0)
+    (as_tuple,) = pipe.to_tuple("cls", "image").batched(10).loader(workers=0)
+    (whole,) = pipe.batched(10).loader(workers=0)
+    (again,) = pipe.to_dict("other;image").batched(10).loader(workers=0)
+    for images in (as_dict["image"], as_tuple[1], whole["image"], again["other"]):
+        assert torch.equal(images, expected)
+        assert images.is_contiguous(memory_format=LAST)
+    normalized = base.rename(image="jpg;png").normalize("imagenet").to_tensor().to_tuple("image").batched(10)
+    ((images,),) = normalized.loader(workers=0)
+    assert images.dtype == torch.float32
+    assert images.is_contiguous(memory_format=LAST)
+
+
+def test_a_dict_made_by_a_function_behind_to_tuple_is_collated_by_its_names(pattern, pictures):
+    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").to_tuple("cls", "jpg;png")
+    (batch,) = pipe.map(lambda pair: {"label": pair[0], "png": pair[1]}).batched(10).loader(workers=0)
+    assert torch.equal(batch["png"], images_of(pictures))
+
+
+def test_an_image_that_is_renamed_before_decode_is_told_so(pattern):
+    pipe = Pipeline().stream(pattern).rename(image="jpg;png").decode("rgb8").center_crop(8)
+    with pytest.raises(PipelineError, match=r"`image` is not decoded yet.*and before the field gets this name"):
+        list(pipe.loader(workers=0))
+
+
+def two_images(sample):
+    pixels = sample.pop("jpg", None)
+    pixels = sample.pop("png") if pixels is None else pixels
+    return {**sample, "left.png": pixels, "right.png": 255 - pixels, "mask.png": pixels[..., 0] // 128}
+
+
+def test_fields_and_masks_take_alternatives_and_share_one_draw(pattern):
+    """What the spec accepts is what the transform does."""
+    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").map(two_images)
+    settings = {"fields": ["jpg;left.png", "right.png;none"], "masks": "nothing;mask.png"}
+    done = pipe.random_resized_crop([12, 16], **settings).random_flip(**settings)
+    samples = list(done.loader(workers=0))
+    sources = list(pipe.loader(workers=0))
+    for sample in samples:
+        off = sample["left.png"].astype(int) + sample["right.png"] - 255
+        assert np.abs(off).max() <= 2  # one level of rounding each
+        assert sample["mask.png"].shape == (12, 16)
+        assert set(np.unique(sample["mask.png"])) <= {0, 1}
+    assert any(not np.array_equal(a["mask.png"], b["mask.png"]) for a, b in zip(samples, sources, strict=True))
+    resized = pipe.resize(6, **settings).center_crop(6, **settings).normalize("imagenet", fields="left.png right.png")
+    sample = next(iter(resized.loader(workers=0)))
+    assert sample["left.png"].shape == sample["right.png"].shape == (6, 6, 3)
+    assert sample["left.png"].dtype == np.float32
+    assert sample["mask.png"].dtype == np.uint8
+
+
+def test_alternatives_of_fields_and_masks_that_meet_in_a_sample_are_an_error(pattern):
+    """Else the mask would be blended as an image and then resized once more."""
+    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").resize(6, fields=["jpg;png"], masks=["png"])
+    loader = iter(pipe.loader(workers=0))
+    with pytest.raises(PipelineError, match=r"k000: resize: no field `png`"):
+        next(loader)
+    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").slice(1, 2)
+    for stage in (pipe.random_flip, functools.partial(pipe.resize, 6)):
+        with pytest.raises(PipelineError, match=r"k001: \w+: `fields` and `masks` both come to `png`"):
+            list(stage(fields=["jpg;png"], masks=["png"]).loader(workers=0))
+
+
+# --- batches
+
+
+def test_unbatched_undoes_batched(pattern):
+    """Tuples, dicts and bare values; and the samples have their own positions and names again."""
+    base = Pipeline().stream(pattern, seed=2).decode("rgb8").rename(image="jpg;png").to_tensor()
+    for pipe in (base, base.to_tuple("image", "cls", "txt", "json"), base.map(take_number_of_tensor)):
+        for size in (1, 3, 10, 11):
+            once = list(pipe.loader(workers=0))
+            twice = list(pipe.batched(size).unbatched().loader(workers=0))
+            assert len(once) == len(twice) == 10
+            assert all(map(equal_but_for_numbers, once, twice))
+
+
+def take_number_of_tensor(sample):
+    return float(sample["json"]["number"])
+
+
+def equal_but_for_numbers(sample: Any, unbatched: Any) -> bool:
+    """Numbers come back as tensors without axes."""
+    if isinstance(sample, dict):
+        return list(sample) == list(unbatched) and all(equal_but_for_numbers(sample[k], unbatched[k]) for k in sample)
+    if isinstance(sample, tuple):
+        return all(map(equal_but_for_numbers, sample, unbatched))
+    if isinstance(sample, torch.Tensor):
+        return torch.equal(sample, unbatched)
+    return sample == (unbatched.item() if isinstance(unbatched, torch.Tensor) else unbatched)
+
+
+def test_positions_survive_batching(six):
+    """The same random numbers as without it, and no two samples with the same, however often they are batched."""
+    base = list(listed(six, seed=8).map(draw).loader(workers=0))
+    for sizes in ([4], [8, 4], [5, 3, 1, 7]):
+        pipe = listed(six, seed=8)
+        for size in sizes:
+            pipe = pipe.batched(size).unbatched()
+        assert list(pipe.map(draw).loader(workers=0)) == base
+
+
+def test_errors_behind_unbatched_name_their_own_sample(six):
+    with pytest.raises(SampleError, match=r"s-001\.tar: n000007: map failed") as caught:
+        list(listed(six).batched(6).unbatched().map(fail_on_7).loader(workers=0))
+    assert caught.value.key == "n000007"
+
+
+def twice(batch):
+    return {name: [*column, *column] for name, column in batch.items()}
+
+
+def test_batches_changed_by_a_function_can_be_unbatched(six):
+    drawn = list(listed(six).batched(5).map(twice).unbatched().map(draw).loader(workers=0))
+    assert Counter(number for number, _ in drawn) == Counter([*range(39), *range(39)])
+    assert len({tossed for _, tossed in drawn}) == 78
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda batch: {**batch, "n": 3}, r"columns of a batch differ in length: .*'n': 'no column'"),
+        (lambda batch: {**batch, "n": "abcd"}, r"'n': 'no column'"),
+        (lambda batch: {**batch, "n": torch.tensor(1)}, r"'n': 'no column'"),
+        (lambda batch: {**batch, "n": [1]}, r"'cls': 4, 'n': 1"),
+        (lambda batch: 5, r"unbatched failed: TypeError: 'int' object is not iterable"),
+    ],
+    ids=["number", "text", "tensor", "short", "no batch"],
+)
+def test_what_is_no_batch_is_not_unbatched(six, function, message):
+    with pytest.raises((PipelineError, SampleError), match=f"s-000.tar: n000000 to n000003: .*{message}"):
+        list(listed(six).batched(4).map(function).unbatched().loader(workers=0))
+
+
+# --- errors
+
+
+FAILING = {
+    "map": lambda p: p.map(fail_on_7),
+    "map_dict": lambda p: p.map_dict(cls=lambda data: 1 / (int(data) - 7)),
+    "map_tuple": lambda p: p.to_tuple("__key__", "cls").map_tuple(None, lambda data: 1 / (int(data) - 7)),
+    "select": lambda p: p.select(fail_on_7),
+    "batched": lambda p: p.batched(1, collate=lambda samples: fail_on_7(samples[0])),
+    "decode": lambda p: p.rename(json="cls").map(lambda s: {**s, "json": b"{" if s["json"] == b"7" else b"1"}).decode(),
+    "to_tuple": lambda p: p.map(lambda s: {} if s["cls"] == b"7" else s).to_tuple("jpg;cls"),
+    "to_dict": lambda p: p.map(lambda s: {} if s["cls"] == b"7" else s).to_dict("cls"),
+    "rename": lambda p: p.map(lambda s: {} if s["cls"] == b"7" else s).rename(a="cls"),
+}
+
+
+@pytest.mark.parametrize("stage", FAILING)
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 1, "threads": 2}], ids=["here", "worker"])
+def test_a_failing_stage_names_itself_the_shard_and_the_key(six, stage, settings):
+    with pytest.raises(SampleError) as caught:
+        list(FAILING[stage](listed(six)).loader(**settings))
+    err = caught.value
+    assert (err.stage, err.key, err.shard.rpartition("/")[2]) == (stage, "n000007", "s-001.tar")
+    assert str(err).startswith(f"{err.shard}: n000007: {stage} failed: ")
+
+
+def raise_stop(value):
+    raise StopIteration
+
+
+@pytest.mark.parametrize("stage", ["map", "select", "batched"])
+def test_a_stop_iteration_of_a_users_function_does_not_end_the_stream(six, stage):
+    stages = {"map": {"fn": raise_stop}, "select": {"fn": raise_stop}, "batched": {"size": 2, "collate": raise_stop}}
+    pipe = Pipeline(load_config({"pipeline": [*listed(six).stages, {stage: stages[stage]}]}).pipeline())
+    with pytest.raises(SampleError, match="StopIteration"):
+        list(pipe.loader(workers=0))
+
+
+def test_a_batch_that_does_not_fit_names_its_first_and_last_sample(pattern):
+    pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8")
+    with pytest.raises(PipelineError, match=r"p-000\.tar: k000 to k002: batched: sample 1 \(`k001`\) has other fields"):
+        list(pipe.batched(3).loader(workers=0))
+    with pytest.raises(PipelineError, match=r"p-000\.tar: k000 to .*p-001\.tar: k005: batched: sample 1 "):
+        list(pipe.batched(6).loader(workers=0))

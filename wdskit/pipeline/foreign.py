@@ -1,0 +1,68 @@
+"""What can be known of stages that are not wdskit's: webdataset's own, and any callable from iterator to iterator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wdskit.errors import PipelineError
+from wdskit.pipeline.problems import describe
+from wdskit.pipeline.spec_types import StageSpec
+
+_BY_NODE = frozenset(["split_by_node", "single_node_only"])
+_BY_WORKER = frozenset(["split_by_worker"])
+_OPENERS = frozenset(["tarfile_samples", "tarfile_to_samples"])
+
+
+def check_stage(stage: object, at: int) -> None:
+    """Refuse what can be no stage, when it is put into the list and not when it is run.
+
+    Raises:
+        PipelineError: Neither a spec, nor a callable, nor a stage of webdataset.
+    """
+    if isinstance(stage, StageSpec) or hasattr(stage, "run"):
+        return
+    if callable(stage) and not (isinstance(stage, type) and issubclass(stage, StageSpec)):
+        return
+    if at == 0 and _is_torch_source(stage):
+        return
+    way_out = "a stage is a spec or a callable from iterator to iterator. Write .shuffle(200) for wdskit's own."
+    raise PipelineError(f"stage {at}: {describe(stage)}; {way_out}")
+
+
+def splits_nodes(stage: Any) -> bool:
+    """Whether a stage that is not ours keeps the shards of one rank."""
+    return _name(stage) in _BY_NODE
+
+
+def splits_workers(stage: Any) -> bool:
+    """Whether a stage that is not ours keeps the shards of one worker."""
+    return _name(stage) in _BY_WORKER
+
+
+def takes_shards(stage: Any) -> bool:
+    """Whether a stage that is not ours takes shards and gives shards."""
+    return splits_nodes(stage) or splits_workers(stage) or _name(stage) == "non_empty"
+
+
+def opens_shards(stage: Any) -> bool:
+    """Whether a stage, ours or not, turns shards into samples."""
+    return (stage.name if isinstance(stage, StageSpec) else _name(stage)) in _OPENERS
+
+
+def is_webdatasets(stage: Any) -> bool:
+    """Whether a stage comes from webdataset."""
+    return str(getattr(stage, "__module__", "")).partition(".")[0] == "webdataset"
+
+
+def _name(stage: Any) -> str:
+    """The name of a function; webdataset's filters carry theirs as `f`, partials as `func`."""
+    inner = getattr(stage, "f", None) or getattr(stage, "func", None) or stage
+    return str(getattr(inner, "__name__", ""))
+
+
+def _is_torch_source(stage: object) -> bool:
+    if not hasattr(stage, "__iter__") or isinstance(stage, (str, list, tuple, dict)):
+        return False
+    from torch.utils.data import DataLoader, IterableDataset  # whoever made one has loaded torch already
+
+    return isinstance(stage, (IterableDataset, DataLoader))
