@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import wdskit
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
-from wdskit.loader import loader as loader_module
+from wdskit.loader import workers as workers_module
 from wdskit.loader.failures import Failure, WorkerTraceback
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
@@ -376,7 +376,7 @@ def test_workers_of_a_loader_that_is_garbage_are_told_to_end(six, monkeypatch):
 
 def test_the_check_of_garbage_catches_workers_that_nobody_tells(six, monkeypatch):
     without = SimpleNamespace(ref=weakref.ref, finalize=lambda *_: SimpleNamespace())
-    monkeypatch.setattr(loader_module, "weakref", without)
+    monkeypatch.setattr(workers_module, "weakref", without)
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
     assert len(killed_workers(six, monkeypatch)) == 1
 

@@ -22,6 +22,7 @@ from wdskit.errors import (
     RowError,
     SampleError,
     ShardError,
+    StateError,
     StorageError,
     WdskitError,
 )
@@ -29,6 +30,7 @@ from wdskit.errors import (
 if TYPE_CHECKING:
     from wdskit.dataset.local import LocalShard
     from wdskit.loader.factory import make_loader
+    from wdskit.loader.gather import gather_valid
     from wdskit.packing.api import pack
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
@@ -51,9 +53,11 @@ __all__ = [
     "RowError",
     "SampleError",
     "ShardError",
+    "StateError",
     "StorageError",
     "WdskitError",
     "__version__",
+    "gather_valid",
     "load_config",
     "make_loader",
     "pack",
@@ -63,6 +67,7 @@ __all__ = [
 _HOMES = {
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
+    "gather_valid": "wdskit.loader.gather",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",

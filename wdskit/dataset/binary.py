@@ -97,6 +97,16 @@ class BinaryIndex:
         except UnicodeDecodeError as err:
             raise self._error("its names are not file names") from err
 
+    def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
+        """Feed the names of `shards` to a digest, with their lengths, so that no other names give the same."""
+        ends = self._name_ends.astype(np.int64)
+        lengths = np.diff(ends, prepend=0)[shards]
+        if len(shards) == len(self) and (np.diff(shards) == 1).all():
+            digest.update(self._names.data)
+        else:
+            digest.update("".join(self.name(shard) for shard in shards.tolist()).encode())
+        digest.update(lengths.astype("<i8").tobytes())
+
     def _check_header(self, header: bytes, num_bytes: int, body_digest: bytes, json_digest: bytes) -> tuple[int, int]:
         """Number of shards and bytes of names, once all that the header says holds."""
         if len(header) < _HEADER.size:

@@ -15,7 +15,7 @@ from wdskit.order.steps import Steps, Tail
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
-_NUMBERS = ("epoch", "consumed", "start", "epoch_samples")
+_NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
 
 
 class Pass(NamedTuple):
@@ -75,8 +75,7 @@ class Passes:
             StateError: A state of another epoch has been loaded and not used.
         """
         if self._is_loaded and epoch != self.epoch:
-            msg = f"set_epoch({epoch}): a state in epoch {self.epoch} was loaded and has not been used."
-            raise StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
+            raise unused_state(epoch, self.epoch)
         if not self._is_loaded:
             self.epoch = epoch
             self.consumed = 0
@@ -125,6 +124,7 @@ class Passes:
             "consumed": self.consumed,
             "start": self._start_of(self.epoch),
             "epoch_samples": self._samples_of(self.epoch),
+            "bad": 0,
             "fingerprint": dict(self._fingerprint),
         }
 
@@ -139,12 +139,8 @@ class Passes:
             StateError: It is no state, or one of another sequence of samples; the field is named.
         """
         numbers = _check(state)
-        differing = _differences(self._fingerprint, state["fingerprint"])
-        if differing and strict:
-            raise StateError(f"this state belongs to another sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
-        if differing:
-            logger.warning("a state of another sequence of samples is loaded: %s", "; ".join(differing))
-        self.epoch, self.consumed, start, samples = numbers
+        compare_fingerprints(self._fingerprint, state["fingerprint"], strict=strict)
+        self.epoch, self.consumed, start, samples, _ = numbers
         self._anchor = (self.epoch, start)
         self._loaded_samples = (self.epoch, samples)
         self._is_loaded = True
@@ -153,7 +149,13 @@ class Passes:
 _ADVICE = "Give the loader the same settings, or load with strict=False to go on from the same numbers."
 
 
-def _check(state: Mapping[str, Any]) -> list[int]:
+def unused_state(epoch: int, loaded: int) -> StateError:
+    """The error of `set_epoch(epoch)` where a state in epoch `loaded` has not been used."""
+    msg = f"set_epoch({epoch}): a state in epoch {loaded} was loaded and has not been used."
+    return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
+
+
+def _check(state: Any) -> list[int]:
     """The numbers of a state."""
     if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
@@ -165,6 +167,19 @@ def _check(state: Mapping[str, Any]) -> list[int]:
     if not isinstance(state.get("fingerprint"), Mapping):
         raise StateError("state: fingerprint is missing.")
     return [number for number in numbers if number is not None]
+
+
+def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, strict: bool) -> None:
+    """Refuse a state of another sequence of samples, or log that it is one.
+
+    Raises:
+        StateError: It is, and `strict`.
+    """
+    differing = _differences(here, there)
+    if differing and strict:
+        raise StateError(f"this state belongs to another sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
+    if differing:
+        logger.warning("a state of another sequence of samples is loaded: %s", "; ".join(differing))
 
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import traceback
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
-from wdskit.errors import PipelineError
+from wdskit.loader.budget import Budget
 from wdskit.loader.failures import Failure, sendable
+from wdskit.loader.loader import Loader
 from wdskit.loader.passes import Pass, Passes
-from wdskit.pipeline.planned import Job, PlannedPipeline
-from wdskit.pipeline.specs import LoaderSpec
+from wdskit.loader.workers import Workers
+from wdskit.pipeline.planned import Bad, Job, Made, PlannedPipeline
+from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 
 STEPS_A_JOB = 64
 """Steps that are made together where an item is a sample: one by one, the way between processes costs 0.2 ms each."""
@@ -33,12 +33,12 @@ class _Jobs(Dataset[Any]):
             return self.pipeline.make(job)
         try:
             return self.pipeline.make(job)
-        except Exception as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
+        except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
             return Failure(sendable(err), traceback.format_exc(), info.id)
 
 
 class _Schedule:
-    """The jobs of the pass that runs now, in order; the DataLoader takes them as a sampler's indices."""
+    """The jobs of the pass that runs now, in order; torch's DataLoader takes them as a sampler's indices."""
 
     def __init__(self, rank: int, steps_a_job: int) -> None:
         self.rank = rank
@@ -48,84 +48,79 @@ class _Schedule:
     def __iter__(self) -> Iterator[Job]:
         """The jobs of `running`."""
         assert self.running is not None
-        epoch, start, steps = self.running
+        _, start, steps = self.running
         for first in range(0, len(steps), self.steps_a_job):
             several = range(first, min(first + self.steps_a_job, len(steps)))
             positions = np.concatenate([steps.positions(self.rank, step) for step in several])
-            yield Job(epoch, start, positions, steps.num_samples)
+            yield Job(start, positions, steps.num_samples)
 
 
-class PlannedLoader:
-    """Iterate it once an epoch: the same number of batches on every rank, whatever the workers.
+class PlannedLoader(Loader):
+    """Iterate it once an epoch: the same number of items on every rank, whatever the workers.
 
-    `len(loader)` is the number of batches of a whole epoch. `state_dict` says what the consumer has received, and is
-    the same on every rank; loaded on any number of ranks, workers and threads, the sequence of samples goes on where it
-    stopped. It makes no collective call.
+    `len(loader)` is the number of items of a whole epoch. `state_dict` says what the consumer has received, and is the
+    same on every rank; loaded on any number of ranks, workers and threads, the sequence of samples goes on where it
+    stopped.
 
     Args:
         pipeline: Built for this rank.
         spec: Workers, prefetch and the rest.
+        errors: How many bad samples an epoch may have.
+        process_group: The group that the rank came from, to compare with at the first item.
+        told: Whether rank and world size were the caller's word, which no process group overrules.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
     """
 
-    def __init__(self, pipeline: PlannedPipeline, spec: LoaderSpec) -> None:
+    def __init__(
+        self,
+        pipeline: PlannedPipeline,
+        spec: LoaderSpec,
+        errors: ErrorsSpec | None = None,
+        *,
+        process_group: Any = None,
+        told: bool = False,
+    ) -> None:
+        super().__init__(pipeline.run.place, process_group=process_group, told=told)
         self.pipeline = pipeline
         self.spec = spec
-        plan, place = pipeline.plan, pipeline.run.place
+        plan = pipeline.plan
         self._passes = Passes(
             epoch_samples=plan.epoch_samples,
             batch=plan.batch,
-            world_size=place.world_size,
+            world_size=self._place.world_size,
             tail=plan.tail,
             fingerprint=plan.fingerprint,
         )
-        self._steps_a_job = 1 if plan.is_batched else STEPS_A_JOB
-        self._schedule = _Schedule(place.rank, self._steps_a_job)
-        self._running: weakref.ref[Any] | None = None
-        self._torch_loader: DataLoader[Any] = DataLoader(
-            _Jobs(pipeline),
-            sampler=self._schedule,  # type: ignore[arg-type]  # any iterable of what __getitem__ takes
-            batch_size=None,
-            collate_fn=_as_it_is,
-            num_workers=spec.workers,
-            persistent_workers=spec.persistent_workers and spec.workers > 0,
-            prefetch_factor=spec.prefetch if spec.workers else None,
-            multiprocessing_context=spec.start_method if spec.workers else None,
-            pin_memory=spec.pin_memory and torch.cuda.is_available(),
-        )
+        num_samples = len(self._passes) * plan.batch
+        self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
+        self._schedule = _Schedule(self._place.rank, 1 if plan.is_batched else STEPS_A_JOB)
+        self._workers = Workers(_Jobs(pipeline), spec, stages=pipeline.pipeline, sampler=self._schedule)
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next pass runs, or the one that runs now."""
+        """The epoch that the next iteration runs, or the one that runs now."""
         return self._passes.epoch
 
     @property
     def remaining(self) -> int:
-        """Batches between what the consumer has received and the end of the epoch."""
+        """Items between what the consumer has received and the end of the epoch."""
         return self._passes.remaining
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, on every rank alike."""
+        """Items of a whole epoch, on every rank alike."""
         return len(self._passes)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` >= 0 the one that the next pass runs; a loaded one keeps its position.
-
-        Raises:
-            StateError: A state of another epoch has been loaded and not used.
-        """
-        if type(epoch) is not int or epoch < 0:
-            raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 or more.")
+    def _set_epoch(self, epoch: int) -> None:
         self._passes.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the consumer stands: small plain JSON, the same on every rank."""
-        return self._passes.state_dict()
+        """Where the consumer stands: small plain JSON, the same on every rank but for the number of its bad samples."""
+        return {**self._passes.state_dict(), "bad": self._budget.count}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on where a state says, with the next pass.
+        """Go on where a state says, with the next iteration.
 
         Args:
             state: From `state_dict`, on any number of ranks, workers and threads.
@@ -135,35 +130,30 @@ class PlannedLoader:
             StateError: It is no state, or one of another sequence; the field is named.
         """
         self._passes.load_state_dict(state, strict=strict)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Start a pass; nothing happens before the first batch is asked for.
-
-        Raises:
-            PipelineError: Another pass of this loader is still running.
-        """
-        running = self._running() if self._running is not None else None
-        if running is not None and running.gi_frame is not None:
-            raise PipelineError(
-                "this loader is being iterated already. Finish or drop that iterator, or make a second loader."
-            )
-        items: Iterator[Any] = self._items()
-        self._running = weakref.ref(items)
-        return items
+        self._budget.count = state["bad"]
 
     def _items(self) -> Any:
         running = self._schedule.running = self._passes.begin()
+        if not running.steps.consumed:
+            self._budget.count = 0
         step = 0
-        for made in self._torch_loader if len(running.steps) else ():
-            if isinstance(made, Failure):
-                made.throw()
-            for item in [made] if self.pipeline.plan.is_batched else made:
+        for made in self._workers if len(running.steps) else ():
+            self._check_rank()
+            for item, bad in self._of_steps(running, step, made):
+                self._budget.spend(running.epoch, bad)
                 self._passes.received(running, step)
                 step += 1
+                if step == len(running.steps):
+                    self._budget.count = 0
                 yield item
         assert step == len(running.steps)
 
-
-def _as_it_is(item: Any) -> Any:
-    """Leave batches alone."""
-    return item
+    def _of_steps(self, running: Pass, step: int, made: Made) -> Iterator[tuple[Any, Sequence[Bad]]]:
+        """The items of a job, each with its bad samples; the first is that of `step`."""
+        if self.pipeline.plan.is_batched:
+            yield made.value, made.bad
+            return
+        bad = {each.position: each for each in made.bad}
+        for number, item in enumerate(made.value):
+            position = int(running.steps.positions(self._place.rank, step + number)[0]) if bad else -1
+            yield item, [bad[position]] if position in bad else []

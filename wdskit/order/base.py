@@ -14,11 +14,9 @@ Ints = NDArray[np.int64]
 class Order(Protocol):
     """Which sample stands at which position of an endless sequence, and nothing else.
 
-    A pass over all samples is `num_samples` positions long; position `q` of the endless sequence is position
-    `q % num_samples` of pass `q // num_samples`.
+    Those but mixtures have `num_samples`, the length of a pass over all samples; position `q` of the endless sequence
+    is position `q % num_samples` of pass `q // num_samples`.
     """
-
-    num_samples: int
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """The samples at `positions`.
@@ -30,6 +28,24 @@ class Order(Protocol):
             (shard, sample), int64 (n,) each: the shard's number in the list of counts, and the sample's number in it.
         """
         ...
+
+    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
+        """What stands in for a bad sample: others of its lane's window, one after the other from its place on.
+
+        Args:
+            position: Of the bad sample.
+            attempt: 1 for the next one of the window, 2 for the one behind that, and so on around.
+
+        Returns:
+            (shard, sample), None where the window has no more.
+        """
+        ...
+
+
+def one_of(order: Order, position: int) -> tuple[int, int]:
+    """The sample at one position."""
+    shards, samples = order.take([position])
+    return int(shards[0]), int(samples[0])
 
 
 class Stack:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import Ints, Recent, Stack, grouped
+from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
 from wdskit.order.keys import permutation
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
 
@@ -59,6 +59,12 @@ class ExactOrder:
         for number, at in grouped(passes):
             shards[at], samples[at] = self._take_pass(number, places[at])
         return shards, samples
+
+    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
+        """Another sample for a bad one; see `order.base.Order`."""
+        number, place = divmod(position, self.num_samples)
+        other = self._lanes.beside(place, attempt, self.num_samples)
+        return None if other is None else one_of(self, number * self.num_samples + other)
 
     def _take_pass(self, number: int, positions: Ints) -> tuple[Ints, Ints]:
         places, lanes = np.divmod(positions, self._lanes.num_lanes)

@@ -56,6 +56,26 @@ class Lanes:
             shuffled[at] += self._permutations(pass_number, lane, number, size)[within[at]]
         return shuffled
 
+    def beside(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
+        """The position that is `attempt` places further in the window of `position`, around its end.
+
+        Args:
+            position: Of the sequence of all lanes.
+            attempt: 1 <= attempt.
+            num_positions: Of that sequence; None where it has no end.
+
+        Returns:
+            None where the window has fewer places.
+        """
+        place, lane = divmod(position, self.num_lanes)
+        first = place - place % self.window
+        size = self.window
+        if num_positions is not None:
+            size = min(size, (num_positions - lane + self.num_lanes - 1) // self.num_lanes - first)
+        if attempt >= size:
+            return None
+        return (first + (place - first + attempt) % size) * self.num_lanes + lane
+
     def _permutation(self, pass_number: int, lane: int, number: int, size: int) -> Ints:
         order = permutation(size, self._purpose, self._seed, pass_number, lane, number)
         return order.astype(np.min_scalar_type(size))

@@ -14,7 +14,8 @@ from wdskit.order.shares import Change, Schedule, Shares
 class MixtureOrder:
     """Parts with weights, each repeating at its own pace, without end.
 
-    Shards are numbered through: those of the first part, then those of the second, and so on.
+    Shards are numbered through: those of the first part, then those of the second, and so on. It has no pass of its
+    own.
 
     Args:
         parts: The order of each part.
@@ -47,3 +48,10 @@ class MixtureOrder:
             shards[at], samples[at] = self.parts[part].take(indices[at])
             shards[at] += self.first_shards[part]
         return shards, samples
+
+    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
+        """Another sample of the same part for a bad one; see `order.base.Order`."""
+        parts, indices = self.shares.take([position])
+        part = int(parts[0])
+        found = self.parts[part].substitute(int(indices[0]), attempt)
+        return found and (found[0] + int(self.first_shards[part]), found[1])

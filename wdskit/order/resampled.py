@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import Ints, Recent, Stack, grouped
+from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
 
@@ -63,6 +63,11 @@ class ResampledOrder:
             firsts[at] = self._starts(lane, number)[chunks[at]]
         shards, samples = self._stack.find(firsts)
         return shards, (samples + steps) % self._stack.counts(shards)
+
+    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
+        """Another sample for a bad one; see `order.base.Order`."""
+        other = self._lanes.beside(position, attempt)
+        return None if other is None else one_of(self, other)
 
     def _draw(self, lane: int, number: int) -> Ints:
         """First sample of each chunk of a window, as running numbers: uniform up to one part in 2**53 / num_samples."""

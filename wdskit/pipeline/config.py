@@ -7,7 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
 
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES
@@ -18,7 +20,7 @@ from wdskit.pipeline.plain import plain_tree
 from wdskit.pipeline.problems import Path, describe, did_you_mean, dotted, listing, show, wrong_kind
 from wdskit.pipeline.rules import check_order
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.specs import STAGES, LoaderSpec
+from wdskit.pipeline.specs import STAGES, ErrorsSpec, LoaderSpec
 
 VERSION = 1
 SINGLE = "pipeline"
@@ -26,10 +28,11 @@ SINGLE = "pipeline"
 
 MAX_PROBLEMS = 100
 
-_SETTINGS = ["version", "pipeline", "pipelines", "loader"]
+_SETTINGS = ["version", "pipeline", "pipelines", "loader", "errors"]
 _PIPELINE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 Stage = StageSpec | Callable[..., Any]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,13 @@ class Config:
     Attributes:
         pipelines: Stages by pipeline name; what `pipeline:` holds is called "pipeline".
         loader: How they are run.
+        errors: What becomes of bad samples.
         origin: Where it came from, for messages.
     """
 
     pipelines: Mapping[str, tuple[Stage, ...]]
     loader: LoaderSpec
+    errors: ErrorsSpec = field(default_factory=ErrorsSpec)
     origin: str = field(default="", compare=False)
 
     def pipeline(self, name: str | None = None) -> tuple[Stage, ...]:
@@ -179,8 +184,9 @@ class _Check:
                 self._note((name,), unknown_setting(name, "A configuration", _SETTINGS))
         self._check_version()
         pipelines = self._pipelines()
-        loader = self._loader()
-        return Config(pipelines, loader, self.origin) if loader is not None else None
+        loader = self._settings("loader", LoaderSpec, "{workers: 4}")
+        errors = self._settings("errors", ErrorsSpec, "{max_bad: 10}")
+        return None if loader is None or errors is None else Config(pipelines, loader, errors, self.origin)
 
     def _line(self, where: str) -> int:
         line = where.rpartition(":")[2]
@@ -263,12 +269,12 @@ class _Check:
             return f"a stage is one name, but {listing(list(item)[:5])} stand together.{hint}"
         return f"{describe(item)}; a stage is needed, as in `- shuffle: 200` or `- split_by_node`."
 
-    def _loader(self) -> LoaderSpec | None:
-        settings = self.tree.get("loader")
+    def _settings(self, name: str, model: type[Model], example: str) -> Model | None:
+        settings = self.tree.get(name)
         if settings is not None and not isinstance(settings, dict):
-            self._note(("loader",), wrong_kind(settings, "a mapping is needed, as in {workers: 4}"))
+            self._note((name,), wrong_kind(settings, f"a mapping is needed, as in {example}"))
             return None
-        loader, flaws = read_settings(LoaderSpec, settings or {})
+        read, flaws = read_settings(model, settings or {})
         for flaw in flaws:
-            self._note(("loader", *flaw.path), flaw.rule)
-        return loader
+            self._note((name, *flaw.path), flaw.rule)
+        return read

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from wdskit.pipeline.config import VERSION
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.specs import STAGES, LoaderSpec
+from wdskit.pipeline.specs import STAGES, ErrorsSpec, LoaderSpec
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 """What may stand in place of a number or a truth value: text with a variable that becomes one."""
@@ -31,12 +31,20 @@ def json_schema() -> dict[str, Any]:
                 "minProperties": 1,
             },
             "loader": {"anyOf": [_settings(LoaderSpec), {"type": "null"}], "description": "How a pipeline is run."},
+            "errors": {
+                "anyOf": [_settings(ErrorsSpec), {"type": "null"}],
+                "description": "What becomes of bad samples.",
+            },
         },
         "required": ["version"],
         "oneOf": [{"required": ["pipeline"]}, {"required": ["pipelines"]}],
         "additionalProperties": False,
         "$defs": {"pipeline": {"type": "array", "items": {"$ref": "#/$defs/stage"}, "minItems": 1}} | _stages(),
     }
+
+
+def _section(model: type[BaseModel], description: str) -> dict[str, Any]:
+    return {"anyOf": [_settings(model), {"type": "null"}], "description": description}
 
 
 def _stages() -> dict[str, Any]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import webdataset
 
 from wdskit.errors import PipelineError
-from wdskit.order.draws import Draws
 from wdskit.pipeline.board import Board, Standing
-from wdskit.pipeline.buffering import Keeps, Shuffle
+from wdskit.pipeline.buffering import EpochCut, Keeps, Shuffle
 from wdskit.pipeline.each import Each
-from wdskit.pipeline.foreign import splits_nodes, splits_workers
-from wdskit.pipeline.reading import OpenTars, SplitByNode, SplitByWorker, StreamSource
+from wdskit.pipeline.marks import Mark, Marks, Resume
+from wdskit.pipeline.reading import OpenTars, StreamSource
 from wdskit.pipeline.run import NOWHERE, Origin, Run
+from wdskit.pipeline.splits import Layout, check_splits
 
 logger = logging.getLogger(__name__)
 
@@ -28,30 +28,8 @@ class _Live:
 
     values: Iterator[Any]
     next_epoch: int | None
+    worker: int
     close: Callable[[], object]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What a running pipeline must know of its own list, positions being those of `DataPipeline.pipeline`.
-
-    Attributes:
-        draws: The order of the shards; None where the source is not ours.
-        cut: Position of with_epoch, None without.
-        tars: Position of the stage that opens the shards, None where it is not ours.
-        split_none: Whether a missing splitter was asked for.
-        count: Number of items that an epoch of a worker yields, as a function of (worker, workers); None where unknown.
-        length: What with_length says.
-        stateless: Why the part before with_epoch cannot be rebuilt in another process, "" where it can.
-    """
-
-    draws: Draws | None
-    cut: int | None
-    tars: int | None
-    split_none: bool
-    count: Callable[[int, int], int] | None = field(repr=False)
-    length: int | None
-    stateless: str
 
 
 class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdataset ships no annotations that mypy can use
@@ -69,6 +47,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.run = run
         self.layout = layout
         self.board = board
+        self.marks: Marks | None = None
         self._live: _Live | None = None
         self._turn: object = None
 
@@ -87,6 +66,14 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             return None
         return sum(self.layout.count(worker, max(1, num_workers)) for worker in range(max(1, num_workers)))
 
+    def start_of(self, worker: int, epoch: int, num_workers: int) -> Standing | None:
+        """Where a worker stood, or will stand, when `epoch` begins; None where it begins a stream."""
+        return None if self.layout.cut is None else self.board.load(worker, epoch, (*self.run.place, num_workers))
+
+    def set_start(self, worker: int, epoch: int, num_workers: int, standing: Standing) -> None:
+        """Let a worker begin `epoch` from there."""
+        self.board.save(worker, epoch, (*self.run.place, num_workers), standing)
+
     def with_epoch(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: webdataset's would repeat the first samples for ever."""
         raise PipelineError("with_epoch comes before build(): Pipeline().stream(...).with_epoch(n).build().")
@@ -95,22 +82,24 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate one epoch in this process."""
-        self._enter()
-        epoch = self.board.next_epoch(self._row)
+        epoch = self._enter()
         return self._alone(self._whole(epoch) if self.layout.cut is None else self._part(epoch))
 
-    def _enter(self) -> None:
-        """Learn which worker this is, and refuse what would read twice or not at all."""
+    def _enter(self) -> int:
+        """Learn which worker this is and which epoch it is to run, and refuse what would read twice or not at all."""
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
         run = self.run
-        run.worker, run.num_workers = (0, 1) if info is None else (info.id, info.num_workers)
-        self._row = run.worker
+        self._row, run.num_workers = (0, 1) if info is None else (info.id, info.num_workers)
         if run.num_workers > self.board.max_workers:
             msg = f"{run.num_workers} workers: this pipeline was built for {self.board.max_workers}."
             raise PipelineError(f"{msg} Build it with build(max_workers={run.num_workers}).")
         check_splits(self.pipeline, self.layout, run.place.world_size, run.num_workers)
+        epoch = self.board.next_epoch(self._row)
+        shift = 0 if self.marks is None else self.marks.shift(self._row, epoch)
+        run.worker = (self._row + shift) % run.num_workers
+        return epoch
 
     def _alone(self, values: Iterator[Any]) -> Iterator[Any]:
         """The values, as long as no other iteration of this pipeline starts: they would share one place in the stream.
@@ -127,8 +116,11 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     def _whole(self, epoch: int) -> Iterator[Any]:
         """One epoch that ends by itself: each shard once (or no end at all, resampled without with_epoch)."""
-        self._begin(epoch, None)
-        for value in self._chain(0, len(self.pipeline), None):
+        resume = self._resume(epoch)
+        self._begin(
+            epoch, resume.mark.standing if resume is not None and resume.mark is not None else None, self.pipeline
+        )
+        for value in self._marked(epoch, resume, self._chain(0, len(self.pipeline), None)):
             self.run.num_heard += 1
             yield value
         self._finish(epoch)
@@ -137,29 +129,55 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """One epoch of with_epoch: the next part of a stream that goes on."""
         cut = self.layout.cut or 0
         live = self._live
-        if live is None or live.next_epoch != epoch:
-            standing = self.board.load(self._row, epoch, self._ranks)
+        resume = self._resume(epoch)
+        within = resume is not None and resume.mark is not None
+        if resume is not None or live is None or (live.next_epoch, live.worker) != (epoch, self.run.worker):
+            standing = self.board.load(self.run.worker, epoch, self._ranks)
             if self.layout.stateless and self.board.last_finished(self._row) == epoch - 1 >= 0:
                 raise PipelineError(_cannot_go_on(self.layout.stateless))
             if live is not None:
                 live.close()
-            self._begin(epoch, standing)
+            if resume is not None and resume.mark is not None:
+                self._begin(epoch, resume.mark.standing, self.pipeline)
+            else:
+                self._begin(epoch, standing, self.pipeline[:cut])
             live = self._live = self._start(cut, epoch)
-            if standing is None:
+            if standing is None and not within:
                 self._save(epoch)
         self.run.epoch = epoch
-        _clear(self.pipeline[cut:])
+        if not within:
+            _clear(self.pipeline[cut:])
         live.next_epoch = None
-        yield from self._chain(cut, len(self.pipeline), live.values)
+        saved = False
+        for value in self._marked(epoch, resume, self._chain(cut, len(self.pipeline), live.values)):
+            if not saved and not self.pipeline[cut].left:  # all that this epoch takes is taken
+                self._save(epoch + 1)
+                saved = True
+            yield value
         self.pipeline[cut].finish(live.values)
         live.next_epoch = epoch + 1
         self._save(epoch + 1)
         self._finish(epoch)
 
+    def _resume(self, epoch: int) -> Resume | None:
+        """From where this epoch goes on, if it is one that was stopped."""
+        return None if self.marks is None else self.marks.take_resume(self.run.worker, epoch)
+
+    def _marked(self, epoch: int, resume: Resume | None, values: Iterator[Any]) -> Iterator[Any]:
+        """The values that were not received before; a mark is made now and then."""
+        first = resume.mark.num_items if resume is not None and resume.mark is not None else 0
+        num_given = 0 if resume is None else resume.num_items
+        for number, value in enumerate(values, first + 1):
+            if self.marks is not None and number % self.marks.spacing == 0 and not self.layout.unsaved:
+                left = 0 if self.layout.cut is None else self.pipeline[self.layout.cut].left
+                self.marks.put(self.run.worker, epoch, Mark(number, self._standing(self.pipeline, left)))
+            if number > num_given:
+                yield value
+
     def _start(self, cut: int, epoch: int) -> _Live:
         """A new stream. It is closed with its pipeline; when Python exits, before its modules are emptied."""
         values = self._chain(0, cut, None)
-        return _Live(values, epoch, weakref.finalize(self, _close, values))
+        return _Live(values, epoch, self.run.worker, weakref.finalize(self, _close, values))
 
     def _finish(self, epoch: int) -> None:
         self.board.finish(self._row, epoch)
@@ -177,42 +195,43 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
     def _ranks(self) -> tuple[int, int, int]:
         return (*self.run.place, self.run.num_workers)
 
-    def _keepers(self) -> list[tuple[int, Keeps]]:
-        """The stages before with_epoch that keep values, with their positions."""
-        upstream = self.pipeline[: self.layout.cut]
-        return [(at, stage) for at, stage in enumerate(upstream) if isinstance(stage, (Shuffle, Each))]
-
     def _save(self, epoch: int) -> None:
-        if self.layout.stateless or self.layout.draws is None:
-            return
-        run, keepers = self.run, [stage for _, stage in self._keepers()]
-        kept = tuple(tuple((origin.major, origin.minor) for origin, _ in stage.kept) for stage in keepers)
-        counts = tuple(stage.count for stage in keepers)
-        standing = Standing(run.first_epoch, run.next_draw, run.next_sample, counts, kept)
-        self.board.save(self._row, epoch, self._ranks, standing)
+        if not self.layout.stateless and self.layout.draws is not None:
+            standing = self._standing(self.pipeline[: self.layout.cut])
+            self.board.save(self.run.worker, epoch, self._ranks, standing)
 
-    def _begin(self, epoch: int, standing: Standing | None) -> None:
-        """Stand where `standing` says, or at the first draw of `epoch`."""
+    def _standing(self, stages: list[Any], left: int = 0) -> Standing:
+        """Where these stages stand, between two values."""
+        stages = keepers_of(stages)
+        kept = tuple(tuple((origin.major, origin.minor) for origin, _ in stage.kept) for stage in stages)
+        counts = tuple(stage.count for stage in stages)
+        return Standing(self.run.first_epoch, self.run.next_draw, self.run.next_sample, counts, kept, left)
+
+    def _begin(self, epoch: int, standing: Standing | None, stages: list[Any]) -> None:
+        """Stand where `standing` says that `stages` stood, or at the first draw of `epoch`."""
         _clear(self.pipeline)
         draws = self.layout.draws
-        if draws is None:
-            self.run.begin(epoch, draw=0)
-        elif standing is None:
-            stop = draws.stop(epoch) if self.layout.cut is None else None
-            self.run.begin(epoch, draw=draws.first(epoch), stop_draw=stop)
-        else:
-            keepers = self._keepers()
-            rebuilt = [self._rebuild(at, pairs) for (at, _), pairs in zip(keepers, standing.kept, strict=True)]
-            for (_, stage), kept, count in zip(keepers, rebuilt, standing.counts, strict=True):
-                stage.kept, stage.count = kept, count
-            self.run.begin(standing.first_epoch, draw=standing.draw, sample=standing.sample)
+        stop = None if draws is None or self.layout.cut is not None else draws.stop(epoch)
+        if standing is None:
+            self.run.begin(epoch, draw=0 if draws is None else draws.first(epoch), stop_draw=stop)
+            return
+        keepers = keepers_of(stages)
+        rebuilt = [
+            self._rebuild(self.pipeline.index(stage), pairs)
+            for stage, pairs in zip(keepers, standing.kept, strict=True)
+        ]
+        for stage, kept, count in zip(keepers, rebuilt, standing.counts, strict=True):
+            stage.kept, stage.count = kept, count
+        if len(stages) == len(self.pipeline) and self.layout.cut is not None:
+            self.pipeline[self.layout.cut].resumed = standing.left
+        self.run.begin(standing.first_epoch, draw=standing.draw, sample=standing.sample, stop_draw=stop)
 
     def _rebuild(self, at: int, pairs: tuple[tuple[int, int], ...]) -> list[tuple[Origin, Any]]:
         """The values that reached the stage at position `at`, by their (draw, sample), read again."""
         tars = self.layout.tars or 0
         values: Iterator[Any] = self._reread(pairs)
         for stage in self.pipeline[tars + 1 : at]:
-            if not isinstance(stage, Shuffle):
+            if not isinstance(stage, (Shuffle, EpochCut)):
                 values = iter(self.invoke(stage, values))
         found = {}
         for value in values:
@@ -247,12 +266,22 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.run.origin = NOWHERE
 
 
+def keepers_of(stages: list[Any]) -> list[Keeps]:
+    """The stages that keep values."""
+    return [stage for stage in stages if isinstance(stage, (Shuffle, Each))]
+
+
+def keeping(stages: list[Any]) -> tuple[int, int]:
+    """How many stages keep values, and how many all of them can hold."""
+    keepers = keepers_of(stages)
+    return len(keepers), sum(stage.capacity + 2 for stage in keepers)
+
+
 def _clear(stages: list[Any]) -> None:
     """Let stages begin with nothing."""
-    for stage in stages:
-        if isinstance(stage, (Shuffle, Each)):
-            stage.kept = []
-            stage.count = 0
+    for stage in keepers_of(stages):
+        stage.kept = []
+        stage.count = 0
 
 
 def _close(values: Iterator[Any]) -> None:
@@ -265,36 +294,3 @@ def _close(values: Iterator[Any]) -> None:
 def _cannot_go_on(why: str) -> str:
     msg = f"{why} holds values that cannot be read again, so an epoch cannot be repeated or go on in another process."
     return f"{msg}\n  Finish every epoch, and keep the workers: persistent_workers=True."
-
-
-def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers: int) -> None:
-    """Refuse a stream that ranks or workers would read twice, or that has too few shards.
-
-    Raises:
-        PipelineError: Says which splitter is missing, or the numbers.
-    """
-    if layout.draws is None:
-        return
-    by_node = any(isinstance(stage, SplitByNode) or splits_nodes(stage) for stage in stages)
-    by_worker = any(isinstance(stage, SplitByWorker) or splits_workers(stage) for stage in stages)
-    if not layout.split_none:
-        if world_size > 1 and not by_node:
-            raise PipelineError(_no_splitter("split_by_node", f"{world_size} ranks"))
-        if num_workers > 1 and not by_worker:
-            raise PipelineError(_no_splitter("split_by_worker", f"{num_workers} workers"))
-    if layout.cut is not None:
-        return
-    if world_size > 1 and not layout.split_none:
-        msg = f"a stream over {world_size} ranks ends at another step on each, and DDP hangs."
-        raise PipelineError(
-            f"{msg}\n  Add with_epoch: n, which counts per rank and goes on where the last epoch ended."
-        )
-    num_readers = (world_size if by_node else 1) * (num_workers if by_worker else 1)
-    if layout.draws.num_shards < num_readers and not layout.draws.resampled:
-        msg = f"{layout.draws.num_shards} shards cannot feed {world_size} ranks x {num_workers} workers one shard each."
-        raise PipelineError(f"{msg}\n  Use fewer workers, more shards (`wdskit pack --max-samples`), or with_epoch.")
-
-
-def _no_splitter(name: str, who: str) -> str:
-    msg = f"{who} would each read every shard: {name} is missing."
-    return f"{msg}\n  Add it behind stream, or say `split: none` if that is meant."
