@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import time
 
 import pytest
 import webdataset
@@ -237,3 +238,48 @@ def test_the_check_of_stops_catches(shards, mutant, monkeypatch):
         monkeypatch.setattr(stream_module.StreamPipeline, "set_start", lambda *_: None)
     with pytest.raises((AssertionError, PipelineError)):
         check_every_stop(lambda: PIPES["with_epoch"](shards).loader(workers=2, prefetch=2))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"workers": 0}, {"workers": 2}, {"workers": 2, "persistent_workers": False}], ids=str
+)
+def test_an_epoch_that_is_left_goes_on_where_its_consumer_was(shards, settings):
+    """Whatever the workers have ready: the next epoch, and a state of it, follow from what was received."""
+    make = functools.partial(PIPES["with_epoch"](shards).loader, prefetch=2)
+    found = []
+    for nap in (0, 0.3):
+        loader = make(**settings)
+        seen = []
+        for num_items in (3, 1, 0):
+            epoch = loader.epoch
+            seen += [plain(item) for item in itertools.islice(loader, num_items)]
+            time.sleep(nap)  # workers may run ahead, to the end of the epoch
+            loader.set_epoch(epoch + 1)
+        state = json.loads(json.dumps(loader.state_dict()))
+        seen += epochs(loader, 2)
+        resumed = make(**settings)
+        resumed.load_state_dict(state)
+        assert [*seen[:4], *epochs(resumed, 2)] == seen
+        found.append(seen)
+    assert found[0] == found[1]
+    whole = [item for _, item in epochs(make(workers=0), 2)]
+    assert found[0][:4] == whole[:4] or settings["workers"]  # no sample is read that was had before, none left out
+
+
+def test_a_jump_begins_a_stream(shards):
+    """The same from any place and any number of workers' preparations."""
+    make = functools.partial(PIPES["with_epoch"](shards).loader, workers=1, prefetch=2)
+    loader = make()
+    epochs(loader, 3)
+    for num_items in (2, 0):
+        list(itertools.islice(loader, num_items))
+        loader.set_epoch(9)
+        state = json.loads(json.dumps(loader.state_dict()))
+        there = epochs(loader, 2)
+        fresh = make()
+        fresh.set_epoch(9)
+        assert epochs(fresh, 2) == there
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert epochs(resumed, 2) == there
+        loader.set_epoch(1)

@@ -11,10 +11,12 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.passes import unused_state
 from wdskit.loader.stream_state import StreamState, read_state
 from wdskit.loader.workers import Workers
-from wdskit.pipeline.marks import Marks
+from wdskit.pipeline.board import Standing
+from wdskit.pipeline.footing import keeping
+from wdskit.pipeline.marks import How, Marks
 from wdskit.pipeline.specs import LoaderSpec
 from wdskit.pipeline.splits import check_splits
-from wdskit.pipeline.streaming import StreamPipeline, keeping
+from wdskit.pipeline.streaming import StreamPipeline
 
 
 class StreamLoader(Loader):
@@ -40,9 +42,11 @@ class StreamLoader(Loader):
         self.spec = spec
         self._epoch = 0
         self._num_rows = max(1, spec.workers)
-        self._received = [0] * self._num_rows
         self._next_worker = 0
         self._loaded: StreamState | None = None
+        self._finished = -1  # the epoch that the consumer has had to its end last
+        self._begun: int | None = None  # the one that it has begun last, and
+        self._received = [0] * self._num_rows  # what it has had of that from each worker
         self._check()
         self._marks = pipeline.marks = Marks(
             self._num_rows, *keeping(pipeline.pipeline), batch=pipeline.layout.batch, ahead=spec.prefetch
@@ -64,9 +68,7 @@ class StreamLoader(Loader):
     def _set_epoch(self, epoch: int) -> None:
         if self._loaded is not None and epoch != self._epoch:
             raise unused_state(epoch, self._epoch)
-        if self._loaded is None:
-            self._epoch = epoch
-            self._received = [0] * self._num_rows
+        self._epoch = epoch
 
     def __len__(self) -> int:
         """Items of a whole epoch on this rank.
@@ -85,7 +87,9 @@ class StreamLoader(Loader):
     @property
     def remaining(self) -> int:
         """Items between what the consumer has received and the end of the epoch. Raises as `len` does."""
-        return len(self) - sum(self._received)
+        if self._loaded is not None:
+            return len(self) - (sum(self._loaded.received) if self._loaded.how is How.RESUME else 0)
+        return len(self) - (sum(self._received) if self._epoch == self._begun else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer of this rank stands, as plain JSON: tens of KB, for the values that shuffles hold.
@@ -116,45 +120,58 @@ class StreamLoader(Loader):
         self._received = list(loaded.received)
 
     def _state(self) -> StreamState:
-        """What the rings say now; before the first item of a loaded epoch, what was loaded."""
+        """What the marks say now; before the first item of a loaded epoch, what was loaded."""
         if self._loaded is not None:
             return self._loaded
+        how, received = self._next_start()
         workers = range(self._num_rows)
-        epoch, given = self._epoch, self._received
+        epoch = self._epoch - (how is How.LEAVE)
         return StreamState(
-            epoch=epoch,
-            received=tuple(given),
-            next_worker=self._next_worker if any(given) else 0,
-            starts=tuple(self.pipeline.start_of(worker, epoch, self._num_rows) for worker in workers),
-            marks=tuple(self._marks.last(worker, epoch, given[worker]) for worker in workers),
+            epoch=self._epoch,
+            how=how,
+            received=tuple(received),
+            next_worker=self._next_worker if how is How.RESUME and any(received) else 0,
+            starts=tuple(
+                None if how is How.ANEW else self.pipeline.start_of(w, epoch, self._num_rows) for w in workers
+            ),
+            marks=tuple(self._marks.last(worker, epoch, received[worker]) for worker in workers),
         )
 
-    def _go_on(self, loaded: StreamState) -> None:
-        """Put into the memory of the workers where they are to go on."""
-        for worker in range(self._num_rows):
-            start, mark = loaded.starts[worker], loaded.marks[worker]
-            if start is not None:
-                self.pipeline.set_start(worker, loaded.epoch, self._num_rows, start)
-            if mark is not None:
-                self._marks.put(worker, loaded.epoch, mark)
-            self._marks.resume(worker, loaded.epoch, loaded.received[worker])
-        self._marks.set_shift(loaded.epoch, loaded.next_worker)
+    def _start_of(self, worker: int, epoch: int) -> Standing | None:
+        return self.pipeline.start_of(worker, epoch, self._num_rows)
+
+    def _next_start(self) -> tuple[How, list[int]]:
+        """How the epoch goes on that is next or running, and the items that the consumer has had of it, or of the one
+        that it has left. What workers have ready beyond that depends on timing, so nothing may follow from it.
+        """
+        none = [0] * self._num_rows
+        if self._epoch == self._begun:
+            return How.RESUME, self._received
+        if self._epoch == self._finished + 1:
+            return How.RESUME, none
+        layout = self.pipeline.layout
+        if self._begun is None or self._epoch != self._begun + 1 or layout.cut is None or layout.unsaved:
+            return How.ANEW, none
+        return How.LEAVE, self._received
 
     def _items(self) -> Any:
         epoch = self._epoch
         loaded, self._loaded = self._loaded, None
         self.pipeline.set_epoch(epoch)
+        self._marks.forget_shift()
         shift = 0
-        if loaded is None:
-            self._received = [0] * self._num_rows
-            self._marks.forget_shift()
-        else:
+        if loaded is not None:
             self._go_on(loaded)
             shift = loaded.next_worker
+        else:
+            how, received = self._next_start()
+            for worker in range(self._num_rows):
+                self._marks.tell(worker, epoch, How.NEXT if how is How.RESUME else how, received[worker])
+        if loaded is None or loaded.how is not How.RESUME:
+            self._received = [0] * self._num_rows
+        self._begun = epoch
         wanted = self._num_items()
         num_items = sum(self._received)
-        if num_items == wanted:
-            return
         for process, item in self._workers:
             self._check_rank()
             worker = (process + shift) % self._num_rows
@@ -167,9 +184,21 @@ class StreamLoader(Loader):
         if num_items != wanted:
             self._end(epoch, num_items, wanted)
 
+    def _go_on(self, loaded: StreamState) -> None:
+        """Put into the memory of the workers where they are to go on."""
+        epoch = loaded.epoch - (loaded.how is How.LEAVE)
+        for worker in range(self._num_rows):
+            start, mark = loaded.starts[worker], loaded.marks[worker]
+            if start is not None:
+                self.pipeline.set_start(worker, epoch, self._num_rows, start)
+            if mark is not None:
+                self._marks.put(worker, epoch, mark)
+            self._marks.tell(worker, loaded.epoch, loaded.how, loaded.received[worker])
+        self._marks.set_shift(loaded.epoch, loaded.next_worker)
+
     def _finish(self, epoch: int) -> None:
+        self._finished = epoch
         self._epoch = epoch + 1
-        self._received = [0] * self._num_rows
 
     def _end(self, epoch: int, num_items: int, wanted: int | None) -> None:
         """The end of an epoch whose length was not known, or did not come true."""

@@ -14,7 +14,7 @@ import numpy as np
 from wdskit.errors import StateError
 from wdskit.loader.passes import compare_fingerprints
 from wdskit.pipeline.board import Standing
-from wdskit.pipeline.marks import Mark
+from wdskit.pipeline.marks import How, Mark
 
 STATE_VERSION = 1
 _MAX_NUMBERS = 1 << 26
@@ -26,13 +26,15 @@ class StreamState:
 
     Attributes:
         epoch: The epoch that is to go on.
-        received: Items of it that each worker has given to the consumer.
+        how: Whether it goes on behind what was received, begins where the one before was left, or begins a stream.
+        received: Items of it (or of the one that was left) that each worker has given to the consumer.
         next_worker: The worker whose turn it is.
         starts: Where each worker stood when the epoch began; None at the beginning of a stream.
         marks: The last place of each that the consumer has passed; None where that is the epoch's beginning.
     """
 
     epoch: int
+    how: How
     received: tuple[int, ...]
     next_worker: int
     starts: tuple[Standing | None, ...]
@@ -43,6 +45,7 @@ class StreamState:
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
+            "how": self.how.name.lower(),
             "received": list(self.received),
             "next_worker": self.next_worker,
             "starts": [start and _packed(start) for start in self.starts],
@@ -76,12 +79,13 @@ def read_state(state: Any, setting: Mapping[str, int], fingerprint: Mapping[str,
     try:
         return StreamState(
             epoch=_natural(state["epoch"]),
+            how=How[state["how"].upper()],
             received=tuple(map(_natural, state["received"])),
             next_worker=_natural(state["next_worker"]),
             starts=tuple(start and _unpacked(start) for start in state["starts"]),
             marks=tuple(mark and Mark(_natural(mark[0]), _unpacked(mark[1])) for mark in state["marks"]),
         )
-    except (KeyError, TypeError, ValueError, IndexError, zlib.error, binascii.Error) as err:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, zlib.error, binascii.Error) as err:
         raise StateError(f"state: it is damaged: {type(err).__name__}: {err}.") from err
 
 

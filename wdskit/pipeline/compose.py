@@ -14,6 +14,7 @@ from wdskit.pipeline.board import Board
 from wdskit.pipeline.buffering import Batched, EpochCut, Renumber, Select, Shuffle, Slice, Unbatched
 from wdskit.pipeline.counting import count_of, patience_of
 from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.footing import keeping
 from wdskit.pipeline.foreign import is_webdatasets, opens_shards, takes_shards
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.planning import ORDER_VERSION, compose_planned
@@ -23,7 +24,7 @@ from wdskit.pipeline.spec_types import StageSpec
 from wdskit.pipeline.specs import ErrorsSpec
 from wdskit.pipeline.splits import Layout
 from wdskit.pipeline.steps import Functions, StepMaker
-from wdskit.pipeline.streaming import StreamPipeline, keeping
+from wdskit.pipeline.streaming import StreamPipeline
 
 _UNKNOWN_SHARDS = 1000  # what a source that does not say is taken to have, before silence is an error
 _MAX_PASSES = 64  # times as many draws as shards, at random, before those that never came are given up

@@ -7,6 +7,7 @@ is not ahead is taken; what the consumer had received behind it is passed over w
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 
 from wdskit.pipeline.board import Standing, standing_size
 
-_ROW_HEAD = 4  # to resume: epoch + 1, items that were received; and epoch + 1, shift of the workers' numbers
+_ROW_HEAD = 5  # what is told: epoch + 1, items; epoch + 1, shift of the workers' numbers; and how
 _SLOT_HEAD = 2  # epoch + 1, items
 
 
@@ -26,13 +27,32 @@ class Mark:
     standing: Standing
 
 
-class Resume(NamedTuple):
-    """How a worker starts an epoch that was stopped: from a mark (None: from the beginning), and what it is not to give
-    again.
+class How(enum.IntEnum):
+    """How a worker starts an epoch."""
+
+    NEXT = 0  # behind the one that it finished last; or the same again, from its beginning
+    RESUME = 1  # inside, behind items that the consumer has received
+    LEAVE = 2  # where the one before was left by its consumer, behind items that it has received
+    ANEW = 3  # as the first of a stream
+
+
+class Start(NamedTuple):
+    """What a worker is told at the start of an epoch.
+
+    Attributes:
+        how: See `How`.
+        mark: Its last place before the items it is to leave behind; None where that is the beginning of the epoch.
+        num_items: How many those are.
     """
 
-    mark: Mark | None
-    num_items: int
+    how: How
+    mark: Mark | None = None
+    num_items: int = 0
+
+    @property
+    def num_skipped(self) -> int:
+        """Items that are made once more and not given."""
+        return self.num_items - (0 if self.mark is None else self.mark.num_items)
 
 
 class Marks:
@@ -71,19 +91,22 @@ class Marks:
         items, number = max(known)
         return Mark(items, Standing.of_numbers(self._slot(worker, number)[_SLOT_HEAD:].tolist()))
 
-    def resume(self, worker: int, epoch: int, num_items: int) -> None:
-        """Let a worker go on behind `num_items` items of `epoch`, from its last mark, when it starts that epoch."""
+    def tell(self, worker: int, epoch: int, how: How, num_items: int = 0) -> None:
+        """Say how a worker is to start `epoch`; with nothing said it is `NEXT`."""
         self._rows[worker, 1] = num_items
+        self._rows[worker, 4] = how
         self._rows[worker, 0] = epoch + 1
 
-    def take_resume(self, worker: int, epoch: int) -> Resume | None:
-        """How a worker goes on in `epoch`; None where it starts it anew. Told once."""
+    def told(self, worker: int, epoch: int) -> Start:
+        """What was said to a worker for `epoch`. Once: the next time it is `NEXT` again."""
         row = self._rows[worker]
         if row[0] != epoch + 1:
-            return None
+            return Start(How.NEXT)
         row[0] = 0
-        num_items = int(row[1])
-        return Resume(self.last(worker, epoch, num_items), num_items)
+        how, num_items = How(int(row[4])), int(row[1])
+        if how not in (How.RESUME, How.LEAVE):
+            return Start(how)
+        return Start(how, self.last(worker, epoch - (how is How.LEAVE), num_items), num_items)
 
     def set_shift(self, epoch: int, shift: int) -> None:
         """Let worker process p be worker p + shift in `epoch`, and only there: the first to be asked is the next."""

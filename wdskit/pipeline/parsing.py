@@ -67,7 +67,7 @@ def read_settings(model: type[Model], settings: Mapping[Any, Any]) -> tuple[Mode
     known = list(model.model_fields)
     meant = {nearest(str(error["loc"][-1]), known) for error in errors if error["type"] == "extra_forbidden"}
     told = [error for error in errors if error["type"] != "missing" or error["loc"][-1] not in meant]
-    inner = {error["loc"][:-1] for error in errors if error["loc"]}
+    inner = {error["loc"][:size] for error in errors for size in range(1, len(error["loc"]))}
     told = [error for error in told if error["type"] != "too_short" or error["loc"] not in inner]
     return None, list(dict.fromkeys(_flaw(model, error) for error in told))
 

@@ -93,7 +93,7 @@ Weight = Annotated[
 PartStages = Annotated[
     tuple[StageSpec, ...],
     PlainValidator(_check_stages),
-    WithJsonSchema({"type": "array", "items": {"$ref": "#/$defs/stage"}}),
+    WithJsonSchema({"type": "array", "items": {"title": "stage"}}),  # the schema of the file knows what that is
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,11 +13,9 @@ import webdataset
 
 from wdskit.errors import PipelineError
 from wdskit.pipeline.board import Board, Standing
-from wdskit.pipeline.buffering import EpochCut, Keeps, Shuffle
-from wdskit.pipeline.each import Each
-from wdskit.pipeline.marks import Mark, Marks, Resume
-from wdskit.pipeline.reading import OpenTars, StreamSource
-from wdskit.pipeline.run import NOWHERE, Origin, Run
+from wdskit.pipeline.footing import Footing, clear
+from wdskit.pipeline.marks import How, Mark, Marks, Start
+from wdskit.pipeline.run import Run
 from wdskit.pipeline.splits import Layout, check_splits
 
 logger = logging.getLogger(__name__)
@@ -47,6 +46,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self.run = run
         self.layout = layout
         self.board = board
+        self.footing = Footing(self.pipeline, run, layout)
         self.marks: Marks | None = None
         self._live: _Live | None = None
         self._turn: object = None
@@ -116,11 +116,9 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     def _whole(self, epoch: int) -> Iterator[Any]:
         """One epoch that ends by itself: each shard once (or no end at all, resampled without with_epoch)."""
-        resume = self._resume(epoch)
-        self._begin(
-            epoch, resume.mark.standing if resume is not None and resume.mark is not None else None, self.pipeline
-        )
-        for value in self._marked(epoch, resume, self._chain(0, len(self.pipeline), None)):
+        start = self._told(epoch)
+        self.footing.begin(epoch, None if start.mark is None else start.mark.standing, self.pipeline)
+        for value in self._marked(epoch, start, self._chain(0, len(self.pipeline), None)):
             self.run.num_heard += 1
             yield value
         self._finish(epoch)
@@ -128,28 +126,16 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
     def _part(self, epoch: int) -> Iterator[Any]:
         """One epoch of with_epoch: the next part of a stream that goes on."""
         cut = self.layout.cut or 0
+        start = self._told(epoch)
         live = self._live
-        resume = self._resume(epoch)
-        within = resume is not None and resume.mark is not None
-        if resume is not None or live is None or (live.next_epoch, live.worker) != (epoch, self.run.worker):
-            standing = self.board.load(self.run.worker, epoch, self._ranks)
-            if self.layout.stateless and self.board.last_finished(self._row) == epoch - 1 >= 0:
-                raise PipelineError(_cannot_go_on(self.layout.stateless))
-            if live is not None:
-                live.close()
-            if resume is not None and resume.mark is not None:
-                self._begin(epoch, resume.mark.standing, self.pipeline)
-            else:
-                self._begin(epoch, standing, self.pipeline[:cut])
-            live = self._live = self._start(cut, epoch)
-            if standing is None and not within:
-                self._save(epoch)
+        if start.how is not How.NEXT or live is None or (live.next_epoch, live.worker) != (epoch, self.run.worker):
+            live = self._restart(epoch, start)
         self.run.epoch = epoch
-        if not within:
-            _clear(self.pipeline[cut:])
+        if start.how is not How.RESUME or start.mark is None:
+            clear(self.pipeline[cut:])
         live.next_epoch = None
         saved = False
-        for value in self._marked(epoch, resume, self._chain(cut, len(self.pipeline), live.values)):
+        for value in self._marked(epoch, start, self._chain(cut, len(self.pipeline), live.values)):
             if not saved and not self.pipeline[cut].left:  # all that this epoch takes is taken
                 self._save(epoch + 1)
                 saved = True
@@ -159,25 +145,46 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self._save(epoch + 1)
         self._finish(epoch)
 
-    def _resume(self, epoch: int) -> Resume | None:
-        """From where this epoch goes on, if it is one that was stopped."""
-        return None if self.marks is None else self.marks.take_resume(self.run.worker, epoch)
+    def _told(self, epoch: int) -> Start:
+        """How this epoch starts."""
+        return Start(How.NEXT) if self.marks is None else self.marks.told(self.run.worker, epoch)
 
-    def _marked(self, epoch: int, resume: Resume | None, values: Iterator[Any]) -> Iterator[Any]:
-        """The values that were not received before; a mark is made now and then."""
-        first = resume.mark.num_items if resume is not None and resume.mark is not None else 0
-        num_given = 0 if resume is None else resume.num_items
+    def _restart(self, epoch: int, start: Start) -> _Live:
+        """A new stream that stands where `epoch` starts."""
+        stateless, last = self.layout.stateless, self.board.last_finished(self._row)
+        if stateless and start.how is not How.ANEW and last == epoch - 1 >= 0:
+            raise PipelineError(_cannot_go_on(stateless))
+        if self._live is not None:
+            self._live.close()
+        first = epoch - 1 if start.how is How.LEAVE else epoch
+        standing = None if start.how is How.ANEW else self.board.load(self.run.worker, first, self._ranks)
+        if start.mark is None:
+            self.footing.begin(first, standing, self.pipeline[: self.layout.cut])
+        else:
+            self.footing.begin(first, start.mark.standing, self.pipeline)
+        cut = self.layout.cut or 0
+        values = self._chain(0, cut, None)
+        # It is closed with its pipeline; when Python exits, before its modules are emptied.
+        live = self._live = _Live(values, epoch, self.run.worker, weakref.finalize(self, _close, values))
+        if start.how is How.LEAVE:
+            self.run.epoch = first
+            rest = self._chain(cut, len(self.pipeline), values)
+            for _ in itertools.islice(rest, start.num_skipped):
+                self.run.num_heard += 1
+        if start.mark is None or start.how is How.LEAVE:
+            self._save(epoch)
+        return live
+
+    def _marked(self, epoch: int, start: Start, values: Iterator[Any]) -> Iterator[Any]:
+        """The values behind those that were received before; a mark is made now and then."""
+        is_resumed = start.how is How.RESUME
+        first = start.mark.num_items if is_resumed and start.mark is not None else 0
         for number, value in enumerate(values, first + 1):
             if self.marks is not None and number % self.marks.spacing == 0 and not self.layout.unsaved:
                 left = 0 if self.layout.cut is None else self.pipeline[self.layout.cut].left
-                self.marks.put(self.run.worker, epoch, Mark(number, self._standing(self.pipeline, left)))
-            if number > num_given:
+                self.marks.put(self.run.worker, epoch, Mark(number, self.footing.standing(self.pipeline, left)))
+            if not is_resumed or number > start.num_items:
                 yield value
-
-    def _start(self, cut: int, epoch: int) -> _Live:
-        """A new stream. It is closed with its pipeline; when Python exits, before its modules are emptied."""
-        values = self._chain(0, cut, None)
-        return _Live(values, epoch, self.run.worker, weakref.finalize(self, _close, values))
 
     def _finish(self, epoch: int) -> None:
         self.board.finish(self._row, epoch)
@@ -197,91 +204,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
     def _save(self, epoch: int) -> None:
         if not self.layout.stateless and self.layout.draws is not None:
-            standing = self._standing(self.pipeline[: self.layout.cut])
+            standing = self.footing.standing(self.pipeline[: self.layout.cut])
             self.board.save(self.run.worker, epoch, self._ranks, standing)
-
-    def _standing(self, stages: list[Any], left: int = 0) -> Standing:
-        """Where these stages stand, between two values."""
-        stages = keepers_of(stages)
-        kept = tuple(tuple((origin.major, origin.minor) for origin, _ in stage.kept) for stage in stages)
-        counts = tuple(stage.count for stage in stages)
-        return Standing(self.run.first_epoch, self.run.next_draw, self.run.next_sample, counts, kept, left)
-
-    def _begin(self, epoch: int, standing: Standing | None, stages: list[Any]) -> None:
-        """Stand where `standing` says that `stages` stood, or at the first draw of `epoch`."""
-        _clear(self.pipeline)
-        draws = self.layout.draws
-        stop = None if draws is None or self.layout.cut is not None else draws.stop(epoch)
-        if standing is None:
-            self.run.begin(epoch, draw=0 if draws is None else draws.first(epoch), stop_draw=stop)
-            return
-        keepers = keepers_of(stages)
-        rebuilt = [
-            self._rebuild(self.pipeline.index(stage), pairs)
-            for stage, pairs in zip(keepers, standing.kept, strict=True)
-        ]
-        for stage, kept, count in zip(keepers, rebuilt, standing.counts, strict=True):
-            stage.kept, stage.count = kept, count
-        if len(stages) == len(self.pipeline) and self.layout.cut is not None:
-            self.pipeline[self.layout.cut].resumed = standing.left
-        self.run.begin(standing.first_epoch, draw=standing.draw, sample=standing.sample, stop_draw=stop)
-
-    def _rebuild(self, at: int, pairs: tuple[tuple[int, int], ...]) -> list[tuple[Origin, Any]]:
-        """The values that reached the stage at position `at`, by their (draw, sample), read again."""
-        tars = self.layout.tars or 0
-        values: Iterator[Any] = self._reread(pairs)
-        for stage in self.pipeline[tars + 1 : at]:
-            if not isinstance(stage, (Shuffle, EpochCut)):
-                values = iter(self.invoke(stage, values))
-        found = {}
-        for value in values:
-            origin = self.run.origin
-            found[origin.major, origin.minor] = (origin, value)
-        missing = [pair for pair in pairs if pair not in found]
-        if missing:
-            raise PipelineError(
-                f"draw {missing[0][0]}: sample {missing[0][1]} is gone. Did the shards change meanwhile?"
-            )
-        return [found[pair] for pair in pairs]
-
-    def _reread(self, pairs: tuple[tuple[int, int], ...]) -> Iterator[Any]:
-        """The samples of these (draw, sample), each shard opened once, in the order of the draws."""
-        source, draws = self.pipeline[0], self.layout.draws
-        tars = self.pipeline[self.layout.tars or 0]
-        assert isinstance(source, StreamSource)
-        assert isinstance(tars, OpenTars)
-        assert draws is not None
-        wanted: dict[int, set[int]] = {}
-        for draw, sample in pairs:
-            wanted.setdefault(draw, set()).add(sample)
-        for draw, samples in sorted(wanted.items()):
-            url = source.shards.urls[draws.shard(draw)]
-            last = max(samples)
-            for index, fields in enumerate(tars.read(url)):
-                if index in samples:
-                    self.run.origin = Origin(url, fields["__key__"], draw, index, 0)
-                    yield fields
-                if index == last:
-                    break
-        self.run.origin = NOWHERE
-
-
-def keepers_of(stages: list[Any]) -> list[Keeps]:
-    """The stages that keep values."""
-    return [stage for stage in stages if isinstance(stage, (Shuffle, Each))]
-
-
-def keeping(stages: list[Any]) -> tuple[int, int]:
-    """How many stages keep values, and how many all of them can hold."""
-    keepers = keepers_of(stages)
-    return len(keepers), sum(stage.capacity + 2 for stage in keepers)
-
-
-def _clear(stages: list[Any]) -> None:
-    """Let stages begin with nothing."""
-    for stage in keepers_of(stages):
-        stage.kept = []
-        stage.count = 0
 
 
 def _close(values: Iterator[Any]) -> None:
