@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.registry import register
+    from wdskit.shards.splitting import split
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ __all__ = [
     "make_loader",
     "pack",
     "register",
+    "split",
 ]
 
 _HOMES = {
@@ -69,6 +71,7 @@ _HOMES = {
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "register": "wdskit.pipeline.registry",
+    "split": "wdskit.shards.splitting",
 }
 
 
