@@ -266,6 +266,15 @@ def test_a_selection_of_other_shards_is_refused_with_the_command_that_mends_it(f
     assert read_head(folder, "train").recipe == RECIPE
 
 
+@pytest.mark.parametrize("recipe", ["", "split a=1; rm -rf x", "split `x`", "split $(x)", "split a=1 --by 'json:a b'"])
+def test_a_recipe_that_a_shell_might_act_on_is_not_repeated_as_a_command(folder: Path, recipe: str) -> None:
+    """A selection may come from anywhere, and a message is there to be pasted."""
+    write_selection(folder, "train", NUMBERS, recipe=recipe)
+    make_index(folder, COUNTS[:-1])
+    with pytest.raises(SelectionError, match=r"lists now\.\n  Run `wdskit split` again\.$"):
+        read_selection(folder, "train")
+
+
 def test_the_index_written_anew_for_the_same_shards_changes_nothing(folder: Path) -> None:
     make_index(folder, COUNTS)
     assert read_all(folder) == NUMBERS

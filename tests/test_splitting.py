@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -352,6 +353,14 @@ def test_faults_of_several_shards_are_listed_and_nothing_is_written(tmp_path: Pa
         assert lines[1].endswith("s-000.tar: sample 'bad0': it has no field json.")
         assert lines[-1] == "... and 5 more."
     assert list_selections(folder) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "größe", "a$(x)`", "*"])
+def test_a_recipe_is_a_command_that_a_shell_reads_back(tmp_path: Path, name: str) -> None:
+    folder = make_folder(tmp_path / "data", [{"k": {"json": json.dumps({name: 1}).encode()}}])
+    report = split(folder, by=f"json:{name}", seed=5)
+    assert shlex.split(report.recipe) == ["split", SHARES, "--by", f"json:{name}", "--seed", "5"]
+    assert split(folder, by=f"json:{name}", seed=5) == report
 
 
 # --- what is read, and what is refused

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -134,7 +134,12 @@ def _recipe(shares: Shares, belonging: Belonging, missing: str | None) -> str:
     words += ["--by", belonging.text] if belonging.field else []
     words += ["--missing", missing] if missing else []
     words += ["--seed", str(belonging.seed)] if belonging.seed else []
-    return shlex.join(words)
+    return " ".join(map(_quote, words))
+
+
+def _quote(word: str) -> str:
+    """The word as a shell reads it."""
+    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else "'" + word.replace("'", "'\\''") + "'"
 
 
 def _local_folder(folder: str | Path) -> Path:
