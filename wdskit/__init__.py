@@ -21,6 +21,7 @@ from wdskit.errors import (
     RankError,
     RowError,
     SampleError,
+    SelectionError,
     ShardError,
     StateError,
     StorageError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.registry import register
+    from wdskit.shards.splitting import split
 
 __version__ = "0.1.0"
 
@@ -52,6 +54,7 @@ __all__ = [
     "RankError",
     "RowError",
     "SampleError",
+    "SelectionError",
     "ShardError",
     "StateError",
     "StorageError",
@@ -62,6 +65,7 @@ __all__ = [
     "make_loader",
     "pack",
     "register",
+    "split",
 ]
 
 _HOMES = {
@@ -72,6 +76,7 @@ _HOMES = {
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "register": "wdskit.pipeline.registry",
+    "split": "wdskit.shards.splitting",
 }
 
 

@@ -5,6 +5,7 @@ WdskitError
 ├── StorageError         a URL or file cannot be read, or its scheme is not supported
 ├── ShardError           the bytes of a shard are not what a shard holds
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
+├── SelectionError       a selection is missing, damaged, of other shards, or cannot be made
 ├── KeyRuleError         a key or field name that not every reader would give back as it was written
 ├── DecodeError          the bytes of a field are not what its name promises
 │   └── ImageTooLarge    an image's header promises more pixels than allowed
@@ -87,6 +88,20 @@ class FolderIndexError(WdskitError):
     def __init__(self, message: str = "", *, folder: str = "") -> None:
         super().__init__(message)
         self.folder = folder
+
+
+class SelectionError(WdskitError):
+    """A selection of `folder` is missing, damaged, made for other shards, or cannot be made.
+
+    Where one sample is the reason: `shard`, `key` and `field` name it.
+    """
+
+    def __init__(self, message: str = "", *, folder: str = "", shard: str = "", key: str = "", field: str = "") -> None:
+        super().__init__(message)
+        self.folder = folder
+        self.shard = shard
+        self.key = key
+        self.field = field
 
 
 class KeyRuleError(WdskitError):

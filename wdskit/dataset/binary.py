@@ -60,6 +60,7 @@ class BinaryIndex:
         counts: Samples of each shard, (num_shards,), read-only.
         sizes: Bytes of each shard, (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
+        digest: 32 bytes that say which shards these are: sha256 over all their counts, sizes, digests and names.
 
     Raises:
         FolderIndexError: It is missing, damaged, of another version, or belongs to another `index.json`.
@@ -77,6 +78,7 @@ class BinaryIndex:
                 body: NDArray[np.uint8] = np.memmap(file, dtype=np.uint8, mode="r")[_HEADER.size :]
         except OSError as err:
             raise self._error(f"cannot be read: {err.strerror}") from err
+        self.digest = body_digest
         ends = num_shards * np.array([8, 16, 48, 56])
         self.counts = body[: ends[0]].view("<u8")
         self.sizes = body[ends[0] : ends[1]].view("<u8")
