@@ -87,6 +87,10 @@ class BinaryIndex:
         self._names = body[ends[3] :]
         self._check_names(num_name_bytes)
 
+    def __reduce__(self) -> tuple[object, tuple[Path, bytes]]:
+        """Its place, and which index it is: a million shards are not copied into every worker."""
+        return _reopen, (self.folder, self.digest)
+
     def __len__(self) -> int:
         """Number of shards."""
         return len(self.counts)
@@ -137,6 +141,14 @@ class BinaryIndex:
     def _error(self, problem: str) -> FolderIndexError:
         msg = f"{self.folder / BINARY_NAME}: {problem}.\n  Run `wdskit index {self.folder}`."
         return FolderIndexError(msg, folder=str(self.folder))
+
+
+def _reopen(folder: Path, digest: bytes) -> BinaryIndex:
+    index = BinaryIndex(folder)
+    if index.digest != digest:
+        msg = f"{folder / BINARY_NAME}: it was replaced while it was in use. Start again."
+        raise FolderIndexError(msg, folder=str(folder))
+    return index
 
 
 def _digest(file: IO[bytes]) -> bytes:

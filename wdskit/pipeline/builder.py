@@ -71,6 +71,7 @@ class Pipeline:
         *,
         mixture: Sequence[Mapping[str, Any]] | None = None,
         schedule: str = "step",
+        split: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
         seed: int = 0,
         lanes: int = DEFAULT_LANES,
@@ -83,6 +84,7 @@ class Pipeline:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such.
             mixture: Instead: data sets as `{"shards": ..., "weight": ..., "repeat": ..., "range": ..., "stages":
             [...]}`. schedule: "step" or "linear": how weights `{sample: weight, ...}` change.
+            split: Only samples of this split, made by `wdskit split`.
             range: Only these samples: `("0%", "80%")`, or the number of the first and of the one behind the last.
             seed: Of the order and of all that is random.
             lanes: Parts of the data that are read side by side.
@@ -94,6 +96,7 @@ class Pipeline:
             "shards": shards,
             "mixture": mixture,
             "schedule": schedule,
+            "split": split,
             "range": range,
             "seed": seed,
             "lanes": lanes,
@@ -108,6 +111,7 @@ class Pipeline:
         *,
         mixture: Sequence[Mapping[str, Any]] | None = None,
         schedule: str = "step",
+        split: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
         seed: int = 0,
         chunk: int = DEFAULT_CHUNK,
@@ -120,6 +124,7 @@ class Pipeline:
             "shards": shards,
             "mixture": mixture,
             "schedule": schedule,
+            "split": split,
             "range": range,
             "seed": seed,
             "chunk": chunk,
@@ -135,6 +140,7 @@ class Pipeline:
         *,
         mixture: Sequence[Mapping[str, Any]] | None = None,
         schedule: str = "step",
+        split: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
         seed: int = 0,
         tail: str = "pad",
@@ -146,6 +152,7 @@ class Pipeline:
             "shards": shards,
             "mixture": mixture,
             "schedule": schedule,
+            "split": split,
             "range": range,
             "seed": seed,
             "tail": tail,

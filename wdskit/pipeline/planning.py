@@ -54,10 +54,10 @@ def plan_data(source: PlannedSpec) -> PlannedData:
     Raises:
         StorageError, FolderIndexError: The shards cannot be listed, or have no index.
     """
-    parts = source.mixture or (PartSpec(shards=source.shards or "", range=source.range),)
+    parts = source.mixture or (PartSpec(shards=source.shards or "", split=source.split, range=source.range),)
     tables = [_table(part) for part in parts]
     numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
-    told = source.model_dump(exclude={"shards", "mixture", "range"})
+    told = source.model_dump(exclude={"shards", "mixture", "split", "range"})
     fingerprint = {
         "source": source.name,
         "order_version": ORDER_VERSION,
@@ -77,7 +77,7 @@ def plan_data(source: PlannedSpec) -> PlannedData:
 
 def _table(part: PartSpec) -> ShardTable:
     bounds = part.range and (bound_of(part.range[0]), bound_of(part.range[1]))
-    return ShardTable(part.shards, bounds=bounds)
+    return ShardTable(part.shards, split=part.split, bounds=bounds)
 
 
 def _fingerprint(part: PartSpec, table: ShardTable) -> dict[str, Any]:

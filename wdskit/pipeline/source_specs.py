@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
+from wdskit.dataset.selection_head import check_selection_name
+from wdskit.errors import SelectionError
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.resampled import DEFAULT_CHUNK
 from wdskit.pipeline.problems import show, wrong_kind
@@ -78,6 +80,16 @@ def _check_stages(value: object) -> tuple[StageSpec, ...]:
     return read_part_stages(value)
 
 
+def _check_split(value: object) -> str:
+    if not isinstance(value, str):
+        raise refuse(wrong_kind(value, "the name of a split is needed, as in `split: train`"))
+    try:
+        check_selection_name(value)
+    except SelectionError as err:
+        raise refuse(str(err)) from None
+    return value
+
+
 _BOUND_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}
 _WEIGHT_SCHEMA = {"type": "number", "minimum": 0}
 Bounds = Annotated[
@@ -85,6 +97,7 @@ Bounds = Annotated[
     PlainValidator(_check_bounds),
     WithJsonSchema({"type": "array", "items": _BOUND_SCHEMA, "minItems": 2, "maxItems": 2}),
 ]
+Split = Annotated[str, PlainValidator(_check_split), WithJsonSchema({"type": "string"})]
 Weight = Annotated[
     float | dict[int, float],
     PlainValidator(_check_weight),
@@ -105,6 +118,7 @@ class PartSpec(BaseModel):
     shards: Shards = Field(description="As of the source.", examples=["photos/photos-*.tar"])
     weight: Weight | None = Field(None, description="Its share relative to the others', or {sample: weight, ...}.")
     repeat: Count | None = Field(None, description="How often each of its samples comes in a finite epoch.")
+    split: Split | None = Field(None, description="Only this split of its samples, made by `wdskit split`.")
     range: Bounds | None = Field(None, description='Only a range of its samples: ["0%", "80%"], or their numbers.')
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
 
@@ -133,6 +147,7 @@ class PlannedSpec(StageSpec):
         None, min_length=1, description="Instead of `shards`: data sets, each with `weight`, or each with `repeat`."
     )
     schedule: Literal["step", "linear"] = Field("step", description="How weights that are schedules change.")
+    split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     range: Bounds | None = Field(None, description='Only a range of the samples: ["0%", "80%"], or their numbers.')
     seed: Natural = Field(0, description="Of the order and of all that is random.")
 
@@ -142,8 +157,9 @@ class PlannedSpec(StageSpec):
             msg = "exclude each other; remove one" if self.shards else "are both missing; one is needed"
             raise refuse(f"`shards` and `mixture` {msg}. Write for example `{self.name}: train-*.tar`.")
         parts = self.mixture or ()
-        if parts and self.range is not None:
-            raise refuse("`range` stands beside `mixture`; put it into the part that it belongs to.")
+        for name in ("range", "split"):
+            if parts and getattr(self, name) is not None:
+                raise refuse(f"`{name}` stands beside `mixture`; put it into the part that it belongs to.")
         if any(part.weight is not None for part in parts) and any(part.repeat is not None for part in parts):
             raise refuse("`weight` and `repeat` stand in one mixture: weights go on without end, `repeat` is finite.")
         for name in ("weight", "repeat"):
