@@ -30,14 +30,15 @@ class Order(Protocol):
         ...
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
-        """What stands in for a bad sample: others of its lane's window, one after the other from its place on.
+        """What stands in for a bad sample: others of its lane's window, one after the other from its place on and
+        around; then others near it.
 
         Args:
             position: Of the bad sample.
-            attempt: 1 for the next one of the window, 2 for the one behind that, and so on around.
+            attempt: 1 for the next one, 2 for the one behind that.
 
         Returns:
-            (shard, sample), None where the window has no more.
+            (shard, sample), None where there are no more.
         """
         ...
 

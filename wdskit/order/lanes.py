@@ -57,24 +57,27 @@ class Lanes:
         return shuffled
 
     def beside(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
-        """The position that is `attempt` places further in the window of `position`, around its end.
+        """A position near another: first those of its window, around its end, then those behind it in all lanes.
 
         Args:
             position: Of the sequence of all lanes.
-            attempt: 1 <= attempt.
+            attempt: Which of them, from 1 on.
             num_positions: Of that sequence; None where it has no end.
 
         Returns:
-            None where the window has fewer places.
+            None where there are no more, or where the next ones are no longer near.
         """
         place, lane = divmod(position, self.num_lanes)
         first = place - place % self.window
         size = self.window
         if num_positions is not None:
             size = min(size, (num_positions - lane + self.num_lanes - 1) // self.num_lanes - first)
-        if attempt >= size:
-            return None
-        return (first + (place - first + attempt) % size) * self.num_lanes + lane
+        if attempt < size:
+            return (first + (place - first + attempt) % size) * self.num_lanes + lane
+        step = attempt - size + 1  # small data: a lane holds a sample or two
+        if num_positions is None:
+            return position + step if step <= self.window else None
+        return (position + step) % num_positions if step < min(num_positions, self.window) else None
 
     def _permutation(self, pass_number: int, lane: int, number: int, size: int) -> Ints:
         order = permutation(size, self._purpose, self._seed, pass_number, lane, number)

@@ -163,7 +163,7 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         for attempt in itertools.count(1):
             other = self.plan.order.substitute(place, attempt)
             if other is None:
-                msg = f"{first}\n  No sample of its window can stand in for it: all {attempt} are bad."
+                msg = f"{first}\n  No sample near it can stand in for it: all {attempt} are bad."
                 raise SampleError(msg, stage=first.stage, shard=first.shard, key=first.key) from first
             try:
                 value, _ = self._sample(place, *other)
