@@ -99,8 +99,9 @@ def test_ctrl_c_ends_everything_with_one_traceback(six, tmp_path, settings, sign
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
-def test_workers_do_not_outlive_a_killed_main_process(six, tmp_path):
-    running, workers = start_endless(six, tmp_path, {"workers": 2})
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_workers_do_not_outlive_a_killed_main_process(six, tmp_path, start_method):
+    running, workers = start_endless(six, tmp_path, {"workers": 2, "start_method": start_method})
     descriptors = [os.pidfd_open(worker) for worker in workers]
     running.kill()
     running.communicate(timeout=60)
@@ -117,9 +118,10 @@ from shards import number_of
 from wdskit import Pipeline
 torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
 pipe = Pipeline().stream({six!r}, resampled=True).split_by_worker().shuffle(5).map(number_of).with_epoch(10**9)
-for number, _ in enumerate(pipe.loader(start_method="fork", **{settings!r})):
-    if number == 20:
-        print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
+if __name__ == "__main__":
+    for number, _ in enumerate(pipe.loader(**{ {"start_method": "fork", **settings}!r})):
+        if number == 20:
+            print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
 """
     (folder / "endless.py").write_text(script)
     command = [sys.executable, str(folder / "endless.py")]

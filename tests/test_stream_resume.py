@@ -9,7 +9,7 @@ import time
 
 import pytest
 import webdataset
-from shards import write_shard
+from shards import write_numbers, write_shard
 
 from wdskit import Pipeline, PipelineError, StateError
 from wdskit.loader import stream as stream_module
@@ -283,3 +283,20 @@ def test_a_jump_begins_a_stream(shards):
         resumed.load_state_dict(state)
         assert epochs(resumed, 2) == there
         loader.set_epoch(1)
+
+
+def test_ranks_that_leave_an_epoch_at_one_step_stay_disjoint(tmp_path):
+    """Whatever their workers have ready: a draw of shards belongs to one rank."""
+    shards = write_numbers(tmp_path, [40] * 8)
+    pipe = stream(shards).decode().to_tuple("cls").batched(2).with_epoch(10)
+    seen = []
+    for rank in range(2):
+        loader = pipe.loader(rank=rank, world_size=2, workers=1, persistent_workers=False, prefetch=1 + 8 * rank)
+        items = []
+        for epoch in range(3):
+            loader.set_epoch(epoch)
+            items += itertools.islice(loader, 3)
+            time.sleep(0.3 * rank)  # the second rank's worker comes to the end of the epoch
+        seen.append({int(cls) for (column,) in [*items, *loader] for cls in column})
+    assert [len(part) for part in seen] == [32, 32]  # 2 x 3 batches, and 10 of the last epoch, which starts again
+    assert not seen[0] & seen[1]

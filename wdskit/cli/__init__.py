@@ -7,6 +7,7 @@ error with its message, 2 for a command line that is wrong, 130 for Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from typing import Annotated
@@ -64,12 +65,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # whoever replaced it, as tests do, decides
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if sys.stdout is None:  # closed by whoever started this (`>&-`)
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     code = _run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader left (`| head`): nobody is there to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as err:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has nowhere to go
+        if not isinstance(err, BrokenPipeError):  # the reader left (`| head`): nobody is there to be told
+            code = _cannot_print(err)
     sys.exit(code)
+
+
+def _cannot_print(err: OSError) -> int:
+    print(f"the output cannot be written: {err.strerror or err}.", file=sys.stderr)
+    return 1
 
 
 def _run() -> int:
@@ -84,4 +94,8 @@ def _run() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except OSError as err:
+        if err.errno != errno.ENOSPC:
+            raise
+        return _cannot_print(err)
     return 0

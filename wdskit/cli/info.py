@@ -85,6 +85,8 @@ def _numbers(summary: Summary) -> Table:
     from rich.table import Table
     from rich.text import Text
 
+    from wdskit.storage.urls import is_local
+
     table = Table(
         box=box.SIMPLE,
         show_edge=False,
@@ -101,7 +103,11 @@ def _numbers(summary: Summary) -> Table:
         table.add_row("samples a shard", _spread(summary))
     if summary.classes is not None:
         table.add_row("classes", _classes(summary.classes))
-    source = "the folder's index; names and sizes of the files agree" if summary.source == "index" else "a full read"
+    source = "a full read"
+    if summary.source == "index":
+        was_compared = is_local(summary.path)
+        source = "the folder's index; "
+        source += "names and sizes of the files agree" if was_compared else "its files were not looked at"
     table.add_row("told by", source)
     return table
 

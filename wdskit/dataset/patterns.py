@@ -104,6 +104,17 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
     return ShardList(tuple(urls), tuple(parts), tuple(entries))
 
 
+def check_pattern(shards: str) -> None:
+    """Refuse what can never name shards, without looking for any: schemes that are not supported, braces that do not
+    match or name too many.
+
+    Raises:
+        StorageError: It is such.
+    """
+    for part in split_parts(shards):
+        expand_braces(part)
+
+
 def has_wildcards(path: str) -> bool:
     """Whether a local path is a glob."""
     return _GLOB.search(path) is not None

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure
 from wdskit.pipeline.specs import LoaderSpec
+from wdskit.processes import end_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Workers:
             batch_size=None,
             collate_fn=_as_it_is,
             num_workers=spec.workers,
+            worker_init_fn=_start_worker if spec.workers else None,
             persistent_workers=spec.persistent_workers and spec.workers > 0,
             prefetch_factor=spec.prefetch if spec.workers else None,
             pin_memory=spec.pin_memory and torch.cuda.is_available(),
@@ -96,6 +98,10 @@ class Workers:
             return "forkserver"
         msg = "CUDA is initialised, so workers cannot be forked."
         raise PipelineError(f"{msg}\n  Use start_method: forkserver, or leave it out.")
+
+
+def _start_worker(_: int) -> None:
+    end_with_parent()  # torch looks at the parent's number, which under forkserver stays the server's
 
 
 def _stop_persistent(loader: DataLoader[Any], owner: int) -> None:

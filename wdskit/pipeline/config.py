@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from wdskit.dataset.patterns import check_pattern
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES
 from wdskit.pipeline.document import read_document
 from wdskit.pipeline.overrides import Override
 from wdskit.pipeline.parsing import read_settings, read_stage, unknown_setting, unknown_stage
 from wdskit.pipeline.plain import plain_tree
-from wdskit.pipeline.problems import Path, describe, did_you_mean, dotted, listing, show, wrong_kind
+from wdskit.pipeline.problems import Flaw, Path, describe, did_you_mean, dotted, listing, show, wrong_kind
 from wdskit.pipeline.rules import check_order
 from wdskit.pipeline.spec_types import StageSpec
 from wdskit.pipeline.specs import STAGES, ErrorsSpec, LoaderSpec
@@ -92,6 +93,20 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, overrides
         if config is not None and not check.problems:
             return config
     raise ConfigError(problems=check.told())
+
+
+def pattern_rules(spec: Any) -> list[tuple[Path, str]]:
+    """What can never name shards in a source's settings: places and rules. Nothing is looked for."""
+    named: dict[Path, Any] = {(): getattr(spec, "shards", None)}
+    named |= {("mixture", at): part.shards for at, part in enumerate(getattr(spec, "mixture", None) or ())}
+    found: list[tuple[Path, str]] = []
+    for path, shards in named.items():
+        for text in [shards] if isinstance(shards, str) else shards or ():
+            try:
+                check_pattern(text)
+            except StorageError as err:
+                found.append(((*path, "shards"), " ".join(str(err).split())))
+    return found
 
 
 def _check_arguments(source: object, overrides: object) -> None:
@@ -257,6 +272,8 @@ class _Check:
             self._note(path, unknown_stage(name))
             return None, None
         spec, flaws = read_stage(STAGES[name], value)
+        if spec is not None:
+            flaws = [Flaw(at, rule) for at, rule in pattern_rules(spec)]
         for flaw in flaws:
             self._note((*path, name, *flaw.path), flaw.rule)
         return spec, spec or STAGES[name]

@@ -75,7 +75,8 @@ class StepMaker:
             case "decode":
                 return OnValue(Decode(spec.images, spec.only, spec.max_pixels))
             case "map":
-                return Call(self.run, label, self.resolve("map", spec.fn), global_rng=self._global_rng(spec))
+                fn = self.resolve("map", spec.fn)
+                return Call(self.run, label, fn, global_rng=self._global_rng(spec), is_map=True)
             case "map_dict":
                 calls = {field: self.call("map_dict", fn, f"{label}:{field}") for field, fn in spec.fields.items()}
                 return MapDict(calls)
