@@ -225,6 +225,25 @@ def test_ctrl_c_ends_a_command_with_130_and_no_traceback(tmp_path: Path) -> None
     assert (process.returncode, out, err) == (130, b"", b"")
 
 
+@pytest.mark.parametrize("words", [["info", "train"], ["ls", "train"], ["--help"], ["config", "schema"], ["--version"]])
+def test_a_full_or_closed_stdout_is_told_in_one_line(train: Path, words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123 (no path of ours)
+        done = subprocess.run([*RUN, *words], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"the output cannot be written: No space left on device.\n")
+    done = subprocess.run(["sh", "-c", '"$0" "$@" >&-', *RUN, *words], stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_index_tells_of_shards_whose_bytes_changed(train: Path, run) -> None:
+    run("index", "train")
+    with (train / "s-1.tar").open("r+b") as file:
+        file.seek(512)
+        file.write(b"H")
+    out = run("index", "train")[1]
+    assert "Note: 1 shard with the size that the index said before and other bytes, the first s-1.tar." in out
+    assert json.loads(run("index", "train", "--json")[1])["changed"] == []
+
+
 @pytest.fixture
 def server(train: Path) -> Iterator[str]:
     class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -248,6 +267,7 @@ def test_remote_shards_are_streamed_and_remote_folders_told_by_their_index(serve
     assert (pattern["kind"], pattern["source"], pattern["num_shards"]) == ("pattern", "scan", 2)
     assert run("info", f"{server}/nothing.tar")[0] == 1
     run("index", "train")
+    assert "the folder's index; its files were not looked at" in run("info", f"{server}/train/")[1]
     folder = json.loads(run("info", f"{server}/train/", "--json")[1])
     assert (folder["kind"], folder["source"], folder["num_samples"]) == ("folder", "index", 5)
 

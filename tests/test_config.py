@@ -17,6 +17,9 @@ from wdskit.pipeline.writing import config_to_yaml
 
 # name: (shorthand, long form); where there is no shorthand the bare name is it
 FORMS: dict[str, tuple[Any, Any]] = {
+    "exact": ("a.tar", {"shards": "a.tar", "tail": "drop", "lanes": 240}),
+    "resampled": ("a.tar", {"shards": "a.tar", "chunk": 64}),
+    "sequential": ("a.tar", {"shards": "a.tar", "tail": "pad", "seed": 0}),
     "stream": ("a.tar", {"shards": "a.tar"}),
     "split_by_node": (None, {}),
     "split_by_worker": (None, {}),

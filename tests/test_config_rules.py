@@ -11,6 +11,7 @@ from wdskit.pipeline.rules import check_order
 from wdskit.pipeline.specs import STAGES
 
 VALUES = {
+    "exact": "a.tar", "resampled": "a.tar", "sequential": "a.tar",
     "stream": "a.tar", "shuffle": 5, "decode": "rgb8", "map": "f", "map_dict": {"cls": "f"}, "map_tuple": ["f"],
     "select": "f", "rename": {"a": "b"}, "to_tuple": "jpg cls", "to_dict": "jpg cls", "batched": 4, "slice": 5,
     "with_epoch": 5, "with_length": 5,
@@ -44,7 +45,32 @@ FITS = [
     "? split_by_node decode batched",
     "? unbatched",
 ]
+FITS += [
+    "exact",
+    "sequential with_epoch",
+    "resampled decode map map_dict rename resize normalize to_tuple map_tuple batched map map_tuple with_epoch",
+    "exact with_epoch decode to_dict batched",
+]
 MISFITS = [
+    ("exact stream", 1, "a second source"),
+    ("stream exact", 1, "a second source"),
+    ("exact with_epoch batched with_epoch", 3, "stands at [1] already"),
+    ("exact batched decode", 2, "has made batches"),
+    ("exact decode ? batched", 2, "each sample stays one sample"),
+    *(
+        (f"{source} decode {name}", 2, f"`{name}` cannot stand behind `{source}`")
+        for source in ("exact", "resampled", "sequential")
+        for name in (
+            "select",
+            "shuffle",
+            "slice",
+            "unbatched",
+            "split_by_node",
+            "split_by_worker",
+            "tarfile_to_samples",
+            "with_length",
+        )
+    ),
     ("decode", 0, "cannot be first"),
     ("stream stream", 1, "a second source"),
     ("? stream", 1, "a second source"),
@@ -111,10 +137,10 @@ def test_split_none_beside_both_splitters_is_refused() -> None:
 def test_every_triple_of_stages_has_an_answer() -> None:
     """Any three: no failure; a class answers as its spec; behind a foreign stage all fit but a source."""
     specs = {name: parse_stage(name, VALUES.get(name)) for name in STAGES}
-    for names in itertools.product(STAGES, repeat=3):
-        stages = [specs["stream"], *(specs[name] for name in names)]
+    for source, *names in itertools.product(["stream", "exact"], *[STAGES] * 3):
+        stages = [specs[source], *(specs[name] for name in names)]
         found = check_order(stages)
         assert all(0 <= at < 4 and rule.endswith(".") for at, rule in found)
         assert check_order([type(stage) for stage in stages]) == found
-    for name in STAGES:
-        assert not check_order([specs["stream"], foreign, specs[name]]) or name == "stream"
+    for spec in specs.values():
+        assert not check_order([specs["stream"], foreign, spec]) or spec.kind == "source"

@@ -25,7 +25,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import wdskit
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
-from wdskit.loader import loader as loader_module
+from wdskit.loader import workers as workers_module
 from wdskit.loader.failures import Failure, WorkerTraceback
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
@@ -99,8 +99,9 @@ def test_ctrl_c_ends_everything_with_one_traceback(six, tmp_path, settings, sign
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
-def test_workers_do_not_outlive_a_killed_main_process(six, tmp_path):
-    running, workers = start_endless(six, tmp_path, {"workers": 2})
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_workers_do_not_outlive_a_killed_main_process(six, tmp_path, start_method):
+    running, workers = start_endless(six, tmp_path, {"workers": 2, "start_method": start_method})
     descriptors = [os.pidfd_open(worker) for worker in workers]
     running.kill()
     running.communicate(timeout=60)
@@ -117,9 +118,10 @@ from shards import number_of
 from wdskit import Pipeline
 torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
 pipe = Pipeline().stream({six!r}, resampled=True).split_by_worker().shuffle(5).map(number_of).with_epoch(10**9)
-for number, _ in enumerate(pipe.loader(start_method="fork", **{settings!r})):
-    if number == 20:
-        print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
+if __name__ == "__main__":
+    for number, _ in enumerate(pipe.loader(**{ {"start_method": "fork", **settings}!r})):
+        if number == 20:
+            print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
 """
     (folder / "endless.py").write_text(script)
     command = [sys.executable, str(folder / "endless.py")]
@@ -376,7 +378,7 @@ def test_workers_of_a_loader_that_is_garbage_are_told_to_end(six, monkeypatch):
 
 def test_the_check_of_garbage_catches_workers_that_nobody_tells(six, monkeypatch):
     without = SimpleNamespace(ref=weakref.ref, finalize=lambda *_: SimpleNamespace())
-    monkeypatch.setattr(loader_module, "weakref", without)
+    monkeypatch.setattr(workers_module, "weakref", without)
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
     assert len(killed_workers(six, monkeypatch)) == 1
 

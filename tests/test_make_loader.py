@@ -586,7 +586,7 @@ def keep_everything(self, source):
 
 def start_again(self, epoch):
     """Webdataset's with_epoch: the first samples of the stream, each time."""
-    self._begin(0, None)
+    self.footing.begin(0, None, self.pipeline)
     yield from self._chain(self.layout.cut, len(self.pipeline), self._chain(0, self.layout.cut, None))
     self._finish(epoch)
 

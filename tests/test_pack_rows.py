@@ -260,3 +260,22 @@ def test_any_rows_are_packed_whole_or_refused(rows, keys, skip_bad):
         assert all(samples.values())
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_bytes": "1MB"}, "max_bytes: '1MB' is no whole number"),
+        ({"max_samples": 2.5}, "max_samples: 2.5 is no whole number"),
+        ({"workers": "2"}, "workers: '2' is no number of processes"),
+        ({"shuffle": "7"}, "shuffle: the seed '7' must be"),
+    ],
+)
+def test_options_of_another_kind_are_refused_by_name(tmp_path, options, problem):
+    with pytest.raises(PackError, match=problem):
+        pack([{"__key__": "a", "cls": 1}], tmp_path / "out", **options)
+
+
+def test_a_path_as_text_is_told_what_a_path_is(tmp_path):
+    with pytest.raises(RowError, match=r"Give bytes, a pathlib.Path of a file, or a value"):
+        pack([{"__key__": "a", "jpg": "photos/cat.jpg"}], tmp_path / "out")

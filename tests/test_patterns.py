@@ -21,7 +21,7 @@ from shards import write_numbers, write_shard
 
 from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.index import read_index
-from wdskit.dataset.patterns import _count_names, _expand_braces, list_shards
+from wdskit.dataset.patterns import _count_names, expand_braces, list_shards
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.shards.indexing import index_folder
@@ -236,7 +236,7 @@ def test_a_backslash_makes_a_brace_plain_in_a_pattern(here: Path) -> None:
 
 
 def expanded(pattern: str) -> list[str]:
-    return [*_expand_braces(pattern)]
+    return [*expand_braces(pattern)]
 
 
 @pytest.mark.parametrize(

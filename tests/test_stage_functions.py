@@ -150,3 +150,13 @@ def test_global_rng_is_refused_with_several_threads(six, tmp_path):
         ):
             make()
     assert len(list(pipe.loader(threads=1, workers=0))) == 39
+
+
+def test_a_function_that_forgets_to_return_is_an_error(six):
+    for workers in (0, 1):
+        with pytest.raises(PipelineError, match="map: the function returned None"):
+            list(listed(six).map(forget).batched(4).loader(workers=workers))
+
+
+def forget(sample):
+    sample["cls"] = 0

@@ -385,8 +385,8 @@ def bare(item: Any) -> Any:
     return {name: bytes if isinstance(value, bytes) else value for name, value in item.items()}
 
 
-def test_the_table_covers_every_stage():
-    assert {case.name for case in CASES} == set(STAGES)
+def test_the_table_covers_every_stage_of_a_stream():
+    assert {case.name for case in CASES} == {name for name, spec in STAGES.items() if not spec.is_planned}
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

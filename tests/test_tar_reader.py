@@ -286,7 +286,7 @@ def _no_end_needed(patch) -> None:
 
 
 def _nothing_behind_the_end(patch) -> None:
-    patch.setattr(reader_module, "_check_end", lambda window: None)
+    patch.setattr(reader_module, "check_end", lambda window: None)
 
 
 def _short_members(patch) -> None:

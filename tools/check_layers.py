@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "wdskit"
 LAYERS = ["cli", "packing", "shards", "loader", "pipeline", "order", "codecs", "dataset", "storage", "tar"]
-BASE = {"errors", "files", "limits"}
+BASE = {"errors", "files", "limits", "processes"}
 RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.fromkeys(BASE, 0)
 
 # `pipe.loader(...)` is the one method that the design hangs on a lower layer. It goes through the package's face.

@@ -21,7 +21,9 @@ from wdskit.errors import (
     RankError,
     RowError,
     SampleError,
+    SelectionError,
     ShardError,
+    StateError,
     StorageError,
     WdskitError,
 )
@@ -29,10 +31,12 @@ from wdskit.errors import (
 if TYPE_CHECKING:
     from wdskit.dataset.local import LocalShard
     from wdskit.loader.factory import make_loader
+    from wdskit.loader.gather import gather_valid
     from wdskit.packing.api import pack
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.registry import register
+    from wdskit.shards.splitting import split
 
 __version__ = "0.1.0"
 
@@ -50,23 +54,29 @@ __all__ = [
     "RankError",
     "RowError",
     "SampleError",
+    "SelectionError",
     "ShardError",
+    "StateError",
     "StorageError",
     "WdskitError",
     "__version__",
+    "gather_valid",
     "load_config",
     "make_loader",
     "pack",
     "register",
+    "split",
 ]
 
 _HOMES = {
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
+    "gather_valid": "wdskit.loader.gather",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "register": "wdskit.pipeline.registry",
+    "split": "wdskit.shards.splitting",
 }
 
 

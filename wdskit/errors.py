@@ -5,6 +5,7 @@ WdskitError
 ├── StorageError         a URL or file cannot be read, or its scheme is not supported
 ├── ShardError           the bytes of a shard are not what a shard holds
 ├── FolderIndexError     the folder's index is missing, unreadable, or does not match its shards
+├── SelectionError       a selection is missing, damaged, of other shards, or cannot be made
 ├── KeyRuleError         a key or field name that not every reader would give back as it was written
 ├── DecodeError          the bytes of a field are not what its name promises
 │   └── ImageTooLarge    an image's header promises more pixels than allowed
@@ -13,6 +14,7 @@ WdskitError
 │   └── RowError         one row (file, manifest line, Python row) cannot be packed
 ├── ConfigError          a configuration has problems; all of them are listed
 ├── PipelineError        a pipeline cannot run as it was composed
+│   └── StateError       a state cannot be taken, or does not fit
 └── RankError            rank or world size is unknown or contradicted
 ```
 
@@ -86,6 +88,20 @@ class FolderIndexError(WdskitError):
     def __init__(self, message: str = "", *, folder: str = "") -> None:
         super().__init__(message)
         self.folder = folder
+
+
+class SelectionError(WdskitError):
+    """A selection of `folder` is missing, damaged, made for other shards, or cannot be made.
+
+    Where one sample is the reason: `shard`, `key` and `field` name it.
+    """
+
+    def __init__(self, message: str = "", *, folder: str = "", shard: str = "", key: str = "", field: str = "") -> None:
+        super().__init__(message)
+        self.folder = folder
+        self.shard = shard
+        self.key = key
+        self.field = field
 
 
 class KeyRuleError(WdskitError):
@@ -163,3 +179,7 @@ class PipelineError(WdskitError):
 
 class RankError(WdskitError):
     """Rank or world size is unknown, or contradicted by the process group."""
+
+
+class StateError(PipelineError):
+    """A loader's state cannot be taken, or does not fit the loader."""

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,6 +30,10 @@ class Disk:
         A link is not followed: a draft's name is known beforehand, and its bytes are meant for the folder it is in.
         """
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+
+    def open_log(self, path: Path) -> int:
+        """Open a file to add to its end, created where it is missing, and return its descriptor."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
     def write(self, fd: int, data: Buffer) -> int:
         """Write a first part of `data` and return how many bytes that was."""
@@ -130,6 +134,17 @@ def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
     """`publish` a file whose bytes are at hand."""
     with publish(path, disk=disk) as draft:
         draft.write(data)
+
+
+def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None:
+    """Add lines to a log. One write: those of several processes do not mix, and a kill leaves whole lines or none."""
+    fd = disk.open_log(path)
+    try:
+        data = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
+        while data:
+            data = data[disk.write(fd, data) :]
+    finally:
+        disk.close(fd)
 
 
 def make_folders(path: Path, *, disk: Disk = DISK) -> None:

@@ -23,6 +23,9 @@ MAX_SHARD_NAMES = 2_000_000
 MAX_INDEX_BYTES = 1 << 30
 """Largest `index.json` that is read: some five million shards."""
 
+MAX_RECIPE_BYTES = 1 << 16
+"""Longest text that says how a selection was made; a split into a hundred parts takes two thousand bytes."""
+
 MAX_PIXELS = 100_000_000
 """Default for width x height of one image: 300 MB as RGB. Larger photos exist; larger training photos hardly do."""
 

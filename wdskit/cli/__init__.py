@@ -7,6 +7,7 @@ error with its message, 2 for a command line that is wrong, 130 for Ctrl-C.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from typing import Annotated
@@ -20,6 +21,7 @@ from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
 from wdskit.cli.pack import pack_command
+from wdskit.cli.split import split_command
 from wdskit.errors import WdskitError
 
 # Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
@@ -53,6 +55,7 @@ app.command("pack")(pack_command)
 app.command("index")(index_command)
 app.command("info")(info_command)
 app.command("ls")(ls_command)
+app.command("split")(split_command)
 app.add_typer(config_app, name="config")
 
 
@@ -62,12 +65,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # whoever replaced it, as tests do, decides
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if sys.stdout is None:  # closed by whoever started this (`>&-`)
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     code = _run()
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader left (`| head`): nobody is there to be told
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as err:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has nowhere to go
+        if not isinstance(err, BrokenPipeError):  # the reader left (`| head`): nobody is there to be told
+            code = _cannot_print(err)
     sys.exit(code)
+
+
+def _cannot_print(err: OSError) -> int:
+    print(f"the output cannot be written: {err.strerror or err}.", file=sys.stderr)
+    return 1
 
 
 def _run() -> int:
@@ -82,4 +94,8 @@ def _run() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except OSError as err:
+        if err.errno != errno.ENOSPC:
+            raise
+        return _cannot_print(err)
     return 0

@@ -48,6 +48,7 @@ def index_command(
                 "num_samples": index.num_samples,
                 "num_bytes": num_bytes,
                 "num_ignored": report.num_ignored,
+                "changed": list(report.changed),
             }
         )
         return
@@ -55,6 +56,11 @@ def index_command(
         f"Indexed {escape(folder)}: {plural(len(index.entries), 'shard')}, {plural(index.num_samples, 'sample')}, "
         f"{format_bytes(num_bytes)} in {seconds:.1f} s ({format_bytes(num_bytes / seconds)}/s)."
     )
+    if report.changed:
+        print(
+            f"Note: {plural(len(report.changed), 'shard')} with the size that the index said before and other bytes, "
+            f"the first {escape(report.changed[0])}. If nobody wrote them anew, they are damaged."
+        )
     if report.num_ignored:
         print(ignored_note(report.num_ignored))
     num_empty = sum(entry.num_samples == 0 for entry in index.entries)

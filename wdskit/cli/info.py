@@ -39,6 +39,9 @@ def info_command(
     if summary.fields:
         console.print()
         console.print(_fields(summary))
+    if summary.selections:
+        console.print()
+        console.print(_selections(summary))
     if summary.kind == "folder" and summary.source == "scan":
         print(f"No index: every shard was read. `wdskit index {escape(path)}` makes one.")
     if summary.num_ignored:
@@ -65,6 +68,14 @@ def _to_json(summary: Summary) -> dict[str, object]:
         },
         "num_ignored": summary.num_ignored,
         "classes": None if summary.classes is None else list(summary.classes),
+        "selections": {
+            selection.name: {
+                "num_samples": selection.num_samples,
+                "recipe": selection.recipe,
+                "problem": selection.problem,
+            }
+            for selection in summary.selections
+        },
     }
 
 
@@ -73,6 +84,8 @@ def _numbers(summary: Summary) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
+
+    from wdskit.storage.urls import is_local
 
     table = Table(
         box=box.SIMPLE,
@@ -90,7 +103,11 @@ def _numbers(summary: Summary) -> Table:
         table.add_row("samples a shard", _spread(summary))
     if summary.classes is not None:
         table.add_row("classes", _classes(summary.classes))
-    source = "the folder's index; names and sizes of the files agree" if summary.source == "index" else "a full read"
+    source = "a full read"
+    if summary.source == "index":
+        was_compared = is_local(summary.path)
+        source = "the folder's index; "
+        source += "names and sizes of the files agree" if was_compared else "its files were not looked at"
     table.add_row("told by", source)
     return table
 
@@ -133,6 +150,28 @@ def _fields(summary: Summary) -> Table:
             mean = field.num_bytes / field.num_samples
             cells += [_part(field.num_samples, summary.num_samples), format_bytes(mean), format_bytes(field.num_bytes)]
         table.add_row(*cells)
+    return table
+
+
+def _selections(summary: Summary) -> Table:
+    """The third table: one selection a line."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("selection", style="bold", no_wrap=True)
+    for title in ("samples", "share"):
+        table.add_column(title, justify="right", no_wrap=True)
+    has_problems = any(selection.problem for selection in summary.selections)
+    if has_problems:
+        table.add_column("problem", no_wrap=True)
+    for selection in summary.selections:
+        count = selection.num_samples
+        share = "-"
+        if count is not None and summary.num_samples and not selection.problem:
+            share = f"{count / summary.num_samples:.2%}"
+        cells = [selection.name, "-" if count is None else format_count(count), share]
+        table.add_row(*cells, *([selection.problem or ""] if has_problems else []))
     return table
 
 

@@ -60,6 +60,7 @@ class BinaryIndex:
         counts: Samples of each shard, (num_shards,), read-only.
         sizes: Bytes of each shard, (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
+        digest: 32 bytes that say which shards these are: sha256 over all their counts, sizes, digests and names.
 
     Raises:
         FolderIndexError: It is missing, damaged, of another version, or belongs to another `index.json`.
@@ -77,6 +78,7 @@ class BinaryIndex:
                 body: NDArray[np.uint8] = np.memmap(file, dtype=np.uint8, mode="r")[_HEADER.size :]
         except OSError as err:
             raise self._error(f"cannot be read: {err.strerror}") from err
+        self.digest = body_digest
         ends = num_shards * np.array([8, 16, 48, 56])
         self.counts = body[: ends[0]].view("<u8")
         self.sizes = body[ends[0] : ends[1]].view("<u8")
@@ -84,6 +86,10 @@ class BinaryIndex:
         self._name_ends = body[ends[2] : ends[3]].view("<u8")
         self._names = body[ends[3] :]
         self._check_names(num_name_bytes)
+
+    def __reduce__(self) -> tuple[object, tuple[Path, bytes]]:
+        """Its place, and which index it is: a million shards are not copied into every worker."""
+        return _reopen, (self.folder, self.digest)
 
     def __len__(self) -> int:
         """Number of shards."""
@@ -96,6 +102,16 @@ class BinaryIndex:
             return bytes(self._names[start : int(self._name_ends[shard])]).decode()
         except UnicodeDecodeError as err:
             raise self._error("its names are not file names") from err
+
+    def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
+        """Feed the names of `shards` to a digest, with their lengths, so that no other names give the same."""
+        ends = self._name_ends.astype(np.int64)
+        lengths = np.diff(ends, prepend=0)[shards]
+        if len(shards) == len(self) and (np.diff(shards) == 1).all():
+            digest.update(self._names.data)
+        else:
+            digest.update("".join(self.name(shard) for shard in shards.tolist()).encode())
+        digest.update(lengths.astype("<i8").tobytes())
 
     def _check_header(self, header: bytes, num_bytes: int, body_digest: bytes, json_digest: bytes) -> tuple[int, int]:
         """Number of shards and bytes of names, once all that the header says holds."""
@@ -125,6 +141,14 @@ class BinaryIndex:
     def _error(self, problem: str) -> FolderIndexError:
         msg = f"{self.folder / BINARY_NAME}: {problem}.\n  Run `wdskit index {self.folder}`."
         return FolderIndexError(msg, folder=str(self.folder))
+
+
+def _reopen(folder: Path, digest: bytes) -> BinaryIndex:
+    index = BinaryIndex(folder)
+    if index.digest != digest:
+        msg = f"{folder / BINARY_NAME}: it was replaced while it was in use. Start again."
+        raise FolderIndexError(msg, folder=str(folder))
+    return index
 
 
 def _digest(file: IO[bytes]) -> bytes:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdskit.dataset.keys import split_name
-from wdskit.errors import ShardError
+from wdskit.errors import ShardError, StorageError
+from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader
+from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read
 
 
@@ -32,7 +34,7 @@ class ShardReader:
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
-        self._members = TarReader(read, shard=shard)
+        self._members: TarReader | TarWalk = TarReader(read, shard=shard)
 
     @property
     def stop(self) -> int:
@@ -87,3 +89,33 @@ class ShardReader:
             problem=problem,
             remedy="Pack it again, with the fields of a sample side by side and keys that differ.",
         )
+
+
+class HeaderReader(ShardReader):
+    """The samples of a local shard by their headers: as `ShardReader`, with a `Span` in the place of each field's data.
+
+    Args:
+        file: The shard, which stays open: a field's bytes are read with `read_span`.
+        shard: Its path, for messages and `__url__`.
+    """
+
+    def __init__(self, file: LocalFile, *, shard: str) -> None:
+        super().__init__(file.read, shard=shard)
+        self._members = TarWalk(file.read_at, file.num_bytes, shard=shard)
+
+
+def read_span(file: LocalFile, span: Span) -> bytes:
+    """The bytes of a field that `HeaderReader` found.
+
+    Raises:
+        StorageError: The file cannot be read, or has become shorter.
+    """
+    parts = []
+    offset, stop = span.offset, span.offset + span.size
+    while offset < stop:  # one pread gives 2 GiB at most, and network disks may give less than was asked for
+        part = file.read_at(offset, stop - offset)
+        if not part:
+            raise StorageError(f"{file.url}: it became shorter while it was read.", url=file.url)
+        parts.append(part)
+        offset += len(part)
+    return b"".join(parts)

@@ -61,6 +61,11 @@ class LocalShard:
         """Number of samples."""
         return len(self._offsets) - 1
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the file."""
+        return self._file.num_bytes
+
     def __getitem__(self, index: int) -> dict[str, memoryview]:
         """The fields of sample `index`, in the order of their members; negative numbers count from the end.
 
@@ -71,11 +76,27 @@ class LocalShard:
             ShardError: The bytes there are not one whole sample.
             StorageError: It has been closed, or the disk fails.
         """
-        return self._read(index)[1]
+        return self.read(index)[1]
 
     def key(self, index: int) -> str:
         """The key of sample `index`. Raises as indexing does."""
-        return self._read(index)[0]
+        return self.read(index)[0]
+
+    def read(self, index: int) -> tuple[str, dict[str, memoryview]]:
+        """Key and fields of sample `index`. Raises as indexing does."""
+        number = operator.index(index)
+        number += len(self) if number < 0 else 0
+        if not 0 <= number < len(self):
+            msg = f"{self.path}: sample {index} is out of range: there are {len(self)}"
+            raise IndexError(msg)
+        key, fields = self._parse(number)
+        for edge, neighbour in ((number, number - 1), (number + 1, number + 1)):
+            if self._checked[edge]:
+                continue
+            if self._parse(neighbour)[0] == key:
+                raise self._error(int(self._offsets[edge]), f"samples {edge - 1} and {edge} have one key, {key!r}")
+            self._checked[edge] = 1
+        return key, fields
 
     def close(self) -> None:
         """Close the file, as happens when nobody holds this any more. Views stay valid."""
@@ -90,21 +111,6 @@ class LocalShard:
     ) -> None:
         """Close the file."""
         self.close()
-
-    def _read(self, index: int) -> tuple[str, dict[str, memoryview]]:
-        number = operator.index(index)
-        number += len(self) if number < 0 else 0
-        if not 0 <= number < len(self):
-            msg = f"{self.path}: sample {index} is out of range: there are {len(self)}"
-            raise IndexError(msg)
-        key, fields = self._parse(number)
-        for edge, neighbour in ((number, number - 1), (number + 1, number + 1)):
-            if self._checked[edge]:
-                continue
-            if self._parse(neighbour)[0] == key:
-                raise self._error(int(self._offsets[edge]), f"samples {edge - 1} and {edge} have one key, {key!r}")
-            self._checked[edge] = 1
-        return key, fields
 
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
         """What stands where the offsets put a sample: whole members of one key. Its end is checked if that is easy."""

@@ -93,8 +93,8 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
     entries: list[ShardEntry | None] = []
     number = 0
     for item in items:
-        for part in _split_parts(item):
-            found = [url for pattern in _expand_braces(part) for url in _match(pattern, folders)]
+        for part in split_parts(item):
+            found = [url for pattern in expand_braces(part) for url in _match(pattern, folders)]
             urls += found
             parts += [number] * len(found)
             entries += [_entry(url, folders, need_index=need_index) for url in found]
@@ -104,11 +104,28 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
     return ShardList(tuple(urls), tuple(parts), tuple(entries))
 
 
-def _split_parts(item: str) -> list[str]:
+def check_pattern(shards: str) -> None:
+    """Refuse what can never name shards, without looking for any: schemes that are not supported, braces that do not
+    match or name too many.
+
+    Raises:
+        StorageError: It is such.
+    """
+    for part in split_parts(shards):
+        expand_braces(part)
+
+
+def has_wildcards(path: str) -> bool:
+    """Whether a local path is a glob."""
+    return _GLOB.search(path) is not None
+
+
+def split_parts(item: str) -> list[str]:
+    """What stands between the `::` of one text."""
     return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
 
 
-def _expand_braces(pattern: str) -> Iterator[str]:
+def expand_braces(pattern: str) -> Iterator[str]:
     """The names of a brace pattern, in order."""
     if not pattern:
         raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
@@ -165,16 +182,16 @@ def _count_range(first: str | None, last: str | None, first_letter: str, last_le
 def _match(pattern: str, folders: _Folders) -> list[str]:
     """The shards that one expanded pattern names."""
     if not is_local(pattern):
-        return _match_remote(pattern, folders) or _nothing(pattern)
+        return _match_remote(pattern, folders) or nothing_matches(pattern)
     path = local_path(pattern)
     if os.path.isdir(path):
-        return _match_folder(path.rstrip("/") or "/", "*.tar", folders) or _nothing(pattern)
-    if _GLOB.search(path) and not os.path.lexists(path):
+        return _match_folder(path.rstrip("/") or "/", "*.tar", folders) or nothing_matches(pattern)
+    if has_wildcards(path) and not os.path.lexists(path):
         parent, name = os.path.split(path)
-        is_plain = os.path.lexists(parent) or not _GLOB.search(parent)
+        is_plain = os.path.lexists(parent) or not has_wildcards(parent)
         parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
         found = [url for folder in parents for url in _match_folder(folder, name or "*.tar", folders)]
-        return found or _nothing(pattern)
+        return found or nothing_matches(pattern)
     if not os.path.exists(path):
         msg = f"{pattern}: there is no such shard."
         if path.startswith("~"):
@@ -193,7 +210,7 @@ def _match_folder(folder: str, name: str, folders: _Folders) -> list[str]:
     names = {entry.name for entry in listed}
     stray = sorted(path for path in on_disk - names if path.endswith(".tar"))
     if stray:
-        raise _not_listed(folder, stray[0])
+        raise not_listed(folder, stray[0])
     missing = sorted(names - on_disk)
     if missing:
         msg = f"{join_url(folder, missing[0])}: the folder's index lists this shard, but there is no such file."
@@ -226,17 +243,19 @@ def _entry(url: str, folders: _Folders, *, need_index: bool) -> ShardEntry | Non
         return None
     entry = index.by_name.get(name)
     if entry is None:
-        raise _not_listed(folder, name)
+        raise not_listed(folder, name)
     return entry
 
 
-def _not_listed(folder: str, name: str) -> FolderIndexError:
+def not_listed(folder: str, name: str) -> FolderIndexError:
+    """The error for a shard that its folder's index does not have."""
     msg = (
         f"{join_url(folder, name)}: the folder's index does not list this shard.\n  Run `wdskit index {folder or '.'}`."
     )
     return FolderIndexError(msg, folder=folder)
 
 
-def _nothing(pattern: str) -> NoReturn:
+def nothing_matches(pattern: str) -> NoReturn:
+    """Say that a pattern names no shard."""
     msg = f"{pattern}: no shard matches."
     raise StorageError(msg, url=pattern)

@@ -9,12 +9,15 @@ from typing import Any
 
 from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.loader import Loader
+from wdskit.loader.planned import PlannedLoader
+from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.parsing import parse_settings
 from wdskit.pipeline.problems import show, wrong_kind
 from wdskit.pipeline.ranks import find_place
 from wdskit.pipeline.registry import is_function_name
-from wdskit.pipeline.specs import LoaderSpec
+from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
+from wdskit.pipeline.streaming import StreamPipeline
 
 
 def make_loader(
@@ -33,6 +36,7 @@ def make_loader(
     persistent_workers: bool | None = None,
     start_method: str | None = None,
     pin_memory: bool | None = None,
+    errors: Mapping[str, Any] | None = None,
 ) -> Loader:
     """Make the loader of one pipeline for this rank.
 
@@ -44,7 +48,7 @@ def make_loader(
         plugins: Modules to import first, so that they register their functions. Never taken from a configuration.
         rank: With `world_size`. Without: the process group given, torch.distributed, torchrun's environment, Slurm's.
         world_size: With `rank`.
-        process_group: A torch.distributed group whose rank and size count.
+        process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
         workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`.
         threads: Threads a process for one-to-one stages.
         prefetch: Items that each worker has ready ahead.
@@ -52,6 +56,7 @@ def make_loader(
         start_method: "fork", "spawn" or "forkserver". Without: torch's default, but never "fork" once CUDA is
             initialised.
         pin_memory: Whether batches come in page-locked memory, where there is a GPU.
+        errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's `errors`.
 
     Raises:
         ConfigError: The configuration or the arguments have problems; all of them are listed.
@@ -61,15 +66,7 @@ def make_loader(
     """
     _check_functions(transforms)
     _import_plugins(plugins)
-    if isinstance(config, Pipeline):
-        if pipeline is not None or overrides:
-            raise PipelineError("make_loader(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
-        pipe, spec = config, LoaderSpec()
-    else:
-        from wdskit.pipeline.config import load_config  # a pipeline built in Python needs no YAML
-
-        loaded = load_config(config, overrides=overrides)
-        pipe, spec = Pipeline(loaded.pipeline(pipeline)), loaded.loader
+    pipe, spec, forgiven = _read(config, pipeline, overrides)
     said = {
         "workers": workers,
         "threads": threads,
@@ -80,6 +77,8 @@ def make_loader(
     }
     settings = spec.model_dump() | {name: value for name, value in said.items() if value is not None}
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
+    if errors is not None:
+        forgiven = parse_settings(ErrorsSpec, errors, where="make_loader: errors")
     place = find_place(rank, world_size, process_group)
     built = pipe.build(
         rank=place.rank,
@@ -87,8 +86,23 @@ def make_loader(
         threads=spec.threads,
         max_workers=spec.workers,
         transforms=transforms,
+        errors=forgiven,
     )
-    return Loader(built, spec, process_group=process_group, told=rank is not None)
+    if isinstance(built, StreamPipeline):
+        return StreamLoader(built, spec, process_group=process_group, told=rank is not None)
+    return PlannedLoader(built, spec, forgiven, process_group=process_group, told=rank is not None)
+
+
+def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[Pipeline, LoaderSpec, ErrorsSpec]:
+    """The pipeline, and how it is run."""
+    if isinstance(config, Pipeline):
+        if pipeline is not None or overrides:
+            raise PipelineError("make_loader(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
+        return config, LoaderSpec(), ErrorsSpec()
+    from wdskit.pipeline.config import load_config  # a pipeline built in Python needs no YAML
+
+    loaded = load_config(config, overrides=overrides)
+    return Pipeline(loaded.pipeline(pipeline)), loaded.loader, loaded.errors
 
 
 def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None:

@@ -35,7 +35,7 @@ class WorkerTraceback(Exception):
 
 
 class Shipped(IterableDataset[Any]):
-    """A dataset whose errors in worker processes come out as `Failure` values."""
+    """A dataset that yields (worker, value); errors in worker processes come out as `Failure` values."""
 
     def __init__(self, dataset: IterableDataset[Any]) -> None:
         self.dataset = dataset
@@ -44,16 +44,18 @@ class Shipped(IterableDataset[Any]):
         """Yield the dataset's values, and a failure where it ends in one."""
         info = get_worker_info()
         if info is None:
-            yield from self.dataset
+            for value in self.dataset:
+                yield 0, value
             return
         try:
-            yield from self.dataset
+            for value in self.dataset:
+                yield info.id, value
         except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
             trace = traceback.format_exc()
-            yield Failure(_sendable(err), trace, info.id)
+            yield Failure(sendable(err), trace, info.id)
 
 
-def _sendable(err: BaseException) -> Exception:
+def sendable(err: BaseException) -> Exception:
     """The error itself where it survives the way between processes, else one that says the same."""
     if isinstance(err, Exception):
         with contextlib.suppress(Exception):  # whatever its __reduce__ or __init__ raises

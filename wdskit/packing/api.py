@@ -152,10 +152,10 @@ def _say_nothing(_: Progress) -> None:
 def _check_options(keys: str, workers: int, shuffle: int | None) -> None:
     if keys not in ("given", "hashed"):
         raise PackError(f"keys: {keys!r} is neither 'given' nor 'hashed'.")
-    if workers < 1:
-        raise PackError(f"workers: {workers} is too small; 1 is this process.")
-    if shuffle is not None and not 0 <= shuffle < 1 << 64:
-        raise PackError(f"shuffle: the seed {shuffle} must be 0 or more, and below 2**64.")
+    if type(workers) is not int or workers < 1:
+        raise PackError(f"workers: {workers!r} is no number of processes; 1 is this one.")
+    if shuffle is not None and (type(shuffle) is not int or not 0 <= shuffle < 1 << 64):
+        raise PackError(f"shuffle: the seed {shuffle!r} must be 0 or more, and below 2**64.")
 
 
 def _folder(dest: str) -> Path:

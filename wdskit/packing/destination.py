@@ -73,7 +73,8 @@ class Destination:
             num_bytes += entry.num_bytes
         for row in rows:
             if row.key in known:
-                raise row_error(row.where, f"its key {row.key!r} is in {self.folder} already", "Keys must be unique.")
+                remedy = "Keys must be unique. Of a manifest without images, name a column of them: --key-column."
+                raise row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
             yield row
 
     def _keys(self, entry: ShardEntry) -> Iterator[str]:

@@ -30,6 +30,9 @@ class Limits:
     max_bytes: int
 
     def __post_init__(self) -> None:
+        for name, value in (("max_samples", self.max_samples), ("max_bytes", self.max_bytes)):
+            if type(value) is not int:
+                raise PackError(f"{name}: {value!r} is no whole number. From Python it is a number, as 1_000_000_000.")
         if self.max_samples < 1:
             raise PackError(f"max_samples: {self.max_samples} is too small; a shard holds at least one sample.")
         if self.max_bytes < END_BYTES + member_bytes(1):

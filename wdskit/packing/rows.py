@@ -105,7 +105,8 @@ def _told(source: FieldBytes, err: Exception) -> str:
 
 
 def row_error(where: str, problem: str, remedy: str = "") -> RowError:
-    """The error of one row."""
+    """The error of one row; its place stays one line, whatever a file is called."""
+    where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
     msg = f"{where}: {problem}."
     return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
@@ -129,7 +130,8 @@ def file_bytes(path: str, where: str) -> FileBytes:
         problem = f"{path}: {err.strerror or err}".removeprefix(f"{where}: ")
         raise row_error(where, problem, "Mend the path, or use --skip-bad.") from err
     if not stat.S_ISREG(status.st_mode):
-        raise row_error(where, f"{path} is no file", "Mend the path, or use --skip-bad.")
+        problem = "it is no file" if path == where else f"{path} is no file"
+        raise row_error(where, problem, "Mend the path, or use --skip-bad.")
     return FileBytes(path, status.st_size)
 
 
@@ -226,7 +228,8 @@ def _encode(field: str, value: Any, where: str) -> FieldBytes:
     try:
         return encode_field(field, value)
     except (DecodeError, ValueError) as err:
-        raise row_error(where, str(err), "Give bytes, or a value that the field's name stands for.") from err
+        remedy = "Give bytes, a pathlib.Path of a file, or a value that the field's name stands for."
+        raise row_error(where, str(err), remedy) from err
 
 
 def _kind(row: Any) -> str:

@@ -7,13 +7,15 @@ of the epoch that runs, which a repeated epoch goes back to, and the start of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 _HEAD = 2  # set_epoch calls so far, and the epoch that the last one set
 _WORKER_HEAD = 3  # set_epoch calls that this worker has followed, its next epoch, and the one behind its last
-_SLOT_HEAD = 8  # epoch + 1, rank, world size, workers, first epoch, draw, sample, number of stages that keep values
+_SLOT_HEAD = 4  # epoch + 1, rank, world size, workers
+_STANDING_HEAD = 5  # first epoch, draw, sample, left, number of stages that keep values
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Standing:
         sample: how many of its samples have been read.
         counts: For each stage that keeps values: how many it has given.
         kept: For each of them: the (draw, sample) of what it holds, in its order.
+        left: Inside an epoch: values that with_epoch is still to take.
     """
 
     first_epoch: int
@@ -33,6 +36,31 @@ class Standing:
     sample: int
     counts: tuple[int, ...]
     kept: tuple[tuple[tuple[int, int], ...], ...]
+    left: int = 0
+
+    def numbers(self) -> list[int]:
+        """As whole numbers in a row; `of_numbers` takes them back, and passes over what follows them."""
+        pairs = [number for part in self.kept for pair in part for number in pair]
+        head = [self.first_epoch, self.draw, self.sample, self.left, len(self.kept)]
+        return [*head, *self.counts, *map(len, self.kept), *pairs]
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[int]) -> Standing:
+        """The opposite of `numbers`."""
+        first_epoch, draw, sample, left, num_parts = numbers[:_STANDING_HEAD]
+        start = _STANDING_HEAD + 2 * num_parts
+        counts = numbers[_STANDING_HEAD : _STANDING_HEAD + num_parts]
+        kept = []
+        for length in numbers[_STANDING_HEAD + num_parts : start]:
+            stop = start + 2 * length
+            kept.append(tuple(zip(numbers[start:stop:2], numbers[start + 1 : stop : 2], strict=True)))
+            start = stop
+        return cls(first_epoch, draw, sample, tuple(counts), tuple(kept), left)
+
+
+def standing_size(num_keepers: int, capacity: int) -> int:
+    """Most numbers of a standing of so many stages that keep values, so many together."""
+    return _STANDING_HEAD + 2 * num_keepers + 2 * capacity
 
 
 class Board:
@@ -46,7 +74,7 @@ class Board:
 
     def __init__(self, max_workers: int, num_buffers: int, capacity: int) -> None:
         self.max_workers = max_workers
-        self._slot = _SLOT_HEAD + 2 * num_buffers + 2 * capacity
+        self._slot = _SLOT_HEAD + standing_size(num_buffers, capacity)
         self._head = torch.zeros(_HEAD, dtype=torch.int64).share_memory_()
         rows = torch.zeros((max_workers, _WORKER_HEAD + 2 * self._slot), dtype=torch.int64)
         self._rows = rows.share_memory_()
@@ -74,29 +102,18 @@ class Board:
 
     def save(self, worker: int, epoch: int, ranks: tuple[int, int, int], standing: Standing) -> None:
         """Keep where a worker stands at the start of `epoch`; `ranks` is (rank, world size, workers)."""
-        numbers = [epoch + 1, *ranks, standing.first_epoch, standing.draw, standing.sample, len(standing.kept)]
-        numbers += [*standing.counts, *map(len, standing.kept)]
-        numbers += [number for part in standing.kept for pair in part for number in pair]
         slot = self._slot_of(worker, epoch)
         slot[0] = 0
-        slot[1 : len(numbers)] = torch.tensor(numbers[1:], dtype=torch.int64)
-        slot[0] = numbers[0]
+        numbers = [*ranks, *standing.numbers()]
+        slot[1 : len(numbers) + 1] = torch.tensor(numbers, dtype=torch.int64)
+        slot[0] = epoch + 1
 
     def load(self, worker: int, epoch: int, ranks: tuple[int, int, int]) -> Standing | None:
         """What was kept for the start of `epoch` under the same ranks; None where nothing was."""
         slot = self._slot_of(worker, epoch)
-        head = slot[:_SLOT_HEAD].tolist()
-        if head[:4] != [epoch + 1, *ranks]:
+        if slot[:_SLOT_HEAD].tolist() != [epoch + 1, *ranks]:
             return None
-        _, _, _, _, first_epoch, draw, sample, num_parts = head
-        start = _SLOT_HEAD + 2 * num_parts
-        counts = slot[_SLOT_HEAD : _SLOT_HEAD + num_parts].tolist()
-        kept = []
-        for length in slot[_SLOT_HEAD + num_parts : start].tolist():
-            pairs = slot[start : start + 2 * length].reshape(length, 2).tolist()
-            kept.append(tuple((major, minor) for major, minor in pairs))
-            start += 2 * length
-        return Standing(first_epoch, draw, sample, tuple(counts), tuple(kept))
+        return Standing.of_numbers(slot[_SLOT_HEAD:].tolist())
 
     def _slot_of(self, worker: int, epoch: int) -> torch.Tensor:
         start = _WORKER_HEAD + epoch % 2 * self._slot

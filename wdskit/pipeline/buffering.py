@@ -21,11 +21,13 @@ class Keeps(Protocol):
     Attributes:
         kept: What it holds, in its own order; what is put there before a call is what the call starts with.
         count: How many values it has given since the stream began, where that matters to it.
+        capacity: How many values it holds at most.
     """
 
     name: str
     kept: list[tuple[Origin, Any]]
     count: int
+    capacity: int
 
 
 class Shuffle:
@@ -42,7 +44,7 @@ class Shuffle:
         self.run = run
         self.name = name
         self.each_epoch = each_epoch
-        self.size = size
+        self.size = self.capacity = size
         self.initial = min(initial, size)
         self.kept: list[tuple[Origin, Any]] = []
         self.count = 0
@@ -150,19 +152,24 @@ class Batched:
             values.append(value)
             origins.append(self.run.origin)
             if len(values) == self.size:
-                yield self._batch(values, origins)
+                batch, self.run.origin = self.collated(values, origins)
+                yield batch
                 values, origins = [], []
         if values and self.partial:
-            yield self._batch(values, origins)
+            batch, self.run.origin = self.collated(values, origins)
+            yield batch
 
-    def _batch(self, values: list[Any], origins: list[Origin]) -> Any:
+    def collated(self, values: list[Any], origins: list[Origin]) -> tuple[Any, Origin]:
+        """A batch of these values, and its origin.
+
+        Raises:
+            SampleError, PipelineError: They do not make one; it names the first and the last.
+        """
         origin = origins[-1]._replace(members=tuple(origins))
         try:
-            batch = self.collate(values)
+            return self.collate(values), origin
         except Exception as err:
             raise stage_error("batched", origin, err) from err
-        self.run.origin = origin
-        return batch
 
 
 class Unbatched:
@@ -220,12 +227,14 @@ class EpochCut:
 
     Attributes:
         left: Values of the running epoch that are still to be taken.
+        resumed: What `left` was where the next epoch was stopped, if it is one that goes on; else None.
     """
 
     def __init__(self, run: Run, n: int) -> None:
         self.run = run
         self.n = n
         self.left = 0
+        self.resumed: int | None = None
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield this worker's share of one epoch.
@@ -235,7 +244,9 @@ class EpochCut:
         """
         values = iter(source)
         wanted = share(self.n, self.run.worker, self.run.num_workers)
-        for self.left in range(wanted - 1, -1, -1):
+        first, self.resumed = wanted if self.resumed is None else self.resumed, None
+        self.left = first
+        for self.left in range(first - 1, -1, -1):
             for value in itertools.islice(values, 1):
                 self.run.num_heard += 1
                 yield value

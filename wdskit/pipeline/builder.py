@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError
 from wdskit.limits import MAX_PIXELS
+from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
+from wdskit.order.resampled import DEFAULT_CHUNK
 from wdskit.pipeline.foreign import check_stage
 from wdskit.pipeline.parsing import parse_settings, parse_stage
-from wdskit.pipeline.specs import LoaderSpec
+from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 
 if TYPE_CHECKING:
     from os import PathLike
     from typing import TypeAlias
 
     from wdskit.loader.loader import Loader
+    from wdskit.pipeline.planned import PlannedPipeline
     from wdskit.pipeline.streaming import StreamPipeline
 
     Fn: TypeAlias = str | Callable[..., Any]
@@ -61,6 +64,100 @@ class Pipeline:
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
         """A stage that is not wdskit's: any stage of webdataset, or a callable from iterator to iterator."""
         return Pipeline((*self.stages, stage))
+
+    def exact(
+        self,
+        shards: Shards | None = None,
+        *,
+        mixture: Sequence[Mapping[str, Any]] | None = None,
+        schedule: str = "step",
+        split: str | None = None,
+        range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
+        seed: int = 0,
+        lanes: int = DEFAULT_LANES,
+        window: int = DEFAULT_WINDOW,
+        tail: str = "drop",
+    ) -> Pipeline:
+        """Each sample exactly once an epoch, shuffled anew in each, over all ranks. Needs an index.
+
+        Args:
+            shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such.
+            mixture: Instead: data sets as `{"shards": ..., "weight": ..., "repeat": ..., "range": ..., "stages":
+            [...]}`. schedule: "step" or "linear": how weights `{sample: weight, ...}` change.
+            split: Only samples of this split, made by `wdskit split`.
+            range: Only these samples: `("0%", "80%")`, or the number of the first and of the one behind the last.
+            seed: Of the order and of all that is random.
+            lanes: Parts of the data that are read side by side.
+            window: Samples of a lane that are shuffled with each other.
+            tail: What becomes of samples that fill no global batch: "drop", another part each epoch, or "pad" with a
+                mask.
+        """
+        settings = {
+            "shards": shards,
+            "mixture": mixture,
+            "schedule": schedule,
+            "split": split,
+            "range": range,
+            "seed": seed,
+            "lanes": lanes,
+            "window": window,
+            "tail": tail,
+        }
+        return self._with("exact", settings)
+
+    def resampled(
+        self,
+        shards: Shards | None = None,
+        *,
+        mixture: Sequence[Mapping[str, Any]] | None = None,
+        schedule: str = "step",
+        split: str | None = None,
+        range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
+        seed: int = 0,
+        chunk: int = DEFAULT_CHUNK,
+        lanes: int = DEFAULT_LANES,
+        window: int = DEFAULT_WINDOW,
+        tail: str = "drop",
+    ) -> Pipeline:
+        """Samples drawn with replacement, `chunk` neighbours at a time; the rest is as with `exact`."""
+        settings = {
+            "shards": shards,
+            "mixture": mixture,
+            "schedule": schedule,
+            "split": split,
+            "range": range,
+            "seed": seed,
+            "chunk": chunk,
+            "lanes": lanes,
+            "window": window,
+            "tail": tail,
+        }
+        return self._with("resampled", settings)
+
+    def sequential(
+        self,
+        shards: Shards | None = None,
+        *,
+        mixture: Sequence[Mapping[str, Any]] | None = None,
+        schedule: str = "step",
+        split: str | None = None,
+        range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
+        seed: int = 0,
+        tail: str = "pad",
+    ) -> Pipeline:
+        """Every sample once, in the order of the index; the rest is as with `exact`. For evaluation: the last batch is
+        padded to its full size, and batches carry a mask (`__valid__` in dicts, the last element of tuples).
+        """
+        settings = {
+            "shards": shards,
+            "mixture": mixture,
+            "schedule": schedule,
+            "split": split,
+            "range": range,
+            "seed": seed,
+            "tail": tail,
+        }
+        return self._with("sequential", settings)
 
     def stream(
         self,
@@ -150,9 +247,20 @@ class Pipeline:
         """The named fields as a dict, each under the name of its first alternative."""
         return self._with("to_dict", {"fields": _words(fields)})
 
-    def batched(self, size: int, *, partial: bool = True, collate: Fn | None = None) -> Pipeline:
-        """Batches of `size`; images as (B, C, H, W) in channels_last memory. `partial` allows a shorter last one."""
-        return self._with("batched", {"size": size, "partial": partial, "collate": collate})
+    def batched(
+        self,
+        size: int | None = None,
+        *,
+        global_size: int | None = None,
+        partial: bool = True,
+        collate: Fn | None = None,
+    ) -> Pipeline:
+        """Batches of `size`, or of a rank's share of `global_size`; images as (B, C, H, W) in channels_last memory.
+
+        `partial` allows a shorter last one, of a stream.
+        """
+        settings = {"size": size, "global_size": global_size, "partial": partial, "collate": collate}
+        return self._with("batched", settings)
 
     def unbatched(self) -> Pipeline:
         """Batches into samples again."""
@@ -219,19 +327,21 @@ class Pipeline:
         threads: int = 1,
         max_workers: int = 16,
         transforms: Mapping[str, Callable[..., Any]] | None = None,
-    ) -> StreamPipeline:
+        errors: Mapping[str, Any] | ErrorsSpec | None = None,
+    ) -> StreamPipeline | PlannedPipeline:
         """The running form, a `webdataset.DataPipeline`, for this rank.
 
         Args:
             rank: With `world_size`, else found as `pipeline.ranks` says.
             world_size: With `rank`.
-            process_group: A torch.distributed group whose rank and size count.
+            process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
             threads: Threads for one-to-one stages, in each process.
             max_workers: Most DataLoader workers it will be used with.
             transforms: Functions by name, before those registered.
+            errors: What becomes of bad samples, as under `errors` in YAML.
 
         Raises:
-            ConfigError: `threads` is no number of threads.
+            ConfigError: `threads` or `errors` is wrong.
             PipelineError: The stages do not fit together.
             StorageError, FolderIndexError: The shards cannot be listed.
             RankError: Rank or world size are contradictory.
@@ -242,7 +352,16 @@ class Pipeline:
         self.check()
         num_threads = parse_settings(LoaderSpec, {"threads": threads}, where="Pipeline.build").threads
         place = find_place(rank, world_size, process_group)
-        return compose(self.stages, place=place, num_threads=num_threads, max_workers=max_workers, functions=transforms)
+        if not isinstance(errors, ErrorsSpec):
+            errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
+        return compose(
+            self.stages,
+            place=place,
+            num_threads=num_threads,
+            max_workers=max_workers,
+            functions=transforms,
+            errors=errors,
+        )
 
     def check(self) -> None:
         """Refuse stages that do not fit together, all at once.

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from wdskit.codecs.images import is_image_field
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.pipeline.board import Board
 from wdskit.pipeline.buffering import Batched, EpochCut, Renumber, Select, Shuffle, Slice, Unbatched
-from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.counting import count_of, patience_of
 from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.footing import keeping
 from wdskit.pipeline.foreign import is_webdatasets, opens_shards, takes_shards
-from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
+from wdskit.pipeline.planned import PlannedPipeline
+from wdskit.pipeline.planning import ORDER_VERSION, compose_planned
 from wdskit.pipeline.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
-from wdskit.pipeline.registry import resolve
 from wdskit.pipeline.run import Place, Run
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.streaming import Layout, StreamPipeline
-from wdskit.pipeline.transforms import make_transform
-
-Functions = Mapping[str, Callable[..., Any]]
+from wdskit.pipeline.specs import ErrorsSpec
+from wdskit.pipeline.splits import Layout
+from wdskit.pipeline.steps import Functions, StepMaker
+from wdskit.pipeline.streaming import StreamPipeline
 
 _UNKNOWN_SHARDS = 1000  # what a source that does not say is taken to have, before silence is an error
 _MAX_PASSES = 64  # times as many draws as shards, at random, before those that never came are given up
@@ -37,7 +37,8 @@ def compose(
     num_threads: int = 1,
     max_workers: int = 16,
     functions: Functions | None = None,
-) -> StreamPipeline:
+    errors: ErrorsSpec | None = None,
+) -> StreamPipeline | PlannedPipeline:
     """Make the running form of a pipeline.
 
     Args:
@@ -46,11 +47,18 @@ def compose(
         num_threads: Threads for one-to-one stages, in each process.
         max_workers: Most worker processes it will be used with.
         functions: The caller's functions by name, before the registry's.
+        errors: What becomes of bad samples.
 
     Raises:
         PipelineError: A function is unknown, or an option does not fit the shards.
         StorageError, FolderIndexError: The shards cannot be listed.
     """
+    errors = errors or ErrorsSpec()
+    if getattr(specs[0], "is_planned", False):
+        return compose_planned(specs, place=place, num_threads=num_threads, functions=functions or {}, errors=errors)
+    if errors.max_bad:
+        msg = "errors: a stream has no positions at which another sample could stand in for a bad one."
+        raise PipelineError(f"{msg}\n  Use the source `exact`, or `select` what is good.")
     return _Composer(specs, place, num_threads, max_workers, functions or {}).compose()
 
 
@@ -62,14 +70,10 @@ class _Composer:
     ) -> None:
         self.specs = specs
         self.max_workers = max_workers
-        self.functions = functions
-        seed = getattr(specs[0], "seed", 0)
-        self.run = Run(place, seed, num_threads)
+        self.run = Run(place, getattr(specs[0], "seed", 0), num_threads)
+        self.maker = StepMaker(self.run, functions)
         self.stages: list[Any] = []
         self.steps: list[Step] = []
-        self.seen: Counter[str] = Counter()
-        self.images: set[str] = set()  # fields that hold images under names that do not say so
-        self.slots: frozenset[int] = frozenset()  # places of images in a tuple
         self.shards: ShardList | None = None
         self.draws: Draws | None = None
         self.cut: int | None = None
@@ -93,31 +97,29 @@ class _Composer:
             split_none=getattr(self.specs[0], "split", None) == "none",
             count=count_of(self.stages, self.cut),
             length=self.length,
-            stateless=self._stateless(),
+            stateless=self._stateless(self.stages[: self.cut]),
+            unsaved=self._stateless(self.stages),
+            batch=next((stage.size for stage in self.stages if isinstance(stage, Batched)), 1),
+            fingerprint=self._fingerprint(),
         )
-        keepers = [stage for stage in self.stages[: self.cut] if isinstance(stage, (Shuffle, Each))]
-        capacity = sum(getattr(stage, "size", 2 * self.run.num_threads) + 2 for stage in keepers)
-        board = Board(max(1, self.max_workers), len(keepers), capacity if self.cut is not None else 0)
+        num_keepers, capacity = keeping(self.stages[: self.cut])
+        board = Board(max(1, self.max_workers), num_keepers, capacity if self.cut is not None else 0)
         return StreamPipeline(self.stages, self.run, layout, board)
 
     def _add(self, spec: StageSpec) -> None:
         """Add one of our stages."""
-        number = self.seen[spec.name]
-        self.seen[spec.name] += 1
-        label = f"{spec.name}:{number}"
         if spec.kind == "each":
-            self.steps.append(Step(spec.name, self._function(spec, label)))
+            self.steps.append(self.maker.step(spec))
             return
         self._flush()
-        stage = getattr(self, f"_stage_{spec.name}")(spec, label)
+        stage = getattr(self, f"_stage_{spec.name}")(spec, self.maker.label(spec))
         if stage is not None:
             self.stages.append(stage)
 
     def _flush(self) -> None:
         """Run the one-to-one stages collected so far as one."""
         if self.steps:
-            name = "-".join(step.name for step in self.steps)
-            self.stages.append(Each(self.run, name, tuple(self.steps)))
+            self.stages.append(self.maker.together(self.steps))
             self.steps = []
 
     def _add_foreign(self, stage: Any, at: int) -> None:
@@ -199,15 +201,14 @@ class _Composer:
         return Shuffle(self.run, label, spec.size, initial, each_epoch=self.cut is not None)
 
     def _stage_select(self, spec: Any, label: str) -> Select:
-        return Select(self.run, self._call("select", spec.fn, label))
+        return Select(self.run, self.maker.call("select", spec.fn, label))
 
     def _stage_slice(self, spec: Any, _: str) -> Slice:
         return Slice(self.run, spec.start, spec.stop, spec.step)
 
     def _stage_batched(self, spec: Any, _: str) -> Batched:
-        own = Collate(self.slots, frozenset(self.images))
-        function = own if spec.collate is None else self._resolve("batched", spec.collate)
-        return Batched(self.run, function, spec.size, partial=spec.partial)
+        size = spec.size_on(self.run.place.world_size)
+        return Batched(self.run, self.maker.collate(spec), size, partial=spec.partial)
 
     def _stage_unbatched(self, _: Any, __: str) -> Unbatched:
         return Unbatched(self.run)
@@ -219,60 +220,30 @@ class _Composer:
     def _stage_with_length(self, spec: Any, _: str) -> None:
         self.length = spec.n
 
-    # One-to-one stages.
+    def _fingerprint(self) -> dict[str, Any]:
+        """What the order of samples follows from; where the shards lie and what is done to a sample is left out."""
+        if self.shards is None:
+            return {}
+        names = "\n".join(url.rpartition("/")[2] for url in self.shards.urls)
+        told = self.specs[0].model_dump(exclude={"shards", "check"})
+        kinds = ("splitter", "open", "stream", "batch", "epoch")
+        stages = [spec.name for spec in self.specs[1:] if getattr(spec, "kind", None) in kinds]
+        sizes = [getattr(stage, "size", getattr(stage, "n", None)) for stage in self.stages]
+        return {
+            "source": "stream",
+            "order_version": ORDER_VERSION,
+            **{name: value for name, value in told.items() if value is not None},
+            "shards": hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest(),
+            "stages": stages,
+            "sizes": [size for size in sizes if size is not None],
+        }
 
-    def _function(self, spec: Any, label: str) -> Any:
-        """The step that a one-to-one spec describes."""
-        match spec.name:
-            case "decode":
-                return OnValue(Decode(spec.images, spec.only, spec.max_pixels))
-            case "map":
-                return Call(self.run, label, self._resolve("map", spec.fn), global_rng=self._global_rng(spec))
-            case "map_dict":
-                calls = {field: self._call("map_dict", fn, f"{label}:{field}") for field, fn in spec.fields.items()}
-                return MapDict(calls)
-            case "map_tuple":
-                fns = enumerate(spec.fns)
-                return MapTuple([fn and self._call("map_tuple", fn, f"{label}:{place}") for place, fn in fns])
-            case "rename":
-                self.images |= {new for new, olds in spec.names.items() if self._is_image(olds)}
-                return OnValue(Rename(spec.names))
-            case "to_tuple":
-                self.slots = frozenset(place for place, names in enumerate(spec.fields) if self._is_image(names))
-                return OnValue(ToTuple(spec.fields))
-            case "to_dict":
-                self.images |= {names.split(";")[0] for names in spec.fields if self._is_image(names)}
-                return OnValue(ToDict(spec.fields))
-            case _:
-                return Transform(self.run, label, make_transform(spec, frozenset(self.images)))
-
-    def _global_rng(self, spec: Any) -> bool:
-        if spec.global_rng and self.run.num_threads > 1:
-            msg = "map: global_rng seeds one generator for the whole process, which "
-            msg += f"{self.run.num_threads} threads share."
-            raise PipelineError(f"{msg}\n  Take `rng` as a parameter instead, or use threads: 1.")
-        return bool(spec.global_rng)
-
-    def _is_image(self, names: str) -> bool:
-        return any(name in self.images or is_image_field(name) for name in names.split(";"))
-
-    def _call(self, stage: str, fn: Any, label: str) -> Call:
-        return Call(self.run, label, self._resolve(stage, fn))
-
-    def _resolve(self, stage: str, fn: Any) -> Callable[..., Any]:
-        if not isinstance(fn, str):
-            return fn  # type: ignore[no-any-return]  # the spec has checked that it is callable
-        try:
-            return resolve(fn, self.functions)
-        except PipelineError as err:
-            raise PipelineError(f"{stage}: {err}") from err
-
-    def _stateless(self) -> str:
-        """Why what stands before with_epoch cannot be taken over by another process, "" where it can."""
+    def _stateless(self, stages: Sequence[Any]) -> str:
+        """Why what these stages hold cannot be taken over by another process, "" where it can."""
         if self.draws is None:
             return "a source that is not wdskit's"
         batched = False
-        for stage in self.stages[: self.cut]:
+        for stage in stages:
             if isinstance(stage, Renumber):
                 return "a stage that is not wdskit's"
             if isinstance(stage, (Unbatched, Slice)):

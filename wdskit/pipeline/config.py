@@ -7,18 +7,21 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
+from wdskit.dataset.patterns import check_pattern
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES
 from wdskit.pipeline.document import read_document
 from wdskit.pipeline.overrides import Override
 from wdskit.pipeline.parsing import read_settings, read_stage, unknown_setting, unknown_stage
 from wdskit.pipeline.plain import plain_tree
-from wdskit.pipeline.problems import Path, describe, did_you_mean, dotted, listing, show, wrong_kind
+from wdskit.pipeline.problems import Flaw, Path, describe, did_you_mean, dotted, listing, show, wrong_kind
 from wdskit.pipeline.rules import check_order
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.specs import STAGES, LoaderSpec
+from wdskit.pipeline.specs import STAGES, ErrorsSpec, LoaderSpec
 
 VERSION = 1
 SINGLE = "pipeline"
@@ -26,10 +29,11 @@ SINGLE = "pipeline"
 
 MAX_PROBLEMS = 100
 
-_SETTINGS = ["version", "pipeline", "pipelines", "loader"]
+_SETTINGS = ["version", "pipeline", "pipelines", "loader", "errors"]
 _PIPELINE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 
 Stage = StageSpec | Callable[..., Any]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,13 @@ class Config:
     Attributes:
         pipelines: Stages by pipeline name; what `pipeline:` holds is called "pipeline".
         loader: How they are run.
+        errors: What becomes of bad samples.
         origin: Where it came from, for messages.
     """
 
     pipelines: Mapping[str, tuple[Stage, ...]]
     loader: LoaderSpec
+    errors: ErrorsSpec = field(default_factory=ErrorsSpec)
     origin: str = field(default="", compare=False)
 
     def pipeline(self, name: str | None = None) -> tuple[Stage, ...]:
@@ -87,6 +93,20 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, overrides
         if config is not None and not check.problems:
             return config
     raise ConfigError(problems=check.told())
+
+
+def pattern_rules(spec: Any) -> list[tuple[Path, str]]:
+    """What can never name shards in a source's settings: places and rules. Nothing is looked for."""
+    named: dict[Path, Any] = {(): getattr(spec, "shards", None)}
+    named |= {("mixture", at): part.shards for at, part in enumerate(getattr(spec, "mixture", None) or ())}
+    found: list[tuple[Path, str]] = []
+    for path, shards in named.items():
+        for text in [shards] if isinstance(shards, str) else shards or ():
+            try:
+                check_pattern(text)
+            except StorageError as err:
+                found.append(((*path, "shards"), " ".join(str(err).split())))
+    return found
 
 
 def _check_arguments(source: object, overrides: object) -> None:
@@ -179,8 +199,9 @@ class _Check:
                 self._note((name,), unknown_setting(name, "A configuration", _SETTINGS))
         self._check_version()
         pipelines = self._pipelines()
-        loader = self._loader()
-        return Config(pipelines, loader, self.origin) if loader is not None else None
+        loader = self._settings("loader", LoaderSpec, "{workers: 4}")
+        errors = self._settings("errors", ErrorsSpec, "{max_bad: 10}")
+        return None if loader is None or errors is None else Config(pipelines, loader, errors, self.origin)
 
     def _line(self, where: str) -> int:
         line = where.rpartition(":")[2]
@@ -251,6 +272,8 @@ class _Check:
             self._note(path, unknown_stage(name))
             return None, None
         spec, flaws = read_stage(STAGES[name], value)
+        if spec is not None:
+            flaws = [Flaw(at, rule) for at, rule in pattern_rules(spec)]
         for flaw in flaws:
             self._note((*path, name, *flaw.path), flaw.rule)
         return spec, spec or STAGES[name]
@@ -263,12 +286,12 @@ class _Check:
             return f"a stage is one name, but {listing(list(item)[:5])} stand together.{hint}"
         return f"{describe(item)}; a stage is needed, as in `- shuffle: 200` or `- split_by_node`."
 
-    def _loader(self) -> LoaderSpec | None:
-        settings = self.tree.get("loader")
+    def _settings(self, name: str, model: type[Model], example: str) -> Model | None:
+        settings = self.tree.get(name)
         if settings is not None and not isinstance(settings, dict):
-            self._note(("loader",), wrong_kind(settings, "a mapping is needed, as in {workers: 4}"))
+            self._note((name,), wrong_kind(settings, f"a mapping is needed, as in {example}"))
             return None
-        loader, flaws = read_settings(LoaderSpec, settings or {})
+        read, flaws = read_settings(model, settings or {})
         for flaw in flaws:
-            self._note(("loader", *flaw.path), flaw.rule)
-        return loader
+            self._note((name, *flaw.path), flaw.rule)
+        return read

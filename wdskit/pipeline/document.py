@@ -52,6 +52,8 @@ MAX_FAULTS = 100
 """Reading stops at so many; whoever has a hundred problems mends some first."""
 
 MAX_NODES = 100_000
+NUMBERED = {("weight",)}
+"""Last parts of the paths of mappings whose names are numbers: a schedule, `weight: {0: 1.0, 10000: 0.2}`."""
 """Most values in one document. A large configuration has some hundreds; this many take PyYAML three seconds."""
 
 
@@ -242,7 +244,9 @@ class _Builder:
             typed = type_plain(key)
         except ScalarError as err:
             return str(err)
-        return "" if isinstance(typed, str) else f"the name {show(typed)} is no text. Put it in quotes."
+        if isinstance(typed, str) or (type(typed) is int and frame.path[-1:] in NUMBERED):
+            return ""
+        return f"the name {show(typed)} is no text. Put it in quotes."
 
     def _check_properties(self, event: Any, path: Path) -> None:
         if event.anchor is not None:

@@ -26,14 +26,22 @@ class Each:
 
     With several threads values are worked on ahead, at most twice as many as threads, and given in order, so that the
     result is the same as with one.
+
+    Args:
+        run: Of the pipeline.
+        name: For threads.
+        steps: In their order.
+        parts: Of a mixture: the steps that come before for samples of each part, by `origin.part`.
     """
 
-    def __init__(self, run: Run, name: str, steps: tuple[Step, ...]) -> None:
+    def __init__(self, run: Run, name: str, steps: tuple[Step, ...], parts: tuple[tuple[Step, ...], ...] = ()) -> None:
         self.run = run
         self.name = name
         self.steps = steps
+        self.parts = parts
         self.kept: list[tuple[Origin, Any]] = []
         self.count = 0
+        self.capacity = 2 * run.num_threads
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield each value after all steps."""
@@ -52,7 +60,7 @@ class Each:
         Raises:
             SampleError, PipelineError: A step failed; it names stage, shard and key.
         """
-        for step in self.steps:
+        for step in (*self.parts[origin.part], *self.steps) if self.parts else self.steps:
             try:
                 value = step.function(value, origin)
             except Exception as err:
@@ -60,8 +68,8 @@ class Each:
         return value
 
     def _with_kept(self, source: Iterable[Any]) -> Iterator[Any]:
-        kept, self.kept = self.kept, []
-        for self.run.origin, value in kept:
+        while self.kept:
+            self.run.origin, value = self.kept.pop(0)
             yield value
         yield from source
 

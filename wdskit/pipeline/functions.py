@@ -40,22 +40,41 @@ class Call:
         stage: Name and ordinal of the stage, their key.
         function: Takes the value.
         global_rng: Whether to seed random, numpy and torch by position before each call.
+        is_map: Whether what it returns goes on, so that None can only be a forgotten `return`.
     """
 
-    def __init__(self, run: Run, stage: str, function: Callable[..., Any], *, global_rng: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        stage: str,
+        function: Callable[..., Any],
+        *,
+        global_rng: bool = False,
+        is_map: bool = False,
+    ) -> None:
         self.run = run
         self.stage = stage
         self.function = function
         self.global_rng = global_rng
+        self.is_map = is_map
         self.wants_rng = wants_rng(function)
 
     def __call__(self, value: Any, origin: Origin) -> Any:
-        """The function's result for `value`."""
+        """The function's result for `value`.
+
+        Raises:
+            PipelineError: `is_map`, and it returned nothing.
+        """
         if self.global_rng:
             self._seed_globals(origin)
         if self.wants_rng:
-            return self.function(value, rng=self.run.rng_of(self.stage)(origin))
-        return self.function(value)
+            result = self.function(value, rng=self.run.rng_of(self.stage)(origin))
+        else:
+            result = self.function(value)
+        if result is None and self.is_map:
+            msg = "map: the function returned None. Return the value; to leave some out, use `select`."
+            raise PipelineError(msg)
+        return result
 
     def _seed_globals(self, origin: Origin) -> None:
         import numpy as np

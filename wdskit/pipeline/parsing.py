@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from wdskit.errors import ConfigError, Problem
-from wdskit.pipeline.problems import Flaw, did_you_mean, dotted, listing, nearest, show, translate
-from wdskit.pipeline.spec_types import StageSpec
+from wdskit.pipeline.problems import Flaw, describe, did_you_mean, dotted, listing, nearest, show, translate, wrong_kind
+from wdskit.pipeline.spec_types import StageSpec, refuse
 from wdskit.pipeline.specs import STAGES
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -67,9 +67,38 @@ def read_settings(model: type[Model], settings: Mapping[Any, Any]) -> tuple[Mode
     known = list(model.model_fields)
     meant = {nearest(str(error["loc"][-1]), known) for error in errors if error["type"] == "extra_forbidden"}
     told = [error for error in errors if error["type"] != "missing" or error["loc"][-1] not in meant]
-    inner = {error["loc"][:-1] for error in errors if error["loc"]}
+    inner = {error["loc"][:size] for error in errors for size in range(1, len(error["loc"]))}
     told = [error for error in told if error["type"] != "too_short" or error["loc"] not in inner]
     return None, list(dict.fromkeys(_flaw(model, error) for error in told))
+
+
+def read_part_stages(value: object) -> tuple[StageSpec, ...]:
+    """The stages of one part of a mixture: such as make one sample of one.
+
+    Raises:
+        PydanticCustomError: The first thing that is wrong with them.
+    """
+    if not isinstance(value, (list, tuple)):
+        raise refuse(wrong_kind(value, "a list of stages is needed, as in [{decode: rgb8}, {resize: 256}]"))
+    return tuple(_read_part_stage(at, item) for at, item in enumerate(value))
+
+
+def _read_part_stage(at: int, item: object) -> StageSpec:
+    if isinstance(item, StageSpec):
+        spec: StageSpec | None = item
+    else:
+        name, settings = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
+        if not isinstance(name, str):
+            raise refuse(f"[{at}]: {describe(item)}; a stage is needed, as in `- decode: rgb8`.")
+        if name not in STAGES:
+            raise refuse(f"[{at}]: {unknown_stage(name)}")
+        spec, flaws = read_stage(STAGES[name], settings)
+        if spec is None:
+            raise refuse(f"[{at}].{dotted((name, *flaws[0].path))}: {flaws[0].rule}")
+    if spec is None or spec.kind != "each" or spec.name in {"to_tuple", "to_dict", "map_tuple"}:
+        msg = f"[{at}]: `{spec.name if spec else item}` cannot be a stage of one part"
+        raise refuse(f"{msg}, which are those that make one sample of one (decode, map, resize, ...).")
+    return spec
 
 
 def unknown_stage(name: str) -> str:
@@ -88,10 +117,16 @@ def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
     # pydantic marks a wrong key of a dict with a last "[key]"
     path = tuple(part for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
-        owner = f"`{model.name}`" if issubclass(model, StageSpec) else "`loader`"
+        owner = (
+            f"`{model.name}`" if issubclass(model, StageSpec) else f"`{model.__name__.removesuffix('Spec').lower()}`"
+        )
+        inner = model.items.get(str(path[0])) if len(path) > 1 and issubclass(model, StageSpec) else None
+        if inner is not None:
+            owner, model = f"an item of `{path[0]}`", inner
         return Flaw(path, unknown_setting(str(path[-1]), owner, list(model.model_fields)))
     if error["type"] == "missing":
-        return Flaw((), _missing(model, str(path[-1])))
+        inner = model.items.get(str(path[0])) if len(path) > 1 and issubclass(model, StageSpec) else None
+        return Flaw(path[:-1], _missing(inner or model, str(path[-1])))
     return Flaw(path, translate(error))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdskit.limits import MAX_CONFIG_DEPTH
-from wdskit.pipeline.document import MAX_NODES
+from wdskit.pipeline.document import MAX_NODES, NUMBERED
 from wdskit.pipeline.problems import Flaw, Path, show
 
 
@@ -27,6 +27,9 @@ def plain_tree(source: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Flaw]]:
             num_nodes += 1
             if num_nodes > MAX_NODES:
                 return root, [Flaw((), f"it holds more than {MAX_NODES} values; no configuration is that long.")]
+            if isinstance(old, Mapping) and type(key) is int and path[-1:] in NUMBERED:
+                new[str(key)] = value
+                continue
             if isinstance(old, Mapping) and not isinstance(key, str):
                 flaws.append(Flaw(path, f"the name {show(key)} is no text. Put it in quotes."))
                 continue

@@ -29,7 +29,7 @@ def find_place(
     Args:
         rank: Said by the caller, together with `world_size`.
         world_size: Said by the caller.
-        process_group: A `torch.distributed` group whose rank and size count.
+        process_group: A `torch.distributed` group whose rank and size count, or one dimension of a `DeviceMesh`.
         environ: The environment to look into.
 
     Raises:
@@ -75,12 +75,19 @@ def initialised_place() -> Place | None:
 
 
 def group_place(process_group: Any) -> Place:
-    """This process's rank and size in a process group.
+    """This process's rank and size in a process group, or in a `DeviceMesh` of one dimension.
 
     Raises:
-        RankError: This process is not in it.
+        RankError: This process is not in it, or the mesh has several dimensions.
     """
     import torch.distributed as dist
+
+    if hasattr(process_group, "mesh_dim_names"):
+        names = process_group.mesh_dim_names
+        if process_group.ndim != 1:
+            msg = f"process_group: this mesh has {process_group.ndim} dimensions ({', '.join(names or ())})."
+            raise RankError(f'{msg} Give the one that the data are split over: process_group=mesh["dp"].')
+        process_group = process_group.get_group()
 
     place = Place(dist.get_rank(process_group), dist.get_world_size(process_group))
     if place.rank < 0:

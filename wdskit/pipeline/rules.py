@@ -8,6 +8,18 @@ from typing import Any
 MAPPERS = {"map", "map_tuple"}
 """One-to-one stages that do not need a dict."""
 
+_WAYS_OUT = {
+    "select": "Make a selection of samples with `wdskit split`, or use the source `stream`.",
+    "shuffle": "Its order is shuffled already: see `window` and `lanes` of the source. Remove it.",
+    "slice": "Use `range` of the source, or `with_epoch`.",
+    "unbatched": "Put what belongs to samples before `batched`, or use the source `stream`.",
+    "split_by_node": "Each rank gets its own positions already. Remove it.",
+    "split_by_worker": "Each worker gets its own batches already. Remove it.",
+    "tarfile_to_samples": "It reads samples through their offsets. Remove it.",
+    "with_length": "Its length is known. Remove it.",
+}
+"""What stands behind `stream` only, and what to do behind a planned source."""
+
 
 def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     """What is wrong with the order of `stages`, each with the index of its stage.
@@ -22,6 +34,7 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     for index, stage in enumerate(stages):
         walk.step(index, stage)
     walk.check_splits()
+    walk.check_planned()
     return sorted(walk.found, key=lambda problem: problem[0])
 
 
@@ -33,6 +46,7 @@ class _Walk:
 
     def __init__(self, stages: Sequence[Any]) -> None:
         self.stages = stages
+        self.planned = getattr(stages[0], "is_planned", False) is True
         self.found: list[tuple[int, str]] = []
         self.seen: dict[str, int] = {}  # first index of each name
         self.opened: str | None = ""  # the stage that opened the tars, "" for none yet
@@ -44,6 +58,9 @@ class _Walk:
         """Check one stage against what is known before it, then note what is known behind it."""
         name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
         if not isinstance(name, str) or not isinstance(kind, str):
+            if self.planned and stage is not None:
+                msg = f"behind `{self.stages[0].name}` each sample stays one sample, which nobody knows of this stage."
+                self.found.append((index, f"{msg} Call it with `map`, or use the source `stream`."))
             self._forget()
             return
         rule = self._rule(index, name, kind)
@@ -60,6 +77,17 @@ class _Walk:
                 (0, "`split: none` would do nothing beside split_by_node and split_by_worker; remove it.")
             )
 
+    def check_planned(self) -> None:
+        """A mixture with weights goes on for ever; `partial` says nothing where every batch is full."""
+        source = self.stages[0]
+        if self.planned and getattr(source, "is_weighted", None) is True and "with_epoch" not in self.seen:
+            rule = "a mixture by weights has no end. Add `with_epoch`, or give its parts `repeat` in place of `weight`."
+            self.found.append((0, rule))
+        for index, stage in enumerate(self.stages):
+            if self.planned and getattr(stage, "partial", True) is False:
+                msg = "`partial` would do nothing: batches are always full, and `tail` of the source says what becomes "
+                self.found.append((index, f"{msg}of the rest. Remove it."))
+
     def _forget(self) -> None:
         self.opened = self.shape = self.batched_at = None
         self.may_be_batched = True
@@ -70,6 +98,8 @@ class _Walk:
             return f"`{name}` cannot be first. A pipeline starts with a source, such as `stream: SHARDS`."
         if kind == "source":
             return "a second source; a pipeline has one, its first item. Join shards with `::`." if index else ""
+        if self.planned and name in _WAYS_OUT:
+            return f"`{name}` cannot stand behind `{self.stages[0].name}`. {_WAYS_OUT[name]}"
         if kind in {"splitter", "open", "epoch"} and name in self.seen:
             return f"`{name}` stands at [{self.seen[name]}] already; once is all it can. Remove one."
         if kind in {"splitter", "open"} and self.opened:

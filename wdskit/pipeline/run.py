@@ -27,9 +27,10 @@ class Place(NamedTuple):
 class Origin(NamedTuple):
     """Where a value comes from. `major`, `minor` and `part` are its position, the key of its random numbers.
 
-    For a sample that wdskit read: the draw, its number in the shard, and 0 (or, behind `unbatched`, its number in the
-    batch + 1). Behind a stage that is not ours: its number among what that stage yielded, the epoch, and rank and
-    worker. A batch has the origin of its last sample, and `members`, those of all its samples.
+    For a sample of a planned source: 0, its position in the endless sequence, and the number of its part in a mixture.
+    For one of a stream: the draw, its number in the shard, and 0 (or, behind `unbatched`, its number in the batch + 1).
+    Behind a stage that is not ours: its number among what that stage yielded, the epoch, and rank and worker. A batch
+    has the origin of its last sample, and `members`, those of all its samples.
     """
 
     url: str

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from wdskit.pipeline.config import VERSION
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.specs import STAGES, LoaderSpec
+from wdskit.pipeline.specs import STAGES, ErrorsSpec, LoaderSpec
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 """What may stand in place of a number or a truth value: text with a variable that becomes one."""
@@ -16,7 +16,7 @@ _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 
 def json_schema() -> dict[str, Any]:
     """The schema. It knows names, kinds and ranges; `wdskit config check` knows the order of stages too."""
-    return {
+    schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "wdskit configuration",
         "type": "object",
@@ -31,12 +31,36 @@ def json_schema() -> dict[str, Any]:
                 "minProperties": 1,
             },
             "loader": {"anyOf": [_settings(LoaderSpec), {"type": "null"}], "description": "How a pipeline is run."},
+            "errors": {
+                "anyOf": [_settings(ErrorsSpec), {"type": "null"}],
+                "description": "What becomes of bad samples.",
+            },
         },
         "required": ["version"],
         "oneOf": [{"required": ["pipeline"]}, {"required": ["pipelines"]}],
         "additionalProperties": False,
-        "$defs": {"pipeline": {"type": "array", "items": {"$ref": "#/$defs/stage"}, "minItems": 1}} | _stages(),
     }
+    inner: dict[str, Any] = {}
+    defs = {"pipeline": {"type": "array", "items": {"$ref": "#/$defs/stage"}, "minItems": 1}} | _stages()
+    defs = _hoisted(defs, inner)
+    return schema | {"$defs": defs | inner}
+
+
+def _hoisted(schema: Any, inner: dict[str, Any]) -> Any:
+    """The schema without definitions inside, which go to `inner`; references count from the root."""
+    if isinstance(schema, list):
+        return [_hoisted(item, inner) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema == {"title": "stage"}:
+        return {"$ref": "#/$defs/stage"}
+    for name, definition in schema.get("$defs", {}).items():
+        inner[name] = _hoisted(definition, inner)
+    return {name: _hoisted(value, inner) for name, value in schema.items() if name != "$defs"}
+
+
+def _section(model: type[BaseModel], description: str) -> dict[str, Any]:
+    return {"anyOf": [_settings(model), {"type": "null"}], "description": description}
 
 
 def _stages() -> dict[str, Any]:

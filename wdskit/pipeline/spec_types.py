@@ -24,6 +24,8 @@ from wdskit.pipeline.problems import describe, show, wrong_kind
 from wdskit.pipeline.registry import is_function_name
 from wdskit.pipeline.scalars import ScalarError, check_text
 
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
+
 Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
 
 
@@ -36,6 +38,8 @@ class StageSpec(BaseModel):
             to one (each), reorders, drops or unpacks (stream), groups (batch), or counts (epoch).
         shorthand: The field that a bare value fills (`shuffle: 200`); None where the stage takes no arguments.
         is_mapping: Whether YAML's whole mapping is the value of `shorthand` (`rename: {image: jpg}`).
+        is_planned: Whether it is a source that knows every sample's position beforehand.
+        items: Models of the items of settings that are lists of mappings.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -44,6 +48,8 @@ class StageSpec(BaseModel):
     kind: ClassVar[Kind]
     shorthand: ClassVar[str | None] = None
     is_mapping: ClassVar[bool] = False
+    is_planned: ClassVar[bool] = False
+    items: ClassVar[dict[str, type[BaseModel]]] = {}
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
@@ -69,6 +75,11 @@ class StageSpec(BaseModel):
         if list(fields) == [self.shorthand] and (self.is_mapping or not isinstance(value, Mapping)):
             return value
         return fields
+
+    def written(self) -> Any:
+        """As an item of a list of stages in YAML."""
+        value = self.shorten()
+        return self.name if value is None else {self.name: value}
 
 
 def refuse(rule: str) -> PydanticCustomError:
@@ -183,6 +194,14 @@ def _check_channels(values: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
+def _check_budget(value: object) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+        return value
+    if isinstance(value, str) and (match := _SHARE.fullmatch(value)) and float(match[1]) <= 100:
+        return value
+    raise refuse(wrong_kind(value, "a number of samples is needed, or a share such as `0.1%`"))
+
+
 _NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 _SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
 _RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
@@ -193,8 +212,14 @@ ImageSpec = Literal[
 ]  # fmt: skip
 Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 Count = Annotated[int, Strict(), Field(ge=1, lt=2**63)]
+Budget = Annotated[
+    int | str,
+    PlainValidator(_check_budget),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}),
+]
 Bool = Annotated[bool, Strict()]
 Number = Annotated[float, Strict()]
+Text = Annotated[str, Strict(), AfterValidator(_check_text)]
 Positive = Annotated[float, Strict(), Field(gt=0)]
 FieldName = Annotated[str, Strict(), AfterValidator(_check_field_name)]
 Alternatives = Annotated[str, Strict(), AfterValidator(_check_alternatives)]

@@ -7,13 +7,27 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from wdskit.pipeline import field_specs, transform_specs
+from wdskit.errors import PipelineError
+from wdskit.pipeline import field_specs, source_specs, transform_specs
 from wdskit.pipeline.problems import show
-from wdskit.pipeline.spec_types import Bool, Count, Function, Kind, Natural, Shards, StageSpec, Weights, refuse
+from wdskit.pipeline.spec_types import (
+    Bool,
+    Budget,
+    Count,
+    Function,
+    Kind,
+    Natural,
+    Shards,
+    StageSpec,
+    Text,
+    Weights,
+    refuse,
+)
 
 __all__ = [
     "STAGES",
     "BatchedSpec",
+    "ErrorsSpec",
     "LoaderSpec",
     "SelectSpec",
     "ShuffleSpec",
@@ -126,9 +140,33 @@ class BatchedSpec(StageSpec):
     kind: ClassVar[Kind] = "batch"
     shorthand: ClassVar[str | None] = "size"
 
-    size: Count = Field(description="Samples in a batch of one rank.", examples=[64])
-    partial: Bool = Field(True, description="Whether the last batch may be smaller; else it is dropped.")
+    size: Count | None = Field(None, description="Samples in a batch of one rank.", examples=[64])
+    global_size: Count | None = Field(None, description="Instead: samples in the batches of all ranks together.")
+    partial: Bool = Field(True, description="Of a stream: whether the last batch may be smaller; else it is dropped.")
     collate: Function | None = Field(None, description="Name of a registered function: list of samples to batch.")
+
+    @model_validator(mode="after")
+    def _check_one(self) -> BatchedSpec:
+        if (self.size is None) == (self.global_size is None):
+            what = "a size is missing" if self.size is None else "`size` and `global_size` exclude each other"
+            raise refuse(f"{what}. Write `batched: 64`, or `batched: {{global_size: 4096}}`.")
+        return self
+
+    def size_on(self, world_size: int) -> int:
+        """Samples in a batch of one of so many ranks.
+
+        Raises:
+            PipelineError: The global batch does not divide.
+        """
+        if self.size is not None:
+            return self.size
+        assert self.global_size is not None
+        size, rest = divmod(self.global_size, world_size)
+        if rest:
+            near = [each * world_size for each in (size, size + 1) if each]
+            msg = f"batched: global_size {self.global_size} does not divide into {world_size} ranks."
+            raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} would.")
+        return size
 
 
 class UnbatchedSpec(StageSpec):
@@ -207,9 +245,29 @@ class LoaderSpec(BaseModel):
     pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
 
 
+class ErrorsSpec(BaseModel):
+    """What becomes of bad samples: those with a field that is missing or cannot be decoded."""
+
+    model_config = StageSpec.model_config
+
+    max_bad: Budget = Field(0, description="How many of a rank may be bad in an epoch: a number, or a share as 0.1%.")
+    dir: Text | None = Field(None, description="Folder for one file a rank that lists them.")
+    transforms: Bool = Field(False, description="Whether those on which a transform or a function fails count too.")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ErrorsSpec:
+        for name in ("dir", "transforms"):
+            if getattr(self, name) and not self.max_bad:
+                raise refuse(f"`{name}` does nothing without a budget. Add `max_bad: 10`, or remove it.")
+        return self
+
+
 STAGES: dict[str, type[StageSpec]] = {
     spec.name: spec
     for spec in (
+        source_specs.ExactSpec,
+        source_specs.ResampledSpec,
+        source_specs.SequentialSpec,
         StreamSpec,
         SplitByNodeSpec,
         SplitByWorkerSpec,

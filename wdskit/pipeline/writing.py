@@ -28,9 +28,10 @@ def config_to_yaml(config: Config) -> str:
     for name, stages in config.pipelines.items():
         lines.append(f"{'' if single else '  '}{_scalar(name)}:")
         lines += [f"{'  ' if single else '    '}- {_stage(stage, config.origin)}" for stage in stages]
-    loader = config.loader.model_dump(exclude_defaults=True)
-    if loader:
-        lines.append(f"loader: {_value(loader, config.origin)}")
+    for name, spec in (("loader", config.loader), ("errors", config.errors)):
+        settings = spec.model_dump(exclude_defaults=True)
+        if settings:
+            lines.append(f"{name}: {_value(settings, config.origin)}")
     return "\n".join(lines) + "\n"
 
 
@@ -52,7 +53,7 @@ def _value(value: Any, origin: str) -> str:
 
 
 def _key(name: str) -> str:
-    return _scalar(name).replace("$$", "$")  # variables are not filled into names
+    return _scalar(str(name)).replace("$$", "$")  # variables are not filled into names
 
 
 def _scalar(value: str | float | None) -> str:

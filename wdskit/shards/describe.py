@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.index import ShardEntry
-from wdskit.errors import FolderIndexError, WdskitError
+from wdskit.dataset.selection_head import list_selections, read_head
+from wdskit.errors import FolderIndexError, SelectionError, WdskitError
 from wdskit.shards.contents import Progress, ShardContents, Target, find_shards, join_faults, read_all
 from wdskit.storage.urls import is_local, local_path, read_bytes
 
@@ -36,6 +38,23 @@ class FieldSummary:
 
 
 @dataclass(frozen=True)
+class SelectionSummary:
+    """One selection of a folder.
+
+    Attributes:
+        name: `train`, `val`, ...
+        num_samples: Samples in it; None where it is damaged.
+        recipe: How it was made: a command of wdskit with its arguments, the folder left out.
+        problem: Why it cannot be used, None where it can.
+    """
+
+    name: str
+    num_samples: int | None
+    recipe: str
+    problem: str | None
+
+
+@dataclass(frozen=True)
 class Summary:
     """What `wdskit info` tells.
 
@@ -50,6 +69,7 @@ class Summary:
         fields: All fields, sorted by name.
         num_ignored: Members that belong to no sample; None from an index.
         classes: Names by class number, from `classes.json` beside the shards; None where there is none.
+        selections: Those of a local folder, sorted by name.
     """
 
     path: str
@@ -62,6 +82,7 @@ class Summary:
     fields: tuple[FieldSummary, ...]
     num_ignored: int | None
     classes: tuple[str, ...] | None
+    selections: tuple[SelectionSummary, ...]
 
 
 def summarize(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
@@ -142,7 +163,30 @@ def _summary(
         fields=fields,
         num_ignored=num_ignored,
         classes=classes,
+        selections=_read_selections(target),
     )
+
+
+def _read_selections(target: Target) -> tuple[SelectionSummary, ...]:
+    """What the selections of a local folder say of themselves."""
+    if target.kind != "folder" or not is_local(target.path):
+        return ()
+    folder = Path(local_path(target.path))
+    names = list_selections(folder)
+    try:
+        shards = BinaryIndex(folder).digest if names else b""
+    except FolderIndexError:
+        shards = b""
+    return tuple(_read_selection(folder, name, shards) for name in names)
+
+
+def _read_selection(folder: Path, name: str, shards: bytes) -> SelectionSummary:
+    try:
+        head = read_head(folder, name)
+    except SelectionError:
+        return SelectionSummary(name, None, "", "damaged, split again")
+    problem = None if head.shards == shards else "made for other shards, split again"
+    return SelectionSummary(name, head.num_samples, head.recipe, problem)
 
 
 def _read_classes(target: Target) -> tuple[str, ...] | None:

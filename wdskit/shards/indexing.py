@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import FolderIndex, ShardEntry, write_index
+from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.scan import scan_shard
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
@@ -30,11 +30,13 @@ class IndexReport:
         index: The index that it wrote.
         num_ignored: Members that belong to no sample, in all shards.
         workers: Processes that it used.
+        changed: Names of shards that have the size which the index before said, and other bytes.
     """
 
     index: FolderIndex
     num_ignored: int
     workers: int
+    changed: tuple[str, ...] = ()
 
 
 class _Scan(NamedTuple):
@@ -72,6 +74,7 @@ def index_folder(
         sizes = _find_shards(path)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         scans = _scan_all(path, sizes, num_workers, progress)
+        changed = _changed(path, scans)
         try:
             remove_drafts(path, disk=disk)
             for scan in scans:
@@ -80,7 +83,21 @@ def index_folder(
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
     index = FolderIndex(str(folder), tuple(scan.entry for scan in scans))
-    return IndexReport(index, sum(scan.num_ignored for scan in scans), min(num_workers, len(sizes)))
+    return IndexReport(index, sum(scan.num_ignored for scan in scans), min(num_workers, len(sizes)), changed)
+
+
+def _changed(folder: Path, scans: Iterable[_Scan]) -> tuple[str, ...]:
+    """Shards of which the index that is to be replaced has the size, but another digest."""
+    try:
+        before = read_index(folder).by_name if has_index(str(folder)) else {}
+    except FolderIndexError:
+        return ()  # it is damaged, which is why it is made again
+    pairs = ((before.get(scan.entry.name), scan.entry) for scan in scans)
+    return tuple(
+        now.name
+        for old, now in pairs
+        if old is not None and old.num_bytes == now.num_bytes and old.sha256 != now.sha256
+    )
 
 
 def _local_folder(folder: str | Path) -> Path:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from typing import TypeVar
 
 from wdskit.errors import WdskitError
+from wdskit.processes import deaf_to_ctrl_c, end_with_parent, hear_ctrl_c
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -55,7 +53,8 @@ def map_shards(function: Callable[[S], T], shards: Sequence[S], *, workers: int)
     pool = ProcessPoolExecutor(min(workers, len(shards)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
         ahead = 4 * workers  # enough that nobody waits; a million futures at once would take gigabytes
-        pending: list[Future[T | WdskitError]] = [pool.submit(attempt, shard) for shard in shards[:ahead]]
+        with deaf_to_ctrl_c():  # they all start here
+            pending: list[Future[T | WdskitError]] = [pool.submit(attempt, shard) for shard in shards[:ahead]]
         for number in range(len(shards)):
             result = pending.pop(0).result()
             if number + ahead < len(shards):
@@ -76,15 +75,7 @@ def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
 
 def _start_worker() -> None:
     """Let Ctrl-C end a worker without a traceback of its own, as the main process tells the user; and let no worker
-    outlive the main process, which may be killed, to write beside the next run.
+    outlive the main process, to write beside the next run.
     """
-    with contextlib.suppress(ValueError):  # not in a main thread
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    hear_ctrl_c()
+    end_with_parent()

@@ -66,9 +66,9 @@ class TarReader:
             block = window.data[at : at + BLOCK_BYTES]
             if len(block) < BLOCK_BYTES:
                 if not window.fill(BLOCK_BYTES):
-                    raise _no_end_marker(window)
+                    raise no_end_marker(window)
                 continue
-            # The plain member, nearly every one: all that parse_header and _next_member check, without their calls.
+            # The plain member, nearly every one: all that parse_header and next_member check, without their calls.
             checksum, digits = block[148:156], block[124:135]
             if (
                 zlib.adler32(block) & 0xFFFF == adlers.get(checksum)
@@ -92,9 +92,9 @@ class TarReader:
                     continue
             elif block == _ZERO_BLOCK:
                 self.stop = window.offset
-                _check_end(window)
+                check_end(window)
                 return
-            member = _next_member(window)
+            member = next_member(window)
             adlers[checksum] = expected_adler(checksum)
             if member is not None:
                 name_, start, size = member
@@ -120,7 +120,7 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
     window.data = data
     window.base = offset
     while window.offset < offset + stop:
-        member = _next_member(window)
+        member = next_member(window)
         if member is not None:
             name, _, size = member
             start = window.offset - offset
@@ -130,7 +130,7 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
         raise window.damaged(offset + stop, "a sample ends in the middle of a member")
 
 
-def _next_member(window: Window) -> tuple[str, int, int] | None:
+def next_member(window: Window) -> tuple[str, int, int] | None:
     """Check the headers of one member and consume them; None for a directory, and for a global header alone.
 
     Returns:
@@ -141,7 +141,7 @@ def _next_member(window: Window) -> tuple[str, int, int] | None:
     while True:
         offset = window.offset
         if not window.fill(BLOCK_BYTES):
-            raise _no_end_marker(window)
+            raise no_end_marker(window)
         block = window.data[window.at : window.at + BLOCK_BYTES]
         if block == _ZERO_BLOCK:
             if offset == start:
@@ -208,7 +208,8 @@ def _bad_header(window: Window, block: bytes, problem: str) -> ShardError:
     return _other_file(window, block) or window.damaged(window.offset, f"bad header: {problem}")
 
 
-def _no_end_marker(window: Window) -> ShardError:
+def no_end_marker(window: Window) -> ShardError:
+    """The error of a stream that ends where a header should stand."""
     rest = window.data[window.at :]
     if rest:
         return _other_file(window, rest) or window.cut("the shard stops inside a header")
@@ -227,7 +228,7 @@ def _other_file(window: Window, start: bytes) -> ShardError | None:
     return None
 
 
-def _check_end(window: Window) -> None:
+def check_end(window: Window) -> None:
     """Behind the first zero block: a second one, then nothing but zeros to the end of the stream."""
     first = window.offset
     if not window.fill(2 * BLOCK_BYTES):

@@ -27,11 +27,14 @@ class Window:
 
     Small members are read many at a time. A large one is read for itself, and behind it header by header, because bytes
     of it that came with its header would have to be copied to the rest.
+
+    Attributes:
+        careful: Reads to come that take no more than they need.
     """
 
     def __init__(self, read: Read, shard: str) -> None:
         self._read = read
-        self._careful = 0  # reads to come that take no more than they need
+        self.careful = 0
         self.shard = shard
         self.data = b""
         self.at = 0
@@ -48,8 +51,8 @@ class Window:
         if have >= size:
             return True
         parts = [self.data[self.at :]]
-        ahead = 0 if self._careful else CHUNK_BYTES
-        self._careful = max(0, self._careful - 1)
+        ahead = 0 if self.careful else CHUNK_BYTES
+        self.careful = max(0, self.careful - 1)
         while have < size:
             part = self._read(max(ahead, min(size - have, MAX_READ_BYTES)))
             if not part:
@@ -72,7 +75,7 @@ class Window:
     def skip(self, size: int) -> None:
         """Consume `size` bytes and the padding behind them; the next header is read along."""
         if not self.fill(padded(size) + BLOCK_BYTES) and len(self.data) - self.at < padded(size):
-            raise self._cut_member(size)
+            raise self.cut_member(size)
         self.at += padded(size)
 
     def _take_large(self, size: int) -> bytes:
@@ -84,14 +87,15 @@ class Window:
             parts.append(part)
             have += len(part)
         self.base += have
-        self._careful = CAREFUL_READS
+        self.careful = CAREFUL_READS
         padding = padded(size) - size
         if have < size or (not self.fill(padding + BLOCK_BYTES) and len(self.data) < padding):
-            raise self._cut_member(size)
+            raise self.cut_member(size)
         self.at = padding
         return b"".join(parts)
 
-    def _cut_member(self, size: int) -> ShardError:
+    def cut_member(self, size: int) -> ShardError:
+        """The error of a stream that ended inside a member of `size` bytes."""
         return self.cut(f"the shard stops inside a member of {size} bytes")
 
     def cut(self, problem: str) -> ShardError:

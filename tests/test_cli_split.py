@@ -1,0 +1,176 @@
+"""What `wdskit split` prints, and what `wdskit info` says of selections, whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from shards import write_shard
+
+from wdskit.dataset.selection import read_selection
+from wdskit.dataset.selection_head import selection_path
+from wdskit.shards.indexing import index_folder
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`data` in the current folder: 60 samples of 9 patients in two shards."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for shard in range(2):
+        samples = {
+            f"k{shard}-{at:02d}": {"json": json.dumps({"patient": {"id": at % 9}}).encode(), "cls": b"1"}
+            for at in range(30)
+        }
+        write_shard(folder / f"s-{shard}.tar", samples)
+    index_folder(folder, workers=1)
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+BY_KEY = """\
+
+ split   samples    share   wanted
+───────────────────────────────────
+ train        55   91.67%   80.00%
+ val           2    3.33%   10.00%
+ test          3    5.00%   10.00%"""
+
+BY_PATIENT = """\
+
+ split   samples    share   wanted   groups
+────────────────────────────────────────────
+ train        20   33.33%   50.00%        3
+ rest         40   66.67%   50.00%        6"""
+
+
+def test_the_table_of_a_split(data: Path, run) -> None:
+    code, out, err = run("split", "data", "train=0.8,val=0.1,test=0.1")
+    assert (code, err) == (0, "")
+    first, rest = out.split("\n", 1)
+    assert first.startswith("Split data by key: 60 samples in ")
+    assert rest == BY_KEY
+    assert run("split", "data", "train=80%,val=10%,test=10%")[1].split("\n", 1)[1] == BY_KEY
+
+
+def test_the_table_of_groups(data: Path, run) -> None:
+    code, out, err = run("split", "data", "train=0.5,rest=0.5", "--by", "json:patient.id", "--workers", "1")
+    assert (code, err) == (0, "")
+    assert out.split("\n", 1)[1] == BY_PATIENT
+
+
+def test_notes_on_missing_values_and_empty_splits(data: Path, run) -> None:
+    shares = "train=0.99999999999,none=0.00000000001"
+    code, out, _ = run("split", "data", shares, "--by", "json:nobody", "--missing", "train", "--seed", "3")
+    assert code == 0
+    assert out.endswith("Note: 60 samples without json:nobody went to train.\nNote: none has no sample.")
+
+
+def test_the_result_as_json(data: Path, run) -> None:
+    document = json.loads(run("split", "data", "train=0.5,rest=0.5", "--by", "json:patient.id", "--json")[1])
+    assert document == {
+        "folder": "data",
+        "num_samples": 60,
+        "num_missing": 0,
+        "splits": {
+            "train": {"num_samples": 20, "num_groups": 3, "wanted_ratio": 0.5},
+            "rest": {"num_samples": 40, "num_groups": 6, "wanted_ratio": 0.5},
+        },
+        "recipe": "split train=0.5,rest=0.5 --by json:patient.id",
+    }
+    assert read_selection(data, "rest").num_samples == 40
+
+
+def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
+    shares = (
+        "the shares train=0.8,val=0.1 add up to 0.9, not to 1.\n"
+        "  What belongs to none of these has a name too: add unused=0.1."
+    )
+    assert run("split", "data", "train=0.8,val=0.1") == (1, "", shares)
+    missing = (
+        "data: 2 of 2 shards cannot be split, so nothing was written.\n"
+        "data/s-0.tar: sample 'k0-00': json:site is missing or empty.\n"
+        "  To put the samples without it in one split, name that split with --missing.\n"
+        "data/s-1.tar: sample 'k1-00': json:site is missing or empty.\n"
+        "  To put the samples without it in one split, name that split with --missing."
+    )
+    assert run("split", "data", "train=1", "--by", "json:site") == (1, "", missing)
+    run("split", "data", "train=0.8,val=0.2")
+    in_the_way = (
+        "data: another split is here already, and would be replaced.\n"
+        "  data/train.selection: split train=0.8,val=0.2\n"
+        "  data/val.selection: split train=0.8,val=0.2\n"
+        "  Choose other names, or replace it with --overwrite."
+    )
+    assert run("split", "data", "train=0.8,val=0.2", "--seed", "7") == (1, "", in_the_way)
+    assert run("split", "data", "train=0.8,val=0.2", "--seed", "7", "--overwrite")[0] == 0
+
+
+def test_a_wrong_command_line_exits_2(run) -> None:
+    for words in ((), ("data",), ("data", "a=1", "--seed", "-1"), ("data", "a=1", "--workers", "0")):
+        code, out, err = run("split", *words)
+        assert (code, out) == (2, "")
+        assert "Traceback" not in err
+
+
+INFO = """\
+
+ selection   samples    share
+──────────────────────────────
+ test              3    5.00%
+ train            55   91.67%
+ val               2    3.33%"""
+
+INFO_WITH_PROBLEMS = """\
+
+ selection   samples   share   problem
+──────────────────────────────────────────────────────────────────
+ test              3       -   made for other shards, split again
+ train             -       -   damaged, split again
+ val               2       -   made for other shards, split again"""
+
+
+def test_info_lists_the_selections_and_what_is_wrong_with_them(data: Path, run) -> None:
+    assert "selection" not in run("info", "data")[1]
+    run("split", "data", "train=0.8,val=0.1,test=0.1")
+    code, out, err = run("info", "data")
+    assert (code, err) == (0, "")
+    assert out.endswith(INFO)
+    document = json.loads(run("info", "data", "--json")[1])["selections"]
+    assert document["train"] == {
+        "num_samples": 55,
+        "recipe": "split train=0.8,val=0.1,test=0.1",
+        "problem": None,
+    }
+    write_shard(data / "s-2.tar", {"more": {"cls": b"1"}})
+    index_folder(data, workers=1)
+    selection_path(data, "train").write_bytes(b"x")
+    code, out, err = run("info", "data")
+    assert (code, err) == (0, "")
+    assert out.endswith(INFO_WITH_PROBLEMS)
+    for path in ("data/s-0.tar", "data/s-*.tar"):
+        assert "selection" not in run("info", path)[1]
+
+
+def test_info_of_selections_without_samples_or_without_an_index(data: Path, run) -> None:
+    for path in data.glob("s-*.tar"):
+        write_shard(path, {})
+    index_folder(data, workers=1)
+    run("split", "data", "train=1")
+    assert run("info", "data")[1].split("\n")[-1].split() == ["train", "0", "-"]
+    (data / "index.json").unlink()
+    code, out, _ = run("info", "data")
+    assert (code, "made for other shards" in out) == (0, True)
+
+
+def test_hostile_text_never_reaches_the_terminal_raw(data: Path, run) -> None:
+    for words in (("data", "tr\x1b=1"), ("x\x1b", "a=1"), ("data", "a=1", "--by", "json:\x1b[2J")):
+        for more in ((), ("--json",)):
+            _, out, err = run("split", *words, *more)
+            assert (out + err).replace("\n", "").isprintable()
+    write_shard(data / "s-2.tar", {"k\x1b": {"json": b'{"a": ["\x1b"]}'}, "l": {"json": b'{"a": ["\\u001b\\u202e"]}'}})
+    index_folder(data, workers=1)
+    _, out, err = run("split", "data", "a=1", "--by", "json:a")
+    assert "is a list" in err or "json" in err
+    assert (out + err).replace("\n", "").isprintable()

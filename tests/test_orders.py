@@ -1,0 +1,172 @@
+"""Orders: which sample stands at which position."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wdskit.order.base import Stack
+from wdskit.order.exact import ExactOrder
+from wdskit.order.mixture import MixtureOrder
+from wdskit.order.resampled import ResampledOrder
+from wdskit.order.sequential import SequentialOrder
+
+COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
+
+
+def pairs(taken):
+    return list(zip(*(column.tolist() for column in taken), strict=True))
+
+
+def all_samples(counts):
+    return [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
+
+
+@given(counts=COUNTS, lanes=st.integers(1, 40), window=st.integers(1, 40), number=st.integers(0, 3))
+def test_an_exact_pass_holds_each_sample_once(counts, lanes, window, number):
+    order = ExactOrder(counts, seed=1, lanes=lanes, window=window)
+    positions = np.arange(order.num_samples) + number * order.num_samples
+    assert sorted(pairs(order.take(positions))) == all_samples(counts)
+
+
+@given(counts=COUNTS, start=st.integers(0, 100))
+def test_sequential_is_the_order_of_the_index(counts, start):
+    order = SequentialOrder(counts)
+    every = all_samples(counts)
+    assert pairs(order.take(np.arange(start, start + 50))) == [every[p % len(every)] for p in range(start, start + 50)]
+
+
+@pytest.mark.parametrize("make", [ExactOrder, ResampledOrder])
+@given(data=st.data(), counts=COUNTS)
+@settings(max_examples=40)
+def test_a_sample_depends_on_its_position_only(make, data, counts):
+    """Asked for alone, in any order or in any company, in a new object or one that has been elsewhere."""
+    order = make(counts, seed=5, lanes=7, window=4)
+    positions = np.array(data.draw(st.lists(st.integers(0, 5 * order.num_samples), min_size=1, max_size=30)))
+    together = pairs(order.take(positions))
+    assert together == [pairs(make(counts, seed=5, lanes=7, window=4).take([p]))[0] for p in positions]
+    assert together == pairs(order.take(positions[::-1]))[::-1]
+
+
+def test_far_positions_are_as_cheap_as_near_ones():
+    """No state grows with the position: pass 10**9 of 10**6 samples is as good as the first."""
+    order = ExactOrder([1000] * 1000, seed=0)
+    last = 10**6 * 10**9 + 10**6
+    assert len(set(pairs(order.take(np.arange(last - 5000, last))))) == 5000
+
+
+def test_passes_and_seeds_have_orders_of_their_own():
+    orders = {
+        tuple(pairs(ExactOrder([5, 6, 7], seed=seed).take(np.arange(18) + 18 * number)))
+        for seed in range(10)
+        for number in range(10)
+    }
+    assert len(orders) == 100
+
+
+def test_a_rank_reads_its_lanes_only():
+    """Rank r of R touches L / gcd(R, L) lanes, so a quarter of the ranks touches a quarter of the sequence."""
+    order = ExactOrder([10] * 240, seed=2, lanes=24, window=16)
+    for world_size, share in ((2, 1 / 2), (8, 1 / 8), (24, 1 / 24)):
+        shards, _ = order.take(np.arange(0, 2400, world_size))
+        assert len(set(shards.tolist())) <= 240 * share + 24 / world_size
+
+
+def test_lanes_differ_by_at_most_one_sample():
+    """Shards of one sample each, unshuffled by a window of 1: a lane is a run of the pass, of its exact length."""
+    for num_samples in range(1, 60):
+        for lanes in range(1, 12):
+            order = ExactOrder([1] * num_samples, seed=0, lanes=lanes, window=1)
+            whole = [shard for shard, _ in pairs(order.take(np.arange(num_samples)))]
+            runs = [whole[lane::lanes] for lane in range(lanes)]
+            sizes = [len(run) for run in runs]
+            assert max(sizes) - min(sizes) <= 1
+            assert sizes == sorted(sizes, reverse=True)
+
+
+def test_windows_shuffle_across_shards():
+    """Neighbours of an epoch come from many shards, not from one after the other."""
+    order = ExactOrder([100] * 60, seed=0, lanes=4, window=1000)
+    shards, _ = order.take(np.arange(400))
+    assert len(set(shards.tolist())) >= 35
+
+
+def test_resampled_reaches_every_sample_alike():
+    """Chi-square over all samples, heads and tails alike; a start is uniform, and a chunk wraps inside its shard."""
+    counts = [3, 0, 50, 7, 40]
+    order = ResampledOrder(counts, seed=3, chunk=8, lanes=4, window=64)
+    num = 200_000
+    shards, samples = order.take(np.arange(num))
+    found = np.zeros(100)
+    np.add.at(found, Stack(counts).starts(shards) + samples, 1)
+    expected = num / 100
+    # A chunk of 8 draws is one independent draw; chi-square of 99 degrees has mean 99 and deviation 14.
+    assert ((found - expected) ** 2 / expected).sum() / 8 < 99 + 5 * 14
+    head, tail = found[3:28].sum() / 25, found[28:53].sum() / 25
+    assert abs(tail / head - 1) < 0.05
+
+
+def test_resampled_chunks_are_neighbours():
+    """Read in the order of a lane without its shuffle, samples follow each other inside a shard."""
+    order = ResampledOrder([1000], seed=3, chunk=10, lanes=1, window=10)
+    for chunk in range(20):
+        _, samples = order.take(np.arange(10 * chunk, 10 * chunk + 10))
+        first = min(samples) if max(samples) - min(samples) == 9 else min(s for s in samples if s > 500)
+        assert sorted(samples) == sorted((first + step) % 1000 for step in range(10))
+
+
+@pytest.mark.parametrize("weights", [[0.7, 0.2, 0.1], [1, 2, 3.5], [1, 0, 5], [1e-3, 1, 1 / 3]])
+def test_a_mixture_keeps_its_shares_within_two_samples_in_any_window(weights):
+    parts = [ExactOrder([5, 7], seed=0), SequentialOrder([3]), ResampledOrder([9, 4], seed=1)]
+    mixture = MixtureOrder(parts, [2, 1, 2], weights)
+    found, indices = mixture.shares.take(np.arange(5000))
+    for part, weight in enumerate(weights):
+        share = weight / sum(weights)
+        off = np.concatenate([[0], np.cumsum(found == part)]) - np.arange(5001) * share
+        assert off.max() - off.min() < 2 + 5000 / (1 << 16)  # the last term is what a block of 2**16 rounds away
+        assert indices[found == part].tolist() == list(range((found == part).sum()))
+
+
+def test_each_part_of_a_mixture_repeats_at_its_own_pace():
+    parts = [ExactOrder([5, 7], seed=0), ExactOrder([3], seed=0)]
+    mixture = MixtureOrder(parts, [2, 1], [1, 1])
+    taken = pairs(mixture.take(np.arange(24)))
+    small = [pair for pair in taken if pair[0] == 2]
+    large = [pair for pair in taken if pair[0] != 2]
+    assert sorted(large) == all_samples([5, 7])
+    assert sorted(small) == sorted([(2, 0), (2, 1), (2, 2)] * 4)
+
+
+@pytest.mark.parametrize("change", ["step", "linear"])
+def test_a_schedule_counts_samples(change):
+    """Shares follow the schedule, and every sample of a part is there once, wherever one begins to look."""
+    weights = [{0: 1.0, 100_000: 0.2}, {0: 0.5}]
+    shares = MixtureOrder([SequentialOrder([10])] * 2, [1, 1], weights, change=change).shares
+    positions = np.arange(200_000)
+    parts, indices = shares.take(positions)
+    for part in (0, 1):
+        assert indices[parts == part].tolist() == list(range((parts == part).sum()))
+    late = np.random.default_rng(0).choice(positions, 500)
+    assert np.array_equal(shares.take(late)[0], parts[late])
+    begin, end, behind = (parts[at : at + 1000].mean() for at in (0, 99_000, 150_000))
+    assert abs(begin - 0.5 / 1.5) < 0.005
+    assert abs(behind - 0.5 / 0.7) < 0.005
+    assert abs(end - (0.5 / 1.5 if change == "step" else 0.5 / 0.7)) < 0.01
+    middle = parts[40_000:60_000].mean()
+    assert abs(middle - (0.5 / 1.5 if change == "step" else 0.5 / 1.1)) < 0.005
+
+
+@pytest.mark.parametrize(
+    "weights", [[0, 0], [-1, 2], [float("nan"), 1], [{5: 1.0}, 1], [{0: 1.0, 10: 0.0}, 0], [float("inf"), 1], []]
+)
+def test_weights_that_mean_nothing_are_refused(weights):
+    with pytest.raises(ValueError, match=r"weight"):
+        MixtureOrder([SequentialOrder([1])] * len(weights), [1] * len(weights), weights)
+
+
+@pytest.mark.parametrize("counts", [[], [0, 0], [-1, 5]])
+def test_counts_that_mean_nothing_are_refused(counts):
+    with pytest.raises(ValueError, match=r"count|sample"):
+        ExactOrder(counts, seed=0)

@@ -1,0 +1,166 @@
+"""Passes and states of planned pipelines, without a pipeline."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+
+import pytest
+
+from wdskit.errors import StateError
+from wdskit.loader.passes import Passes
+
+
+def passes(*, epoch_samples=20, batch=2, world_size=2, tail="drop", **fingerprint):
+    return Passes(
+        epoch_samples=epoch_samples,
+        batch=batch,
+        world_size=world_size,
+        tail=tail,
+        fingerprint=fingerprint or {"seed": 1},
+    )
+
+
+def consume(counter, num_steps=None):
+    """What all ranks consume in a pass, as places of the endless sequence, step by step."""
+    running = counter.begin()
+    for step in itertools.islice(range(len(running.steps)), num_steps):
+        counter.received(running, step)
+        taken = [running.steps.positions(rank, step) for rank in range(running.steps.world_size)]
+        yield {running.start + int(p) for part in taken for p in part if p < running.steps.num_samples}
+
+
+def test_a_pass_ends_by_advancing_the_epoch_with_its_last_batch():
+    counter = passes()
+    assert (counter.epoch, len(counter), counter.remaining) == (0, 5, 5)
+    seen = []
+    for step, _ in enumerate(consume(counter)):
+        seen.append((counter.epoch, counter.consumed, counter.remaining))
+        assert step < 5
+    assert seen == [(0, 4, 4), (0, 8, 3), (0, 12, 2), (0, 16, 1), (1, 0, 5)]
+
+
+def test_after_a_break_the_same_epoch_starts_again():
+    counter = passes()
+    list(consume(counter, 2))
+    assert counter.state_dict()["consumed"] == 8
+    assert next(consume(counter)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("epoch_samples", [7, 8, 20])
+def test_a_state_taken_at_any_step_goes_on_exactly(tail, epoch_samples):
+    """Before the first batch, after each, at the end of the epoch; and a second resume at each step behind it."""
+    settings = {"tail": tail, "epoch_samples": epoch_samples}
+    whole = passes(**settings)
+    sequence = [*consume(whole), *consume(whole)]
+    per_epoch = len(whole)
+    for first in range(2 * per_epoch):
+        begin = passes(**settings)
+        list(consume(begin, min(first, per_epoch)))
+        if first > per_epoch:
+            list(consume(begin, first - per_epoch))
+        state = json.loads(json.dumps(begin.state_dict()))
+        for second in range(3):
+            middle = passes(**settings)
+            middle.load_state_dict(state)
+            assert middle.state_dict() == state
+            middle.set_epoch(middle.epoch)
+            got = list(consume(middle, second))
+            last = passes(**settings)
+            last.load_state_dict(middle.state_dict())
+            while last.epoch < 2:
+                got += consume(last)
+            assert got == sequence[first:]
+
+
+def test_a_state_moves_to_another_number_of_ranks():
+    """4 ranks -> 1, 2, 3, 6, 8, 12: with the global batch kept the batches are kept, else the sequence is."""
+    for world_size in (1, 2, 3, 6, 8, 12):
+        before = passes(epoch_samples=96, batch=3, world_size=4)
+        whole = list(consume(passes(epoch_samples=96, batch=3, world_size=4)))
+        list(consume(before, 3))
+        kept = passes(epoch_samples=96, batch=12 // world_size, world_size=world_size) if 12 % world_size == 0 else None
+        if kept is not None:
+            kept.load_state_dict(before.state_dict())
+            assert list(consume(kept)) == whole[3:]
+        changed = passes(epoch_samples=96, batch=3, world_size=world_size)
+        changed.load_state_dict(before.state_dict())
+        batches = list(consume(changed))
+        assert all(max(a) < min(b) for a, b in itertools.pairwise(batches))
+        assert sorted(set().union(*batches)) == list(range(36, 36 + 3 * world_size * len(batches)))
+
+
+def test_with_epoch_goes_on_where_another_world_size_ended():
+    """with_epoch counts per rank, so its epochs change length with the ranks; no place is skipped or comes twice."""
+    before = passes(epoch_samples=40, batch=2, world_size=4)  # n = 5 batches
+    seen = set().union(*consume(before), *consume(before, 2))
+    after = passes(epoch_samples=20, batch=2, world_size=2)
+    after.load_state_dict(before.state_dict())
+    assert (after.epoch, after.remaining, len(after)) == (1, 6, 5)
+    rest = [*consume(after), *consume(after)]
+    assert sorted(seen | set().union(*rest)) == list(range(40 + 40 + 20))
+    assert not seen & set().union(*rest)
+    assert after.epoch == 3
+
+
+def test_set_epoch_keeps_the_loaded_position_and_refuses_another_epoch():
+    counter = passes()
+    list(consume(counter, 2))
+    state = counter.state_dict()
+    other = passes()
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match=r"set_epoch\(1\): a state in epoch 0 was loaded and has not been used"):
+        other.set_epoch(1)
+    other.set_epoch(0)
+    assert next(consume(other)) == {8, 9, 10, 11}
+    other.set_epoch(3)
+    assert next(consume(other)) == {60, 61, 62, 63}
+
+
+def test_a_state_that_leaves_less_than_a_batch_ends_its_epoch_at_once():
+    before = passes(epoch_samples=20, batch=1, world_size=1)
+    list(consume(before, 18))
+    after = passes(epoch_samples=20, batch=4, world_size=1)
+    after.load_state_dict(before.state_dict())
+    assert after.remaining == 0
+    assert list(consume(after)) == []
+    assert after.epoch == 1
+    assert next(consume(after)) == {20, 21, 22, 23}
+
+
+def test_a_state_of_another_sequence_is_refused_by_field(caplog):
+    state = passes(seed=1, lanes=240, data="abc").state_dict()
+    other = passes(seed=2, lanes=240, window=9)
+    with pytest.raises(StateError, match="seed is 2 here and 1 in the state; window is 9 here and None") as caught:
+        other.load_state_dict(state)
+    assert "lanes" not in str(caught.value)
+    assert other.state_dict()["epoch"] == 0
+    with caplog.at_level(logging.WARNING, logger="wdskit"):
+        other.load_state_dict(state, strict=False)
+    assert "seed is 2 here and 1 in the state" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"version": 2}, "no state"),
+        ({"version": None}, "no state"),
+        ({"epoch": -1}, "epoch is -1"),
+        ({"consumed": 1.5}, "consumed is 1.5"),
+        ({"consumed": True}, "consumed is True"),
+        ({"start": "0"}, "start is '0'"),
+        ({"epoch_samples": None}, "epoch_samples is None"),
+        ({"fingerprint": None}, "fingerprint"),
+    ],
+)
+def test_what_is_no_state_is_refused_and_nothing_changes(change, problem):
+    counter = passes()
+    list(consume(counter, 2))
+    before = counter.state_dict()
+    with pytest.raises(StateError, match=problem):
+        counter.load_state_dict({**before, **change})
+    with pytest.raises(StateError, match="no state"):
+        counter.load_state_dict([1])
+    assert counter.state_dict() == before

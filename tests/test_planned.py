@@ -1,0 +1,545 @@
+"""Planned sources end to end: exact epochs, equal steps, the same batches from any place in any way."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from shards import png_of, write_numbers, write_pictures, write_shard
+
+from wdskit import (
+    FolderIndexError,
+    Pipeline,
+    PipelineError,
+    SampleError,
+    ShardError,
+    StateError,
+    StorageError,
+    load_config,
+    make_loader,
+)
+from wdskit.shards.indexing import index_folder
+
+COUNTS = [5, 1, 9, 0, 4, 7, 3]
+NUM = sum(COUNTS)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory) -> str:
+    """Shards of uneven size with samples `cls`, numbered through, indexed."""
+    folder = tmp_path_factory.mktemp("numbers")
+    write_numbers(folder, COUNTS)
+    index_folder(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> str:
+    """Shards of small pictures, indexed."""
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [7, 0, 12, 5])
+    index_folder(folder)
+    return str(folder)
+
+
+SOURCES = {
+    "exact": lambda shards: Pipeline().exact(shards, seed=3, lanes=4, window=5),
+    "resampled": lambda shards: Pipeline().resampled(shards, seed=3, chunk=2, lanes=4, window=6),
+    "sequential": lambda shards: Pipeline().sequential(shards),
+    "mixture": lambda shards: Pipeline().exact(
+        mixture=[
+            {"shards": shards, "weight": 3},
+            {"shards": shards, "range": ["50%", "100%"], "weight": {0: 1.0, 20: 0.5}},
+        ],
+        lanes=3, window=4, schedule="linear",
+    ),
+    "finite mixture": lambda shards: Pipeline().exact(
+        mixture=[{"shards": shards, "repeat": 1}, {"shards": shards, "range": [3, 7], "repeat": 2}], lanes=3, window=4
+    ),
+}  # fmt: skip
+
+
+def labels(pipe):
+    return pipe.decode().to_tuple("cls", "__key__")
+
+
+def crops(pipe):
+    """Pixels that depend on the position's random numbers."""
+    return pipe.decode("rgb8").random_resized_crop(8).random_flip().normalize("imagenet").to_tuple("jpg;png", "cls")
+
+
+def sized(name: str, pipe, batch: int):
+    """With batches, and an end where the source has none."""
+    return pipe.batched(batch).with_epoch(4) if name == "mixture" else pipe.batched(batch)
+
+
+def plain(item):
+    """A batch as what can be compared: bytes of its pixels, its numbers."""
+    parts = item if isinstance(item, (tuple, list)) else [item]
+    return [part.numpy().tobytes() if isinstance(part, torch.Tensor) else part for part in parts]
+
+
+def items_of(loader, num_epochs: int) -> list:
+    found = []
+    for _ in range(num_epochs):
+        epoch = loader.epoch  # it is the next one's when the last item is out
+        found += [(epoch, plain(item)) for item in loader]
+    return found
+
+
+def ranks_of(pipe, world_size: int, **settings) -> list:
+    return [pipe.loader(rank=rank, world_size=world_size, workers=0, **settings) for rank in range(world_size)]
+
+
+# Exact epochs, equal steps.
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+def test_each_sample_comes_once_and_every_rank_takes_as_many_steps(numbers, world_size, tail):
+    for batch in (1, 2, 3):
+        pipe = labels(Pipeline().exact(numbers, seed=1, lanes=4, window=5, tail=tail)).batched(batch)
+        loaders = ranks_of(pipe, world_size)
+        for epoch in range(3):
+            seen: Counter = Counter()
+            steps = set()
+            for loader in loaders:
+                assert loader.epoch == epoch
+                batches = list(loader)
+                steps.add(len(batches))
+                assert len(loader) == len(batches)
+                for cls, _, *mask in batches:
+                    assert len(cls) == batch
+                    seen.update(cls[mask[0]].tolist() if mask else cls.tolist())
+            whole = batch * world_size
+            kept = NUM if tail == "pad" else NUM - NUM % whole
+            assert steps == {-(-kept // whole)}
+            assert (set(seen.values()), len(seen)) == ({1}, kept)
+
+
+def test_another_part_is_dropped_in_each_epoch(numbers):
+    loader = labels(Pipeline().exact(numbers, lanes=4, window=5)).batched(10).loader(workers=0)
+    left_out = [set(range(NUM)) - {n for cls, _ in loader for n in cls.tolist()} for _ in range(6)]
+    assert {len(part) for part in left_out} == {NUM % 10}
+    assert len(set.union(*left_out)) > 2 * (NUM % 10)
+
+
+def test_fewer_samples_than_ranks_are_padded_for_evaluation(numbers):
+    pipe = labels(Pipeline().sequential(numbers, range=[0, 3])).batched(2)
+    found = [next(iter(loader)) for loader in ranks_of(pipe, 5)]
+    assert [mask.tolist() for _, _, mask in found] == [[True, False]] * 3 + [[False, False]] * 2
+    assert [cls[mask].tolist() for cls, _, mask in found] == [[0], [1], [2], [], []]
+    with pytest.raises(PipelineError, match="3 samples cannot fill one batch of 2 on each of 5 ranks, which takes 10"):
+        ranks_of(labels(Pipeline().exact(numbers, range=[0, 3])).batched(2), 5)
+
+
+def test_the_mask_is_the_last_element_or_a_field(numbers):
+    pipe = Pipeline().sequential(numbers, range=[0, 3]).decode()
+    (batch,) = pipe.to_dict("cls").batched(4).loader(workers=0)
+    assert (batch["cls"].tolist(), batch["__valid__"].tolist()) == ([0, 1, 2, 2], [True] * 3 + [False])
+    assert [(cls, valid) for cls, valid in pipe.to_tuple("cls").loader(workers=0, rank=0, world_size=2)] == [
+        (0, True), (2, True)
+    ]  # fmt: skip
+    assert [sample["__valid__"] for sample in pipe.loader(workers=0, rank=1, world_size=2)] == [True, False]
+
+
+def test_with_epoch_cuts_the_sequence_of_passes(numbers):
+    pipe = labels(Pipeline().exact(numbers, lanes=4, window=5))
+    loaders = ranks_of(pipe.batched(3).with_epoch(4), 2)
+    seen = [[n for loader in loaders for cls, _ in loader for n in cls.tolist()] for _ in range(5)]
+    assert [len(part) for part in seen] == [24] * 5
+    assert set(Counter(itertools.chain(*seen)).values()) <= {
+        4,
+        5,
+    }  # 120 samples of 29
+    before = ranks_of(pipe.with_epoch(12).batched(3), 2)
+    assert [[n for loader in before for cls, _ in loader for n in cls.tolist()] for _ in range(5)] == seen
+    with pytest.raises(PipelineError, match="with_epoch: 10 samples of a rank are no whole number of batches of 3"):
+        pipe.with_epoch(10).batched(3).loader(workers=0)
+
+
+# The same from any number of processes and threads.
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_batches_are_bit_identical_whatever_makes_them(pictures, name):
+    make = functools.partial(make_loader, sized(name, crops(SOURCES[name](pictures)), 4))
+    whole = items_of(make(workers=0), 2)
+    assert whole
+    for settings in (
+        {"workers": 0, "threads": 3},
+        {"workers": 1, "start_method": "fork"},
+        {"workers": 3, "threads": 2, "start_method": "fork", "persistent_workers": False},
+    ):
+        assert items_of(make(**settings), 2) == whole, settings
+
+
+def test_batches_are_the_same_from_workers_that_are_spawned(pictures):
+    make = functools.partial(make_loader, crops(SOURCES["exact"](pictures)).batched(4))
+    assert items_of(make(workers=1, start_method="spawn"), 2) == items_of(make(workers=0), 2)
+
+
+def test_samples_without_batches_come_in_the_same_order(numbers):
+    pipe = labels(Pipeline().exact(numbers, lanes=4, window=5))
+    whole = items_of(pipe.loader(workers=0), 3)
+    assert items_of(pipe.loader(workers=2), 3) == whole
+    assert len(whole) == 3 * NUM
+
+
+def test_a_built_pipeline_is_an_epoch_of_its_rank(numbers):
+    pipe = labels(SOURCES["exact"](numbers)).batched(4)
+    built = pipe.build(rank=1, world_size=2)
+    loader = pipe.loader(workers=0, rank=1, world_size=2)
+    assert [plain(item) for _ in range(2) for item in built] == [item for _, item in items_of(loader, 2)]
+    with pytest.raises(PipelineError, match=r"use pipe.loader\(workers=...\)|Use pipe.loader"):
+        list(torch.utils.data.DataLoader(built, batch_size=None, num_workers=1))
+
+
+# Resume.
+
+
+def check_resumes(make, stops, num_epochs: int = 2) -> None:
+    """What comes behind a state is what would have come."""
+    whole = items_of(make(), num_epochs + 1)
+    num_two = sum(epoch < num_epochs for epoch, _ in whole)
+    for stop in sorted(set(stops(num_two))):
+        loader = make()
+        for _ in itertools.islice(endless(loader), stop):
+            state = loader.state_dict()
+        state = json.loads(json.dumps(loader.state_dict() if not stop else state))
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert resumed.epoch == whole[stop][0]
+        assert resumed.remaining == sum(epoch == resumed.epoch for epoch, _ in whole[stop:])
+        assert items_of(resumed, num_epochs + 1 - resumed.epoch) == whole[stop:], stop
+
+
+def endless(loader):
+    while True:
+        yield from loader
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_it_resumes_at_every_step(pictures, name):
+    pipe = sized(name, crops(SOURCES[name](pictures)), 3)
+    check_resumes(lambda: pipe.loader(workers=0, rank=1, world_size=2), lambda num: range(num + 1))
+
+
+@pytest.mark.parametrize("name", ["exact", "resampled", "mixture"])
+@pytest.mark.parametrize(("workers", "persistent"), [(1, True), (2, False), (4, True)])
+def test_it_resumes_with_worker_processes(numbers, name, workers, persistent):
+    pipe = sized(name, labels(SOURCES[name](numbers)), 3)
+    check_resumes(
+        lambda: pipe.loader(workers=workers, persistent_workers=persistent, prefetch=2),
+        lambda num: {0, 1, num // 2, num - 1, num},
+    )
+
+
+def test_a_sample_by_sample_loader_resumes_inside_a_job(numbers):
+    pipe = labels(Pipeline().exact(numbers, lanes=4, window=5))
+    check_resumes(lambda: pipe.loader(workers=1), lambda num: {0, 1, 28, 29, 30, 50, num})
+
+
+@pytest.mark.parametrize("after", [1, 2, 3, 6, 8, 12])
+@pytest.mark.parametrize("keep", [True, False])
+def test_it_resumes_on_another_number_of_ranks(pictures, after, keep):
+    """With the global batch kept the batches are identical, else the sequence."""
+    pipe = crops(Pipeline().exact(pictures, seed=5, lanes=4, window=5)).with_epoch(48)
+    batch = pipe.batched(global_size=24) if keep else pipe.batched(2)
+    before = ranks_of(pipe.batched(global_size=24) if keep else pipe.batched(2), 4)
+    whole = steps_of(before, 2)
+    stopped = ranks_of(pipe.batched(global_size=24) if keep else pipe.batched(2), 4)
+    steps_of(stopped, 1, limit=3)
+    state = json.loads(json.dumps(stopped[0].state_dict()))
+    assert all(loader.state_dict() == state for loader in stopped)
+    resumed = ranks_of(batch, after)
+    for loader in resumed:
+        loader.load_state_dict(state)
+    num_left = (4 * 48) // (after * (24 // after if keep else 2))
+    found = steps_of(resumed, 1)[:num_left]
+    rows = list(itertools.chain(*found))
+    expected = list(itertools.chain(*whole[3:]))
+    if keep:
+        assert [sorted(step) for step in found] == [sorted(step) for step in whole[3 : 3 + len(found)]]
+    assert rows == expected[: len(rows)]
+    assert len(rows) >= 48
+
+
+def steps_of(loaders, num_epochs: int, limit: int | None = None) -> list:
+    """The rows of each step of all ranks together, in the order of their positions, each as bytes and label."""
+    steps = []
+    for _ in range(num_epochs):
+        for batches in itertools.islice(zip(*loaders, strict=True), limit):
+            ranks = [list(zip(images, labels, strict=True)) for images, labels in batches]
+            steps.append(
+                [(image.numpy().tobytes(), int(label)) for row in zip(*ranks, strict=True) for image, label in row]
+            )
+    return steps
+
+
+def test_a_global_batch_that_does_not_divide_is_refused_with_those_that_do(numbers):
+    pipe = labels(Pipeline().exact(numbers)).batched(global_size=10)
+    with pytest.raises(PipelineError, match=r"global_size 10 does not divide into 4 ranks\.\n  8 and 12 would\."):
+        pipe.loader(rank=0, world_size=4, workers=0)
+    with pytest.raises(PipelineError, match=r"into 16 ranks\.\n  16 would\."):
+        pipe.loader(rank=0, world_size=16, workers=0)
+    with pytest.raises(PipelineError, match="global_size 10 does not divide into 4 ranks"):
+        Pipeline().stream(numbers).split_by_node().batched(global_size=10).with_epoch(2).loader(rank=0, world_size=4)
+
+
+def test_a_state_of_other_data_or_settings_is_refused_by_name(numbers, pictures):
+    state = labels(SOURCES["exact"](numbers)).batched(2).loader(workers=0).state_dict()
+    for pipe, words in [
+        (SOURCES["exact"](pictures), "parts is"),
+        (SOURCES["resampled"](numbers), "source is 'resampled' here and 'exact' in the state"),
+        (Pipeline().exact(numbers, seed=4, lanes=4, window=5), "seed is 4 here and 3 in the state"),
+        (Pipeline().exact(numbers, seed=3, lanes=4, window=6), "window is 6 here and 5"),
+        (Pipeline().exact(numbers, seed=3, lanes=4, window=5, range=["0%", "90%"]), "parts is"),
+    ]:
+        with pytest.raises(StateError, match=words):
+            labels(pipe).batched(2).loader(workers=0).load_state_dict(state)
+    moved = labels(SOURCES["exact"](numbers)).batched(4).loader(workers=1, rank=2, world_size=3)
+    moved.load_state_dict(state)  # neither ranks nor workers nor the size of batches matter
+
+
+def test_a_second_live_iterator_is_refused_and_a_break_starts_again(numbers):
+    loader = labels(SOURCES["exact"](numbers)).batched(4).loader(workers=0)
+    first = iter(loader)
+    head = [plain(next(first)) for _ in range(3)]
+    with pytest.raises(PipelineError, match="being iterated already"):
+        iter(loader)
+    first.close()
+    assert loader.remaining == len(loader) - 3
+    assert [plain(item) for item in loader][:3] == head
+    assert loader.epoch == 1
+
+
+# Data: mixtures, ranges, indexes.
+
+
+def test_parts_of_a_mixture_have_stages_of_their_own(pictures):
+    pipe = Pipeline().exact(mixture=[
+        {"shards": pictures, "weight": 2, "stages": [{"decode": "rgb8"}, {"resize": [4, 4]}]},
+        {"shards": pictures, "weight": 1, "stages": ["decode", {"map": number_only}]},
+    ])  # fmt: skip
+    samples = list(pipe.with_epoch(30).loader(workers=0))
+    kinds = Counter("png" in sample or "jpg" in sample for sample in samples if "number" not in sample)
+    assert sum("number" in sample for sample in samples) == 10
+    assert kinds == {True: 20}
+    assert all(
+        np.asarray(sample.get("png", sample.get("jpg"))).shape == (4, 4, 3)
+        for sample in samples
+        if "number" not in sample
+    )
+
+
+def number_only(sample):
+    return {"__key__": sample["__key__"], "number": sample["cls"]}
+
+
+def test_a_finite_mixture_repeats_each_part_as_often_as_it_says(numbers):
+    pipe = Pipeline().exact(
+        mixture=[
+            {"shards": numbers, "range": [0, 10], "repeat": 3},
+            {"shards": numbers, "range": [20, 29], "repeat": 1},
+        ]
+    )
+    for _ in range(2):
+        seen = Counter(cls for cls, _ in labels(pipe).loader(workers=0))
+        assert seen == {**dict.fromkeys(range(10), 3), **dict.fromkeys(range(20, 29), 1)}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        (["0%", "100%"], range(29)),
+        (["0%", "50%"], range(14)),
+        (["50%", "100%"], range(14, 29)),
+        ([3, 7], range(3, 7)),
+        ([0, 1000], range(29)),
+        (["12.5%", 9], range(3, 9)),
+    ],
+)
+def test_a_range_is_a_stretch_of_the_samples(numbers, bounds, expected):
+    loader = labels(Pipeline().sequential(numbers, range=bounds)).loader(workers=0)
+    assert [cls for cls, _, valid in loader if valid] == list(expected)
+
+
+def test_shares_meet_without_gap_or_overlap(numbers):
+    for cut in ("0.001%", "33%", "50%", "66.6%", "99.999%"):
+        parts = []
+        for bounds in (["0%", cut], [cut, "100%"]):
+            with contextlib.suppress(FolderIndexError):  # there is no sample in it
+                loader = labels(Pipeline().sequential(numbers, range=bounds)).loader(workers=0)
+                parts += [cls for cls, _, valid in loader if valid]
+        assert parts == list(range(29)), cut
+
+
+def test_what_is_not_indexed_or_not_there_is_told(tmp_path, numbers):
+    write_numbers(tmp_path, [2, 3])
+    with pytest.raises(FolderIndexError, match=f"(?s)index.*wdskit index {tmp_path}"):
+        Pipeline().exact(str(tmp_path)).loader(workers=0)
+    with pytest.raises(StorageError, match=r"takes a local shard\.\n  Copy the shards here, or use `stream`"):
+        Pipeline().exact("http://127.0.0.1:9/a-{0..3}.tar").loader(workers=0)
+    with pytest.raises(StorageError, match="no shard matches"):
+        Pipeline().exact(f"{numbers}/x-*.tar").loader(workers=0)
+    index_folder(tmp_path)
+    (tmp_path / "stray.tar").write_bytes(b"")
+    with pytest.raises(FolderIndexError, match=r"stray\.tar: the folder's index does not list this shard"):
+        Pipeline().exact(str(tmp_path)).loader(workers=0)
+
+
+def test_a_shard_that_changed_behind_its_index_is_an_error(tmp_path):
+    pattern = write_numbers(tmp_path, [4, 4])
+    index_folder(tmp_path)
+    loader = labels(Pipeline().exact(pattern)).batched(2).loader(workers=0)
+    path = min(tmp_path.glob("*.tar"))
+    path.write_bytes(path.read_bytes() + bytes(512))
+    with pytest.raises((ShardError, FolderIndexError)):
+        list(loader)
+
+
+# The error budget.
+
+
+@pytest.fixture
+def damaged(tmp_path) -> str:
+    """30 pictures; 4, 11 and 12 do not decode, 20 has no label."""
+    pictures = write_pictures(tmp_path / "good", [30])
+    samples = {}
+    for picture in pictures:
+        fields = {
+            "png": (b"no picture" if picture.number in {4, 11, 12} else png_of(picture.pixels)),
+            "cls": b"%d" % picture.number,
+        }
+        if picture.number == 20:
+            del fields["cls"]
+        samples[picture.key] = fields
+    folder = tmp_path / "bad"
+    folder.mkdir()
+    write_shard(folder / "b.tar", samples)
+    index_folder(folder)
+    return str(folder)
+
+
+BAD = {4, 11, 12, 20}
+
+
+def decoded(pipe):
+    return pipe.decode("rgb8").resize([4, 4]).to_tuple("png", "cls", "__key__")
+
+
+def test_a_bad_sample_is_an_error_by_default(damaged):
+    with pytest.raises(SampleError, match=r"(decode|to_tuple) failed"):
+        list(decoded(Pipeline().exact(damaged)).batched(5).loader(workers=0))
+
+
+@pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 2}, {"workers": 0, "threads": 3}], ids=str)
+def test_a_bad_sample_is_replaced_and_no_other_moves(damaged, tmp_path, settings):
+    pipe = decoded(Pipeline().exact(damaged, seed=2, lanes=3, window=6))
+    keys = [key for _, _, key in Pipeline().exact(damaged, seed=2, lanes=3, window=6).map(with_key).loader(workers=0)]
+    errors = {"max_bad": 10, "dir": str(tmp_path / "listed")}
+    loader = pipe.loader(errors=errors, **settings)
+    found = [(int(label), key) for _, label, key in loader]
+    moved = [at for at, ((_, key), expected) in enumerate(zip(found, keys, strict=True)) if key != expected]
+    bad = [at for at, key in enumerate(keys) if int(key[1:]) in BAD]
+    assert moved == bad
+    for at in bad:  # another sample of the same window stands in, a good one
+        others = {keys[p] for p in range(at % 3, 30, 3) if p // 3 // 6 == at // 3 // 6}
+        assert found[at][1] in others - {keys[p] for p in bad}
+    lines = [json.loads(line) for line in (tmp_path / "listed" / "bad-rank00000.jsonl").read_text().splitlines()]
+    assert [(line["epoch"], line["position"], line["key"]) for line in lines] == [(0, at, keys[at]) for at in bad]
+    assert all("b.tar" in line["shard"] and "failed" in line["reason"] for line in lines)
+    assert loader.state_dict()["bad"] == 0
+
+
+def with_key(sample):
+    return (None, None, sample["__key__"])
+
+
+def test_padded_evaluation_masks_bad_samples(damaged):
+    loader = decoded(Pipeline().sequential(damaged)).batched(8).loader(workers=0, errors={"max_bad": 4})
+    kept = [int(label) for _, labels, _, mask in loader for label in labels[mask]]
+    assert kept == [n for n in range(30) if n not in BAD]
+
+
+@pytest.mark.parametrize(("max_bad", "allowed"), [(3, 3), (4, 4), ("10%", 3), ("15%", 4), ("0.001%", 1)])
+def test_more_bad_samples_than_allowed_are_an_error(damaged, max_bad, allowed):
+    loader = decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": max_bad})
+    if allowed >= 4:
+        assert len(list(loader)) == 30
+        assert len(list(loader)) == 30  # it counts by the epoch
+        return
+    with pytest.raises(
+        SampleError, match=f"has {allowed + 1} bad samples on rank 0 so far, and errors.max_bad allows {max_bad}"
+    ):
+        list(loader)
+
+
+def test_the_count_goes_on_with_a_state(damaged):
+    make = functools.partial(decoded(Pipeline().exact(damaged, seed=2)).batched(5).loader, workers=0)
+    loader = make(errors={"max_bad": 4})
+    states = [json.loads(json.dumps(loader.state_dict())) for _ in loader]
+    counts = [state["bad"] for state in states]
+    assert counts == [*sorted(counts[:-1]), 0]
+    (state, *_) = [state for state in reversed(states[:-1]) if state["bad"] < 4]
+    resumed = make(errors={"max_bad": 3})
+    resumed.load_state_dict(state)
+    with pytest.raises(SampleError, match="has 4 bad samples"):
+        list(resumed)
+
+
+def test_functions_are_forgiven_only_where_that_is_said(numbers):
+    pipe = Pipeline().exact(numbers, lanes=3, window=5).decode().map(fail_on_sevens).to_tuple("cls")
+    with pytest.raises(SampleError, match="map failed"):
+        list(pipe.loader(workers=0, errors={"max_bad": 9}))
+    found = [cls for (cls,) in pipe.loader(workers=0, errors={"max_bad": 9, "transforms": True})]
+    assert len(found) == NUM
+    assert not {n for n in found if n % 7 == 0}
+
+
+def fail_on_sevens(sample):
+    if sample["cls"] % 7 == 0:
+        msg = "sevens"
+        raise ValueError(msg)
+    return sample
+
+
+def test_a_window_of_bad_samples_only_is_an_error(numbers):
+    pipe = Pipeline().exact(numbers, lanes=3, window=5).decode().to_tuple("jpg")
+    with pytest.raises(SampleError, match="No sample near it can stand in for it"):
+        list(pipe.loader(workers=0, errors={"max_bad": 100}))
+
+
+def test_a_shard_error_is_never_forgiven(damaged):
+    loader = decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": 30, "transforms": True})
+    with Path(damaged, "b.tar").open("r+b") as file:
+        file.seek(0)
+        file.write(b"x")
+    with pytest.raises(ShardError):
+        list(loader)
+
+
+def test_a_stream_has_no_budget(numbers):
+    with pytest.raises(PipelineError, match="errors: a stream has no positions"):
+        Pipeline().stream(numbers).loader(workers=0, errors={"max_bad": 1})
+
+
+def test_a_configuration_says_the_same(numbers, damaged, tmp_path):
+    (tmp_path / "c.yaml").write_text(
+        "version: 1\npipelines:\n  train:\n    - exact: {shards: D, seed: 2, lanes: 3, window: 6}\n    - decode: rgb8\n"
+        "    - resize: [4, 4]\n    - to_tuple: [png, cls, __key__]\n    - batched: {global_size: 6}\n"
+        "errors: {max_bad: 20%, dir: E}\nloader: {workers: 0}\n".replace("D", damaged).replace("E", str(tmp_path / "e"))
+    )
+    pipe = decoded(Pipeline().exact(damaged, seed=2, lanes=3, window=6)).batched(3)
+    told = items_of(pipe.loader(rank=1, world_size=2, workers=0, errors={"max_bad": 9}), 2)
+    assert items_of(make_loader(tmp_path / "c.yaml", rank=1, world_size=2), 2) == told
+    assert load_config(tmp_path / "c.yaml").errors.max_bad == "20%"
+    assert (tmp_path / "e" / "bad-rank00001.jsonl").exists()

@@ -1,0 +1,121 @@
+"""`wdskit split`: train, val and test of a folder, as selections."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wdskit.cli.console import escape, format_count, make_console, plural, print_json, show_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from wdskit.shards.splitting import SplitReport
+
+
+def split_command(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder with its index.", show_default=False)],
+    shares: Annotated[
+        str,
+        typer.Argument(
+            metavar="SHARES", help="Names and shares that add up to 1: train=0.8,val=0.1,test=0.1", show_default=False
+        ),
+    ],
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="key|json:PATH",
+            help="What decides: the key, or a value of the JSON (json:patient.id), whose samples stay together.",
+        ),
+    ] = "key",
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Another seed gives another split.")] = 0,
+    missing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The split for samples without that value. Default: they are an error.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace splits that were made otherwise.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes that read. Default: the CPUs, fewer for little data.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Split a folder into train, val and test.
+
+    Writes NAME.selection beside the index for each split; the shards stay as they are. A sample's split follows from
+    the seed, the shares, and its key or value alone: it stays the same when shards are added, reordered or packed anew.
+    After such a change run the same command again.
+
+    In Python: wdskit.split
+    """
+    from wdskit.shards.splitting import split
+
+    start = time.perf_counter()
+    with show_bytes("splitting") as show:
+        report = split(
+            folder,
+            shares,
+            by=by,
+            seed=seed,
+            missing=missing,
+            overwrite=overwrite,
+            workers=workers,
+            progress=show,
+        )
+    if json:
+        print_json(_to_json(report))
+        return
+    seconds = time.perf_counter() - start
+    print(f"Split {escape(folder)} by {escape(by)}: {plural(report.num_samples, 'sample')} in {seconds:.1f} s.")
+    print()
+    make_console().print(_table(report))
+    if report.num_missing:
+        print(f"Note: {plural(report.num_missing, 'sample')} without {escape(by)} went to {missing}.")
+    for part in report.parts:
+        if not part.num_samples:
+            print(f"Note: {part.name} has no sample.")
+
+
+def _to_json(report: SplitReport) -> dict[str, object]:
+    return {
+        "folder": report.folder,
+        "num_samples": report.num_samples,
+        "num_missing": report.num_missing,
+        "splits": {
+            part.name: {
+                "num_samples": part.num_samples,
+                "num_groups": part.num_groups,
+                "wanted_ratio": part.wanted_ratio,
+            }
+            for part in report.parts
+        },
+        "recipe": report.recipe,
+    }
+
+
+def _table(report: SplitReport) -> Table:
+    """One split a line."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column("split", style="bold", no_wrap=True)
+    grouped = report.parts[0].num_groups is not None
+    for title in ("samples", "share", "wanted", *(["groups"] if grouped else [])):
+        table.add_column(title, justify="right", no_wrap=True)
+    for part in report.parts:
+        share = part.num_samples / report.num_samples if report.num_samples else 0
+        cells = [part.name, format_count(part.num_samples), f"{share:.2%}", f"{part.wanted_ratio:.2%}"]
+        table.add_row(*cells, *([format_count(part.num_groups)] if part.num_groups is not None else []))
+    return table

@@ -1,0 +1,257 @@
+"""Selections: for each shard of a folder, the samples that belong to something, such as the split `train`.
+
+`dataset.selection_head` has the format. A selection is mapped: opening one reads 16 bytes a shard, and the numbers of a
+shard's samples are compared with their digest when they are first asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.selection_head import (
+    CHECK_BYTES,
+    HEADER,
+    MAGIC,
+    open_selection,
+    parse_head,
+    selection_error,
+    selection_path,
+)
+from wdskit.errors import SelectionError
+from wdskit.files import DISK, Disk, publish
+from wdskit.limits import MAX_RECIPE_BYTES
+
+_WRITE_BYTES = 1 << 20
+
+
+def write_selection(
+    folder: Path, name: str, samples_per_shard: Sequence[ArrayLike], *, recipe: str = "", disk: Disk = DISK
+) -> None:
+    """Publish a selection of the samples of an indexed folder.
+
+    Args:
+        folder: Local folder with its index.
+        name: As `check_selection_name` takes it. A selection of this name is replaced.
+        samples_per_shard: For each shard, in the order of the index, the numbers of its samples, rising.
+        recipe: How it is made; one line.
+        disk: What writes.
+
+    Raises:
+        FolderIndexError: The folder's index is missing or damaged.
+        SelectionError: The name is none.
+        ValueError: The numbers are not those of samples, or do not rise; or the recipe is no line of text.
+    """
+    path = selection_path(folder, name)
+    index = BinaryIndex(folder)
+    if len(samples_per_shard) != len(index):
+        msg = f"{path}: samples of {len(samples_per_shard)} shards, the index lists {len(index)}"
+        raise ValueError(msg)
+    if len(recipe.encode()) > MAX_RECIPE_BYTES or not recipe.isprintable():
+        msg = f"{path}: the recipe is no line of at most {MAX_RECIPE_BYTES} bytes"
+        raise ValueError(msg)
+    counts = np.zeros(len(index), dtype="<u8")
+    checks = bytearray()
+    for shard, numbers in enumerate(_pack_numbers(index, samples_per_shard)):
+        counts[shard] = len(numbers) // 4
+        checks += _check(numbers)
+    ends = np.cumsum(counts, dtype="<u8")
+    text = recipe.encode()
+    head = struct.pack("<8sQQQ32s", MAGIC, len(index), int(counts.sum()), len(text), index.digest)
+    digest = hashlib.sha256(head + ends.tobytes() + checks + text).digest()
+    with publish(path, disk=disk) as draft:
+        draft.write(head + digest + bytes(HEADER.size - len(head) - len(digest)))
+        draft.write(ends.tobytes())
+        draft.write(checks)
+        for part in _join(_pack_numbers(index, samples_per_shard)):
+            draft.write(part)
+        draft.write(text)
+
+
+def _pack_numbers(index: BinaryIndex, samples_per_shard: Sequence[ArrayLike]) -> Iterator[bytes]:
+    """The numbers of each shard as they stand in the file."""
+    for shard, samples in enumerate(samples_per_shard):
+        numbers = np.asarray(samples)
+        numbers = numbers if numbers.size else numbers.astype(np.int64)
+        most = min(int(index.counts[shard]), 1 << 32)
+        if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not _are_samples(numbers, most):
+            msg = f"{index.name(shard)}: these are no rising numbers of its {index.counts[shard]} samples: {numbers}"
+            raise ValueError(msg)
+        yield numbers.astype("<u4").tobytes()
+
+
+def _join(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces of a megabyte and more: a shard's numbers alone may be a few bytes."""
+    pending: list[bytes] = []
+    num_bytes = 0
+    for part in parts:
+        pending.append(part)
+        num_bytes += len(part)
+        if num_bytes >= _WRITE_BYTES:
+            yield b"".join(pending)
+            pending, num_bytes = [], 0
+    yield b"".join(pending)
+
+
+def _are_samples(numbers: NDArray[np.integer], num_samples: int) -> bool:
+    """Whether these are numbers of samples of a shard of so many, rising."""
+    if not numbers.size:
+        return True
+    return bool(numbers[0] >= 0 and numbers[-1] < num_samples and (numbers[1:] > numbers[:-1]).all())
+
+
+def _check(numbers: bytes) -> bytes:
+    return hashlib.blake2b(numbers, digest_size=CHECK_BYTES).digest()
+
+
+def read_selection(folder: str | Path, name: str) -> Selection:
+    """Open a selection of a local folder.
+
+    Raises:
+        SelectionError: It is missing, damaged, of another version, or was made for other shards than the index lists.
+        FolderIndexError: The folder's index is missing or damaged.
+    """
+    return Selection(Path(folder), name)
+
+
+class Selection:
+    """A mapped selection. Safe to share between threads; pickled, it is its place, and opens the file again.
+
+    Args:
+        folder: Local folder with its index.
+        name: Of the selection.
+
+    Attributes:
+        counts: Samples selected of each shard, in the order of the index, int64 (num_shards,).
+        num_samples: Samples selected of all shards.
+        recipe: How it was made.
+        digest: Hex digits that say which samples of which shards it selects.
+
+    Raises:
+        SelectionError: As `read_selection` does.
+        FolderIndexError: The folder's index is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self.name = name
+        self._path = selection_path(folder, name)
+        self._index = BinaryIndex(folder)
+        with open_selection(self._path) as file:
+            head = parse_head(self._path, file)
+            if head.shards != self._index.digest:
+                raise selection_error(
+                    self._path, "it was made for other shards than the folder's index lists now", head.recipe
+                )
+            body = np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray)[HEADER.size :]
+        self.num_samples = head.num_samples
+        self.recipe = head.recipe
+        self.digest = head.digest.hex()
+        ends = body[: 8 * head.num_shards].view("<u8")
+        self.counts: NDArray[np.int64] = np.diff(ends, prepend=np.uint64(0)).astype(np.int64)
+        if head.num_shards != len(self._index) or np.any(self.counts > self._index.counts) or np.any(self.counts < 0):
+            raise self._forged()
+        self._starts = ends.astype(np.int64) - self.counts
+        self._checks = body[8 * head.num_shards :][: CHECK_BYTES * head.num_shards].reshape(-1, CHECK_BYTES)
+        self._numbers = body[(8 + CHECK_BYTES) * head.num_shards :][: 4 * head.num_samples].view("<u4")
+        if int(self.counts.sum()) != head.num_samples:
+            raise self._forged()
+        self._checked = np.zeros(head.num_shards, dtype=np.bool_)
+
+    def __reduce__(self) -> tuple[object, tuple[Path, str, str]]:
+        """Its place, and which selection it is: a million shards are not copied into every worker."""
+        return _reopen, (self.folder, self.name, self.digest)
+
+    def __len__(self) -> int:
+        """Number of shards."""
+        return len(self.counts)
+
+    @property
+    def shards(self) -> Sequence[str]:
+        """The file names of the shards, in the order of the index."""
+        return _Names(self._index)
+
+    def samples(self, shard: int) -> NDArray[np.int64]:
+        """The numbers of the samples selected of a shard, rising; owned by the caller.
+
+        Raises:
+            IndexError: There is no such shard.
+            SelectionError: The numbers are damaged.
+        """
+        if not 0 <= shard < len(self):
+            msg = f"{self._path}: shard {shard} is out of range: there are {len(self)}"
+            raise IndexError(msg)
+        if not self._checked[shard]:
+            self._check_shard(shard)
+        numbers: NDArray[np.int64] = self._numbers_of(shard).astype(np.int64)
+        return numbers
+
+    def take(self, shards: ArrayLike, places: ArrayLike) -> NDArray[np.int64]:
+        """The numbers of many selected samples at once: the `places[i]`-th of those selected of shard `shards[i]`.
+
+        Args:
+            shards: int (n,), numbers of shards.
+            places: int (n,), each at least 0 and below `counts` of its shard.
+
+        Raises:
+            IndexError: There is no such shard or place.
+            SelectionError: The numbers are damaged.
+        """
+        wanted, at = np.asarray(shards, dtype=np.int64), np.asarray(places, dtype=np.int64)
+        if np.any((wanted < 0) | (wanted >= len(self))) or np.any((at < 0) | (at >= self.counts[wanted])):
+            msg = f"{self._path}: a shard or a place in it is out of range"
+            raise IndexError(msg)
+        for shard in np.unique(wanted[~self._checked[wanted]]):
+            self._check_shard(int(shard))
+        numbers: NDArray[np.int64] = self._numbers[self._starts[wanted] + at].astype(np.int64)
+        return numbers
+
+    def _numbers_of(self, shard: int) -> NDArray[np.uint32]:
+        start = int(self._starts[shard])
+        numbers: NDArray[np.uint32] = self._numbers[start : start + int(self.counts[shard])]
+        return numbers
+
+    def _check_shard(self, shard: int) -> None:
+        """Compare the numbers of a shard with their check, once."""
+        numbers = self._numbers_of(shard)
+        if _check(numbers.tobytes()) != self._checks[shard].tobytes():
+            raise selection_error(
+                self._path, f"the numbers of the samples of {self.shards[shard]} are damaged", self.recipe
+            )
+        if not _are_samples(numbers, int(self._index.counts[shard])):
+            raise self._forged()
+        self._checked[shard] = True
+
+    def _forged(self) -> SelectionError:
+        """The error of numbers that nobody could have written by mistake: their digests hold."""
+        return selection_error(self._path, "its numbers are not those of samples", self.recipe)
+
+
+class _Names(Sequence[str]):
+    """The names of an index's shards, each made when it is asked for."""
+
+    def __init__(self, index: BinaryIndex) -> None:
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, at: int) -> str:  # type: ignore[override]  # slices are not needed
+        if not 0 <= at < len(self._index):
+            msg = f"shard {at} is out of range: there are {len(self._index)}"
+            raise IndexError(msg)
+        return self._index.name(at)
+
+
+def _reopen(folder: Path, name: str, digest: str) -> Selection:
+    selection = Selection(folder, name)
+    if selection.digest != digest:
+        msg = f"{selection_path(folder, name)}: it was replaced while it was in use. Start again."
+        raise SelectionError(msg, folder=str(folder))
+    return selection

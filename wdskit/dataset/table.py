@@ -1,0 +1,118 @@
+"""The shards of a planned source as columns, taken from the mapped indexes of their folders without opening one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.dataset.index import join_url
+from wdskit.dataset.mapped import find_mapped
+from wdskit.dataset.selection import read_selection
+from wdskit.errors import FolderIndexError
+
+Ints = NDArray[np.int64]
+Bound = int | Fraction
+"""Number of a sample, or a share of all."""
+
+
+class ShardTable:
+    """Indexed local shards, in the order in which they were named, and which of their samples count.
+
+    Args:
+        shards: As `dataset.patterns.list_shards` takes it.
+        split: Only samples of this selection of each folder, as `wdskit split` makes them; None for all.
+        bounds: Of those, the first that counts and the one behind the last, in the order of the shards; None for all.
+
+    Attributes:
+        counts: Samples of each shard that count, int64 (num_shards,).
+        sizes: Bytes of each shard's file, int64 (num_shards,).
+
+    Raises:
+        StorageError: Nothing matches, a shard is missing, or one is remote.
+        FolderIndexError: A folder has no index, or one that does not match its shards; or no sample is left.
+        SelectionError: A folder has no such selection, or one of other shards.
+    """
+
+    def __init__(
+        self, shards: str | Sequence[str], *, split: str | None = None, bounds: tuple[Bound, Bound] | None = None
+    ) -> None:
+        self._segments = find_mapped(shards)
+        self._stops = np.cumsum([len(segment.numbers) for segment in self._segments])
+        self.sizes: Ints = self._column("sizes")
+        self._in_files: Ints = self._column("counts")
+        self._selections = [read_selection(each.index.folder, split) for each in self._segments] if split else []
+        self._firsts: Ints = np.zeros_like(self._in_files)
+        self.counts: Ints = self._in_files
+        if self._selections:
+            parts = zip(self._selections, self._segments, strict=True)
+            self.counts = np.concatenate([selection.counts[segment.numbers] for selection, segment in parts])
+        total = int(self.counts.sum())
+        if bounds is not None:
+            self._cut(*bounds)
+        if not self.counts.sum():
+            folder = str(self._segments[0].index.folder)
+            of = f" of the split {split!r}" if split else ""
+            where = f"this range of {total} samples" if bounds is not None and total else "these shards"
+            raise FolderIndexError(f"{folder}: there is no sample{of} in {where}.", folder=folder)
+
+    def __len__(self) -> int:
+        """Number of shards."""
+        return len(self.counts)
+
+    def path(self, shard: int) -> str:
+        """Path of a shard, 0 <= shard < len(self)."""
+        at, number = self._locate(shard)
+        index = self._segments[at].index
+        return join_url(str(index.folder), index.name(number))
+
+    def whole_count(self, shard: int) -> int:
+        """Samples that the index says are in a shard, whether they count or not."""
+        return int(self._in_files[shard])
+
+    def number(self, shard: int, sample: int) -> int:
+        """Which sample of the file is sample `sample` of those that count, 0 <= sample < counts[shard].
+
+        Raises:
+            SelectionError: The selection's numbers are damaged.
+        """
+        place = int(self._firsts[shard]) + sample
+        if not self._selections:
+            return place
+        at, number = self._locate(shard)
+        return int(self._selections[at].take([number], [place])[0])
+
+    def digest(self) -> str:
+        """Hex sha256 over names, counts and which samples count: what the order depends on, and not where they lie."""
+        digest = hashlib.sha256()
+        for part in self._segments:
+            part.index.hash_names(digest, part.numbers)
+        for column in (self._in_files, self._firsts, self.counts):
+            digest.update(column.astype("<i8").tobytes())
+        for selection in self._selections:
+            digest.update(bytes.fromhex(selection.digest))
+        return digest.hexdigest()
+
+    def _locate(self, shard: int) -> tuple[int, int]:
+        """Number of the shard's segment, and of the shard in that folder's index."""
+        at = int(np.searchsorted(self._stops, shard, side="right"))
+        segment = self._segments[at]
+        start = int(self._stops[at]) - len(segment.numbers)
+        return at, int(segment.numbers[shard - start])
+
+    def _column(self, name: str) -> Ints:
+        columns = [getattr(segment.index, name)[segment.numbers] for segment in self._segments]
+        return np.concatenate(columns).astype(np.int64)
+
+    def _cut(self, first: Bound, stop: Bound) -> None:
+        """Let only samples `first` to `stop` count."""
+        total = int(self.counts.sum())
+        start, end = (
+            min(total, int(bound * total) if isinstance(bound, Fraction) else bound) for bound in (first, stop)
+        )
+        starts = np.cumsum(self.counts) - self.counts
+        self._firsts = np.clip(start - starts, 0, self.counts)
+        self.counts = np.maximum(0, np.clip(end - starts, 0, self.counts) - self._firsts)

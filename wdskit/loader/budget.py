@@ -1,0 +1,59 @@
+"""How many bad samples an epoch may have, and the file that lists them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from wdskit.errors import SampleError
+from wdskit.files import append_lines, make_folders
+from wdskit.pipeline.planned import Bad
+from wdskit.pipeline.specs import ErrorsSpec
+
+
+class Budget:
+    """Counts the bad samples of a rank in the order in which their batches are handed out.
+
+    Args:
+        spec: What is allowed.
+        rank: Names the file.
+        num_samples: Of this rank in an epoch; what a share is taken of.
+
+    Attributes:
+        count: Bad samples of the running epoch so far.
+        limit: How many there may be.
+    """
+
+    def __init__(self, spec: ErrorsSpec, *, rank: int, num_samples: int) -> None:
+        self.count = 0
+        self.limit = _limit(spec.max_bad, num_samples)
+        self._told = spec.max_bad
+        self._rank = rank
+        self._path = None if spec.dir is None else Path(spec.dir) / f"bad-rank{rank:05d}.jsonl"
+
+    def spend(self, epoch: int, bad: Sequence[Bad]) -> None:
+        """List bad samples and count them.
+
+        Raises:
+            SampleError: There are too many in this epoch.
+        """
+        if not bad:
+            return
+        if self._path is not None:
+            make_folders(self._path.parent)
+            append_lines(self._path, [json.dumps({"epoch": epoch, **each._asdict()}) for each in bad])
+        self.count += len(bad)
+        if self.count > self.limit:
+            last = bad[-1]
+            msg = f"{last.reason}\n  Epoch {epoch} has {self.count} bad samples on rank {self._rank} so far, and "
+            msg += f"errors.max_bad allows {self._told}"
+            where = "" if self._path is None else f" They are listed in {self._path}."
+            raise SampleError(f"{msg}.{where}", stage="errors", shard=last.shard, key=last.key)
+
+
+def _limit(max_bad: int | str, num_samples: int) -> int:
+    if isinstance(max_bad, int):
+        return max_bad
+    return max(1, int(Fraction(max_bad.removesuffix("%")) / 100 * num_samples))

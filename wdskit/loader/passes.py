@@ -1,0 +1,192 @@
+"""Passes over a planned pipeline: which epoch, from which position on, and what a state says of it. Pure arithmetic.
+
+A state says what the *consumer* has received: what workers have ready does not count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from wdskit.errors import StateError
+from wdskit.order.steps import Steps, Tail
+
+logger = logging.getLogger(__name__)
+
+STATE_VERSION = 1
+_NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
+
+
+class Pass(NamedTuple):
+    """One pass: its epoch, where that starts in the endless sequence of samples, and the steps that are left."""
+
+    epoch: int
+    start: int
+    steps: Steps
+
+
+class Passes:
+    """Counts epochs and samples.
+
+    A pass starts at the loaded position if one is unused, else at 0 of the current epoch. Finishing it, which is told
+    before its last batch is handed out, advances the epoch.
+
+    Args:
+        epoch_samples: Positions of an epoch.
+        batch: Samples of a rank's batch.
+        world_size: Ranks.
+        tail: What becomes of the positions behind the last full global batch.
+        fingerprint: What the sequence of samples follows from, as plain JSON.
+
+    Attributes:
+        epoch: The epoch that the next pass runs, or the one that runs now.
+        consumed: Positions of it that the consumer has received, on all ranks together.
+    """
+
+    def __init__(
+        self, *, epoch_samples: int, batch: int, world_size: int, tail: Tail, fingerprint: Mapping[str, Any]
+    ) -> None:
+        self._own_samples = epoch_samples
+        self._batch = batch
+        self._world_size = world_size
+        self._tail: Tail = tail
+        self._fingerprint = dict(fingerprint)
+        self._anchor = (0, 0)  # an epoch, and where it starts; later ones follow it
+        self._loaded_samples: tuple[int, int] | None = None  # an epoch that was begun elsewhere, and its positions
+        self._is_loaded = False
+        self._running: Pass | None = None
+        self.epoch = 0
+        self.consumed = 0
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, on every rank alike."""
+        return len(self._steps(self._own_samples, 0))
+
+    @property
+    def remaining(self) -> int:
+        """Steps between what the consumer has received and the end of the epoch."""
+        return len(self._steps(self._samples_of(self.epoch), self.consumed))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the one that the next pass runs; the loaded one keeps its position.
+
+        Raises:
+            StateError: A state of another epoch has been loaded and not used.
+        """
+        if self._is_loaded and epoch != self.epoch:
+            raise unused_state(epoch, self.epoch)
+        if not self._is_loaded:
+            self.epoch = epoch
+            self.consumed = 0
+
+    def begin(self) -> Pass:
+        """Start a pass."""
+        if not self._is_loaded:
+            self.consumed = 0
+        self._is_loaded = False
+        steps = self._steps(self._samples_of(self.epoch), self.consumed)
+        self._running = Pass(self.epoch, self._start_of(self.epoch), steps)
+        if not len(steps):
+            self._roll_over()
+        return self._running
+
+    def received(self, running: Pass, step: int) -> None:
+        """Note that the consumer is about to get the batch of `step`."""
+        self.consumed = running.steps.consumed_after(step)
+        if step + 1 == len(running.steps):
+            self._roll_over()
+
+    def _roll_over(self) -> None:
+        """Stand at the beginning of the next epoch, which starts where the last one ended."""
+        stop = self._start_of(self.epoch) + self._samples_of(self.epoch)
+        self.epoch += 1
+        self.consumed = 0
+        self._anchor = (self.epoch, stop)
+
+    def _samples_of(self, epoch: int) -> int:
+        if self._loaded_samples is not None and self._loaded_samples[0] == epoch:
+            return self._loaded_samples[1]
+        return self._own_samples
+
+    def _start_of(self, epoch: int) -> int:
+        anchor, start = self._anchor
+        return start + (epoch - anchor) * self._own_samples if epoch >= anchor else epoch * self._own_samples
+
+    def _steps(self, num_samples: int, consumed: int) -> Steps:
+        return Steps(num_samples, self._batch, self._world_size, self._tail, consumed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer stands, as plain JSON, the same on every rank."""
+        return {
+            "version": STATE_VERSION,
+            "epoch": self.epoch,
+            "consumed": self.consumed,
+            "start": self._start_of(self.epoch),
+            "epoch_samples": self._samples_of(self.epoch),
+            "bad": 0,
+            "fingerprint": dict(self._fingerprint),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Stand where a state says.
+
+        Args:
+            state: From `state_dict`, of this pipeline on any number of ranks and workers.
+            strict: Whether a state of another sequence is refused, or logged and taken.
+
+        Raises:
+            StateError: It is no state, or one of another sequence of samples; the field is named.
+        """
+        numbers = _check(state)
+        compare_fingerprints(self._fingerprint, state["fingerprint"], strict=strict)
+        self.epoch, self.consumed, start, samples, _ = numbers
+        self._anchor = (self.epoch, start)
+        self._loaded_samples = (self.epoch, samples)
+        self._is_loaded = True
+
+
+_ADVICE = "Give the loader the same settings, or load with strict=False to go on from the same numbers."
+
+
+def unused_state(epoch: int, loaded: int) -> StateError:
+    """The error of `set_epoch(epoch)` where a state in epoch `loaded` has not been used."""
+    msg = f"set_epoch({epoch}): a state in epoch {loaded} was loaded and has not been used."
+    return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
+
+
+def _check(state: Any) -> list[int]:
+    """The numbers of a state."""
+    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
+        version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
+        raise StateError(f"this is no state of a planned loader of version {STATE_VERSION}, but {version!r}.")
+    numbers = [state.get(name) for name in _NUMBERS]
+    for name, number in zip(_NUMBERS, numbers, strict=True):
+        if type(number) is not int or number < 0:
+            raise StateError(f"state: {name} is {number!r}, where a whole number of 0 or more belongs.")
+    if not isinstance(state.get("fingerprint"), Mapping):
+        raise StateError("state: fingerprint is missing.")
+    return [number for number in numbers if number is not None]
+
+
+def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, strict: bool) -> None:
+    """Refuse a state of another sequence of samples, or log that it is one.
+
+    Raises:
+        StateError: It is, and `strict`.
+    """
+    differing = _differences(here, there)
+    if differing and strict:
+        raise StateError(f"this state belongs to another sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
+    if differing:
+        logger.warning("a state of another sequence of samples is loaded: %s", "; ".join(differing))
+
+
+def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Each field in which two fingerprints differ, with both values."""
+    names = dict.fromkeys([*here, *there])
+    return [
+        f"{name} is {here.get(name)!r} here and {there.get(name)!r} in the state"
+        for name in names
+        if here.get(name) != there.get(name)
+    ]

@@ -1,0 +1,224 @@
+"""The loader of streams: pipelines that run on in worker processes, epoch by epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wdskit.errors import PipelineError, StateError
+from wdskit.loader.failures import Shipped
+from wdskit.loader.loader import Loader
+from wdskit.loader.passes import unused_state
+from wdskit.loader.stream_state import StreamState, read_state
+from wdskit.loader.workers import Workers
+from wdskit.pipeline.board import Standing
+from wdskit.pipeline.footing import keeping
+from wdskit.pipeline.marks import How, Marks
+from wdskit.pipeline.specs import LoaderSpec
+from wdskit.pipeline.splits import check_splits
+from wdskit.pipeline.streaming import StreamPipeline
+
+
+class StreamLoader(Loader):
+    """Iterate it once an epoch; what a stream yields comes out, from any number of worker processes.
+
+    `len(loader)` is the number of items of an epoch where that follows from the pipeline.
+
+    Args:
+        pipeline: Built for this rank, for at least `spec.workers` workers.
+        spec: Workers, prefetch and the rest.
+        process_group: The group that the rank came from, to compare with at the first item.
+        told: Whether rank and world size were the caller's word, which no process group overrules.
+
+    Raises:
+        PipelineError: The pipeline cannot be run with these workers.
+    """
+
+    def __init__(
+        self, pipeline: StreamPipeline, spec: LoaderSpec, *, process_group: Any = None, told: bool = False
+    ) -> None:
+        super().__init__(pipeline.run.place, process_group=process_group, told=told)
+        self.pipeline = pipeline
+        self.spec = spec
+        self._epoch = 0
+        self._num_rows = max(1, spec.workers)
+        self._next_worker = 0
+        self._loaded: StreamState | None = None
+        self._finished = -1  # the epoch that the consumer has had to its end last
+        self._begun: int | None = None  # the one that it has begun last, and
+        self._received = [0] * self._num_rows  # what it has had of that from each worker
+        self._check()
+        self._marks = pipeline.marks = Marks(
+            self._num_rows, *keeping(pipeline.pipeline), batch=pipeline.layout.batch, ahead=spec.prefetch
+        )
+        self._workers = Workers(Shipped(pipeline), spec, stages=pipeline.pipeline)
+
+    @property
+    def _setting(self) -> dict[str, int]:
+        """What must be the same for a state to be taken."""
+        rank, world_size = self._place
+        workers, threads = self.spec.workers, self.pipeline.run.num_threads
+        return {"rank": rank, "world_size": world_size, "workers": workers, "threads": threads}
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration runs, or the one that runs now."""
+        return self._epoch
+
+    def _set_epoch(self, epoch: int) -> None:
+        if self._loaded is not None and epoch != self._epoch:
+            raise unused_state(epoch, self._epoch)
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        """Items of a whole epoch on this rank.
+
+        Raises:
+            TypeError: It does not follow from the pipeline.
+        """
+        count = self._num_items()
+        length = count if self.pipeline.layout.length is None else self.pipeline.layout.length
+        if length is None:
+            raise TypeError(
+                "the length of this pipeline does not follow from its stages. Add with_epoch or with_length."
+            )
+        return length
+
+    @property
+    def remaining(self) -> int:
+        """Items between what the consumer has received and the end of the epoch. Raises as `len` does."""
+        if self._loaded is not None:
+            return len(self) - (sum(self._loaded.received) if self._loaded.how is How.RESUME else 0)
+        return len(self) - (sum(self._received) if self._epoch == self._begun else 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer of this rank stands, as plain JSON: tens of KB, for the values that shuffles hold.
+
+        Raises:
+            StateError: A stage holds what cannot be saved.
+        """
+        if self.pipeline.layout.unsaved:
+            msg = f"this stream cannot be resumed: {self.pipeline.layout.unsaved} holds what cannot be read again."
+            raise StateError(f"{msg}\n  Use a planned source (exact, resampled), or leave that stage out.")
+        return self._state().to_json(self._setting, self.pipeline.layout.fingerprint)
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on where a state says, with the next iteration.
+
+        Args:
+            state: From `state_dict` of this rank, with as many ranks, workers and threads.
+            strict: Whether a state of another order of samples is refused, or logged and taken.
+
+        Raises:
+            StateError: It is no state, or one of other ranks, workers or data; what differs is named.
+        """
+        loaded = read_state(state, self._setting, self.pipeline.layout.fingerprint, strict=strict)
+        if len(loaded.received) != self._num_rows:
+            raise StateError(f"state: it is damaged: {len(loaded.received)} of {self._num_rows} workers.")
+        self._loaded = loaded
+        self._epoch = loaded.epoch
+        self._received = list(loaded.received)
+
+    def _state(self) -> StreamState:
+        """What the marks say now; before the first item of a loaded epoch, what was loaded."""
+        if self._loaded is not None:
+            return self._loaded
+        how, received = self._next_start()
+        workers = range(self._num_rows)
+        epoch = self._epoch - (how is How.LEAVE)
+        return StreamState(
+            epoch=self._epoch,
+            how=how,
+            received=tuple(received),
+            next_worker=self._next_worker if how is How.RESUME and any(received) else 0,
+            starts=tuple(
+                None if how is How.ANEW else self.pipeline.start_of(w, epoch, self._num_rows) for w in workers
+            ),
+            marks=tuple(self._marks.last(worker, epoch, received[worker]) for worker in workers),
+        )
+
+    def _start_of(self, worker: int, epoch: int) -> Standing | None:
+        return self.pipeline.start_of(worker, epoch, self._num_rows)
+
+    def _next_start(self) -> tuple[How, list[int]]:
+        """How the epoch goes on that is next or running, and the items that the consumer has had of it, or of the one
+        that it has left. What workers have ready beyond that depends on timing, so nothing may follow from it.
+        """
+        none = [0] * self._num_rows
+        if self._epoch == self._begun:
+            return How.RESUME, self._received
+        if self._epoch == self._finished + 1:
+            return How.RESUME, none
+        layout = self.pipeline.layout
+        if self._begun is None or self._epoch != self._begun + 1 or layout.cut is None or layout.unsaved:
+            return How.ANEW, none
+        return How.LEAVE, self._received
+
+    def _items(self) -> Any:
+        epoch = self._epoch
+        loaded, self._loaded = self._loaded, None
+        self.pipeline.set_epoch(epoch)
+        self._marks.forget_shift()
+        shift = 0
+        if loaded is not None:
+            self._go_on(loaded)
+            shift = loaded.next_worker
+        else:
+            how, received = self._next_start()
+            for worker in range(self._num_rows):
+                self._marks.tell(worker, epoch, How.NEXT if how is How.RESUME else how, received[worker])
+        if loaded is None or loaded.how is not How.RESUME:
+            self._received = [0] * self._num_rows
+        self._begun = epoch
+        wanted = self._num_items()
+        num_items = sum(self._received)
+        for process, item in self._workers:
+            self._check_rank()
+            worker = (process + shift) % self._num_rows
+            self._received[worker] += 1
+            self._next_worker = (worker + 1) % self._num_rows
+            num_items += 1
+            if num_items == wanted:  # before the last item is out, so that a checkpoint taken with it goes on
+                self._finish(epoch)
+            yield item
+        if num_items != wanted:
+            self._end(epoch, num_items, wanted)
+
+    def _go_on(self, loaded: StreamState) -> None:
+        """Put into the memory of the workers where they are to go on."""
+        epoch = loaded.epoch - (loaded.how is How.LEAVE)
+        for worker in range(self._num_rows):
+            start, mark = loaded.starts[worker], loaded.marks[worker]
+            if start is not None:
+                self.pipeline.set_start(worker, epoch, self._num_rows, start)
+            if mark is not None:
+                self._marks.put(worker, epoch, mark)
+            self._marks.tell(worker, loaded.epoch, loaded.how, loaded.received[worker])
+        self._marks.set_shift(loaded.epoch, loaded.next_worker)
+
+    def _finish(self, epoch: int) -> None:
+        self._finished = epoch
+        self._epoch = epoch + 1
+
+    def _end(self, epoch: int, num_items: int, wanted: int | None) -> None:
+        """The end of an epoch whose length was not known, or did not come true."""
+        if wanted is not None:
+            raise PipelineError(f"epoch {epoch} ended after {num_items} of {wanted} items.")
+        if num_items == 0:
+            msg = f"epoch {epoch} is empty: the shards hold no sample, or the pipeline dropped every one."
+            raise PipelineError(f"{msg}\n  Look at its select and slice stages, and at `wdskit info` of the shards.")
+        self._finish(epoch)
+
+    def _num_items(self) -> int | None:
+        return self.pipeline.num_items(self.spec.workers)
+
+    def _check(self) -> None:
+        """Refuse at once what would fail, hang or lie later."""
+        layout, workers = self.pipeline.layout, self.spec.workers
+        check_splits(self.pipeline.pipeline, layout, self._place.world_size, max(1, workers))
+        count = self._num_items()
+        if layout.length is not None and count is not None and layout.length != count:
+            raise PipelineError(f"with_length says {layout.length}, but an epoch of this rank has {count} items.")
+        if workers and layout.cut is not None and layout.stateless and not self.spec.persistent_workers:
+            msg = f"workers that do not persist cannot take over what {layout.stateless} holds when an epoch ends."
+            raise PipelineError(f"{msg}\n  Use persistent_workers: true.")

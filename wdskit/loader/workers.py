@@ -1,0 +1,149 @@
+"""Worker processes: how they start, what they send, how they die, and how they end."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import re
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from wdskit.errors import PipelineError
+from wdskit.loader.failures import Failure
+from wdskit.pipeline.specs import LoaderSpec
+from wdskit.processes import end_with_parent
+
+logger = logging.getLogger(__name__)
+
+_DEAD_WORKER = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed|exited)")  # torch's words
+
+
+class Workers:
+    """torch's DataLoader around a dataset that makes whole items, with errors that say what happened.
+
+    Args:
+        dataset: What runs in each process. Its errors come as `Failure` values.
+        spec: Workers, prefetch and the rest.
+        stages: Those of the pipeline in it, to name the one that cannot be sent to a process.
+        sampler: For a dataset of items by index: the indices, iterated once a pass.
+
+    Raises:
+        PipelineError: The pipeline cannot run in such processes.
+    """
+
+    def __init__(
+        self, dataset: Any, spec: LoaderSpec, *, stages: Iterable[Any], sampler: Iterable[Any] | None = None
+    ) -> None:
+        self._spec = spec
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset,
+            sampler=sampler,
+            batch_size=None,
+            collate_fn=_as_it_is,
+            num_workers=spec.workers,
+            worker_init_fn=_start_worker if spec.workers else None,
+            persistent_workers=spec.persistent_workers and spec.workers > 0,
+            prefetch_factor=spec.prefetch if spec.workers else None,
+            pin_memory=spec.pin_memory and torch.cuda.is_available(),
+        )
+        if spec.workers:
+            _check_sendable(stages, self._start_method())
+        weakref.finalize(self, _stop_persistent, self._loader, os.getpid()).atexit = False  # torch has its own
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the items of one pass.
+
+        Raises:
+            PipelineError: A worker process died.
+            Exception: What the dataset raised.
+        """
+        loader = self._loader
+        if self._spec.workers and loader._iterator is None:  # noqa: SLF001 (torch says nowhere else if workers run)
+            loader.multiprocessing_context = self._start_method()
+        items = iter(loader)
+        try:
+            for item in items:
+                if isinstance(item, Failure):
+                    item.throw()
+                yield item
+        except RuntimeError as err:
+            if not _DEAD_WORKER.match(str(err)):
+                raise
+            loader._iterator = None  # noqa: SLF001 (workers that persist would be asked again, though one is dead)
+            _stop(items, os.getpid())
+            msg = f"a worker process died: {_death(err)}.\n  "
+            raise PipelineError(f"{msg}Often memory ran out: try fewer workers, or a smaller shuffle.") from err
+        finally:
+            del items  # a traceback kept by the user would keep the processes
+
+    def _start_method(self) -> str:
+        """How worker processes are to start now.
+
+        Raises:
+            PipelineError: They are to be forked, and CUDA is initialised.
+        """
+        said = self._spec.start_method
+        # Asking for the default would settle it, and a later set_start_method of the user's would fail.
+        default = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        if (said or default) != "fork" or not torch.cuda.is_initialized():
+            return said or default
+        if said is None:
+            logger.info("CUDA is initialised, so workers are not forked: start_method is forkserver")
+            return "forkserver"
+        msg = "CUDA is initialised, so workers cannot be forked."
+        raise PipelineError(f"{msg}\n  Use start_method: forkserver, or leave it out.")
+
+
+def _start_worker(_: int) -> None:
+    end_with_parent()  # torch looks at the parent's number, which under forkserver stays the server's
+
+
+def _stop_persistent(loader: DataLoader[Any], owner: int) -> None:
+    """End workers that persist. Left to the garbage collector, it takes their queues apart before they are told, and
+    torch waits five seconds for each before it kills them.
+    """
+    workers, loader._iterator = loader._iterator, None  # noqa: SLF001 (torch has no public way)
+    if workers is not None:
+        _stop(workers, owner)
+
+
+def _stop(workers: Any, owner: int) -> None:
+    if os.getpid() == owner:  # a forked process has a copy, and no workers
+        workers._shutdown_workers()  # noqa: SLF001
+
+
+def _death(err: RuntimeError) -> str:
+    """Torch's words about a dead worker; where one error led to another, the first one names the signal."""
+    first = err.__cause__ if isinstance(err.__cause__, RuntimeError) else err
+    return str(first).partition(". ")[0].rstrip(". ")
+
+
+def _as_it_is(item: Any) -> Any:
+    """Leave samples and batches alone; torch's default would turn arrays into tensors."""
+    return item
+
+
+def _check_sendable(stages: Iterable[Any], method: str) -> None:
+    """Name the function or stage that cannot reach workers that are not forked.
+
+    Raises:
+        PipelineError: A lambda, a closure, or an object that does not pickle.
+    """
+    if method == "fork":
+        return
+    from multiprocessing.reduction import ForkingPickler
+
+    for stage in stages:
+        try:
+            ForkingPickler.dumps(stage)
+        except (pickle.PicklingError, AttributeError, TypeError) as err:
+            msg = f"a stage cannot reach workers under {method!r}: {err}."
+            raise PipelineError(
+                f"{msg}\n  Define the function at the top of a module, or use start_method: fork."
+            ) from err

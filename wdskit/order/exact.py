@@ -1,0 +1,81 @@
+"""The order of `exact`: each sample once a pass, shuffled across shards and lanes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
+from wdskit.order.keys import permutation
+from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
+
+
+class _Pass(NamedTuple):
+    """One pass: its shards in their order, and where in their samples each lane starts."""
+
+    shards: Ints
+    stack: Stack
+    lane_starts: Ints
+
+
+class ExactOrder:
+    """Each sample exactly once a pass.
+
+    The shards of a pass are permuted, laid end to end, and cut at sample granularity into lanes whose sizes differ by
+    at most one; each lane is shuffled in windows. Position p of a pass stands in lane p mod L. Which cut is which lane
+    is permuted too: neighbouring positions would come from neighbouring cuts otherwise, which in a small data set is
+    the same shard.
+
+    Args:
+        counts: Samples of each shard, (num_shards,).
+        seed: 0 <= seed < 2**64.
+        lanes: L >= 1.
+        window: Samples of a lane that are shuffled with each other, >= 1.
+
+    Attributes:
+        num_samples: Samples of a pass.
+
+    Raises:
+        ValueError: There is no sample, or an argument is out of range.
+    """
+
+    def __init__(
+        self, counts: ArrayLike, *, seed: int, lanes: int = DEFAULT_LANES, window: int = DEFAULT_WINDOW
+    ) -> None:
+        self._counts = np.asarray(counts, dtype=np.int64)
+        self._seed = seed
+        self._lanes = Lanes(lanes, window, purpose="exact-window", seed=seed)
+        self._passes = Recent(self._pass, 2)  # a batch can stand over the end of one
+        self.num_samples = Stack(self._counts).num_samples
+        least, num_longer = divmod(self.num_samples, lanes)
+        self._sizes = least + (np.arange(lanes) < num_longer)
+
+    def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
+        """The samples at positions of the endless sequence of passes; see `order.base.Order`."""
+        passes, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
+        shards, samples = np.empty_like(places), np.empty_like(places)
+        for number, at in grouped(passes):
+            shards[at], samples[at] = self._take_pass(number, places[at])
+        return shards, samples
+
+    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
+        """Another sample for a bad one; see `order.base.Order`."""
+        number, place = divmod(position, self.num_samples)
+        other = self._lanes.beside(place, attempt, self.num_samples)
+        return None if other is None else one_of(self, number * self.num_samples + other)
+
+    def _take_pass(self, number: int, positions: Ints) -> tuple[Ints, Ints]:
+        places, lanes = np.divmod(positions, self._lanes.num_lanes)
+        order: _Pass = self._passes(number)
+        shuffled = self._lanes.shuffle(number, lanes, places, self._sizes[lanes])
+        at, samples = order.stack.find(order.lane_starts[lanes] + shuffled)
+        return order.shards[at], samples
+
+    def _pass(self, number: int) -> _Pass:
+        shards = permutation(len(self._counts), "exact-shards", self._seed, number)
+        cuts = permutation(self._lanes.num_lanes, "exact-lanes", self._seed, number)
+        starts = np.empty_like(cuts)
+        starts[cuts] = np.cumsum(self._sizes[cuts]) - self._sizes[cuts]
+        return _Pass(shards, Stack(self._counts[shards]), starts)

@@ -1,0 +1,77 @@
+"""The order of `resampled`: chunks of neighbours, drawn with replacement."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
+from wdskit.order.keys import philox
+from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
+
+DEFAULT_CHUNK = 64
+
+
+class ResampledOrder:
+    """Chunks of consecutive samples, each starting at a uniformly drawn one, without end.
+
+    A chunk wraps around inside its shard, so every sample is as likely as every other, the last of a shard too.
+    The sequence runs in lanes as that of `exact` does, and each lane is shuffled in windows.
+
+    Args:
+        counts: Samples of each shard, (num_shards,).
+        seed: 0 <= seed < 2**64.
+        chunk: Samples of a chunk, >= 1.
+        lanes: L >= 1.
+        window: Samples of a lane that are shuffled with each other, >= 1.
+
+    Attributes:
+        num_samples: Samples of what counts as a pass: as many as there are, though not each once.
+
+    Raises:
+        ValueError: There is no sample, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        counts: ArrayLike,
+        *,
+        seed: int,
+        chunk: int = DEFAULT_CHUNK,
+        lanes: int = DEFAULT_LANES,
+        window: int = DEFAULT_WINDOW,
+    ) -> None:
+        if chunk < 1:
+            msg = f"a chunk has 1 sample or more, not {chunk}"
+            raise ValueError(msg)
+        self._stack = Stack(counts)
+        self._seed = seed
+        self._chunk = chunk
+        self._lanes = Lanes(lanes, window, purpose="resampled-window", seed=seed)
+        self._starts = Recent(self._draw, 2 * lanes + 16)
+        self.num_samples = self._stack.num_samples
+
+    def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
+        """The samples at positions of the endless sequence; see `order.base.Order`."""
+        num_lanes, window = self._lanes.num_lanes, self._lanes.window
+        places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
+        numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
+        chunks, steps = np.divmod(within, self._chunk)
+        firsts = np.empty_like(places)
+        for key, at in grouped(numbers * num_lanes + lanes):
+            number, lane = divmod(key, num_lanes)
+            firsts[at] = self._starts(lane, number)[chunks[at]]
+        shards, samples = self._stack.find(firsts)
+        return shards, (samples + steps) % self._stack.counts(shards)
+
+    def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
+        """Another sample for a bad one; see `order.base.Order`."""
+        other = self._lanes.beside(position, attempt)
+        return None if other is None else one_of(self, other)
+
+    def _draw(self, lane: int, number: int) -> Ints:
+        """First sample of each chunk of a window, as running numbers: uniform up to one part in 2**53 / num_samples."""
+        num_chunks = -(-self._lanes.window // self._chunk)
+        words = philox("resampled-chunks", self._seed, lane, number).random_raw(num_chunks)
+        starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * self.num_samples).astype(np.int64)
+        return starts

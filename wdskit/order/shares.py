@@ -1,0 +1,175 @@
+"""Shares: which part of a mixture stands at which position, exactly as often as its weight says.
+
+Positions are cut into blocks. A block holds a whole number of samples of each part, spread so that after any p of its
+positions each part has come within one sample of p times its share. So within any window of positions it comes within
+two samples of it. Blocks of equal counts form a piece, and what came before a piece is a row of a table, so nothing has
+to be counted from the start.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from wdskit.order.base import Ints, Recent, grouped
+
+Schedule = Mapping[int, float]
+"""Weights by the position from which on they hold; the first is 0."""
+
+Change = Literal["step", "linear"]
+
+MAX_BLOCK = 1 << 16
+MIN_SCHEDULED_BLOCK = 1 << 12
+SLOPE_PIECES = 1 << 10
+"""Steps in which weights move along a line; each is a thousandth of the way."""
+_NO_WEIGHT = "at every position a part must have a weight above 0"
+
+
+class _Block(NamedTuple):
+    """Part of each place of a block, and how many of that part stand before it in the block."""
+
+    parts: NDArray[np.uint32]
+    before: NDArray[np.uint32]
+
+
+class Shares:
+    """The part at each position.
+
+    Args:
+        schedules: One a part: positions, ascending from 0, and the weight from there on, each finite and at least 0.
+            At every position one weight is above 0.
+        change: Whether weights jump from one to the next, or move along a line between them.
+
+    Raises:
+        ValueError: A schedule is not as above.
+    """
+
+    def __init__(self, schedules: Sequence[Schedule], *, change: Change = "step") -> None:
+        keys = sorted({key for schedule in schedules for key in schedule})
+        weights = [_weights(schedule, keys, change) for schedule in schedules]
+        columns = [_normalised(column) for column in zip(*weights, strict=True)]
+        if not columns:
+            raise ValueError(_NO_WEIGHT)
+        pieces = _pieces(keys, change, _block_size(columns, scheduled=len(keys) > 1))
+        middles = [(first + stop) // 2 for (first, _), (stop, _) in pairwise([*pieces, pieces[-1]])]
+        shares = (_normalised([_between(row, keys, change, middle) for row in weights]) for middle in middles)
+        counts = [_apportion(share, size) for share, (_, size) in zip(shares, pieces, strict=True)]
+        self._firsts: Ints = np.array([first for first, _ in pieces], dtype=np.int64)
+        self._sizes: Ints = np.array([size for _, size in pieces], dtype=np.int64)
+        self._counts: Ints = np.array(counts, dtype=np.int64)
+        num_blocks = np.diff(self._firsts) // self._sizes[:-1]
+        grown = np.cumsum(self._counts[:-1] * num_blocks[:, None], axis=0)
+        self._before: Ints = np.concatenate([np.zeros_like(self._counts[:1]), grown])
+        self._blocks = Recent(_spread, 8)
+
+    def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
+        """The part at each position, and how many samples of that part stand before it.
+
+        Args:
+            positions: int64 (n,), at least 0, in any order.
+
+        Returns:
+            (part, index), int64 (n,) each.
+        """
+        positions = np.asarray(positions, dtype=np.int64)
+        pieces = np.searchsorted(self._firsts, positions, side="right") - 1
+        blocks, places = np.divmod(positions - self._firsts[pieces], self._sizes[pieces])
+        parts, indices = np.empty_like(places), np.empty_like(places)
+        for piece, at in grouped(pieces):
+            counts = self._counts[piece]
+            block: _Block = self._blocks(*counts.tolist())
+            found = block.parts[places[at]].astype(np.int64)
+            parts[at] = found
+            indices[at] = self._before[piece][found] + blocks[at] * counts[found] + block.before[places[at]]
+        return parts, indices
+
+
+def _weights(schedule: Schedule, keys: Sequence[int], change: Change) -> list[Fraction]:
+    """A part's weight at each of the positions where some part's changes."""
+    if min(schedule, default=-1) != 0 or any(not 0 <= weight < math.inf for weight in schedule.values()):
+        msg = f"a schedule starts at position 0 and holds weights of 0 or more, not {dict(schedule)}"
+        raise ValueError(msg)
+    own = sorted(schedule)
+    values = [Fraction(str(schedule[key])) for key in own]
+    return [_between(values, own, change, key) for key in keys]
+
+
+def _normalised(weights: Sequence[Fraction]) -> list[Fraction]:
+    """Weights as shares of their sum."""
+    total = sum(weights, Fraction(0))
+    if not total:
+        raise ValueError(_NO_WEIGHT)
+    return [weight / total for weight in weights]
+
+
+def _block_size(columns: Sequence[Sequence[Fraction]], *, scheduled: bool) -> int:
+    """A multiple of the shares' common denominator where that is small, so that shares are exact."""
+    denominator = min(MAX_BLOCK, math.lcm(*(share.denominator for column in columns for share in column)))
+    return denominator * -(-MIN_SCHEDULED_BLOCK // denominator) if scheduled else denominator
+
+
+def _pieces(keys: Sequence[int], change: Change, block: int) -> list[tuple[int, int]]:
+    """First position and block size of each piece: whole blocks, then what is left before the next change."""
+    changes = set(keys)
+    if change == "linear":
+        for key, next_key in pairwise(keys):
+            changes |= set(range(key, next_key, block * max(1, (next_key - key) // block // SLOPE_PIECES)))
+    pieces = []
+    for first, stop in pairwise(sorted(changes)):
+        rest = (stop - first) % block
+        if stop - first > rest:
+            pieces.append((first, block))
+        if rest:
+            pieces.append((stop - rest, rest))
+    return [*pieces, (max(changes), block)]
+
+
+def _between(weights: Sequence[Fraction], keys: Sequence[int], change: Change, position: int) -> Fraction:
+    """A weight at a position, from its values at all `keys`."""
+    at = bisect.bisect_right(keys, position) - 1
+    if change == "step" or at + 1 == len(keys):
+        return weights[at]
+    return weights[at] + (weights[at + 1] - weights[at]) * (position - keys[at]) / (keys[at + 1] - keys[at])
+
+
+def _apportion(shares: Sequence[Fraction], total: int) -> list[int]:
+    """`total` in whole numbers by shares that add up to 1: rounded down, the rest to the largest remainders."""
+    exact = [share * total for share in shares]
+    counts = [math.floor(value) for value in exact]
+    by_remainder = sorted(range(len(counts)), key=lambda part: (counts[part] - exact[part], part))
+    for part in by_remainder[: total - sum(counts)]:
+        counts[part] += 1
+    return counts
+
+
+def _spread(*counts: int) -> _Block:
+    """A block with `counts[i]` samples of part i, spread evenly.
+
+    Sample j of part i may stand where it keeps the part within one sample of its share: from place floor(j W / c) to
+    ceil((j + 1) W / c) - 1. Taking what must come first among what may come meets all of these bounds (Steiner and
+    Yeomans, Level schedules for mixed-model, just-in-time processes, 1993).
+    """
+    size = sum(counts)
+    parts = np.empty(size, dtype=np.uint32)
+    before = np.empty(size, dtype=np.uint32)
+    waiting = [(0, part, 0) for part, count in enumerate(counts) if count]  # (first place, part, j)
+    heapq.heapify(waiting)
+    ready: list[tuple[int, int, int]] = []  # (last place, part, j)
+    for place in range(size):
+        while waiting and waiting[0][0] <= place:
+            _, part, j = heapq.heappop(waiting)
+            heapq.heappush(ready, (-(-(j + 1) * size // counts[part]) - 1, part, j))
+        last, part, j = heapq.heappop(ready)
+        assert last >= place
+        parts[place], before[place] = part, j
+        if j + 1 < counts[part]:
+            heapq.heappush(waiting, ((j + 1) * size // counts[part], part, j + 1))
+    return _Block(parts, before)

@@ -1,0 +1,106 @@
+"""The one-to-one stages of a pipeline as functions, and what they leave in the values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from wdskit.codecs.images import is_image_field
+from wdskit.errors import PipelineError
+from wdskit.pipeline.collate import Collate
+from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
+from wdskit.pipeline.registry import resolve
+from wdskit.pipeline.run import Run
+from wdskit.pipeline.transforms import make_transform
+
+Functions = Mapping[str, Callable[..., Any]]
+
+
+class StepMaker:
+    """Turns the specs of one pipeline into functions, in their order.
+
+    Args:
+        run: Of the pipeline.
+        functions: The caller's functions by name, before the registry's.
+    """
+
+    def __init__(self, run: Run, functions: Functions) -> None:
+        self.run = run
+        self.functions = functions
+        self._seen: Counter[str] = Counter()
+        self._images: set[str] = set()  # fields that hold images under names that do not say so
+        self._slots: frozenset[int] = frozenset()  # places of images in a tuple
+
+    def label(self, spec: Any) -> str:
+        """The stage's name with how many of that name stand before it: a key of its random numbers."""
+        number = self._seen[spec.name]
+        self._seen[spec.name] += 1
+        return f"{spec.name}:{number}"
+
+    def step(self, spec: Any) -> Step:
+        """What a one-to-one spec does to a value.
+
+        Raises:
+            PipelineError: A function is unknown, or cannot run with the threads there are.
+        """
+        return Step(spec.name, self._function(spec, self.label(spec)))
+
+    def together(self, steps: list[Step]) -> Each:
+        """Stages that stand side by side, as one."""
+        return Each(self.run, "-".join(step.name for step in steps), tuple(steps))
+
+    def call(self, stage: str, fn: Any, label: str) -> Call:
+        """A user's function as a step, which may want random numbers."""
+        return Call(self.run, label, self.resolve(stage, fn))
+
+    def collate(self, spec: Any) -> Callable[..., Any]:
+        """What makes a batch of a list of samples."""
+        if spec.collate is not None:
+            return self.resolve("batched", spec.collate)
+        return Collate(self._slots, frozenset(self._images))
+
+    def resolve(self, stage: str, fn: Any) -> Callable[..., Any]:
+        """A function by its name, or as it is."""
+        if not isinstance(fn, str):
+            return fn  # type: ignore[no-any-return]  # the spec has checked that it is callable
+        try:
+            return resolve(fn, self.functions)
+        except PipelineError as err:
+            raise PipelineError(f"{stage}: {err}") from err
+
+    def _function(self, spec: Any, label: str) -> Any:
+        match spec.name:
+            case "decode":
+                return OnValue(Decode(spec.images, spec.only, spec.max_pixels))
+            case "map":
+                fn = self.resolve("map", spec.fn)
+                return Call(self.run, label, fn, global_rng=self._global_rng(spec), is_map=True)
+            case "map_dict":
+                calls = {field: self.call("map_dict", fn, f"{label}:{field}") for field, fn in spec.fields.items()}
+                return MapDict(calls)
+            case "map_tuple":
+                fns = enumerate(spec.fns)
+                return MapTuple([fn and self.call("map_tuple", fn, f"{label}:{place}") for place, fn in fns])
+            case "rename":
+                self._images |= {new for new, olds in spec.names.items() if self._is_image(olds)}
+                return OnValue(Rename(spec.names))
+            case "to_tuple":
+                self._slots = frozenset(place for place, names in enumerate(spec.fields) if self._is_image(names))
+                return OnValue(ToTuple(spec.fields))
+            case "to_dict":
+                self._images |= {names.split(";")[0] for names in spec.fields if self._is_image(names)}
+                return OnValue(ToDict(spec.fields))
+            case _:
+                return Transform(self.run, label, make_transform(spec, frozenset(self._images)))
+
+    def _global_rng(self, spec: Any) -> bool:
+        if spec.global_rng and self.run.num_threads > 1:
+            msg = "map: global_rng seeds one generator for the whole process, which "
+            msg += f"{self.run.num_threads} threads share."
+            raise PipelineError(f"{msg}\n  Take `rng` as a parameter instead, or use threads: 1.")
+        return bool(spec.global_rng)
+
+    def _is_image(self, names: str) -> bool:
+        return any(name in self._images or is_image_field(name) for name in names.split(";"))

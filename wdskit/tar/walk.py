@@ -1,0 +1,97 @@
+"""The members of a local tar by their headers alone: as strict as `tar.reader`, without reading what lies between.
+
+Damage inside a payload is not seen; everything else that the reader refuses is refused here with the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from wdskit.limits import BLOCK_BYTES
+from wdskit.tar.header import padded
+from wdskit.tar.reader import check_end, next_member, no_end_marker
+from wdskit.tar.window import CAREFUL_READS, Window
+
+ReadAt = Callable[[int, int], bytes]
+"""(offset, size): up to `size` bytes from `offset`; empty at the end and only there."""
+
+JUMP_BYTES = (
+    32 << 10
+)  # a payload that reaches so far behind what was read is jumped over; a shorter one costs less read
+PEEK_BYTES = 4 << 10  # read behind a jump: small fields, and the next header
+
+_ZERO_BLOCK = bytes(BLOCK_BYTES)
+
+
+class Span(NamedTuple):
+    """Where the data of a member lie: `size` bytes from `offset`."""
+
+    offset: int
+    size: int
+
+
+class _JumpingWindow(Window):
+    """A window over a file that does not read what is skipped, where that is much."""
+
+    def __init__(self, read_at: ReadAt, num_bytes: int, shard: str) -> None:
+        super().__init__(self._read_on, shard)
+        self._read_at = read_at
+        self._num_bytes = num_bytes
+        self._next = 0
+
+    def _read_on(self, size: int) -> bytes:
+        data = self._read_at(self._next, size)
+        self._next += len(data)
+        return data
+
+    def jump(self, size: int) -> None:
+        """Consume `size` bytes and the padding behind them, which nobody wants to see."""
+        stop = self.offset + padded(size)
+        if stop - self._next < JUMP_BYTES:
+            self.skip(size)
+            return
+        self.base, self.at, self.data = min(stop, self._num_bytes), 0, b""
+        if stop > self._num_bytes:
+            raise self.cut_member(size)
+        self._next = stop
+        self.data = self._read_on(PEEK_BYTES)
+        self.careful = CAREFUL_READS
+
+
+class TarWalk:
+    """Every regular member of a local tar, in order, without its data; iterate it once.
+
+    Args:
+        read_at: Reads the file.
+        num_bytes: Its size.
+        shard: Path, for messages.
+
+    Attributes:
+        stop: Offset of the end marker, once the tar is walked; before, 0.
+    """
+
+    def __init__(self, read_at: ReadAt, num_bytes: int, *, shard: str) -> None:
+        self._window = _JumpingWindow(read_at, num_bytes, shard)
+        self.stop = 0
+
+    def __iter__(self) -> Iterator[tuple[str, int, Span]]:
+        """Yield (name, offset of the member's first header block with its extension headers, where its data lie).
+
+        Raises:
+            ShardError: At the first byte that is not right.
+        """
+        window = self._window
+        while True:
+            if not window.fill(BLOCK_BYTES):
+                raise no_end_marker(window)
+            if window.data.startswith(_ZERO_BLOCK, window.at):
+                self.stop = window.offset
+                check_end(window)
+                return
+            member = next_member(window)
+            if member is not None:
+                name, start, size = member
+                span = Span(window.offset, size)
+                window.jump(size)
+                yield name, start, span
