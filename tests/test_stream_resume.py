@@ -189,7 +189,7 @@ def test_another_setting_is_refused_by_name(shards):
         other.loader(workers=2).load_state_dict(state)
 
 
-@pytest.mark.parametrize("state", [None, {}, {"version": 1}, {"version": 9, "received": []}])
+@pytest.mark.parametrize("state", [None, {}, {"version": 1}, {"version": 9, "workers": []}])
 def test_what_is_no_state_is_refused(shards, state):
     with pytest.raises(StateError, match="this is no state of a stream"):
         PIPES["with_epoch"](shards).loader(workers=0).load_state_dict(state)
@@ -198,20 +198,23 @@ def test_what_is_no_state_is_refused(shards, state):
 @pytest.mark.parametrize(
     "damage",
     [
-        {"marks": ["x"]},
-        {"marks": [[3, "AAAA"]]},
-        {"received": [-1]},
+        {"mark": "x"},
+        {"mark": [3, "AAAA"]},
+        {"received": -1},
         {"received": "ab"},
-        {"received": [1, 2]},
+        {"how": "somehow"},
         {"epoch": None},
-        {"starts": ["!"]},
+        {"begun": "!"},
     ],
 )
 def test_a_damaged_state_is_refused(shards, damage):
     loader = PIPES["with_epoch"](shards).loader(workers=0)
     state = json.loads(stop_after(loader, 4))
     with pytest.raises(StateError, match="it is damaged"):
-        loader.load_state_dict({**state, **damage})
+        loader.load_state_dict({**state, "workers": [{**state["workers"][0], **damage}]})
+    for other in ({"workers": []}, {"workers": 5}, {"epoch": -1}, {"next_worker": None}):
+        with pytest.raises(StateError, match="it is damaged"):
+            loader.load_state_dict({**state, **other})
 
 
 def test_the_state_is_small_and_the_re_read_bounded(shards):
@@ -219,8 +222,12 @@ def test_the_state_is_small_and_the_re_read_bounded(shards):
     loader = labels(stream(shards, resampled=True).shuffle(20)).with_epoch(5000).loader(workers=0)
     state = json.loads(stop_after(loader, 4321))
     assert len(json.dumps(state)) < 3000
-    ((num_items, _),) = state["marks"]
+    num_items, _ = state["workers"][0]["mark"]
     assert 4321 - 40 <= num_items <= 4321
+    again = labels(stream(shards, resampled=True).shuffle(20)).with_epoch(5000).loader(workers=0)
+    again.load_state_dict(state)
+    list(itertools.islice(again, 2))
+    assert again.state_dict()["workers"][0]["mark"][0] >= num_items  # and a second resume is as near
 
 
 @pytest.mark.parametrize("mutant", ["no marks", "no shift", "marks ahead", "no starts"])
@@ -235,7 +242,7 @@ def test_the_check_of_stops_catches(shards, mutant, monkeypatch):
         true_last = Marks.last
         monkeypatch.setattr(Marks, "last", lambda self, worker, epoch, num: true_last(self, worker, epoch, num + 3))
     else:
-        monkeypatch.setattr(stream_module.StreamPipeline, "set_start", lambda *_: None)
+        monkeypatch.setattr(stream_module.StreamPipeline, "start_of", lambda *_: None)
     with pytest.raises((AssertionError, PipelineError)):
         check_every_stop(lambda: PIPES["with_epoch"](shards).loader(workers=2, prefetch=2))
 

@@ -11,9 +11,8 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.passes import unused_state
 from wdskit.loader.stream_state import StreamState, read_state
 from wdskit.loader.workers import Workers
-from wdskit.pipeline.board import Standing
 from wdskit.pipeline.footing import keeping
-from wdskit.pipeline.marks import How, Marks
+from wdskit.pipeline.marks import How, Marks, Start
 from wdskit.pipeline.specs import LoaderSpec
 from wdskit.pipeline.splits import check_splits
 from wdskit.pipeline.streaming import StreamPipeline
@@ -46,6 +45,7 @@ class StreamLoader(Loader):
         self._loaded: StreamState | None = None
         self._finished = -1  # the epoch that the consumer has had to its end last
         self._begun: int | None = None  # the one that it has begun last, and
+        self._begun_as: tuple[Start, ...] = (Start(How.RESUME),) * self._num_rows  # how, and
         self._received = [0] * self._num_rows  # what it has had of that from each worker
         self._check()
         self._marks = pipeline.marks = Marks(
@@ -68,6 +68,8 @@ class StreamLoader(Loader):
     def _set_epoch(self, epoch: int) -> None:
         if self._loaded is not None and epoch != self._epoch:
             raise unused_state(epoch, self._epoch)
+        if epoch == self._finished and epoch != self._epoch:
+            self._received = [0] * self._num_rows  # the same once more
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -88,7 +90,7 @@ class StreamLoader(Loader):
     def remaining(self) -> int:
         """Items between what the consumer has received and the end of the epoch. Raises as `len` does."""
         if self._loaded is not None:
-            return len(self) - (sum(self._loaded.received) if self._loaded.how is How.RESUME else 0)
+            return len(self) - sum(self._loaded.received)
         return len(self) - (sum(self._received) if self._epoch == self._begun else 0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -113,63 +115,52 @@ class StreamLoader(Loader):
             StateError: It is no state, or one of other ranks, workers or data; what differs is named.
         """
         loaded = read_state(state, self._setting, self.pipeline.layout.fingerprint, strict=strict)
-        if len(loaded.received) != self._num_rows:
-            raise StateError(f"state: it is damaged: {len(loaded.received)} of {self._num_rows} workers.")
+        if len(loaded.workers) != self._num_rows:
+            raise StateError(f"state: it is damaged: {len(loaded.workers)} of {self._num_rows} workers.")
         self._loaded = loaded
         self._epoch = loaded.epoch
-        self._received = list(loaded.received)
 
     def _state(self) -> StreamState:
         """What the marks say now; before the first item of a loaded epoch, what was loaded."""
         if self._loaded is not None:
             return self._loaded
-        how, received = self._next_start()
-        workers = range(self._num_rows)
-        epoch = self._epoch - (how is How.LEAVE)
-        return StreamState(
-            epoch=self._epoch,
-            how=how,
-            received=tuple(received),
-            next_worker=self._next_worker if how is How.RESUME and any(received) else 0,
-            starts=tuple(
-                None if how is How.ANEW else self.pipeline.start_of(w, epoch, self._num_rows) for w in workers
-            ),
-            marks=tuple(self._marks.last(worker, epoch, received[worker]) for worker in workers),
-        )
+        is_running = self._epoch == self._begun and any(self._received)
+        workers = tuple(map(self._state_of, range(self._num_rows)))
+        return StreamState(self._epoch, self._next_worker if is_running else 0, workers)
 
-    def _start_of(self, worker: int, epoch: int) -> Standing | None:
-        return self.pipeline.start_of(worker, epoch, self._num_rows)
-
-    def _next_start(self) -> tuple[How, list[int]]:
-        """How the epoch goes on that is next or running, and the items that the consumer has had of it, or of the one
-        that it has left. What workers have ready beyond that depends on timing, so nothing may follow from it.
+    def _state_of(self, worker: int) -> Start:
+        """How one worker goes on in the epoch that is next or running. What it has ready beyond the consumer's place
+        depends on timing, so nothing may follow from it.
         """
-        none = [0] * self._num_rows
-        if self._epoch == self._begun:
-            return How.RESUME, self._received
-        if self._epoch == self._finished + 1:
-            return How.RESUME, none
-        layout = self.pipeline.layout
-        if self._begun is None or self._epoch != self._begun + 1 or layout.cut is None or layout.unsaved:
-            return How.ANEW, none
-        return How.LEAVE, self._received
+        epoch, layout, received = self._epoch, self.pipeline.layout, self._received[worker]
+        begun = self._begun_as[worker]
+        if epoch == self._begun:
+            if begun.how is not How.RESUME and not received:
+                return begun  # it may not have come to it
+            return self._behind(How.RESUME, worker, received)
+        if epoch == self._finished + 1:
+            return Start(How.RESUME, epoch, begun=self.pipeline.start_of(worker, epoch, self._num_rows))
+        if self._begun is None or epoch != self._begun + 1 or layout.cut is None or layout.unsaved:
+            return Start(How.ANEW, epoch)
+        if begun.how is How.LEAVE and not received:
+            return begun  # it was not heard in the epoch that is left now
+        return self._behind(How.LEAVE, worker, received)
+
+    def _behind(self, how: How, worker: int, received: int) -> Start:
+        """Behind items of the epoch that was begun last."""
+        assert self._begun is not None
+        begun = self._begun_as[worker]
+        start = begun.begun
+        if begun.how is not How.RESUME and received:  # where it began was for the worker to find out
+            start = self.pipeline.start_of(worker, self._begun, self._num_rows)
+        mark = self._marks.last(worker, self._begun, received)
+        if mark is None and begun.how is How.RESUME:
+            mark = begun.mark  # it was resumed not long ago
+        return Start(how, self._begun, received, mark, start)
 
     def _items(self) -> Any:
         epoch = self._epoch
-        loaded, self._loaded = self._loaded, None
-        self.pipeline.set_epoch(epoch)
-        self._marks.forget_shift()
-        shift = 0
-        if loaded is not None:
-            self._go_on(loaded)
-            shift = loaded.next_worker
-        else:
-            how, received = self._next_start()
-            for worker in range(self._num_rows):
-                self._marks.tell(worker, epoch, How.NEXT if how is How.RESUME else how, received[worker])
-        if loaded is None or loaded.how is not How.RESUME:
-            self._received = [0] * self._num_rows
-        self._begun = epoch
+        shift = self._tell(epoch)
         wanted = self._num_items()
         num_items = sum(self._received)
         for process, item in self._workers:
@@ -184,17 +175,24 @@ class StreamLoader(Loader):
         if num_items != wanted:
             self._end(epoch, num_items, wanted)
 
-    def _go_on(self, loaded: StreamState) -> None:
-        """Put into the memory of the workers where they are to go on."""
-        epoch = loaded.epoch - (loaded.how is How.LEAVE)
-        for worker in range(self._num_rows):
-            start, mark = loaded.starts[worker], loaded.marks[worker]
-            if start is not None:
-                self.pipeline.set_start(worker, epoch, self._num_rows, start)
-            if mark is not None:
-                self._marks.put(worker, epoch, mark)
-            self._marks.tell(worker, loaded.epoch, loaded.how, loaded.received[worker])
-        self._marks.set_shift(loaded.epoch, loaded.next_worker)
+    def _tell(self, epoch: int) -> int:
+        """Say to the workers how the epoch starts, and return which of them is the first."""
+        state, is_loaded = self._state(), self._loaded is not None
+        starts = state.workers
+        if not is_loaded and epoch == self._begun:  # it starts again
+            starts = tuple(
+                Start(How.RESUME, epoch, begun=begun.begun) if begun.how is How.RESUME else begun
+                for begun in self._begun_as
+            )
+        goes_on = not is_loaded and epoch != self._begun and epoch == self._finished + 1
+        for worker, start in enumerate(starts):
+            self._marks.tell(worker, epoch, Start(How.NEXT) if goes_on else start)
+        shift = state.next_worker if is_loaded else 0
+        self._marks.set_shift(epoch, shift)
+        self.pipeline.set_epoch(epoch)
+        self._begun, self._begun_as, self._loaded = epoch, starts, None
+        self._received = [start.num_items if start.how is How.RESUME else 0 for start in starts]
+        return shift
 
     def _finish(self, epoch: int) -> None:
         self._finished = epoch

@@ -14,7 +14,7 @@ import numpy as np
 from wdskit.errors import StateError
 from wdskit.loader.passes import compare_fingerprints
 from wdskit.pipeline.board import Standing
-from wdskit.pipeline.marks import How, Mark
+from wdskit.pipeline.marks import How, Mark, Start
 
 STATE_VERSION = 1
 _MAX_NUMBERS = 1 << 26
@@ -26,33 +26,50 @@ class StreamState:
 
     Attributes:
         epoch: The epoch that is to go on.
-        how: Whether it goes on behind what was received, begins where the one before was left, or begins a stream.
-        received: Items of it (or of the one that was left) that each worker has given to the consumer.
         next_worker: The worker whose turn it is.
-        starts: Where each worker stood when the epoch began; None at the beginning of a stream.
-        marks: The last place of each that the consumer has passed; None where that is the epoch's beginning.
+        workers: How each goes on.
     """
 
     epoch: int
-    how: How
-    received: tuple[int, ...]
     next_worker: int
-    starts: tuple[Standing | None, ...]
-    marks: tuple[Mark | None, ...]
+    workers: tuple[Start, ...]
+
+    @property
+    def received(self) -> list[int]:
+        """Items of `epoch` that each worker has given to the consumer."""
+        return [worker.num_items if worker.how is How.RESUME else 0 for worker in self.workers]
 
     def to_json(self, setting: Mapping[str, int], fingerprint: Mapping[str, Any]) -> dict[str, Any]:
         """As plain JSON; `setting` are rank, world size and what else must be the same to go on."""
         return {
             "version": STATE_VERSION,
             "epoch": self.epoch,
-            "how": self.how.name.lower(),
-            "received": list(self.received),
             "next_worker": self.next_worker,
-            "starts": [start and _packed(start) for start in self.starts],
-            "marks": [mark and [mark.num_items, _packed(mark.standing)] for mark in self.marks],
+            "workers": [_worker_to_json(worker) for worker in self.workers],
             "setting": dict(setting),
             "fingerprint": dict(fingerprint),
         }
+
+
+def _worker_to_json(start: Start) -> dict[str, Any]:
+    return {
+        "how": start.how.name.lower(),
+        "epoch": start.epoch,
+        "received": start.num_items,
+        "begun": start.begun and _packed(start.begun),
+        "mark": start.mark and [start.mark.num_items, _packed(start.mark.standing)],
+    }
+
+
+def _worker_of_json(worker: Mapping[str, Any]) -> Start:
+    begun, mark = worker["begun"], worker["mark"]
+    return Start(
+        how=How[worker["how"].upper()],
+        epoch=_natural(worker["epoch"]),
+        num_items=_natural(worker["received"]),
+        mark=mark and Mark(_natural(mark[0]), _unpacked(mark[1])),
+        begun=begun and _unpacked(begun),
+    )
 
 
 def read_state(state: Any, setting: Mapping[str, int], fingerprint: Mapping[str, Any], *, strict: bool) -> StreamState:
@@ -67,7 +84,7 @@ def read_state(state: Any, setting: Mapping[str, int], fingerprint: Mapping[str,
     Raises:
         StateError: It is no state of a stream, or one of other ranks, workers or data; what differs is named.
     """
-    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION or "received" not in state:
+    if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION or "workers" not in state:
         raise StateError(f"this is no state of a stream of version {STATE_VERSION}.")
     there = state.get("setting")
     if there != dict(setting):
@@ -79,11 +96,8 @@ def read_state(state: Any, setting: Mapping[str, int], fingerprint: Mapping[str,
     try:
         return StreamState(
             epoch=_natural(state["epoch"]),
-            how=How[state["how"].upper()],
-            received=tuple(map(_natural, state["received"])),
             next_worker=_natural(state["next_worker"]),
-            starts=tuple(start and _unpacked(start) for start in state["starts"]),
-            marks=tuple(mark and Mark(_natural(mark[0]), _unpacked(mark[1])) for mark in state["marks"]),
+            workers=tuple(map(_worker_of_json, state["workers"])),
         )
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, zlib.error, binascii.Error) as err:
         raise StateError(f"state: it is damaged: {type(err).__name__}: {err}.") from err

@@ -15,7 +15,8 @@ import torch
 
 from wdskit.pipeline.board import Standing, standing_size
 
-_ROW_HEAD = 5  # what is told: epoch + 1, items; epoch + 1, shift of the workers' numbers; and how
+_SHIFT_HEAD = 2  # epoch + 1, shift of the workers' numbers
+_TOLD_HEAD = 6  # epoch + 1, how, epoch of the items, items, those of the mark or -1, whether a standing follows
 _SLOT_HEAD = 2  # epoch + 1, items
 
 
@@ -32,7 +33,7 @@ class How(enum.IntEnum):
 
     NEXT = 0  # behind the one that it finished last; or the same again, from its beginning
     RESUME = 1  # inside, behind items that the consumer has received
-    LEAVE = 2  # where the one before was left by its consumer, behind items that it has received
+    LEAVE = 2  # where one before was left by its consumer, behind items of that which it has received
     ANEW = 3  # as the first of a stream
 
 
@@ -41,13 +42,22 @@ class Start(NamedTuple):
 
     Attributes:
         how: See `How`.
-        mark: Its last place before the items it is to leave behind; None where that is the beginning of the epoch.
-        num_items: How many those are.
+        epoch: Of what follows: this one, or the one that was left.
+        num_items: Items of it that the consumer has received.
+        mark: The worker's last place before those; None where that is the beginning of `epoch`.
+        begun: Where it stood at the beginning of `epoch`; None where that began a stream.
     """
 
     how: How
-    mark: Mark | None = None
+    epoch: int = 0
     num_items: int = 0
+    mark: Mark | None = None
+    begun: Standing | None = None
+
+    @property
+    def standing(self) -> Standing | None:
+        """Where to begin: at the mark, or at the beginning of the epoch."""
+        return self.begun if self.mark is None else self.mark.standing
 
     @property
     def num_skipped(self) -> int:
@@ -69,8 +79,10 @@ class Marks:
     def __init__(self, num_workers: int, num_keepers: int, capacity: int, *, batch: int, ahead: int) -> None:
         self.spacing = -(-capacity // batch) or 1  # a mark costs as much as what it holds: this is one value a sample
         self._num_slots = 2 + -(-(ahead + 2) // self.spacing)
-        self._size = _SLOT_HEAD + standing_size(num_keepers, capacity)
-        rows = torch.zeros((num_workers, _ROW_HEAD + self._num_slots * self._size), dtype=torch.int64)
+        self._standing = standing_size(num_keepers, capacity)
+        self._size = _SLOT_HEAD + self._standing
+        self._first = _SHIFT_HEAD + _TOLD_HEAD + self._standing
+        rows = torch.zeros((num_workers, self._first + self._num_slots * self._size), dtype=torch.int64)
         self._rows = rows.share_memory_()
 
     def put(self, worker: int, epoch: int, mark: Mark) -> None:
@@ -91,38 +103,41 @@ class Marks:
         items, number = max(known)
         return Mark(items, Standing.of_numbers(self._slot(worker, number)[_SLOT_HEAD:].tolist()))
 
-    def tell(self, worker: int, epoch: int, how: How, num_items: int = 0) -> None:
-        """Say how a worker is to start `epoch`; with nothing said it is `NEXT`."""
-        self._rows[worker, 1] = num_items
-        self._rows[worker, 4] = how
-        self._rows[worker, 0] = epoch + 1
+    def tell(self, worker: int, epoch: int, start: Start) -> None:
+        """Say how a worker is to start `epoch`."""
+        row, standing = self._rows[worker], start.standing
+        row[_SHIFT_HEAD] = 0
+        numbers = [] if standing is None else standing.numbers()
+        marked = -1 if start.mark is None else start.mark.num_items
+        told = [start.how, start.epoch, start.num_items, marked, int(standing is not None), *numbers]
+        row[_SHIFT_HEAD + 1 : _SHIFT_HEAD + 1 + len(told)] = torch.tensor(told, dtype=torch.int64)
+        row[_SHIFT_HEAD] = epoch + 1
 
     def told(self, worker: int, epoch: int) -> Start:
-        """What was said to a worker for `epoch`. Once: the next time it is `NEXT` again."""
+        """What was said last to a worker for `epoch`. It stays said: a worker that is slow to start one iteration may
+        hear what is meant for the next, and must hear it again then.
+        """
         row = self._rows[worker]
-        if row[0] != epoch + 1:
+        if row[_SHIFT_HEAD] != epoch + 1:
             return Start(How.NEXT)
-        row[0] = 0
-        how, num_items = How(int(row[4])), int(row[1])
-        if how not in (How.RESUME, How.LEAVE):
-            return Start(how)
-        return Start(how, self.last(worker, epoch - (how is How.LEAVE), num_items), num_items)
+        first = _SHIFT_HEAD + _TOLD_HEAD
+        how, of_epoch, num_items, marked, is_known = row[_SHIFT_HEAD + 1 : first].tolist()
+        standing = Standing.of_numbers(row[first : first + self._standing].tolist()) if is_known else None
+        if marked < 0 or standing is None:
+            return Start(How(how), of_epoch, num_items, None, standing)
+        return Start(How(how), of_epoch, num_items, Mark(marked, standing))
 
     def set_shift(self, epoch: int, shift: int) -> None:
         """Let worker process p be worker p + shift in `epoch`, and only there: the first to be asked is the next."""
-        self._rows[:, 3] = shift
-        self._rows[:, 2] = epoch + 1
+        self._rows[:, 1] = shift
+        self._rows[:, 0] = epoch + 1
 
     def shift(self, worker: int, epoch: int) -> int:
         """What is added to the number of a worker process in `epoch`."""
         row = self._rows[worker]
-        return int(row[3]) if row[2] == epoch + 1 else 0
-
-    def forget_shift(self) -> None:
-        """Let workers be themselves again."""
-        self._rows[:, 2] = 0
+        return int(row[1]) if row[0] == epoch + 1 else 0
 
     def _slot(self, worker: int, number: int) -> torch.Tensor:
-        start = _ROW_HEAD + number % self._num_slots * self._size
+        start = self._first + number % self._num_slots * self._size
         slot: torch.Tensor = self._rows[worker, start : start + self._size]
         return slot

@@ -70,10 +70,6 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """Where a worker stood, or will stand, when `epoch` begins; None where it begins a stream."""
         return None if self.layout.cut is None else self.board.load(worker, epoch, (*self.run.place, num_workers))
 
-    def set_start(self, worker: int, epoch: int, num_workers: int, standing: Standing) -> None:
-        """Let a worker begin `epoch` from there."""
-        self.board.save(worker, epoch, (*self.run.place, num_workers), standing)
-
     def with_epoch(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: webdataset's would repeat the first samples for ever."""
         raise PipelineError("with_epoch comes before build(): Pipeline().stream(...).with_epoch(n).build().")
@@ -117,7 +113,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
     def _whole(self, epoch: int) -> Iterator[Any]:
         """One epoch that ends by itself: each shard once (or no end at all, resampled without with_epoch)."""
         start = self._told(epoch)
-        self.footing.begin(epoch, None if start.mark is None else start.mark.standing, self.pipeline)
+        self.footing.begin(epoch, start.standing, self.pipeline)
         for value in self._marked(epoch, start, self._chain(0, len(self.pipeline), None)):
             self.run.num_heard += 1
             yield value
@@ -142,7 +138,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             yield value
         self.pipeline[cut].finish(live.values)
         live.next_epoch = epoch + 1
-        self._save(epoch + 1)
+        if not saved:  # else it could be read just now
+            self._save(epoch + 1)
         self._finish(epoch)
 
     def _told(self, epoch: int) -> Start:
@@ -156,12 +153,13 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             raise PipelineError(_cannot_go_on(stateless))
         if self._live is not None:
             self._live.close()
-        first = epoch - 1 if start.how is How.LEAVE else epoch
-        standing = None if start.how is How.ANEW else self.board.load(self.run.worker, first, self._ranks)
-        if start.mark is None:
-            self.footing.begin(first, standing, self.pipeline[: self.layout.cut])
-        else:
-            self.footing.begin(first, start.mark.standing, self.pipeline)
+        first = start.epoch if start.how is How.LEAVE else epoch
+        standing = start.standing
+        if start.how is How.NEXT:
+            standing = self.board.load(self.run.worker, epoch, self._ranks)
+        self.footing.begin(
+            first, standing, self.pipeline if start.mark is not None else self.pipeline[: self.layout.cut]
+        )
         cut = self.layout.cut or 0
         values = self._chain(0, cut, None)
         # It is closed with its pipeline; when Python exits, before its modules are emptied.
@@ -171,7 +169,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             rest = self._chain(cut, len(self.pipeline), values)
             for _ in itertools.islice(rest, start.num_skipped):
                 self.run.num_heard += 1
-        if start.mark is None or start.how is How.LEAVE:
+        if start.how in (How.LEAVE, How.ANEW) or standing is None:
             self._save(epoch)
         return live
 
