@@ -9,12 +9,13 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint peers bench clean
+.PHONY: help setup demo test lint faults peers bench clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under two minutes after installation"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of it that reads the source only"
+	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
 	@echo "make peers   what other programs read and write, in full"
 	@echo "make bench   speed of the tar reader against webdataset's"
 	@echo "make clean   remove what the other commands made, .venv included"
@@ -40,6 +41,10 @@ lint: $(STAMP)
 # One thread of torch per test process: with as many processes as cores, more threads only wait for each other.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+# `make test` takes a fair part of these sweeps.
+faults: $(STAMP)
+	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/test_pack_faults.py tests/test_verify_faults.py
 
 # `make test` runs a part of the stream's tests on the oldest webdataset; this runs all of them.
 peers: $(STAMP)

@@ -33,12 +33,15 @@ if TYPE_CHECKING:
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.registry import register
+    from wdskit.shards.findings import Finding, VerifyResult
+    from wdskit.shards.verifying import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
     "DecodeError",
+    "Finding",
     "FolderIndexError",
     "ImageTooLarge",
     "KeyRuleError",
@@ -52,21 +55,26 @@ __all__ = [
     "SampleError",
     "ShardError",
     "StorageError",
+    "VerifyResult",
     "WdskitError",
     "__version__",
     "load_config",
     "make_loader",
     "pack",
     "register",
+    "verify",
 ]
 
 _HOMES = {
+    "Finding": "wdskit.shards.findings",
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
+    "VerifyResult": "wdskit.shards.findings",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "register": "wdskit.pipeline.registry",
+    "verify": "wdskit.shards.verifying",
 }
 
 

@@ -20,6 +20,7 @@ from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
 from wdskit.cli.pack import pack_command
+from wdskit.cli.verify import verify_command
 from wdskit.errors import WdskitError
 
 # Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
@@ -53,6 +54,7 @@ app.command("pack")(pack_command)
 app.command("index")(index_command)
 app.command("info")(info_command)
 app.command("ls")(ls_command)
+app.command("verify")(verify_command)
 app.add_typer(config_app, name="config")
 
 

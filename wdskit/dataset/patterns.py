@@ -104,6 +104,16 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
     return ShardList(tuple(urls), tuple(parts), tuple(entries))
 
 
+def expand_patterns(shards: str) -> Iterator[str]:
+    """The paths, URLs, globs and folders of what a user wrote, braces expanded and `::` split. Nothing is looked up.
+
+    Raises:
+        StorageError: Braces do not match, they name too many, or a scheme is not supported.
+    """
+    for part in _split_parts(shards):
+        yield from _expand_braces(part)
+
+
 def _split_parts(item: str) -> list[str]:
     return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator
 
+from typing_extensions import Self
+
 from wdskit.errors import ShardError
 from wdskit.limits import BLOCK_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.tar.header import (
@@ -50,6 +52,18 @@ _COMPRESSED = {
 _LFS_POINTER = b"version https://git-lfs"
 
 
+class Passed(bytes):
+    """In place of the data of a member that is over `hold_bytes`: empty bytes that know their size."""
+
+    num_bytes: int
+
+    def __new__(cls, num_bytes: int) -> Self:
+        """The data that were read, and not kept."""
+        self = super().__new__(cls)
+        self.num_bytes = num_bytes
+        return self
+
+
 class _Window:
     """A moving window over a stream: `data[at:]` are the bytes not yet consumed, `base` the offset of `data[0]`.
 
@@ -57,8 +71,9 @@ class _Window:
     of it that came with its header would have to be copied to the rest.
     """
 
-    def __init__(self, read: Read, shard: str) -> None:
+    def __init__(self, read: Read, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES) -> None:
         self._read = read
+        self._hold_bytes = hold_bytes
         self._careful = 0  # reads to come that take no more than they need
         self.shard = shard
         self.data = b""
@@ -108,8 +123,10 @@ class _Window:
         parts = [self.data[self.at :]] if have else []  # bytes.join copies, unless there is one part only
         self.base += self.at
         self.data, self.at = b"", 0
-        while have < size and (part := self._read(min(size - have, MAX_READ_BYTES))):
-            parts.append(part)
+        most = MAX_READ_BYTES if size <= self._hold_bytes else CHUNK_BYTES
+        while have < size and (part := self._read(min(size - have, most))):
+            if size <= self._hold_bytes:
+                parts.append(part)
             have += len(part)
         self.base += have
         self._careful = CAREFUL_READS
@@ -117,7 +134,7 @@ class _Window:
         if have < size or (not self.fill(padding + BLOCK_BYTES) and len(self.data) < padding):
             raise self._cut_member(size)
         self.at = padding
-        return b"".join(parts)
+        return b"".join(parts) if size <= self._hold_bytes else Passed(size)
 
     def _cut_member(self, size: int) -> ShardError:
         return self.cut(f"the shard stops inside a member of {size} bytes")
@@ -137,13 +154,15 @@ class TarReader:
     Args:
         read: Takes the number of bytes wanted and returns some; `b""` is the end.
         shard: Path or URL, for messages.
+        hold_bytes: A larger member is read in pieces and not kept; `Passed` comes in place of its data. From 512 KiB on
+            it is exact; a smaller one may be kept where it came with its neighbours.
 
     Attributes:
         stop: Offset of the end marker, once the stream is read; before, 0.
     """
 
-    def __init__(self, read: Read, *, shard: str) -> None:
-        self._window = _Window(read, shard)
+    def __init__(self, read: Read, *, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES) -> None:
+        self._window = _Window(read, shard, hold_bytes)
         self.stop = 0
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
