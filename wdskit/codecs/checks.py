@@ -41,6 +41,8 @@ def check_magic(field: str, data: Buffer) -> None:
     """
     wanted = _FORMAT_OF[field.rpartition(".")[2].lower()]
     start = bytes(data[:12])
+    if start.startswith(_STARTS[wanted][0]) and wanted != "WebP":
+        return
     found = next((name for name, (starts, _) in _STARTS.items() if start.startswith(starts)), None)
     if found == "WebP" and start[8:] != b"WEBP":
         found = None
