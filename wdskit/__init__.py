@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.registry import register
     from wdskit.shards.findings import Finding, VerifyResult
+    from wdskit.shards.repairing import RepairResult, repair
     from wdskit.shards.verifying import verify
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ __all__ = [
     "PipelineError",
     "Problem",
     "RankError",
+    "RepairResult",
     "RowError",
     "SampleError",
     "ShardError",
@@ -62,6 +64,7 @@ __all__ = [
     "make_loader",
     "pack",
     "register",
+    "repair",
     "verify",
 ]
 
@@ -69,11 +72,13 @@ _HOMES = {
     "Finding": "wdskit.shards.findings",
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
+    "RepairResult": "wdskit.shards.repairing",
     "VerifyResult": "wdskit.shards.findings",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "register": "wdskit.pipeline.registry",
+    "repair": "wdskit.shards.repairing",
     "verify": "wdskit.shards.verifying",
 }
 
