@@ -23,11 +23,12 @@ from shards import write_shard
 from tar_corpus import END, header, long_name, member, pax, record
 
 from wdskit import ConfigError, StorageError, pack, verify
-from wdskit.shards import uniqueness
+from wdskit.shards import uniqueness, verifying
 from wdskit.shards.findings import MAX_LISTED
 from wdskit.shards.indexing import index_folder
 from wdskit.shards.sampling import choose_samples, parse_share
 from wdskit.shards.uniqueness import find_repeats
+from wdskit.storage.urls import LocalFile
 
 JPG, PNG = image_bytes("JPEG"), image_bytes("PNG")
 
@@ -259,6 +260,20 @@ def test_a_sample_of_a_cut_shard_is_of_what_is_whole(tmp_path):
     assert result.num_images == result.num_samples > 0
 
 
+def test_a_shard_that_goes_while_it_is_verified_is_found(tmp_path, monkeypatch):
+    folder = shards(tmp_path / "d", {"a": {"jpg": JPG}}, {"b": {"jpg": JPG}})
+    plan = verifying.plan_images
+
+    def planned(*args, **options):
+        (folder / "s-1.tar").unlink()
+        return plan(*args, **options)
+
+    monkeypatch.setattr(verifying, "plan_images", planned)
+    result = verify(folder, sample="100%")
+    assert told(result) == [("unreadable", "s-1.tar")]
+    assert result.num_images == 1
+
+
 # Shards that do not feed all alike.
 
 
@@ -459,6 +474,30 @@ def test_a_pipe_a_folder_and_a_dead_link_in_place_of_files_are_found(tmp_path):
     found = told(verify(folder))
     assert {("unreadable", f"s-{number}.tar") for number in range(3)} < set(found)
     assert {("offsets", "s-3.tar.idx"), ("index", "index.bin")} < set(found)
+
+
+def test_a_disk_that_fails_in_one_shard_is_a_finding_and_the_others_are_read(tmp_path, monkeypatch):
+    """At each read in turn."""
+    folder = shards(tmp_path / "d", *numbered(2, 2, 2))
+    reads: list[str] = []
+    read = LocalFile.read
+
+    def failing(self, size):
+        reads.append(self.url)
+        if len(reads) == fail_at and self.url.endswith(".tar"):
+            raise StorageError(f"{self.url}: reading failed: Input/output error.", url=self.url)
+        return read(self, size)
+
+    monkeypatch.setattr(LocalFile, "read", failing)
+    fail_at = 0
+    verify(folder, workers=1)
+    for fail_at in range(1, len(reads) + 1):
+        url = reads[fail_at - 1]
+        reads_before, reads[:] = list(reads), []
+        result = verify(folder, workers=1)
+        assert told(result) == ([("unreadable", Path(url).name)] if url.endswith(".tar") else [])
+        assert result.num_shards == 3
+        reads[:] = reads_before
 
 
 HOSTILE = ["\x1b[2J", "a\rb", "\x07", "\u202egpj", "a\nb", "\x9b31m", "\u2028", "\x7f"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import stat
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,12 @@ from wdskit.codecs.checks import check_json, check_pixels, check_structure, is_j
 from wdskit.codecs.images import is_image_field
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
-from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
+from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 from wdskit.shards.facts import MemberFacts, ReaderFacts
 from wdskit.shards.findings import Finding, FindingList, ImageCheck, shorten
+from wdskit.shards.freshness import compare_offsets
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import Passed, TarReader
 
@@ -300,43 +300,3 @@ def _sorted_sets(found: dict[Fields, FieldSet]) -> dict[Fields, FieldSet]:
         known.count += one.count
         known.keys = (known.keys + one.keys)[:3]
     return joined
-
-
-def compare_offsets(
-    path: str,
-    num_bytes: int,
-    starts: Sequence[int] | NDArray[np.uint64],
-    *,
-    is_whole: bool,
-    num_told: int | None = None,
-) -> tuple[Finding, ...]:
-    """What is not right with a shard's .idx.
-
-    Args:
-        path: The shard.
-        num_bytes: The size that it should have.
-        starts: Where its samples start; if `is_whole`, and where the last one ends.
-        is_whole: Whether these are all; else the offsets behind them are not compared.
-        num_told: Samples that the index promises; then their number is.
-    """
-    file = f"{path}{SUFFIX}"
-    try:
-        if offsets_path(path).exists() and not offsets_path(path).is_file():
-            return (Finding("offsets", file, "this is no file"),)
-        told = read_offsets(path, num_bytes=num_bytes)
-    except FolderIndexError as err:
-        problem = str(err).removeprefix(f"{file}: ").partition("\n")[0].rstrip(".")
-        return (Finding("offsets", file, problem),)
-    found = np.asarray(starts).astype(np.int64)
-    if is_whole and len(told) != len(found):
-        problem = f"it has the offsets of {len(told) - 1} samples, the shard has {len(found) - 1}"
-        return (Finding("offsets", file, problem),)
-    if not is_whole and num_told not in (None, len(told) - 1):
-        return (Finding("offsets", file, f"it has the offsets of {len(told) - 1} samples, the index says {num_told}"),)
-    num = min(len(told), len(found) - (not is_whole))
-    wrong = np.flatnonzero(told[:num] != found[:num])
-    if not len(wrong):
-        return ()
-    at = int(wrong[0])
-    what = "the last sample ends" if at == len(found) - 1 else f"sample {at} starts"
-    return (Finding("offsets", file, f"it says {told[at]} where {what} at byte {found[at]}"),)

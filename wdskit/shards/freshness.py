@@ -1,14 +1,17 @@
-"""The files beside the shards: is the index one that belongs to them?"""
+"""The files beside the shards: are the index and the offsets those that belong to them?"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, read_index
+from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
 from wdskit.errors import FolderIndexError, WdskitError
 from wdskit.shards.describe import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.shards.findings import Finding, shorten
@@ -65,3 +68,43 @@ def _look_at_classes(folder: Path) -> tuple[Finding, ...]:
 def _plain(err: WdskitError, path: Path) -> str:
     """The error's first line without the file that the finding names anyway."""
     return shorten(str(err).removeprefix(f"{path}: ").partition("\n")[0].rstrip("."))
+
+
+def compare_offsets(
+    path: str,
+    num_bytes: int,
+    starts: Sequence[int] | NDArray[np.uint64],
+    *,
+    is_whole: bool,
+    num_told: int | None = None,
+) -> tuple[Finding, ...]:
+    """What is not right with a shard's .idx.
+
+    Args:
+        path: The shard.
+        num_bytes: The size that it should have.
+        starts: Where its samples start; if `is_whole`, and where the last one ends.
+        is_whole: Whether these are all; else the offsets behind them are not compared.
+        num_told: Samples that the index promises; then their number is.
+    """
+    file = f"{path}{SUFFIX}"
+    try:
+        if offsets_path(path).exists() and not offsets_path(path).is_file():
+            return (Finding("offsets", file, "this is no file"),)
+        told = read_offsets(path, num_bytes=num_bytes)
+    except FolderIndexError as err:
+        problem = str(err).removeprefix(f"{file}: ").partition("\n")[0].rstrip(".")
+        return (Finding("offsets", file, problem),)
+    found = np.asarray(starts).astype(np.int64)
+    if is_whole and len(told) != len(found):
+        problem = f"it has the offsets of {len(told) - 1} samples, the shard has {len(found) - 1}"
+        return (Finding("offsets", file, problem),)
+    if not is_whole and num_told not in (None, len(told) - 1):
+        return (Finding("offsets", file, f"it has the offsets of {len(told) - 1} samples, the index says {num_told}"),)
+    num = min(len(told), len(found) - (not is_whole))
+    wrong = np.flatnonzero(told[:num] != found[:num])
+    if not len(wrong):
+        return ()
+    at = int(wrong[0])
+    what = "the last sample ends" if at == len(found) - 1 else f"sample {at} starts"
+    return (Finding("offsets", file, f"it says {told[at]} where {what} at byte {found[at]}"),)

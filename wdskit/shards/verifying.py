@@ -12,7 +12,7 @@ from wdskit.shards.checking import ShardJob, ShardReport, check_shard
 from wdskit.shards.findings import IMAGE_CHECKS, Finding, ImageCheck, VerifyResult
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.readers import Judged, check_readers, judge
-from wdskit.shards.sampling import ImageReport, check_images, parse_share, plan_images
+from wdskit.shards.sampling import ImageJob, ImageReport, check_images, parse_share, plan_images
 from wdskit.shards.spread import find_odd, find_skew
 from wdskit.shards.targets import find_targets
 from wdskit.shards.uniqueness import find_repeats
@@ -67,12 +67,8 @@ def verify(
         for name, entry in target.shards.items()
     ]
     reports, failed = _read_all(jobs, workers, progress)
-    looked: list[ImageReport] = []
-    if share and images != "none":
-        plan = plan_images(reports, share, seed=seed, images=images, max_pixels=max_pixels)
-        num_bytes = sum(int((job.stops - job.starts).sum()) for job in plan)
-        num_workers = choose_workers(len(plan), num_bytes) if workers is None else workers
-        looked = [one for one in map_shards(check_images, plan, workers=num_workers) if isinstance(one, ImageReport)]
+    plan = plan_images(reports, share, seed=seed, images=images, max_pixels=max_pixels) if share else []
+    looked = _look_at_share(plan, workers) if images != "none" else []
     findings = [*target.findings, *failed, *(found for one in reports for found in one.findings)]
     findings += [found for one in looked for found in one.findings]
     findings += [*find_repeats(str(path), reports), *find_odd(str(path), reports)]
@@ -121,6 +117,17 @@ def _read_all(
         if not alone:
             add(result.num_bytes)
     return reports, failed
+
+
+def _look_at_share(plan: Sequence[ImageJob], workers: int | None) -> list[ImageReport]:
+    """The second pass, over the images of a share of the samples."""
+    num_bytes = sum(int((job.stops - job.starts).sum()) for job in plan)
+    num_workers = choose_workers(len(plan), num_bytes) if workers is None else workers
+    results = zip(plan, map_shards(check_images, plan, workers=num_workers), strict=True)
+    return [
+        ImageReport((Finding("unreadable", job.path, str(one)),), 0, 0) if isinstance(one, WdskitError) else one
+        for job, one in results
+    ]
 
 
 def _size_of(path: str) -> int:
