@@ -18,11 +18,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disks import HastyDisk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from images import image_bytes
 from shards import write_shard
-from tar_corpus import END, header, long_name, member, pax, record
+from tar_corpus import CASES, END, header, long_name, member, pax, record
 
-from wdskit import ConfigError, StorageError, pack, verify
+from wdskit import ConfigError, StorageError, pack, repair, verify
 from wdskit.shards import uniqueness, verifying
 from wdskit.shards.findings import MAX_LISTED
 from wdskit.shards.indexing import index_folder
@@ -460,6 +462,35 @@ def test_twelve_bombs_are_named_errors_in_under_200_megabytes(tmp_path, script_e
     assert Counter(kind for _, kind in found) == Counter(kinds)
     assert num_large == 1  # the hole is a whole member, only too large to be looked into
     assert rss_kb < 200_000
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_archive_of_the_corpus_is_judged_as_it_is_read(tmp_path, case):
+    """Its fault is the finding, at that byte; and none of them stops a verification or a repair."""
+    (tmp_path / "a.tar").write_bytes(case.data)
+    result = verify(tmp_path / "a.tar", readers=ALL_READERS)
+    found = [finding for finding in result.findings if finding.kind == "structure"]
+    assert len(found) == (case.error is not None)
+    assert not found or case.offset is None or found[0].offset == case.offset
+    done = repair(tmp_path / "a.tar", tmp_path / "to", disk=HastyDisk())
+    assert done.num_saved <= result.num_samples or case.error is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    data=st.lists(
+        st.sampled_from([member("a.cls", b"1"), member("b.json", b"{"), END, bytes(512), b"x" * 700]), max_size=8
+    )
+)
+def test_noise_never_stops_a_verification_or_a_repair(data, tmp_path_factory):
+    """And what was repaired reads."""
+    folder = tmp_path_factory.mktemp("noise")
+    (folder / "a.tar").write_bytes(b"".join(data))
+    whole = {finding.kind for finding in verify(folder, readers=ALL_READERS).findings}
+    result = repair(folder / "a.tar", folder / "to", disk=HastyDisk())
+    assert result.lost or not whole & {"structure", "json", "repeated"}
+    if result.num_saved:
+        assert not {finding.kind for finding in verify(folder / "to").findings} & {"structure", "json", "repeated"}
 
 
 def test_a_pipe_a_folder_and_a_dead_link_in_place_of_files_are_found(tmp_path):
