@@ -9,15 +9,15 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint peers faults bench clean
+.PHONY: help setup demo test lint faults peers bench clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under two minutes after installation"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of it that reads the source only"
+	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
 	@echo "make peers   what other programs read and write, in full"
-	@echo "make faults  every fault and kill of which CI runs a part"
-	@echo "make bench   speed of the tar reader against webdataset's"
+	@echo "make bench   speed of the tar reader against webdataset's, and of verify against sha256sum"
 	@echo "make clean   remove what the other commands made, .venv included"
 
 setup: $(STAMP)
@@ -42,12 +42,13 @@ lint: $(STAMP)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
+# `make test` takes a fair part of these sweeps.
+faults: $(STAMP)
+	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/test_pack_faults.py tests/test_verify_faults.py tests/test_repair.py
+
 # `make test` runs a part of the stream's tests on the oldest webdataset; this runs all of them.
 peers: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/peers
-
-faults: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/test_pack_faults.py
 
 demo: $(STAMP)
 	rm -rf $(DEMO)
@@ -59,6 +60,7 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench_tar.py
+	$(BIN)/python tools/bench_verify.py
 
 clean:
 	rm -rf .venv .demo .bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

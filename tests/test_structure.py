@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from wdskit.codecs import structure
 from wdskit.codecs.structure import check_image
 from wdskit.errors import DecodeError, ImageTooLarge
 
@@ -138,6 +139,32 @@ START, DATA, END = b"\x89PNG\r\n\x1a\n", chunk(b"IDAT", zlib.compress(b"\0\0")),
 def test_errors_say_what_and_at_which_byte(data, message):
     with pytest.raises(DecodeError, match=message):
         check_image(data)
+
+
+def test_the_next_marker_is_found_wherever_it_stands():
+    """At every place around the edges of the pieces that are searched, and none where there is none."""
+    near, far = structure._NEAR_BYTES, structure._FAR_BYTES
+    for at in (0, 3):
+        for edge in (0, near, near + far, near + 2 * far):
+            for place in range(max(0, at + edge - 3), at + edge + 4):
+                data = bytearray(at + near + 2 * far + 9)
+                data[at::7] = b"\xff" * len(data[at::7])  # FF 00, which is no marker
+                data[place : place + 2] = b"\xff\xe0"
+                if place + 2 < len(data):
+                    data[place + 2] = 0
+                found = structure._MARKER.search(data, at)
+                assert structure._find_marker(memoryview(data), at) == (found and found.start())
+    assert structure._find_marker(memoryview(b"\xff\x00" * 99_999 + b"\xff"), 0) is None
+
+
+@given(st.data(), st.integers(0, 9))
+def test_the_next_marker_is_the_one_that_a_regular_expression_finds(data, at):
+    codes = st.sampled_from([0x00, 0xFF, 0xD0, 0xD9, 0x01, 0x7F])
+    noise = bytes(data.draw(st.lists(codes, max_size=40)))
+    pad = data.draw(st.sampled_from([0, 500, 512, 66_000]))
+    whole = bytes(pad) + noise
+    found = structure._MARKER.search(whole, at)
+    assert structure._find_marker(memoryview(whole), at) == (found and found.start())
 
 
 @given(

@@ -31,6 +31,7 @@ from wdskit.tar import reader as reader_module
 from wdskit.tar import window as window_module
 from wdskit.tar.header import HeaderError, checksum_holds, parse_header
 from wdskit.tar.reader import TarReader, locate_members
+from wdskit.tar.window import Passed
 
 Samples = list[tuple[str, dict[str, bytes]]]
 
@@ -640,3 +641,36 @@ def test_members_are_stretches_of_the_shard_in_order_and_errors_lie_inside(data)
         assert not any(data[reader.stop :])
     else:
         assert max(at, reader.stop) <= fault <= len(data)
+
+
+# Members that are not kept.
+
+
+@pytest.mark.parametrize("hold_bytes", [1 << 19, 1 << 20, 3 << 20])
+@pytest.mark.parametrize("change", [-1, 0, 1])
+def test_a_member_over_the_limit_is_read_and_not_kept(hold_bytes, change):
+    """What stands around it comes as without a limit, and a cut or damage in it is found as well."""
+    data = member("a.cls", b"1") + member("b.bin", bytes(hold_bytes + change)) + member("c.cls", b"3") + END
+    found = list(TarReader(io.BytesIO(data).read, shard="x.tar", hold_bytes=hold_bytes))
+    whole = list(TarReader(io.BytesIO(data).read, shard="x.tar"))
+    assert [found[0], found[2]] == [whole[0], whole[2]]
+    if change > 0:
+        assert isinstance(found[1][2], Passed)
+        assert (len(found[1][2]), found[1][2].num_bytes, found[1][:2]) == (0, hold_bytes + 1, whole[1][:2])
+    else:
+        assert found == whole
+    for cut in (2000, hold_bytes, len(data) - 2048, len(data) - 1):
+        with pytest.raises(ShardError) as caught:
+            list(TarReader(io.BytesIO(data[:cut]).read, shard="x.tar", hold_bytes=hold_bytes))
+        assert caught.value.offset == cut
+
+
+def test_a_member_over_the_limit_takes_no_memory():
+    size = 64 << 20
+    head = header(b"a.bin", size)
+    parts = itertools.chain([head], itertools.repeat(bytes(1 << 16), size >> 16), [END])
+    tracemalloc.start()
+    [(_, _, data)] = TarReader(lambda _: next(parts, b""), shard="x.tar", hold_bytes=1 << 20)
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    tracemalloc.stop()
+    assert isinstance(data, Passed)

@@ -36,13 +36,17 @@ if TYPE_CHECKING:
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.registry import register
+    from wdskit.shards.findings import Finding, VerifyResult
+    from wdskit.shards.repairing import RepairResult, repair
     from wdskit.shards.splitting import split
+    from wdskit.shards.verifying import verify
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
     "DecodeError",
+    "Finding",
     "FolderIndexError",
     "ImageTooLarge",
     "KeyRuleError",
@@ -52,12 +56,14 @@ __all__ = [
     "PipelineError",
     "Problem",
     "RankError",
+    "RepairResult",
     "RowError",
     "SampleError",
     "SelectionError",
     "ShardError",
     "StateError",
     "StorageError",
+    "VerifyResult",
     "WdskitError",
     "__version__",
     "gather_valid",
@@ -65,18 +71,25 @@ __all__ = [
     "make_loader",
     "pack",
     "register",
+    "repair",
     "split",
+    "verify",
 ]
 
 _HOMES = {
+    "Finding": "wdskit.shards.findings",
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
     "gather_valid": "wdskit.loader.gather",
+    "RepairResult": "wdskit.shards.repairing",
+    "VerifyResult": "wdskit.shards.findings",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "register": "wdskit.pipeline.registry",
     "split": "wdskit.shards.splitting",
+    "repair": "wdskit.shards.repairing",
+    "verify": "wdskit.shards.verifying",
 }
 
 

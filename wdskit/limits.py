@@ -17,6 +17,9 @@ MAX_EXTENSION_BYTES = 1 << 20
 MAX_READ_MEMBER_BYTES = 16 << 30
 """Largest member the reader accepts. A member is held in memory whole, so a larger claim is damage or an attack."""
 
+MAX_CHECKED_BYTES = 32 << 20
+"""Largest field whose content `verify` looks at; a larger one is digested only, so that memory stays under 200 MB."""
+
 MAX_SHARD_NAMES = 2_000_000
 """Most names a shard pattern may expand to: twice as many shards as were ever measured."""
 

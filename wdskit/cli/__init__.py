@@ -15,13 +15,18 @@ from typing import Annotated
 import typer
 
 from wdskit import __version__
+from wdskit.cli.cat import cat_command
 from wdskit.cli.config import app as config_app
 from wdskit.cli.console import print_error
+from wdskit.cli.diff import diff_command
+from wdskit.cli.extract import extract_command
 from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
 from wdskit.cli.pack import pack_command
+from wdskit.cli.repair import repair_command
 from wdskit.cli.split import split_command
+from wdskit.cli.verify import verify_command
 from wdskit.errors import WdskitError
 
 # Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
@@ -56,6 +61,11 @@ app.command("index")(index_command)
 app.command("info")(info_command)
 app.command("ls")(ls_command)
 app.command("split")(split_command)
+app.command("verify")(verify_command)
+app.command("repair")(repair_command)
+app.command("cat")(cat_command)
+app.command("extract")(extract_command)
+app.command("diff")(diff_command)
 app.add_typer(config_app, name="config")
 
 

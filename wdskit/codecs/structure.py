@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import zlib
 
+import numpy as np
+
 from wdskit.codecs.images import JPEG_START, PNG_START, check_pixels, open_pillow
 from wdskit.errors import DecodeError
 from wdskit.files import Buffer
@@ -13,6 +15,10 @@ from wdskit.limits import MAX_PIXELS
 # The next marker of a JPEG: FF and a code. FF 00 is a data byte FF, D0-D7 are restart marks inside the data, FF FF is
 # padding.
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+_IS_MARKER = np.array([_MARKER.match(bytes((0xFF, code))) is not None for code in range(256)])
+_CODES = frozenset(np.flatnonzero(_IS_MARKER).tolist())
+_NEAR_BYTES = 4096
+_FAR_BYTES = 64 << 10
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Start of frame of all codings; the three left out are Huffman tables, a reserved code and arithmetic conditioning."""
@@ -46,10 +52,10 @@ def _walk_jpeg(view: memoryview, max_pixels: int) -> None:
     """Go from marker to marker; segments are stepped over, so that a preview's end mark inside one does not count."""
     at, has_frame, has_scan = 2, False, False
     while True:
-        found = _MARKER.search(view, at)
+        found = _find_marker(view, at)
         if found is None:
             raise DecodeError(f"JPEG, byte {len(view)}: the file stops before its end mark")
-        at, code = found.start(), view[found.start() + 1]
+        at, code = found, view[found + 1]
         if code == _EOI:
             break
         if code == _SOI:
@@ -57,8 +63,8 @@ def _walk_jpeg(view: memoryview, max_pixels: int) -> None:
         if code == _TEM:  # stands alone
             at += 2
             continue
-        end = at + 2 + int.from_bytes(view[at + 2 : at + 4], "big")
-        if max(end, at + 4) > len(view):
+        end = at + 2 + (view[at + 2] << 8 | view[at + 3]) if at + 4 <= len(view) else at + 4
+        if end > len(view):
             raise DecodeError(f"JPEG, byte {at}: the file stops at byte {len(view)}, inside segment {code:02X}")
         if end < at + 4:
             raise DecodeError(f"JPEG, byte {at}: segment {code:02X} states a length of {end - at - 2}")
@@ -72,6 +78,25 @@ def _walk_jpeg(view: memoryview, max_pixels: int) -> None:
         at = end
     if not has_scan:
         raise DecodeError(f"JPEG, byte {at}: the end mark comes before any pixel data")
+
+
+def _find_marker(view: memoryview, at: int) -> int | None:
+    """Where the next marker from `at` on is. Most are there, or near; through pixels numpy is quicker than `re`."""
+    if at + 1 < len(view) and view[at] == 0xFF and view[at + 1] in _CODES:
+        return at
+    found = _MARKER.search(view, at, at + _NEAR_BYTES + 1)
+    if found is not None:
+        return found.start()
+    for start in range(at + _NEAR_BYTES, len(view) - 1, _FAR_BYTES):
+        part = np.frombuffer(view[start : start + _FAR_BYTES + 1], dtype=np.uint8)
+        found_any = (part[:-1] == 0xFF) & (part[1:] != 0)
+        if not found_any[found_any.argmax()]:  # four times as fast as looking where
+            continue
+        places = np.flatnonzero(found_any)
+        places = places[_IS_MARKER[part[places + 1]]]
+        if len(places):
+            return start + int(places[0])
+    return None
 
 
 def _check_frame(view: memoryview, at: int, end: int, max_pixels: int) -> None:

@@ -104,6 +104,16 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
     return ShardList(tuple(urls), tuple(parts), tuple(entries))
 
 
+def expand_patterns(shards: str) -> Iterator[str]:
+    """The paths, URLs, globs and folders of what a user wrote, braces expanded and `::` split. Nothing is looked up.
+
+    Raises:
+        StorageError: Braces do not match, they name too many, or a scheme is not supported.
+    """
+    for part in split_parts(shards):
+        yield from expand_braces(part)
+
+
 def check_pattern(shards: str) -> None:
     """Refuse what can never name shards, without looking for any: schemes that are not supported, braces that do not
     match or name too many.

@@ -44,13 +44,15 @@ class TarReader:
     Args:
         read: Takes the number of bytes wanted and returns some; `b""` is the end.
         shard: Path or URL, for messages.
+        hold_bytes: A larger member is read in pieces and not kept; `Passed` comes in place of its data. From 512 KiB on
+            it is exact; a smaller one may be kept where it came with its neighbours.
 
     Attributes:
         stop: Offset of the end marker, once the stream is read; before, 0.
     """
 
-    def __init__(self, read: Read, *, shard: str) -> None:
-        self._window = Window(read, shard)
+    def __init__(self, read: Read, *, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES) -> None:
+        self._window = Window(read, shard, hold_bytes)
         self.stop = 0
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:

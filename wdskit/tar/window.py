@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from typing_extensions import Self
+
 from wdskit.errors import ShardError
-from wdskit.limits import BLOCK_BYTES
+from wdskit.limits import BLOCK_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.tar.header import padded
 
 Read = Callable[[int], bytes]
@@ -22,6 +24,18 @@ _CUT = "It was cut short. Fetch it again, or pack it again."
 _DAMAGED = "It is damaged or no tar of plain files. Fetch it again, or pack it again."
 
 
+class Passed(bytes):
+    """In place of the data of a member that is over `hold_bytes`: empty bytes that know their size."""
+
+    num_bytes: int
+
+    def __new__(cls, num_bytes: int) -> Self:
+        """The data that were read, and not kept."""
+        self = super().__new__(cls)
+        self.num_bytes = num_bytes
+        return self
+
+
 class Window:
     """A moving window over a stream: `data[at:]` are the bytes not yet consumed, `base` the offset of `data[0]`.
 
@@ -32,8 +46,9 @@ class Window:
         careful: Reads to come that take no more than they need.
     """
 
-    def __init__(self, read: Read, shard: str) -> None:
+    def __init__(self, read: Read, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES) -> None:
         self._read = read
+        self._hold_bytes = hold_bytes
         self.careful = 0
         self.shard = shard
         self.data = b""
@@ -83,8 +98,10 @@ class Window:
         parts = [self.data[self.at :]] if have else []  # bytes.join copies, unless there is one part only
         self.base += self.at
         self.data, self.at = b"", 0
-        while have < size and (part := self._read(min(size - have, MAX_READ_BYTES))):
-            parts.append(part)
+        most = MAX_READ_BYTES if size <= self._hold_bytes else CHUNK_BYTES
+        while have < size and (part := self._read(min(size - have, most))):
+            if size <= self._hold_bytes:
+                parts.append(part)
             have += len(part)
         self.base += have
         self.careful = CAREFUL_READS
@@ -92,7 +109,7 @@ class Window:
         if have < size or (not self.fill(padding + BLOCK_BYTES) and len(self.data) < padding):
             raise self.cut_member(size)
         self.at = padding
-        return b"".join(parts)
+        return b"".join(parts) if size <= self._hold_bytes else Passed(size)
 
     def cut_member(self, size: int) -> ShardError:
         """The error of a stream that ended inside a member of `size` bytes."""

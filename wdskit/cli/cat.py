@@ -1,0 +1,36 @@
+"""`wdskit cat`: one field of one sample."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def cat_command(
+    shard: Annotated[str, typer.Argument(metavar="SHARD", help="A shard, local or http(s).", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="KEY.FIELD", help="As in `wdskit ls`: photos/cat/000003.json.", show_default=False)
+    ],
+) -> None:
+    """Write one field of one sample to stdout, byte for byte.
+
+    On a terminal only text is shown, with its control characters as escapes; redirect anything else to a file.
+
+    In Python: wdskit.shards.extracting.read_field
+    """
+    from wdskit.cli.console import escape, plural
+    from wdskit.errors import DecodeError
+    from wdskit.shards.extracting import read_field
+
+    data = read_field(shard, name)
+    if not sys.stdout.isatty():
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as err:
+        msg = f"{name!r} is no text but {plural(len(data), 'byte')}. Send it to a file: wdskit cat ... > file"
+        raise DecodeError(msg, field=name) from err
+    print("\n".join(map(escape, text.split("\n"))))

@@ -1,0 +1,65 @@
+"""`wdskit diff`: do two sets of shards hold the same samples?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wdskit.cli.console import escape, format_count, plural, print_error, print_json, show_bytes
+
+if TYPE_CHECKING:
+    from wdskit.shards.comparing import Difference, DiffResult
+
+
+def diff_command(
+    a: Annotated[str, typer.Argument(metavar="A", help="A shard, a folder, or a pattern.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Most lines of each kind.")] = 100,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Compare the samples of A and B by key, wherever they stand.
+
+    A line a key: only in A, only in B, or the fields that differ (`json` in its bytes, `-txt` only A has, `+cls` only B
+    has).
+
+    Exit code: 0 the same samples, 1 others, 2 it could not run.
+
+    In Python: wdskit.shards.comparing.diff
+    """
+    from wdskit.errors import WdskitError
+    from wdskit.shards.comparing import diff
+
+    try:
+        with show_bytes("comparing") as show:
+            result = diff(a, b, limit=limit, progress=show)
+    except WdskitError as err:
+        print_error(err)
+        raise typer.Exit(2) from err
+    if json:
+        print_json({**dataclasses.asdict(result), "is_same": result.is_same})
+    else:
+        _print(result)
+    raise typer.Exit(0 if result.is_same else 1)
+
+
+def _print(result: DiffResult) -> None:
+    for one in result.differences:
+        print(_line(one))
+    for side, num in zip("AB", result.num_repeated, strict=True):
+        if num:
+            print(f"{plural(num, 'sample')} of {side} with a key that came before: not compared.")
+    print(
+        f"A has {plural(result.num_samples[0], 'sample')}, B {format_count(result.num_samples[1])}: "
+        f"{format_count(result.num_equal)} equal, {format_count(result.num_only_a)} only in A, "
+        f"{format_count(result.num_only_b)} only in B, {format_count(result.num_differ)} differ."
+    )
+
+
+def _line(one: Difference) -> str:
+    if one.in_b is None:
+        return f"only in A: {escape(one.key)} ({escape(one.in_a or '')})"
+    if one.in_a is None:
+        return f"only in B: {escape(one.key)} ({escape(one.in_b)})"
+    return f"differs: {escape(one.key)}: {escape(', '.join(one.fields))} ({escape(one.in_a)}, {escape(one.in_b)})"

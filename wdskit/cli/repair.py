@@ -1,0 +1,65 @@
+"""`wdskit repair`: what can be saved of damaged shards."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wdskit.cli.console import escape, plural, print_error, print_json, show_bytes
+from wdskit.cli.verify import Images
+
+if TYPE_CHECKING:
+    from wdskit.shards.repairing import RepairResult
+
+
+def repair_command(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
+    to: Annotated[
+        str, typer.Option("--to", metavar="DEST", help="Folder to write to, empty or not there.", show_default=False)
+    ],
+    images: Annotated[
+        Images, typer.Option(help="A sample with an image that fails this check is lost.")
+    ] = Images.structure,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Save the whole samples of damaged shards in another folder.
+
+    Behind damage it goes on at the next sample that the .idx promises, or else at the next valid header, and lists what
+    was lost. What damage may have touched is not saved. Shards without damage are copied as they are; DEST gets an
+    index.
+
+    Exit code: 0 all was saved, 1 something was lost or is in doubt, 2 it could not run.
+
+    In Python: wdskit.repair
+    """
+    from wdskit.errors import WdskitError
+    from wdskit.shards.repairing import repair
+
+    try:
+        with show_bytes("repairing") as show:
+            result = repair(path, to, images=images.value, progress=show)
+    except WdskitError as err:
+        print_error(err)
+        raise typer.Exit(2) from err
+    suspects = [one.path for one in result.shards if one.is_suspect]
+    if json:
+        shards = [dataclasses.asdict(one) for one in result.shards]
+        print_json({"folder": str(result.folder), "num_saved": result.num_saved, "shards": shards})
+    else:
+        _print(result, suspects)
+    raise typer.Exit(1 if result.lost or suspects else 0)
+
+
+def _print(result: RepairResult, suspects: list[str]) -> None:
+    for loss in result.lost:
+        print(f"lost: {escape(str(loss))}")
+    for path in suspects:
+        print(f"doubt: {escape(path)}: its sha256 is not the index's, so what was saved of it may have changed too.")
+    lost = {(loss.file, loss.key) for loss in result.lost if loss.key is not None}
+    num_shards = sum(one.num_saved > 0 for one in result.shards)
+    print(
+        f"Repaired {escape(str(result.folder))}: {plural(result.num_saved, 'sample')} saved in "
+        f"{plural(num_shards, 'shard')}, {plural(len(lost), 'sample')} known by key lost."
+    )

@@ -1,0 +1,135 @@
+"""`wdskit verify`: are the shards what they should be?"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wdskit.cli.console import (
+    escape,
+    format_bytes,
+    format_count,
+    ignored_note,
+    plural,
+    print_error,
+    print_json,
+    show_bytes,
+)
+
+if TYPE_CHECKING:
+    from wdskit.shards.findings import Finding, VerifyResult
+
+
+class Images(str, Enum):
+    """How images are checked."""
+
+    none = "none"
+    structure = "structure"
+    decode = "decode"
+
+
+def verify_command(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
+    images: Annotated[
+        Images,
+        typer.Option(help="structure: first bytes, JPEG markers, PNG checksums. decode: all pixels."),
+    ] = Images.structure,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="Check the images of this share of the samples only: 1%.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.")] = 0,
+    readers: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="NAMES",
+            help="Judge for other readers: hf,dali,energon,wids,open_clip,timm.",
+            show_default=False,
+        ),
+    ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?", show_default=False),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank.", show_default=False),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs.", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Check shards against their index, and what is in them.
+
+    Reads every shard from end to end: size and sha256 as the index says, every header, the .idx, the same fields in
+    every sample, no key twice, JSON, images. It goes on after a fault and lists all.
+
+    Exit code: 0 clean, 1 something was found, 2 it could not run.
+
+    In Python: wdskit.verify
+    """
+    from wdskit.errors import WdskitError
+    from wdskit.shards.verifying import verify
+
+    if workers is not None and world_size is None:
+        raise typer.BadParameter("--workers goes with --world-size; --processes says how many read.")
+    start = time.perf_counter()
+    try:
+        with show_bytes("verifying") as show:
+            result = verify(
+                path,
+                images=images.value,
+                sample=sample,
+                seed=seed,
+                readers=[name.strip() for name in readers.split(",")] if readers else (),
+                world_size=world_size,
+                loader_workers=workers or 1,
+                workers=processes,
+                progress=show,
+            )
+    except WdskitError as err:
+        print_error(err)
+        raise typer.Exit(2) from err
+    if json:
+        print_json(_to_json(result))
+    else:
+        _print(result, time.perf_counter() - start)
+    raise typer.Exit(0 if result.is_clean else 1)
+
+
+def _to_json(result: VerifyResult) -> dict[str, object]:
+    return {**dataclasses.asdict(result), "is_clean": result.is_clean}
+
+
+def _print(result: VerifyResult, seconds: float) -> None:
+    for finding in result.findings:
+        print(_line(finding))
+    for verdict in result.verdicts:
+        if verdict.is_safe:
+            print(f"{verdict.reader}: safe")
+    if not result.is_indexed:
+        print(f"No index: sizes and digests could not be compared. `wdskit index {escape(result.path)}` makes one.")
+    if result.num_ignored:
+        print(ignored_note(result.num_ignored))
+    if result.num_large:
+        print(f"Note: {plural(result.num_large, 'field')} over 32 MiB, digested but not looked into.")
+    num = sum(1 + one.more for one in result.findings)
+    what = "clean" if not num else f"{format_count(num)} finding{'' if num == 1 else 's'}"
+    print(
+        f"Verified {escape(result.path)}: {what}. {plural(result.num_shards, 'shard')}, "
+        f"{plural(result.num_samples, 'sample')}, {plural(result.num_images, 'image')}, "
+        f"{format_bytes(result.num_bytes)} in {seconds:.1f} s ({format_bytes(result.num_bytes / seconds)}/s)."
+    )
+
+
+def _line(finding: Finding) -> str:
+    return escape(str(finding))

@@ -1,0 +1,85 @@
+"""Is a field what its name promises? Images by their first bytes, structure or pixels, JSON by parsing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wdskit.codecs.fields import JSON_FIELDS, decode_field
+from wdskit.codecs.images import IMAGE_FIELDS, JPEG_START, PNG_START, decode_image
+from wdskit.codecs.structure import check_image
+from wdskit.errors import DecodeError
+from wdskit.files import Buffer
+from wdskit.limits import MAX_PIXELS
+
+Check = Callable[[Buffer], None]
+
+_GIF = (b"GIF87a", b"GIF89a")
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_NETPBM = (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")
+_STARTS: dict[str, tuple[tuple[bytes, ...], tuple[str, ...]]] = {
+    "JPEG": ((JPEG_START,), ("jpg", "jpeg", "jpe", "jfif")),
+    "PNG": ((PNG_START,), ("png", "apng")),
+    "WebP": ((b"RIFF",), ("webp",)),
+    "GIF": (_GIF, ("gif",)),
+    "BMP": ((b"BM",), ("bmp",)),
+    "TIFF": (_TIFF, ("tif", "tiff")),
+    "PPM": (_NETPBM, ("ppm", "pgm", "pbm", "pnm")),
+}
+_FORMAT_OF = {field: name for name, (_, fields) in _STARTS.items() for field in fields}
+assert _FORMAT_OF.keys() == IMAGE_FIELDS
+
+
+def check_magic(field: str, data: Buffer) -> None:
+    """Compare the first bytes of an image with the format that its field's name promises.
+
+    Args:
+        field: For which `is_image_field` holds: `jpg`, `left.PNG`, ...
+        data: The file, or its first 12 bytes or more.
+
+    Raises:
+        DecodeError: It names the format that was found.
+    """
+    wanted = _FORMAT_OF[field.rpartition(".")[2].lower()]
+    start = bytes(data[:12])
+    if start.startswith(_STARTS[wanted][0]) and wanted != "WebP":
+        return
+    found = next((name for name, (starts, _) in _STARTS.items() if start.startswith(starts)), None)
+    if found == "WebP" and start[8:] != b"WEBP":
+        found = None
+    if found != wanted:
+        what = f"a {found} file" if found else f"no image of a known format; it starts with {start[:8]!r}"
+        raise DecodeError(f"the name promises {wanted}, and it is {what}", field=field)
+
+
+def check_structure(field: str, data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
+    """Check that the field is one whole image of the format that its name promises, without decoding it.
+
+    Raises:
+        DecodeError: As `check_magic` and `structure.check_image`.
+    """
+    check_magic(field, data)
+    check_image(data, max_pixels=max_pixels)
+
+
+def check_pixels(field: str, data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
+    """`check_structure`, and decode the image.
+
+    Raises:
+        DecodeError: As `check_structure` and `images.decode_image`.
+    """
+    check_structure(field, data, max_pixels=max_pixels)
+    decode_image(data, "rgb8", max_pixels=max_pixels)
+
+
+def is_json_field(field: str) -> bool:
+    """Whether a field holds JSON by its name; the last component counts."""
+    return field.rpartition(".")[2].lower() in JSON_FIELDS
+
+
+def check_json(field: str, data: Buffer) -> None:
+    """Parse a JSON field as `decode` does.
+
+    Raises:
+        DecodeError: It is none.
+    """
+    decode_field(field, data)

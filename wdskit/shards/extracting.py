@@ -1,0 +1,191 @@
+"""Fields out of shards: one to print, or all as files of a folder, and of no other."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.keys import split_name
+from wdskit.errors import KeyRuleError, StorageError
+from wdskit.files import Disk, draft_path, make_folders, publish_bytes
+from wdskit.shards.contents import find_shards
+from wdskit.shards.findings import shorten
+from wdskit.storage.urls import open_stream
+
+MAX_REFUSED_LISTED = 1000
+_MAX_PART_BYTES = 255 - len(draft_path(Path("x")).name) + 1  # of a file name on common disks, its draft's included
+_IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+
+
+class UnflushedDisk(Disk):
+    """Leaves it to the system when files reach the device: what is extracted can be extracted again."""
+
+    def fsync(self, fd: int) -> None:
+        """Nothing: thousands of small files would take a hundred times as long."""
+
+    def fsync_folder(self, folder: Path) -> None:
+        """Nothing, for the same reason."""
+
+
+UNFLUSHED = UnflushedDisk()
+
+
+@dataclass
+class Extracted:
+    """What `extract` did.
+
+    Attributes:
+        folder: Where the files are.
+        num_samples: Samples of which something was written.
+        num_files: Files.
+        num_bytes: Their size.
+        num_refused: Members whose names are no safe file names, and were not written.
+        refused: The first of them, each with the reason.
+    """
+
+    folder: Path
+    num_samples: int = 0
+    num_files: int = 0
+    num_bytes: int = 0
+    num_refused: int = 0
+    refused: list[tuple[str, str]] = field(default_factory=list)
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note a member that is not written."""
+        self.num_refused += 1
+        if len(self.refused) < MAX_REFUSED_LISTED:
+            self.refused.append((shorten(name), reason))
+
+
+def read_field(url: str, name: str) -> bytes:
+    """One field of one sample: `wdskit cat`.
+
+    The shard is read up to the end of the sample.
+
+    Args:
+        url: Path or URL of a shard.
+        name: Key and field as they stand in the shard: `photos/cat/000003.json`.
+
+    Raises:
+        KeyRuleError: The name has no key and field, or the shard has no such sample or field.
+        ShardError: The shard is not right before the end of the sample.
+        StorageError: It cannot be read.
+    """
+    split = split_name(name)
+    if split is None:
+        raise KeyRuleError(f"{name!r} is no key and field. Write KEY.FIELD, such as photos/cat/000003.json.", name=name)
+    key, wanted = split
+    stream = open_stream(url)
+    try:
+        reader = ShardReader(stream.read, shard=url)
+        for sample in reader:
+            if sample["__key__"] == key:
+                if wanted in sample:
+                    data: bytes = sample[wanted]
+                    return data
+                there = shorten(", ".join(name for name in sample if not name.startswith("__")))
+                raise KeyRuleError(f"{url}: sample {key!r} has no field {wanted!r}. It has: {there}.", name=name)
+    finally:
+        stream.close()
+    raise KeyRuleError(f"{url}: none of its {reader.num_samples} samples has the key {key!r}.", name=name)
+
+
+def extract(
+    path: str,
+    to: str | Path,
+    *,
+    fields: Collection[str] = (),
+    keys: Collection[str] = (),
+    limit: int | None = None,
+    disk: Disk = UNFLUSHED,
+) -> Extracted:
+    """Write fields as files called KEY.FIELD: `wdskit extract`.
+
+    Nothing is written outside of the folder, whatever the names in the shard are. A member whose name is no plain
+    relative path of printable parts, or is in the way of another's, is not written and noted.
+
+    Args:
+        path: A shard, folder or pattern, as `find_shards` takes it.
+        to: A folder that is empty or not there yet.
+        fields: Only these; without, all.
+        keys: Only these samples; without, all.
+        limit: Stop after so many samples.
+        disk: What writes.
+
+    Raises:
+        ShardError: A shard is not right; the whole samples before are written.
+        StorageError: A shard cannot be read, `to` is not empty, or it cannot be written.
+    """
+    target = find_shards(path)
+    folder = Path(to)
+    done = Extracted(folder)
+    try:
+        make_folders(folder, disk=disk)
+        if any(folder.iterdir()):
+            msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
+            raise StorageError(msg, url=str(folder))
+        for url in target.urls:
+            left = None if limit is None else limit - done.num_samples
+            if left == 0:
+                break
+            _extract_shard(url, done, set(fields), set(keys), left, disk)
+    except OSError as err:
+        raise StorageError(f"{folder}: cannot be written: {err.strerror}.", url=str(folder)) from err
+    return done
+
+
+def _extract_shard(url: str, done: Extracted, fields: set[str], keys: set[str], limit: int | None, disk: Disk) -> None:
+    stream = open_stream(url)
+    try:
+        samples = (one for one in ShardReader(stream.read, shard=url) if not keys or one["__key__"] in keys)
+        for sample in islice(samples, limit):
+            before = done.num_files
+            for name, data in sample.items():
+                if not name.startswith("__") and (not fields or name in fields):
+                    _write(done, f"{sample['__key__']}.{name}", data, disk)
+            done.num_samples += done.num_files > before
+    finally:
+        stream.close()
+
+
+def _write(done: Extracted, name: str, data: bytes, disk: Disk) -> None:
+    """Write one file, unless its name is refused."""
+    problem = path_problem(name)
+    path = done.folder / name
+    if not problem and path.exists():
+        problem = "there is a file of this name already"
+    if problem:
+        done.refuse(name, problem)
+        return
+    try:
+        make_folders(path.parent, disk=disk)
+        publish_bytes(path, data, disk=disk)
+    except OSError as err:
+        if err.errno not in _IN_THE_WAY:
+            raise
+        done.refuse(name, f"another name is in its way, or it is too long: {err.strerror}")
+        return
+    done.num_files += 1
+    done.num_bytes += len(data)
+
+
+def path_problem(name: str) -> str | None:
+    """Why a member's name is no safe path below a folder; None where it is one."""
+    parts = name.split("/")
+    if name.startswith("/"):
+        return "it is an absolute path"
+    if "" in parts or "." in parts or ".." in parts:
+        return "it is no plain relative path"
+    if not name.isprintable():
+        return "it holds characters that cannot be printed"
+    if "\\" in name:
+        return "it holds a backslash, which is a separator on other systems"
+    if any(part.startswith((".", "~", "-")) for part in parts):
+        return "a part of it starts with a dot, ~ or -, which programs take for something else"
+    if any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
+        return f"a part of it is over {_MAX_PART_BYTES} bytes"
+    return None
