@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from wdskit.codecs.images import is_image_field
@@ -17,6 +18,8 @@ from wdskit.pipeline.counting import count_of, patience_of
 from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.foreign import is_webdatasets, opens_shards, takes_shards
 from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
+from wdskit.pipeline.fuse_plan import FusedSpec, fuse
+from wdskit.pipeline.fused import fused_step
 from wdskit.pipeline.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
 from wdskit.pipeline.registry import resolve
 from wdskit.pipeline.run import Place, Run
@@ -60,14 +63,14 @@ class _Composer:
     def __init__(
         self, specs: Sequence[Any], place: Place, num_threads: int, max_workers: int, functions: Functions
     ) -> None:
-        self.specs = specs
+        self.specs = fuse(specs)
         self.max_workers = max_workers
         self.functions = functions
         seed = getattr(specs[0], "seed", 0)
         self.run = Run(place, seed, num_threads)
         self.stages: list[Any] = []
         self.steps: list[Step] = []
-        self.seen: Counter[str] = Counter()
+        self.seen: defaultdict[str, Iterator[int]] = defaultdict(count)
         self.images: set[str] = set()  # fields that hold images under names that do not say so
         self.slots: frozenset[int] = frozenset()  # places of images in a tuple
         self.shards: ShardList | None = None
@@ -102,16 +105,23 @@ class _Composer:
 
     def _add(self, spec: StageSpec) -> None:
         """Add one of our stages."""
-        number = self.seen[spec.name]
-        self.seen[spec.name] += 1
-        label = f"{spec.name}:{number}"
         if spec.kind == "each":
-            self.steps.append(Step(spec.name, self._function(spec, label)))
-            return
-        self._flush()
-        stage = getattr(self, f"_stage_{spec.name}")(spec, label)
-        if stage is not None:
-            self.stages.append(stage)
+            self.steps.append(self._step(spec))
+        else:
+            self._flush()
+            stage = getattr(self, f"_stage_{spec.name}")(spec, self._label(spec))
+            self.stages += [] if stage is None else [stage]
+
+    def _label(self, spec: StageSpec) -> str:
+        """Name and ordinal, the key of the stage's random numbers."""
+        return f"{spec.name}:{next(self.seen[spec.name])}"
+
+    def _step(self, spec: StageSpec) -> Step:
+        """A one-to-one stage, or several that run as one."""
+        if isinstance(spec, FusedSpec):
+            steps = [self._step(stage) for stage in spec.stages]
+            return fused_step(spec.stages, steps, frozenset(self.images))
+        return Step(spec.name, self._function(spec, self._label(spec)))
 
     def _flush(self) -> None:
         """Run the one-to-one stages collected so far as one."""
@@ -153,11 +163,8 @@ class _Composer:
         self.opened = True
         self.tars = len(self.stages)
         shards = self.shards
-        entries = (
-            {}
-            if shards is None
-            else {url: entry for url, entry in zip(shards.urls, shards.entries, strict=True) if entry is not None}
-        )
+        listed = [] if shards is None else zip(shards.urls, shards.entries, strict=True)
+        entries = {url: entry for url, entry in listed if entry is not None}
         source = self.specs[0]
         urls = getattr(source if shards is None else shards, "urls", None) or range(_UNKNOWN_SHARDS)
         silence = Silence(
@@ -172,9 +179,7 @@ class _Composer:
 
     def _stage_stream(self, spec: Any, _: str) -> StreamSource:
         shards = list_shards(spec.shards, need_index=spec.check == "sha256")
-        weights = None
-        if spec.weights is not None:
-            weights = _shard_weights(spec.weights, shards)
+        weights = None if spec.weights is None else _shard_weights(spec.weights, shards)
         self.shards = shards
         self.draws = Draws(
             len(shards.urls),
