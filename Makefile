@@ -16,7 +16,7 @@ help:
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of it that reads the source only"
 	@echo "make peers   what other programs read and write, in full"
-	@echo "make bench   speed of the tar reader against webdataset's"
+	@echo "make bench   speed of the tar reader against webdataset's, and what an image costs"
 	@echo "make clean   remove what the other commands made, .venv included"
 
 setup: $(STAMP)
@@ -55,6 +55,7 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench_tar.py
+	$(BIN)/python tools/bench_image.py
 
 clean:
 	rm -rf .venv .demo .bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -62,14 +62,23 @@ class FusedStep:
             normalize=mean_and_std(normalize) if normalize else None,
         )
 
+    @property
+    def out_shape(self) -> tuple[int, int, int] | None:
+        """Of the image as a tensor, (3, height, width); None where it depends on the file."""
+        sizes = [spec.size for name, spec in self.specs.items() if name in {self.crop, "center_crop"}]
+        if self.crop == "resize" and len(sizes) == 1 and isinstance(sizes[0], int):
+            return None
+        return (3, *pair(sizes[-1]))
+
     def __call__(self, sample: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
         """The sample with its fields decoded and its image cropped.
 
         Args:
             sample: Fields as bytes.
             origin: Its position.
-            out: Where to write the image, as `framing.write` takes it. The field of the result is then `out` itself,
-                or, of a sample that is not the common case, what it would be without.
+            out: Where to write the image, as `framing.write` takes it: `out_shape` and `ending.dtype` say what fits.
+                The field of the result is then `out` itself, or, of a sample that is not the common case, what it
+                would be without.
 
         Raises:
             StepFailed: From the error of the stage that failed.
