@@ -208,7 +208,7 @@ def difference(one, other):
 
 @pytest.mark.parametrize("quality", [75, 95])
 def test_photographs_decoded_at_a_smaller_scale_are_close(quality, pictures):
-    """Rounding crops to whole decoded pixels would give 34 dB in the mean instead of 43."""
+    """Measured: 43.6 dB, 1.2 levels, at worst 34.8 and 3.2. Crops rounded to decoded pixels give 37.4 and 25.5."""
     found = []
     for name, picture in pictures.items():
         sample = {"jpg": encoded(picture, "JPEG", quality=quality, subsampling=0 if quality == 75 else 2)}
@@ -224,8 +224,8 @@ def test_photographs_decoded_at_a_smaller_scale_are_close(quality, pictures):
     scaled = [values for name, *values in found if values[2] > 0]
     psnr, mean, largest = zip(*scaled, strict=True)
     assert len(scaled) > 0.9 * len(found)
-    assert np.mean(psnr) > 42
-    assert min(psnr) > 30
-    assert np.mean(mean) < 1.6
-    assert max(mean) < 5.5
-    assert max(largest) < 65
+    assert np.mean(psnr) > 42.5
+    assert min(psnr) > 33
+    assert np.mean(mean) < 1.5
+    assert max(mean) < 4
+    assert max(largest) < 60
