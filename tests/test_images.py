@@ -10,9 +10,11 @@ import zlib
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image, ImageFile
 from webdataset.autodecode import ImageHandler, imagespecs
 
@@ -20,64 +22,6 @@ from wdskit.codecs.images import IMAGE_FIELDS, IMAGE_SPECS, decode_image, is_ima
 from wdskit.errors import DecodeError, ImageTooLarge
 
 LIMIT = 10**6
-
-
-def pixels(*shape, seed=0):
-    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-
-
-def photo(height=21, width=34):
-    """Smooth, so that JPEG has something to do."""
-    rows, columns = np.mgrid[0:height, 0:width]
-    return np.stack([rows * 5 % 256, columns * 3 % 256, (rows + columns) * 2 % 256], axis=-1).astype(np.uint8)
-
-
-def encoded(image, fmt, **options):
-    stream = io.BytesIO()
-    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(stream, fmt, **options)
-    return stream.getvalue()
-
-
-def palette_image(*, transparency=None):
-    image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4) % 4).convert("P")
-    image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120])
-    if transparency is not None:
-        image.info["transparency"] = transparency
-    return image
-
-
-FILES = {
-    "jpeg": encoded(photo(), "JPEG", quality=90),
-    "jpeg 4:4:4": encoded(photo(), "JPEG", quality=95, subsampling=0),
-    "jpeg 4:2:2": encoded(pixels(17, 33, 3), "JPEG", subsampling=1),
-    "jpeg progressive": encoded(photo(), "JPEG", progressive=True),
-    "jpeg grey": encoded(photo()[..., 0], "JPEG"),
-    "jpeg cmyk": encoded(Image.fromarray(photo()).convert("CMYK"), "JPEG"),
-    "jpeg rgb": encoded(photo(), "JPEG", keep_rgb=True),
-    "jpeg one pixel": encoded(photo(1, 1), "JPEG"),
-    "png": encoded(pixels(5, 7, 3), "PNG"),
-    "png grey": encoded(pixels(5, 7), "PNG"),
-    "png alpha": encoded(pixels(5, 7, 4), "PNG"),
-    "png grey alpha": encoded(Image.fromarray(pixels(5, 7, 2), "LA"), "PNG"),
-    "png one bit": encoded(Image.fromarray(pixels(5, 7) > 100), "PNG"),
-    "png palette": encoded(palette_image(), "PNG"),
-    "png palette, one transparent": encoded(palette_image(transparency=1), "PNG", transparency=1),
-    "png colour key": encoded(photo(), "PNG", transparency=(0, 0, 0)),
-    "webp": encoded(photo(), "WEBP"),
-    "webp lossless": encoded(photo(), "WEBP", lossless=True),
-    "webp alpha": encoded(pixels(5, 7, 4), "WEBP", lossless=True, exact=True),
-    "gif": encoded(palette_image(), "GIF"),
-    "gif animated": encoded(
-        palette_image(), "GIF", save_all=True, append_images=[palette_image().transpose(Image.Transpose.ROTATE_180)]
-    ),
-    "bmp": encoded(pixels(5, 7, 3), "BMP"),
-    "tiff": encoded(pixels(5, 7, 3), "TIFF"),
-    "tiff lzw": encoded(pixels(5, 7, 3), "TIFF", compression="tiff_lzw"),
-    "tiff float": encoded(np.linspace(-9, 300, 35, dtype=np.float32).reshape(5, 7), "TIFF"),
-    "ppm": encoded(pixels(5, 7, 3), "PPM"),
-    "pgm": encoded(pixels(5, 7), "PPM"),
-    "pbm": encoded(Image.fromarray(pixels(5, 7) > 100), "PPM"),
-}
 
 
 def test_specs_are_webdatasets():
@@ -196,11 +140,13 @@ def test_pil_images_keep_exif_and_profile():
         assert image.size == (34, 21), "orientation is not applied"
 
 
-def test_jpeg_with_extraneous_bytes_goes_through_pillow():
+@pytest.mark.parametrize("name", sorted(EXTRANEOUS))
+def test_jpeg_with_extraneous_bytes_goes_through_pillow(name):
     """Of these simplejpeg says no, Pillow and every viewer yes."""
-    data = FILES["jpeg"]
-    odd = data[:-2] + b"\x01\x02\x03" + data[-2:]
-    assert np.array_equal(decode_image(odd, "rgb8", max_pixels=LIMIT), decode_image(data, "rgb8", max_pixels=LIMIT))
+    with pytest.raises(ValueError, match="extraneous bytes"):
+        simplejpeg.decode_jpeg(EXTRANEOUS[name])
+    result = decode_image(EXTRANEOUS[name], "rgb8", max_pixels=LIMIT)
+    assert np.array_equal(result, decode_image(FILES["jpeg"], "rgb8", max_pixels=LIMIT))
 
 
 # --- limits

@@ -55,6 +55,16 @@ def test_the_tar_bench_compares_at_both_sizes(repository: Path) -> None:
     assert all(len(line) == 5 and min(line) > 0 for line in lines)
 
 
+def test_the_image_bench_compares_all_chains(repository: Path) -> None:
+    """Uint8 and float, each with three positive numbers."""
+    command = [sys.executable, "tools/bench_image.py", "--rounds", "7", "--num", "2", "--size", "90x80@90"]
+    done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
+    lines = [line.split("  ") for line in done.stdout.splitlines() if line.startswith("  ") and "x bare" not in line]
+    assert [line[1] for line in lines[:5]] == ["bare", "fused", "fused, into a batch", "apart", "Pillow"]
+    assert len(lines) == 10
+    assert all(float(cell) > 0 for line in lines for cell in " ".join(line[2:]).split())
+
+
 def test_train_ddp_stays_small(repository: Path) -> None:
     """It is there to be read."""
     assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 130

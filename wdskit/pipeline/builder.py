@@ -209,13 +209,16 @@ class Pipeline:
         """Shuffle in a buffer of `size` values; giving starts once `initial` are there (default 100)."""
         return self._with("shuffle", {"size": size, "initial": initial})
 
-    def decode(self, images: str | None = None, *, only: Fields = None, max_pixels: int = MAX_PIXELS) -> Pipeline:
+    def decode(
+        self, images: str | None = None, *, only: Fields = None, fuse: bool = True, max_pixels: int = MAX_PIXELS
+    ) -> Pipeline:
         """Fields into values: images by one of webdataset's specs (rgb8, rgb, pil, torchrgb8, ...), json, txt, cls, npy
         by name.
 
-        Nothing is unpickled: fields of other names stay bytes.
+        Nothing is unpickled: fields of other names stay bytes. With a crop directly behind it, a large JPEG is decoded
+        no larger than the crop needs, unless `fuse` is False.
         """
-        return self._with("decode", {"images": images, "only": only, "max_pixels": max_pixels})
+        return self._with("decode", {"images": images, "only": only, "fuse": fuse, "max_pixels": max_pixels})
 
     def map(self, fn: Fn, *, global_rng: bool = False) -> Pipeline:
         """A function of each value. `global_rng` seeds random, numpy and torch by position before each call."""

@@ -16,6 +16,7 @@ from wdskit.pipeline.counting import count_of, patience_of
 from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.footing import keeping
 from wdskit.pipeline.foreign import is_webdatasets, opens_shards, takes_shards
+from wdskit.pipeline.fuse_plan import fuse
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.planning import ORDER_VERSION, compose_planned
 from wdskit.pipeline.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
@@ -68,7 +69,7 @@ class _Composer:
     def __init__(
         self, specs: Sequence[Any], place: Place, num_threads: int, max_workers: int, functions: Functions
     ) -> None:
-        self.specs = specs
+        self.specs = fuse(specs)
         self.max_workers = max_workers
         self.run = Run(place, getattr(specs[0], "seed", 0), num_threads)
         self.maker = StepMaker(self.run, functions)

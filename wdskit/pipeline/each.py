@@ -21,6 +21,15 @@ class Step:
     function: Function
 
 
+class StepFailed(Exception):
+    """Tells which of several stages that run as one step failed, and what it raised."""
+
+    def __init__(self, stage: str, err: Exception) -> None:
+        super().__init__(stage, err)
+        self.stage = stage
+        self.err = err
+
+
 class Each:
     """Runs one-to-one stages that stand side by side.
 
@@ -63,6 +72,8 @@ class Each:
         for step in (*self.parts[origin.part], *self.steps) if self.parts else self.steps:
             try:
                 value = step.function(value, origin)
+            except StepFailed as failed:
+                raise stage_error(failed.stage, origin, failed.err) from failed.err
             except Exception as err:
                 raise stage_error(step.name, origin, err) from err
         return value

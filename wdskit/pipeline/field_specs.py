@@ -35,6 +35,11 @@ class DecodeSpec(StageSpec):
         None, description="What images become, in webdataset's words. Without: they stay bytes."
     )
     only: FieldNames | None = Field(None, description="The fields to decode. Without: all.")
+    fuse: Bool = Field(
+        True,
+        description="Whether decoding and the crop directly behind it run as one, which decodes a large JPEG no larger "
+        "than the crop needs. Its pixels then differ by about one level of 255.",
+    )
     max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may promise.")
 
 

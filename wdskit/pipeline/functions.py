@@ -8,6 +8,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from numpy.random import Generator
+
 from wdskit.codecs.fields import decode_field
 from wdskit.codecs.images import decode_image, is_image_field
 from wdskit.errors import DecodeError, PipelineError, WdskitError
@@ -107,7 +109,11 @@ class Transform:
 
     def __call__(self, value: Any, origin: Origin) -> Any:
         """The transformed sample."""
-        return self.function(value, lambda: self.run.rng_of(self.stage)(origin))
+        return self.function(value, lambda: self.rng_at(origin))
+
+    def rng_at(self, origin: Origin) -> Generator:
+        """The Generator of a position, as at its first use."""
+        return self.run.rng_of(self.stage)(origin)
 
 
 class Decode:
@@ -121,10 +127,15 @@ class Decode:
     def __call__(self, sample: Any) -> dict[str, Any]:
         """A copy of `sample` with its fields decoded."""
         check_dict("decode", sample)
-        return {field: self._decode(field, value) for field, value in sample.items()}
+        return {field: self.decode_one(field, value) for field, value in sample.items()}
 
-    def _decode(self, field: str, value: Any) -> Any:
-        if field.startswith(_HIDDEN) or not isinstance(value, bytes) or (self.only and field not in self.only):
+    def takes(self, field: str, value: Any) -> bool:
+        """Whether a field is one to decode."""
+        return not field.startswith(_HIDDEN) and isinstance(value, bytes) and (not self.only or field in self.only)
+
+    def decode_one(self, field: str, value: Any) -> Any:
+        """The value of one field."""
+        if not self.takes(field, value):
             return value
         if not is_image_field(field):
             return decode_field(field, value)

@@ -82,7 +82,7 @@ def center_crop(image: Image, size: tuple[int, int]) -> Image:
     """The middle (height, width) of the image, with zeros around an image that is smaller; torchvision's rounding."""
     height, width = size
     full_height, full_width = image_size(image)
-    top, left = _middle(full_height, height), _middle(full_width, width)
+    top, left = middle(full_height, height), middle(full_width, width)
     if height <= full_height and width <= full_width:
         return crop(image, top, left, height, width)
     if isinstance(image, PillowImage):
@@ -138,6 +138,13 @@ def normalize(image: Image, mean: Sequence[float], std: Sequence[float]) -> Arra
         return _normalize_rows(pixels.permute(1, 2, 0), *factors).permute(2, 0, 1)
     scale, shift = (row.view(-1, 1, 1) for row in _affine(*factors, 1))
     return (pixels.to(torch.float32) * scale).add_(shift).reshape(pixels.shape)
+
+
+def fill(out_hwc: torch.Tensor, pixels: torch.Tensor, mean: Sequence[float], std: Sequence[float]) -> None:
+    """Write what `normalize` makes of uint8 pixels (height, width, channels) into contiguous float32 memory."""
+    rows = out_hwc.copy_(pixels).view(out_hwc.shape[0], -1)
+    scale, shift = _affine(tuple(mean), tuple(std), 255.0, rows.shape[1])
+    rows.mul_(scale).add_(shift)
 
 
 def to_tensor(image: Image) -> torch.Tensor:
@@ -236,7 +243,7 @@ def _nearest(n: int, into: int) -> NDArray[np.int64]:
     return (2 * np.arange(into) + 1) * n // (2 * into)
 
 
-def _middle(full: int, part: int) -> int:
+def middle(full: int, part: int) -> int:
     """Where the part starts; below 0 by the padding if it is the larger one. Rounded as torchvision does."""
     return -((part - full) // 2) if part > full else round((full - part) / 2)
 

@@ -18,6 +18,7 @@ from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.fuse_plan import fuse
 from wdskit.pipeline.planned import Plan, PlannedPipeline
 from wdskit.pipeline.run import Place, Run
 from wdskit.pipeline.shards import OpenShards
@@ -124,11 +125,11 @@ def compose_planned(
     data = plan_data(source)
     run = Run(place, source.seed, num_threads)
     maker = StepMaker(run, functions)
-    parts = tuple(tuple(maker.step(spec) for spec in part.stages) for part in source.mixture or ())
+    parts = tuple(tuple(maker.step(spec) for spec in fuse(part.stages)) for part in source.mixture or ())
     before: list[Step] = []
     behind: list[Step] = []
     batched = None
-    for spec in specs[1:]:
+    for spec in fuse(specs[1:]):
         if spec.kind == "each":
             (before if batched is None else behind).append(maker.step(spec))
         elif spec.kind == "batch":

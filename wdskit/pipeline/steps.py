@@ -11,6 +11,8 @@ from wdskit.errors import PipelineError
 from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
+from wdskit.pipeline.fuse_plan import FusedSpec
+from wdskit.pipeline.fused import fused_step
 from wdskit.pipeline.registry import resolve
 from wdskit.pipeline.run import Run
 from wdskit.pipeline.transforms import make_transform
@@ -40,11 +42,14 @@ class StepMaker:
         return f"{spec.name}:{number}"
 
     def step(self, spec: Any) -> Step:
-        """What a one-to-one spec does to a value.
+        """What a one-to-one spec does to a value, or several that run as one.
 
         Raises:
             PipelineError: A function is unknown, or cannot run with the threads there are.
         """
+        if isinstance(spec, FusedSpec):
+            steps = [self.step(stage) for stage in spec.stages]
+            return fused_step(spec.stages, steps, frozenset(self._images))
         return Step(spec.name, self._function(spec, self.label(spec)))
 
     def together(self, steps: list[Step]) -> Each:

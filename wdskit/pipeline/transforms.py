@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -101,7 +101,8 @@ def _names(sample: Mapping[str, Any]) -> str:
     return ", ".join(field for field in sample if not field.startswith("__")) or "none"
 
 
-def _pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    """Height and width."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
@@ -114,23 +115,26 @@ def _resize(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
     """A number is the length of the shorter side."""
 
     def target(image: Any) -> tuple[int, int]:
-        if isinstance(spec.size, int):
-            return geometry.shorter_side(*geometry.image_size(image), spec.size)
-        return _pair(spec.size)
+        return resized(spec.size, *geometry.image_size(image))
 
     done = _changed(sample, find.of_images(sample), lambda image: geometry.resize(image, target(image)))
     return _changed(done, find.of_masks(sample), lambda mask: geometry.resize(mask, target(mask), nearest=True))
 
 
+def resized(size: int | list[int] | tuple[int, int], height: int, width: int) -> tuple[int, int]:
+    """Height and width that `resize: size` makes of an image's."""
+    return geometry.shorter_side(height, width, size) if isinstance(size, int) else pair(size)
+
+
 def _center_crop(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
-    size = _pair(spec.size)
+    size = pair(spec.size)
     fields = find.of_images(sample) + find.of_masks(sample)
     return _changed(sample, fields, lambda image: geometry.center_crop(image, size))
 
 
 def _random_resized_crop(spec: Any, find: _Fields, sample: Sample, rng: Rng) -> Sample:
     """One part for all fields, cut out and resized."""
-    size = _pair(spec.size)
+    size = pair(spec.size)
     images, masks = find.of_images(sample), find.of_masks(sample)
     height, width = _common_size(sample, images + masks)
     box = geometry.draw_crop(rng(), height, width, spec.scale, spec.ratio)
@@ -155,8 +159,12 @@ def _random_flip(spec: Any, find: _Fields, sample: Sample, rng: Rng) -> Sample:
 
 
 def _normalize(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if spec.preset == "imagenet" else (spec.mean, spec.std)
-    return _changed(sample, find.of_images(sample), lambda image: geometry.normalize(image, mean, std))
+    return _changed(sample, find.of_images(sample), lambda image: geometry.normalize(image, *mean_and_std(spec)))
+
+
+def mean_and_std(spec: Any) -> tuple[Sequence[float], Sequence[float]]:
+    """Those of a normalize spec, for values 0..1."""
+    return (IMAGENET_MEAN, IMAGENET_STD) if spec.preset == "imagenet" else (spec.mean, spec.std)
 
 
 def _to_tensor(_: Any, find: _Fields, sample: Sample, __: Rng) -> Sample:

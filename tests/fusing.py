@@ -1,0 +1,81 @@
+"""The fused step and the stages apart, for the tests that compare them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from images import encoded, pixels
+
+from wdskit.pipeline.compose import compose
+from wdskit.pipeline.each import Each
+from wdskit.pipeline.field_specs import DecodeSpec
+from wdskit.pipeline.fused import FusedStep
+from wdskit.pipeline.run import Origin, Place
+from wdskit.pipeline.specs import StreamSpec
+from wdskit.pipeline.transform_specs import (
+    CenterCropSpec,
+    NormalizeSpec,
+    RandomFlipSpec,
+    RandomResizedCropSpec,
+    ResizeSpec,
+    ToTensorSpec,
+)
+
+SPECS = ["rgb8", "rgb", "torchrgb8", "torchrgb"]
+CROPS = {
+    "random": [RandomResizedCropSpec(size=12)],
+    "random wide": [RandomResizedCropSpec(size=[7, 15], scale=[0.3, 0.9])],
+    "resize": [ResizeSpec(size=14)],
+    "resize both": [ResizeSpec(size=[11, 18])],
+    "middle": [ResizeSpec(size=14), CenterCropSpec(size=12)],
+    "middle padded": [ResizeSpec(size=8), CenterCropSpec(size=[12, 6])],
+}
+FLIP, NORMALIZE, TENSOR = RandomFlipSpec(), NormalizeSpec(preset="imagenet"), ToTensorSpec()
+ENDINGS = {
+    "": [],
+    "flip": [FLIP],
+    "normalize": [NormalizeSpec(mean=[0.4], std=[0.3])],
+    "tensor": [TENSOR],
+    "flip normalize tensor": [FLIP, NORMALIZE, TENSOR],
+    "flip tensor normalize": [FLIP, TENSOR, NORMALIZE],
+}
+
+
+def each_of(*specs, fuse=True, images="rgb8", **options):
+    """The running one-to-one stages."""
+    decode = DecodeSpec(images=images, fuse=fuse, **options)
+    stages = compose([StreamSpec(shards=__file__, seed=3), decode, *specs], place=Place(0, 1), functions={}).pipeline
+    [each] = [stage for stage in stages if isinstance(stage, Each)]
+    assert fuse == any(isinstance(step.function, FusedStep) for step in each.steps)
+    return each
+
+
+def at(number=0):
+    """A position."""
+    return Origin("a.tar", f"k{number}", 5, number, 0)
+
+
+def results(each, sample, count=1):
+    """What becomes of a sample at some positions."""
+    return [each.apply(dict(sample), at(number)) for number in range(count)]
+
+
+def assert_same(one, other, atol=0.0):
+    """Two samples with the same fields, kinds, dtypes, memory layouts and, but for atol, values."""
+    assert list(one) == list(other)
+    for field in one:
+        a, b = one[field], other[field]
+        assert type(a) is type(b)
+        if not isinstance(a, (np.ndarray, torch.Tensor)):
+            assert a == b
+            continue
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        if isinstance(a, torch.Tensor):
+            assert a.stride() == b.stride()
+        else:
+            assert a.flags.c_contiguous
+            assert a.flags.writeable
+        assert np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max() <= atol
+
+
+PICTURE = encoded(pixels(30, 40, 3), "PNG")
