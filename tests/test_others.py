@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shards import write_numbers
 
-from wdskit import FolderIndexError, PipelineError, StorageError
+from wdskit import ConfigError, FolderIndexError, Pipeline, PipelineError, StorageError
 from wdskit.dataset.others import TimmSplit, read_sizes, read_timm_info, upsampling_weights
 from wdskit.dataset.patterns import list_shards
 from wdskit.order.draws import Draws
@@ -202,6 +202,23 @@ def test_a_stream_with_these_weights_draws_shards_as_open_clip_does(parts) -> No
         (drawn[at] - 6000 * share / sum(wanted)) ** 2 / (6000 * share / sum(wanted)) for at, share in enumerate(wanted)
     )
     assert off < 20.5  # chi-square of 5 degrees of freedom, 1 in 1000
+
+
+def test_a_stream_takes_factors_as_open_clip_writes_them(tmp_path):
+    """Of each shard: of 3 and of 1, with 1::2, the last is drawn in two of five draws."""
+    many, one = write_numbers(tmp_path / "a", [1, 1, 1]), write_numbers(tmp_path / "b", [1])
+    pipe = Pipeline().stream(f"{many}::{one}", resampled=True, upsampling="1::2").to_tuple("__url__")
+    urls = Counter(url for (url,) in pipe.with_epoch(4000).loader(workers=0))
+    assert abs(urls[f"{tmp_path}/b/s-000.tar"] - 1600) < 120
+    assert all(abs(urls[f"{tmp_path}/a/s-00{n}.tar"] - 800) < 100 for n in range(3))
+    for options, problem in [
+        ({"upsampling": "1::2"}, "`upsampling` need draws with replacement"),
+        ({"upsampling": "1", "resampled": True}, "1 factors for 2 parts"),
+        ({"upsampling": "1::x", "resampled": True}, "is no upsampling factor"),
+        ({"upsampling": "1::2", "weights": [1, 2], "resampled": True}, "exclude each other"),
+    ]:
+        with pytest.raises(ConfigError, match=problem):
+            Pipeline().stream(f"{many}::{one}", **options)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def index_command(
                 "num_bytes": num_bytes,
                 "num_ignored": report.num_ignored,
                 "changed": list(report.changed),
+                "disagreeing": {file: list(names) for file, names in report.disagreeing.items()},
             }
         )
         return
@@ -61,6 +62,11 @@ def index_command(
             f"Note: {plural(len(report.changed), 'shard')} with the size that the index said before and other bytes, "
             f"the first {escape(report.changed[0])}. If nobody wrote them anew, they are damaged."
         )
+    for file, names in report.disagreeing.items():
+        what = (
+            f"other numbers of samples of {plural(len(names), 'shard')}, the first {escape(names[0])}" if names else ""
+        )
+        print(f"Note: {file} says {what}." if names else f"Note: {file} is not what its program reads.")
     if report.num_ignored:
         print(ignored_note(report.num_ignored))
     num_empty = sum(entry.num_samples == 0 for entry in index.entries)

@@ -5,6 +5,7 @@ And open_clip's way to say how often each of several data sets is drawn. Nothing
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import reprlib
@@ -110,14 +111,42 @@ def upsampling_weights(factors: str, shards: ShardList) -> tuple[float, ...]:
     Raises:
         PipelineError: The factors do not fit the parts, or are no numbers, 0 or more, not all 0.
     """
+    found = parse_factors(factors, shards.num_parts)
+    num_shards = Counter(shards.parts)
+    return tuple(factor * num_shards[part] for part, factor in enumerate(found))
+
+
+def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
+    """The numbers of open_clip's `--train-data-upsampling-factors`, `1::2`, one for each `::`-part of the shards.
+
+    Raises:
+        PipelineError: They do not fit the parts, or are no numbers, 0 or more, not all 0.
+    """
     found = tuple(map(_parse_factor, factors.split("::")))
-    if len(found) != shards.num_parts:
-        msg = f"{_SHORT.repr(factors)}: {len(found)} factors for {shards.num_parts} parts of shards."
+    if len(found) != num_parts:
+        msg = f"{_SHORT.repr(factors)}: {len(found)} factors for {num_parts} parts of shards."
         raise PipelineError(f"{msg} Write one for each, as 1::2.")
     if not any(found):
         raise PipelineError(f"{_SHORT.repr(factors)}: with all factors 0 nothing is drawn. Write 1::2.")
-    num_shards = Counter(shards.parts)
-    return tuple(factor * num_shards[part] for part, factor in enumerate(found))
+    return found
+
+
+def counts_told(folder: str) -> dict[str, dict[str, int] | None]:
+    """What other programs' files in a folder say: by the name of the file, samples of each shard by its name; None
+    where the file is not what its program reads.
+    """
+    told: dict[str, dict[str, int] | None] = {}
+    for name, read in ((SIZES_NAME, read_sizes), (INFO_NAMES[0], _read_timm_counts)):
+        with contextlib.suppress(StorageError):  # it is not there
+            try:
+                told[name] = read(folder)
+            except FolderIndexError:
+                told[name] = None
+    return told
+
+
+def _read_timm_counts(folder: str) -> dict[str, int]:
+    return {name: count for split in read_timm_info(folder).values() for name, count in split.counts.items()}
 
 
 def _parse_factor(text: str) -> float:

@@ -82,8 +82,8 @@ class Pipeline:
 
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such.
-            mixture: Instead: data sets as `{"shards": ..., "weight": ..., "repeat": ..., "range": ..., "stages":
-            [...]}`. schedule: "step" or "linear": how weights `{sample: weight, ...}` change.
+            mixture: Instead: data sets, each a dict of `shards`, `weight` or `repeat`, `split`, `range`, `stages`.
+            schedule: "step" or "linear": how weights `{sample: weight, ...}` change.
             split: Only samples of this split, made by `wdskit split`.
             range: Only these samples: `("0%", "80%")`, or the number of the first and of the one behind the last.
             seed: Of the order and of all that is random.
@@ -167,6 +167,7 @@ class Pipeline:
         shuffle_shards: bool = True,
         resampled: bool = False,
         weights: Sequence[float] | None = None,
+        upsampling: str | None = None,
         split: str | None = None,
         check: str = "size",
     ) -> Pipeline:
@@ -178,6 +179,7 @@ class Pipeline:
             shuffle_shards: Whether each epoch has its own seeded order of shards, or the order they are listed in.
             resampled: Whether shards are drawn with replacement, without end.
             weights: For resampled draws: how often each `::`-part or list item is drawn, relative to the others.
+            upsampling: Instead, as open_clip writes it: how often each *shard* of a part is drawn, `1::2`.
             split: "none" says that every rank and worker is meant to read everything.
             check: What a shard is compared with when it is opened, where its folder has an index: its "size", its
                 "sha256" too (read once more before it is used), or "none".
@@ -188,6 +190,7 @@ class Pipeline:
             "shuffle_shards": shuffle_shards,
             "resampled": resampled,
             "weights": weights,
+            "upsampling": upsampling,
             "split": split,
             "check": check,
         }

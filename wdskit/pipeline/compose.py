@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from wdskit.dataset.others import parse_factors
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
@@ -178,6 +179,9 @@ class _Composer:
         weights = None
         if spec.weights is not None:
             weights = _shard_weights(spec.weights, shards)
+        elif spec.upsampling is not None:
+            factors = parse_factors(spec.upsampling, shards.num_parts)
+            weights = [factors[part] for part in shards.parts]
         self.shards = shards
         self.draws = Draws(
             len(shards.urls),

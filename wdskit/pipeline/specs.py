@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from wdskit.dataset.others import parse_factors
 from wdskit.errors import PipelineError
 from wdskit.pipeline import field_specs, source_specs, transform_specs
 from wdskit.pipeline.problems import show
@@ -62,6 +63,9 @@ class StreamSpec(StageSpec):
     weights: Weights | None = Field(
         None, description="How often each `::`-part or list item of `shards` is drawn. Needs `resampled: true`."
     )
+    upsampling: Text | None = Field(
+        None, description="Instead of weights, as open_clip writes it: how often each shard of a part is drawn, `1::2`."
+    )
     split: Literal["none"] | None = Field(
         None, description="`none`: every rank and worker reads everything, on purpose, where a splitter is missing."
     )
@@ -71,8 +75,13 @@ class StreamSpec(StageSpec):
 
     @model_validator(mode="after")
     def _check_together(self) -> StreamSpec:
-        if self.weights is not None and not self.resampled:
-            raise refuse("`weights` need draws with replacement. Add `resampled: true`.")
+        for name in ("weights", "upsampling"):
+            if getattr(self, name) is not None and not self.resampled:
+                raise refuse(f"`{name}` need draws with replacement. Add `resampled: true`.")
+        if self.weights is not None and self.upsampling is not None:
+            raise refuse(
+                "`weights` (of parts) and `upsampling` (of each shard of a part) exclude each other; remove one."
+            )
         if self.resampled and not self.shuffle_shards:
             raise refuse("`resampled` draws shards at random, so `shuffle_shards: false` would do nothing; remove one.")
         parts = [self.shards] if isinstance(self.shards, str) else self.shards
@@ -80,6 +89,11 @@ class StreamSpec(StageSpec):
         if self.weights is not None and len(self.weights) != num_parts:
             msg = f"{len(self.weights)} `weights` for {num_parts} parts of `shards`. Give one weight for each "
             raise refuse(f"{msg}`::`-part or list item.")
+        if self.upsampling is not None:
+            try:
+                parse_factors(self.upsampling, num_parts)
+            except PipelineError as err:
+                raise refuse(f"`upsampling` {err}") from None
         return self
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import stat
 from array import array
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.offsets import write_offsets
+from wdskit.dataset.others import counts_told
 from wdskit.dataset.scan import scan_shard
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
 from wdskit.files import DISK, Disk, remove_drafts
@@ -31,12 +32,15 @@ class IndexReport:
         num_ignored: Members that belong to no sample, in all shards.
         workers: Processes that it used.
         changed: Names of shards that have the size which the index before said, and other bytes.
+        disagreeing: For each of open_clip's and timm's files of counts that says otherwise: of which shards. No shard
+            where the file is not what its program reads.
     """
 
     index: FolderIndex
     num_ignored: int
     workers: int
     changed: tuple[str, ...] = ()
+    disagreeing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class _Scan(NamedTuple):
@@ -83,7 +87,26 @@ def index_folder(
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
     index = FolderIndex(str(folder), tuple(scan.entry for scan in scans))
-    return IndexReport(index, sum(scan.num_ignored for scan in scans), min(num_workers, len(sizes)), changed)
+    return IndexReport(
+        index=index,
+        num_ignored=sum(scan.num_ignored for scan in scans),
+        workers=min(num_workers, len(sizes)),
+        changed=changed,
+        disagreeing=_disagreeing(path, index),
+    )
+
+
+def _disagreeing(folder: Path, index: FolderIndex) -> dict[str, tuple[str, ...]]:
+    """What open_clip's `sizes.json` and timm's `_info.json`, where they stand, say otherwise of these shards."""
+    found: dict[str, tuple[str, ...]] = {}
+    for file, counts in counts_told(str(folder)).items():
+        if counts is None:
+            found[file] = ()
+            continue
+        entries = [entry for entry in index.entries if counts.get(entry.name, entry.num_samples) != entry.num_samples]
+        if entries:
+            found[file] = tuple(entry.name for entry in entries)
+    return found
 
 
 def _changed(folder: Path, scans: Iterable[_Scan]) -> tuple[str, ...]:
