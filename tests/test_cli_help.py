@@ -49,7 +49,7 @@ def test_no_golden_help_is_left_of_a_command_that_went() -> None:
 
 def test_help_names_the_python_twin_of_every_command() -> None:
     for words in COMMANDS:
-        if words in {("index",), ("info",), ("ls",), ("split",)}:
+        if words in {("index",), ("info",), ("ls",), ("plan",), ("split",)}:
             assert "In Python: wdskit." in golden_path(words).read_text()
 
 

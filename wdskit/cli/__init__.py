@@ -20,6 +20,7 @@ from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
 from wdskit.cli.pack import pack_command
+from wdskit.cli.plan import plan_command
 from wdskit.cli.split import split_command
 from wdskit.errors import WdskitError
 
@@ -55,6 +56,7 @@ app.command("index")(index_command)
 app.command("info")(info_command)
 app.command("ls")(ls_command)
 app.command("split")(split_command)
+app.command("plan")(plan_command)
 app.add_typer(config_app, name="config")
 
 

@@ -63,6 +63,16 @@ class ShardTable:
         """Number of shards."""
         return len(self.counts)
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of the shards, each once."""
+        return tuple(dict.fromkeys(str(segment.index.folder) for segment in self._segments))
+
+    @property
+    def sample_bytes(self) -> NDArray[np.float64]:
+        """Mean bytes of a sample of each shard, headers and padding included; 0 where it has none."""
+        return np.where(self._in_files > 0, self.sizes / np.maximum(self._in_files, 1), 0.0)
+
     def path(self, shard: int) -> str:
         """Path of a shard, 0 <= shard < len(self)."""
         at, number = self._locate(shard)

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
 from wdskit.order.keys import permutation
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
+from wdskit.order.pieces import Pieces, cut
 
 
 class _Pass(NamedTuple):
@@ -36,6 +37,8 @@ class ExactOrder:
 
     Attributes:
         num_samples: Samples of a pass.
+        num_lanes: L.
+        window: w.
 
     Raises:
         ValueError: There is no sample, or an argument is out of range.
@@ -46,8 +49,10 @@ class ExactOrder:
     ) -> None:
         self._counts = np.asarray(counts, dtype=np.int64)
         self._seed = seed
+        self.num_lanes, self.window = lanes, window
         self._lanes = Lanes(lanes, window, purpose="exact-window", seed=seed)
         self._passes = Recent(self._pass, 2)  # a batch can stand over the end of one
+        self._pieces = Recent(self._cut, 1)
         self.num_samples = Stack(self._counts).num_samples
         least, num_longer = divmod(self.num_samples, lanes)
         self._sizes = least + (np.arange(lanes) < num_longer)
@@ -65,6 +70,15 @@ class ExactOrder:
         number, place = divmod(position, self.num_samples)
         other = self._lanes.beside(place, attempt, self.num_samples)
         return None if other is None else one_of(self, number * self.num_samples + other)
+
+    def pieces(self, number: int) -> Pieces:
+        """Pass `number`, cut where a shard, a lane or a window ends."""
+        pieces: Pieces = self._pieces(number)
+        return pieces
+
+    def _cut(self, number: int) -> Pieces:
+        order: _Pass = self._passes(number)
+        return cut(order.stack.stops, order.shards, order.lane_starts, self._sizes, self.window)
 
     def _take_pass(self, number: int, positions: Ints) -> tuple[Ints, Ints]:
         places, lanes = np.divmod(positions, self._lanes.num_lanes)

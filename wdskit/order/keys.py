@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_WORDS = 5
+_MIN_PACKED = 512  # numbers from which on packing pays
 _WORD_MASK = 0xFFFFFFFF
 
 
@@ -41,8 +42,25 @@ def philox(purpose: str, *words: int) -> np.random.Philox:
 
 
 def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
-    """A uniform permutation of 0..n-1, keyed as `philox`. Equal words (one pair in 2**64) keep their order."""
-    return np.argsort(philox(purpose, *words).random_raw(n), kind="stable").astype(np.int64)
+    """A uniform permutation of 0..n-1, keyed as `philox`: a stable argsort of its first n words.
+
+    Equal words (one pair in 2**64) keep their order.
+    """
+    raw = philox(purpose, *words).random_raw(n)
+    order = _argsort_packed(raw) if n >= _MIN_PACKED else None
+    return (np.argsort(raw, kind="stable") if order is None else order).astype(np.int64)
+
+
+def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
+    """The stable argsort in a quarter of the time: the words are sorted with their places in their lowest bits.
+
+    None where two words differ in these bits only (one pair in 2**52 for 4096 of them), so that nothing is known.
+    """
+    num_bits = np.uint64((len(words) - 1).bit_length())
+    packed = words >> num_bits << num_bits | np.arange(len(words), dtype=np.uint64)
+    packed.sort()
+    high = packed >> num_bits
+    return None if (high[1:] == high[:-1]).any() else packed & ((np.uint64(1) << num_bits) - np.uint64(1))
 
 
 class PositionRng:

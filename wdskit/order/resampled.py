@@ -27,6 +27,10 @@ class ResampledOrder:
 
     Attributes:
         num_samples: Samples of what counts as a pass: as many as there are, though not each once.
+        counts: As given, int64.
+        chunk: Samples of a chunk.
+        num_lanes: L.
+        window: w.
 
     Raises:
         ValueError: There is no sample, or an argument is out of range.
@@ -46,7 +50,8 @@ class ResampledOrder:
             raise ValueError(msg)
         self._stack = Stack(counts)
         self._seed = seed
-        self._chunk = chunk
+        self.counts: Ints = np.asarray(counts, dtype=np.int64)
+        self.chunk, self.num_lanes, self.window = chunk, lanes, window
         self._lanes = Lanes(lanes, window, purpose="resampled-window", seed=seed)
         self._starts = Recent(self._draw, 2 * lanes + 16)
         self.num_samples = self._stack.num_samples
@@ -56,7 +61,7 @@ class ResampledOrder:
         num_lanes, window = self._lanes.num_lanes, self._lanes.window
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
         numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
-        chunks, steps = np.divmod(within, self._chunk)
+        chunks, steps = np.divmod(within, self.chunk)
         firsts = np.empty_like(places)
         for key, at in grouped(numbers * num_lanes + lanes):
             number, lane = divmod(key, num_lanes)
@@ -71,7 +76,7 @@ class ResampledOrder:
 
     def _draw(self, lane: int, number: int) -> Ints:
         """First sample of each chunk of a window, as running numbers: uniform up to one part in 2**53 / num_samples."""
-        num_chunks = -(-self._lanes.window // self._chunk)
+        num_chunks = -(-self._lanes.window // self.chunk)
         words = philox("resampled-chunks", self._seed, lane, number).random_raw(num_chunks)
         starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * self.num_samples).astype(np.int64)
         return starts
