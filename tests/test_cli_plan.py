@@ -98,6 +98,29 @@ def test_the_plan_of_each_kind_of_pipeline(folder: Path, run) -> None:
     assert (code, out, err) == (0, MIXTURE, "")
 
 
+QUALITY = """\
+
+ classes             4, taken to be sorted
+ in a rank's batch   2.9, at least 2; uniform 2.8
+ in a global batch   4.0; uniform 3.9
+ seen again          16.00%, 3.03% to 23.53% of a rank's samples in the next pass; uniform 33.33%
+Even of data sorted by class, a rank's batch holds 106% of the classes that a uniform draw would hold: as good as \
+uniform."""
+
+
+def test_quality_stands_below_and_a_picture_beside(folder: Path, run) -> None:
+    words = ("--world-size", "3", "--gpus-per-node", "2", "--quality", "--classes", "4", "--plot", "a.png")
+    code, out, err = run("plan", "a.yaml", "--pipeline", "train", *words)
+    assert (code, err) == (0, "")
+    assert out == TRAIN + "\n" + QUALITY
+    assert (folder / "a.png").read_bytes()[:4] == b"\x89PNG"
+    document = json.loads(run("plan", "a.yaml", "--pipeline", "train", "--quality", "--json")[1])
+    assert document["quality"]["num_classes"] == 100
+    code, out, err = run("plan", "a.yaml", "--pipeline", "flow", "--quality")
+    assert (code, out) == (1, "")
+    assert err.startswith("a stream's order is that of its shuffle buffers")
+
+
 def test_warnings_stand_below(folder: Path, run) -> None:
     code, out, err = run(
         "plan", "a.yaml", "--pipeline", "train", "--world-size", "5", "--set", "pipelines.train.batched=1"

@@ -14,7 +14,7 @@ from wdskit.cli.console import escape, format_bytes, format_count, make_console,
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.loader.plan_types import EpochPlan, PartPlan, Spread, StreamPlan
+    from wdskit.loader.plan_types import EpochPlan, PartPlan, QualityPlan, Spread, StreamPlan
 
 
 def plan_command(
@@ -36,11 +36,23 @@ def plan_command(
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.")] = 8,
     epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.")] = 0,
+    quality: Annotated[bool, typer.Option("--quality", help="Tell how far batches are from a uniform draw.")] = False,
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K", min=1, help="Classes for it. Default: those of classes.json, or 1000.", show_default=False
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw what ranks read, as .png or .svg.", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Tell the steps of a run and what its ranks read.
 
-    Everything follows from the index; no sample is read.
+    Everything follows from the index; no sample is read. --quality takes the worst case for the data, that they are
+    sorted by class, and compares the classes in a batch with those of a uniform draw. --plot needs matplotlib.
 
     In Python: wdskit.plan
     """
@@ -55,6 +67,9 @@ def plan_command(
         workers=workers,
         gpus_per_node=gpus_per_node,
         epoch=epoch,
+        quality=quality,
+        classes=classes,
+        plot=plot,
     )
     if json:
         print_json(dataclasses.asdict(told))
@@ -64,6 +79,10 @@ def plan_command(
     if isinstance(told, EpochPlan) and len(told.parts) > 1:
         console.print()
         console.print(_parts(told.parts))
+    if isinstance(told, EpochPlan) and told.quality is not None:
+        console.print()
+        console.print(_facts(_of_quality(told.quality)))
+        print(told.quality.verdict)
     for warning in told.warnings:
         print(f"\nWarning: {escape_lines(warning)}")
 
@@ -93,6 +112,17 @@ def _of_epoch(told: EpochPlan) -> Iterator[tuple[str, str]]:
             f"; a node of {told.gpus_per_node} from {told.node_shards:,}, in windows of {format_bytes(told.node_bytes)}"
         )
     yield "at once", f"a rank from {plural(told.open_shards, 'shard')}{of_node}"
+
+
+def _of_quality(told: QualityPlan) -> Iterator[tuple[str, str]]:
+    yield "classes", f"{told.num_classes:,}, taken to be sorted"
+    least = f"at least {told.rank_classes_least:,}"
+    yield "in a rank's batch", f"{told.rank_classes:,.1f}, {least}; uniform {told.rank_ideal:,.1f}"
+    yield "in a global batch", f"{told.global_classes:,.1f}; uniform {told.global_ideal:,.1f}"
+    if told.seen_again is not None:
+        least_again, mean, most = (f"{each:.2%}" for each in told.seen_again)
+        spread = mean if least_again == most else f"{mean}, {least_again} to {most}"
+        yield "seen again", f"{spread} of a rank's samples in the next pass; uniform {told.seen_again_ideal:.2%}"
 
 
 def _of_stream(told: StreamPlan) -> Iterator[tuple[str, str]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wdskit.errors import PipelineError
-from wdskit.loader.plan_epoch import plan_epoch
+from wdskit.loader.plan_epoch import open_epoch, plan_epoch
+from wdskit.loader.plan_picture import check_picture, draw
+from wdskit.loader.plan_quality import measure
 from wdskit.loader.plan_stream import plan_stream
 from wdskit.loader.plan_types import EpochPlan, StreamPlan
 from wdskit.pipeline.builder import Pipeline
@@ -24,6 +27,9 @@ def plan(
     workers: int | None = None,
     gpus_per_node: int = 8,
     epoch: int = 0,
+    quality: bool = False,
+    classes: int | None = None,
+    plot: str | os.PathLike[str] | None = None,
 ) -> EpochPlan | StreamPlan:
     """Tell what an epoch will be like, from the index alone.
 
@@ -35,22 +41,35 @@ def plan(
         workers: Worker processes of a rank; without, the configuration's.
         gpus_per_node: Ranks of a node.
         epoch: Which one: a schedule of weights makes them differ.
+        quality: Whether to tell how far batches are from a uniform draw, of planned sources.
+        classes: Number of classes for `quality`; without, those of `classes.json`, or 1000.
+        plot: Where to draw a picture of the order, `.png` or `.svg`; of planned sources.
 
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
         PipelineError: It cannot run on so many ranks and workers, or an argument is out of range.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
     """
-    told = {"world_size": (world_size, 1), "gpus_per_node": (gpus_per_node, 1), "epoch": (epoch, 0)}
-    told |= {} if workers is None else {"workers": (workers, 0)}
-    for name, (value, least) in told.items():
+    numbers = {"world_size": (world_size, 1), "gpus_per_node": (gpus_per_node, 1), "epoch": (epoch, 0)}
+    numbers |= {} if workers is None else {"workers": (workers, 0)}
+    for name, (value, least) in numbers.items():
         if type(value) is not int or value < least:
             raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
     pipe, loader, errors = _read(config, pipeline, overrides)
     num_workers = loader.workers if workers is None else workers
-    if isinstance(pipe.stages[0], PlannedSpec):
-        return plan_epoch(pipe.stages, world_size, num_workers, min(gpus_per_node, world_size), epoch)
-    return plan_stream(pipe, world_size, num_workers, errors)
+    if not isinstance(pipe.stages[0], PlannedSpec):
+        if quality or plot is not None:
+            raise PipelineError(
+                "a stream's order is that of its shuffle buffers, which only running tells; plan `exact`."
+            )
+        return plan_stream(pipe, world_size, num_workers, errors)
+    if plot is not None:
+        check_picture(plot)
+    opened = open_epoch(pipe.stages, world_size, epoch)
+    told = plan_epoch(opened, workers=num_workers, node_size=min(gpus_per_node, world_size))
+    if plot is not None:
+        draw(opened, plot, classes)
+    return dataclasses.replace(told, quality=measure(opened, classes)) if quality else told
 
 
 def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[Pipeline, LoaderSpec, ErrorsSpec]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,33 +22,48 @@ from wdskit.pipeline.source_specs import PartSpec, PlannedSpec
 _MUCH_DROPPED = 0.05  # of an epoch
 
 
-def plan_epoch(specs: Sequence[Any], world_size: int, workers: int, node_size: int, epoch: int) -> EpochPlan:
-    """Plan an epoch.
+class Epoch(NamedTuple):
+    """An epoch of a planned source.
 
-    Args:
-        specs: One planned source, then stages, as `rules.check_order` accepts them.
-        world_size: R.
-        workers: Of a rank.
-        node_size: Ranks of a node, at most R.
-        epoch: Its number.
+    Attributes:
+        source: Its spec.
+        data: Its shards and their order.
+        steps: Those of the epoch.
+        start: Position of its first sample in the order's endless sequence.
+        is_cut: Whether `with_epoch` cuts epochs out of the sequence, so that they are no passes.
     """
+
+    source: PlannedSpec
+    data: PlannedData
+    steps: Steps
+    start: int
+    is_cut: bool
+
+
+def open_epoch(specs: Sequence[Any], world_size: int, number: int) -> Epoch:
+    """Find the data of epoch `number` of a pipeline with a planned source, as `rules.check_order` accepts it."""
     source = specs[0]
     data = plan_data(source)
     length = epoch_length(specs, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, source.tail)
-    start = epoch * length.num_samples
-    readings, counts, warnings = _read(data, source, (start, length.num_samples), steps, node_size)
-    lanes = _lanes(data.order, max(reading.lanes or 0 for reading in readings), world_size)
+    return Epoch(source, data, steps, number * length.num_samples, length.with_epoch is not None)
+
+
+def plan_epoch(epoch: Epoch, *, workers: int, node_size: int) -> EpochPlan:
+    """Plan an epoch, for nodes of so many ranks (at most R) with so many workers each."""
+    source, data, steps, start, _ = epoch
+    readings, counts, warnings = _read(epoch, node_size)
+    lanes = _lanes(data.order, max(reading.lanes or 0 for reading in readings), steps.world_size)
     open_shards = math.ceil(sum(reading.rank_held.num_shards for reading in readings))
     parts = _parts(source, data, counts)
     return EpochPlan(
         source=source.name,
-        world_size=world_size,
+        world_size=steps.world_size,
         workers=workers,
         gpus_per_node=node_size,
-        epoch=epoch,
-        num_samples=length.num_samples,
-        batch=length.batch,
+        epoch=start // steps.num_samples,
+        num_samples=steps.num_samples,
+        batch=steps.batch,
         global_batch=steps.global_batch,
         steps=len(steps),
         num_dropped=steps.num_dropped,
@@ -66,12 +81,10 @@ def plan_epoch(specs: Sequence[Any], world_size: int, workers: int, node_size: i
     )
 
 
-def _read(
-    data: PlannedData, source: PlannedSpec, epoch: tuple[int, int], steps: Steps, node_size: int
-) -> tuple[list[Reading], list[int], list[str]]:
+def _read(epoch: Epoch, node_size: int) -> tuple[list[Reading], list[int], list[str]]:
     """What is read of each order, samples of each part, and warnings."""
-    start, num_samples = epoch
-    stop = start + num_samples - steps.num_dropped
+    source, data, steps, start, _ = epoch
+    stop = start + steps.num_samples - steps.num_dropped
     options: dict[str, Any] = {"world_size": steps.world_size, "node_size": node_size}
     if not isinstance(data.order, MixtureOrder):
         sample_bytes = np.concatenate([table.sample_bytes for table in data.tables])
@@ -81,7 +94,7 @@ def _read(
         weights = np.bincount(data.parts, [int(table.counts.sum()) for table in data.tables])
         return [reading], [round(each) for each in weights / weights.sum() * (stop - start)], []
     mixture = data.order
-    sample = sample_mixture(mixture, start, num_samples, steps.world_size)
+    sample = sample_mixture(mixture, start, steps.num_samples, steps.world_size)
     before, behind = mixture.shares.before(start).tolist(), mixture.shares.before(stop).tolist()
     readings = [
         read_order(

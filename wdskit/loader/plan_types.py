@@ -51,6 +51,34 @@ class LanesPlan:
 
 
 @dataclass(frozen=True)
+class QualityPlan:
+    """How far batches are from a uniform draw, in the worst case: data sorted by class, with classes of equal size.
+
+    Attributes:
+        num_classes: K.
+        rank_classes: Different classes in a rank's batch, on average over ranks and over steps all through the epoch;
+        rank_classes_least: in the batch with fewest, and
+        rank_ideal: in a batch of that size drawn uniformly, as expected.
+        global_classes: The same of a global batch, on average, and
+        global_ideal: drawn uniformly.
+        seen_again: The share of a rank's samples of one pass that the same rank sees in the next. None for sources
+            without passes, where each draw is a new one, and for mixtures by weights.
+        seen_again_ideal: 1 / R.
+        verdict: All this in a sentence.
+    """
+
+    num_classes: int
+    rank_classes: float
+    rank_classes_least: int
+    rank_ideal: float
+    global_classes: float
+    global_ideal: float
+    seen_again: Spread | None
+    seen_again_ideal: float
+    verdict: str
+
+
+@dataclass(frozen=True)
 class EpochPlan:
     """An epoch of a planned source. Shards that stand in a source several times count each time.
 
@@ -80,6 +108,7 @@ class EpochPlan:
         node_bytes: Bytes of all samples of these windows.
         parts: One data set, or those of a mixture.
         warnings: What would better be otherwise, each with what to do.
+        quality: How far batches are from a uniform draw, where that was asked for.
     """
 
     source: str
@@ -103,6 +132,7 @@ class EpochPlan:
     node_bytes: int
     parts: tuple[PartPlan, ...]
     warnings: tuple[str, ...]
+    quality: QualityPlan | None = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class ExactOrder:
 
     Attributes:
         num_samples: Samples of a pass.
+        counts: As given, int64.
         num_lanes: L.
         window: w.
 
@@ -47,13 +48,13 @@ class ExactOrder:
     def __init__(
         self, counts: ArrayLike, *, seed: int, lanes: int = DEFAULT_LANES, window: int = DEFAULT_WINDOW
     ) -> None:
-        self._counts = np.asarray(counts, dtype=np.int64)
+        self.counts: Ints = np.asarray(counts, dtype=np.int64)
         self._seed = seed
         self.num_lanes, self.window = lanes, window
         self._lanes = Lanes(lanes, window, purpose="exact-window", seed=seed)
         self._passes = Recent(self._pass, 2)  # a batch can stand over the end of one
-        self._pieces = Recent(self._cut, 1)
-        self.num_samples = Stack(self._counts).num_samples
+        self._pieces = Recent(self._cut, 2)
+        self.num_samples = Stack(self.counts).num_samples
         least, num_longer = divmod(self.num_samples, lanes)
         self._sizes = least + (np.arange(lanes) < num_longer)
 
@@ -88,8 +89,8 @@ class ExactOrder:
         return order.shards[at], samples
 
     def _pass(self, number: int) -> _Pass:
-        shards = permutation(len(self._counts), "exact-shards", self._seed, number)
+        shards = permutation(len(self.counts), "exact-shards", self._seed, number)
         cuts = permutation(self._lanes.num_lanes, "exact-lanes", self._seed, number)
         starts = np.empty_like(cuts)
         starts[cuts] = np.cumsum(self._sizes[cuts]) - self._sizes[cuts]
-        return _Pass(shards, Stack(self._counts[shards]), starts)
+        return _Pass(shards, Stack(self.counts[shards]), starts)
