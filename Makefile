@@ -17,7 +17,7 @@ help:
 	@echo "make lint    the part of it that reads the source only"
 	@echo "make peers   what other programs read and write, in full"
 	@echo "make faults  every fault and kill of which CI runs a part"
-	@echo "make bench   speed of the tar reader against webdataset's"
+	@echo "make bench   cost of the order, and speed of the tar reader against webdataset's"
 	@echo "make clean   remove what the other commands made, .venv included"
 
 setup: $(STAMP)
@@ -59,6 +59,7 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench_tar.py
+	$(BIN)/python tools/bench_order.py
 
 clean:
 	rm -rf .venv .demo .bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -61,7 +61,7 @@ def test_words_that_are_nearly_equal_keep_their_order_too(spread: int, monkeypat
 
     class Same:
         def random_raw(self, n: int) -> Any:
-            return words[:n]
+            return words[:n].copy()
 
     monkeypatch.setattr("wdskit.order.keys.philox", lambda *_: Same())
     assert np.array_equal(permutation(600, "test"), np.argsort(words, kind="stable"))

@@ -87,7 +87,7 @@ def _read(epoch: Epoch, node_size: int) -> tuple[list[Reading], list[int], list[
     stop = start + steps.num_samples - steps.num_dropped
     options: dict[str, Any] = {"world_size": steps.world_size, "node_size": node_size}
     if not isinstance(data.order, MixtureOrder):
-        sample_bytes = np.concatenate([table.sample_bytes for table in data.tables])
+        sample_bytes = np.concatenate([table.sample_bytes() for table in data.tables])
         reading = read_order(
             data.order, start, stop, global_batch=steps.global_batch, sample_bytes=sample_bytes, **options
         )
@@ -102,7 +102,7 @@ def _read(epoch: Epoch, node_size: int) -> tuple[list[Reading], list[int], list[
             first,
             last,
             global_batch=steps.global_batch * (last - first) / (stop - start),
-            sample_bytes=table.sample_bytes,
+            sample_bytes=table.sample_bytes(),
             who=sample.takers(number, order.num_lanes, **options) if hasattr(order, "num_lanes") else None,
             **options,
         )
@@ -122,7 +122,7 @@ def _parts(source: PlannedSpec, data: PlannedData, counts: Sequence[int]) -> tup
     for number, (spec, count) in enumerate(zip(specs, counts, strict=True)):
         table = data.tables[data.parts.index(number)]
         num_samples = int(table.counts.sum())
-        num_bytes = round(float(table.counts @ table.sample_bytes))
+        num_bytes = round(float(table.counts @ table.sample_bytes()))
         num_shards = int(np.count_nonzero(table.counts))
         parts.append(PartPlan(_name(spec), num_shards, num_samples, num_bytes, count / total, count / num_samples))
     return tuple(parts)

@@ -46,21 +46,29 @@ def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
 
     Equal words (one pair in 2**64) keep their order.
     """
-    raw = philox(purpose, *words).random_raw(n)
-    order = _argsort_packed(raw) if n >= _MIN_PACKED else None
-    return (np.argsort(raw, kind="stable") if order is None else order).astype(np.int64)
+    order = _argsort_packed(philox(purpose, *words).random_raw(n)) if n >= _MIN_PACKED else None
+    if order is None:
+        order = np.argsort(philox(purpose, *words).random_raw(n), kind="stable").astype(np.int64, copy=False)
+    return order
 
 
-def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.uint64] | None:
+def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.int64] | None:
     """The stable argsort in a quarter of the time: the words are sorted with their places in their lowest bits.
 
-    None where two words differ in these bits only (one pair in 2**52 for 4096 of them), so that nothing is known.
+    It takes place in `words`. None where two of them differ in these bits only (one pair in 2**52 for 4096 of them),
+    so that nothing is known.
     """
     num_bits = np.uint64((len(words) - 1).bit_length())
-    packed = words >> num_bits << num_bits | np.arange(len(words), dtype=np.uint64)
-    packed.sort()
-    high = packed >> num_bits
-    return None if (high[1:] == high[:-1]).any() else packed & ((np.uint64(1) << num_bits) - np.uint64(1))
+    words >>= num_bits
+    words <<= num_bits
+    words |= np.arange(len(words), dtype=np.uint64)
+    words.sort()
+    high = words >> num_bits
+    if (high[1:] == high[:-1]).any():
+        return None
+    words &= (np.uint64(1) << num_bits) - np.uint64(1)
+    order: NDArray[np.int64] = words.view(np.int64)
+    return order
 
 
 class PositionRng:

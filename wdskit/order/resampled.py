@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
+from wdskit.order.base import Ints, Recent, Stack, looked_up, one_of
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
 
@@ -62,10 +62,11 @@ class ResampledOrder:
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
         numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
         chunks, steps = np.divmod(within, self.chunk)
-        firsts = np.empty_like(places)
-        for key, at in grouped(numbers * num_lanes + lanes):
-            number, lane = divmod(key, num_lanes)
-            firsts[at] = self._starts(lane, number)[chunks[at]]
+
+        windows = numbers * num_lanes + lanes
+        wanted = dict.fromkeys(windows.tolist())
+        starts = self._starts.many([divmod(window, num_lanes) for window in wanted])
+        firsts = looked_up(windows, chunks, dict(zip(wanted, starts, strict=True)))
         shards, samples = self._stack.find(firsts)
         return shards, (samples + steps) % self._stack.counts(shards)
 
@@ -74,7 +75,7 @@ class ResampledOrder:
         other = self._lanes.beside(position, attempt)
         return None if other is None else one_of(self, other)
 
-    def _draw(self, lane: int, number: int) -> Ints:
+    def _draw(self, number: int, lane: int) -> Ints:
         """First sample of each chunk of a window, as running numbers: uniform up to one part in 2**53 / num_samples."""
         num_chunks = -(-self._lanes.window // self.chunk)
         words = philox("resampled-chunks", self._seed, lane, number).random_raw(num_chunks)
