@@ -108,11 +108,18 @@ def _draw_reads(axes: Any, epoch: Epoch, data: SortedData, number: int) -> None:
     for rank in range(min(NUM_RANKS, epoch.steps.world_size)):
         told = trace(epoch, data, rank, number)
         beside = told.steps + (rank - 1) * max(0.25, spacing / 4)  # so that no rank hides another
-        axes.scatter(beside, told.depths, s=4, linewidths=0, color=_COLOURS[rank], label=f"rank {rank}")
+        axes.scatter(
+            beside,
+            told.depths,
+            s=min(20, max(4, 3000 / len(beside))),
+            linewidths=0,
+            color=_COLOURS[rank],
+            label=f"rank {rank}",
+        )
     axes.set_title(
         f"what ranks read in epoch {epoch.start // epoch.steps.num_samples + number}", fontsize=10, loc="left"
     )
-    axes.set_xlabel("step")
+    _count_steps(axes)
     axes.set_ylim(-0.02, 1.02)
     axes.tick_params(labelleft=number == 0)
 
@@ -140,6 +147,11 @@ def _draw_classes(axes: Any, epoch: Epoch, data: SortedData) -> None:
     axes.set_title(
         f"different classes in a rank's batch, were the data sorted into {data.num_classes:,}", fontsize=10, loc="left"
     )
-    axes.set_xlabel("step")
+    _count_steps(axes)
     axes.set_ylabel("classes")
     axes.legend(loc="best", fontsize=8, ncols=3, framealpha=0.9)
+
+
+def _count_steps(axes: Any) -> None:
+    axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
