@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, build_binary
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index, write_index
@@ -191,3 +193,29 @@ def test_without_its_own_digest_damage_would_pass(folder: Path, monkeypatch: pyt
 
     monkeypatch.setattr(BinaryIndex, "_check_header", check_without_digest)
     assert BinaryIndex(folder).counts.tolist() == [3, 2, 0]
+
+
+def test_names_come_together_as_they_do_one_by_one(tmp_path, monkeypatch):
+    """In any parts, ASCII or not."""
+    names = ["a.tar", "b-\u00e4\u00f6.tar", "c.tar", "\u65e5\u672c.tar", "e.tar"]
+    write_index(tmp_path, [ShardEntry(name, 1, 2, "0" * 64, ()) for name in names])
+    index = BinaryIndex(tmp_path)
+    assert [index.name(at) for at in range(5)] == names
+    for at_once in range(1, 7):
+        monkeypatch.setattr("wdskit.dataset.binary._NAMES_AT_ONCE", at_once)
+        assert [name for part in index.names() for name in part] == names
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+@given(shards=st.lists(st.integers(0, 4), max_size=8))
+def test_hashed_names_are_the_names_and_their_lengths(tmp_path_factory, at_once, shards):
+    names = ["a.tar", "bb.tar", "\u65e5\u672c.tar", "d.tar", "eeeee.tar"]
+    folder = tmp_path_factory.mktemp("index")
+    write_index(folder, [ShardEntry(name, 1, 2, "0" * 64, ()) for name in names])
+    told, expected = hashlib.sha256(), hashlib.sha256()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("wdskit.dataset.binary._NAMES_AT_ONCE", at_once)
+        BinaryIndex(folder).hash_names(told, np.array(shards, dtype=np.int64))
+    chosen = [names[at].encode() for at in shards]
+    expected.update(b"".join(chosen) + np.array([len(name) for name in chosen], dtype="<i8").tobytes())
+    assert told.digest() == expected.digest()

@@ -48,6 +48,25 @@ def test_permutations_are_those_that_were_committed(n: int, key: tuple[Any, ...]
     assert permutation(n, *key).tolist() == order
 
 
+@pytest.mark.parametrize("n", [0, 1, 2, 511, 512, 513, 1000, 4095, 4096, 4097, 70_000])
+def test_a_permutation_is_a_stable_argsort_of_raw_words(n: int) -> None:
+    words = philox("test", 1, n).random_raw(n)
+    assert np.array_equal(permutation(n, "test", 1, n), np.argsort(words, kind="stable"))
+
+
+@pytest.mark.parametrize("spread", [0, 1, 3, 8, 9, 10, 20])
+def test_words_that_are_nearly_equal_keep_their_order_too(spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words of which only `spread` bits differ: packing cannot tell them apart, and must notice."""
+    words = philox("test", spread).random_raw(600) >> np.uint64(64 - spread) if spread else np.zeros(600, np.uint64)
+
+    class Same:
+        def random_raw(self, n: int) -> Any:
+            return words[:n].copy()
+
+    monkeypatch.setattr("wdskit.order.keys.philox", lambda *_: Same())
+    assert np.array_equal(permutation(600, "test"), np.argsort(words, kind="stable"))
+
+
 def test_positions_have_the_words_that_were_committed() -> None:
     rng = PositionRng(5, "0:random_flip")
     assert rng.at(0).bit_generator.random_raw(2).tolist() == [0x38EF092797070097, 0x1DF476277702CD12]

@@ -65,6 +65,22 @@ def test_the_image_bench_compares_all_chains(repository: Path) -> None:
     assert all(float(cell) > 0 for line in lines for cell in " ".join(line[2:]).split())
 
 
+def test_the_order_bench_tells_all_costs(load_tool, capsys, monkeypatch) -> None:
+    """A line for each number of ranks, and one for the start of an epoch. What the times are is for a quiet machine."""
+    tool = load_tool("bench_order")
+    monkeypatch.setattr(tool, "RANKS", (1000, 3000))
+    monkeypatch.setattr(tool, "MIN_STEPS", 1)
+    monkeypatch.setattr(sys, "argv", ["bench_order.py", "--rounds", "5", "--shards", "1000"])
+    tool.main()
+    head, titles, *lines, start = capsys.readouterr().out.splitlines()
+    assert "1,000,000 samples in 1,000 shards, batches of 256" in head
+    assert titles.split() == ["ranks", "exact", "1", "of", "8", "workers", "resampled", "mixture"]
+    cells = [[float(cell.rstrip("%")) for cell in line.split()] for line in lines]
+    assert [line[0] for line in cells] == [1000, 3000]
+    assert all(len(line) == 9 and min(line) > 0 for line in cells)
+    assert re.fullmatch(r"start of an epoch, .*: \d+\.\d\d s, \d+ MB", start)
+
+
 def test_train_ddp_stays_small(repository: Path) -> None:
     """It is there to be read."""
     assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 130

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wdskit.dataset.local import LocalShard
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
+    from wdskit.loader.plan import plan
     from wdskit.packing.api import pack
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
@@ -70,6 +71,7 @@ __all__ = [
     "load_config",
     "make_loader",
     "pack",
+    "plan",
     "register",
     "repair",
     "split",
@@ -86,6 +88,7 @@ _HOMES = {
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
+    "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "split": "wdskit.shards.splitting",
     "repair": "wdskit.shards.repairing",

@@ -24,6 +24,7 @@ from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
 from wdskit.cli.pack import pack_command
+from wdskit.cli.plan import plan_command
 from wdskit.cli.repair import repair_command
 from wdskit.cli.split import split_command
 from wdskit.cli.verify import verify_command
@@ -61,6 +62,7 @@ app.command("index")(index_command)
 app.command("info")(info_command)
 app.command("ls")(ls_command)
 app.command("split")(split_command)
+app.command("plan")(plan_command)
 app.command("verify")(verify_command)
 app.command("repair")(repair_command)
 app.command("cat")(cat_command)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -27,6 +27,8 @@ BINARY_NAME = "index.bin"
 _MAGIC = b"WDSKIDX1"
 _HEADER = struct.Struct("<8sQQ32s32s40s")
 _SHARD_BYTES = 8 + 8 + 32 + 8
+_NAMES_AT_ONCE = 1 << 14
+_BYTES_AT_ONCE = 1 << 20
 
 
 def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
@@ -97,21 +99,39 @@ class BinaryIndex:
 
     def name(self, shard: int) -> str:
         """File name of a shard, 0 <= shard < len(self)."""
-        start = int(self._name_ends[shard - 1]) if shard else 0
         try:
-            return bytes(self._names[start : int(self._name_ends[shard])]).decode()
+            return bytes(self._names[self._name_start(shard) : int(self._name_ends[shard])]).decode()
         except UnicodeDecodeError as err:
             raise self._error("its names are not file names") from err
 
+    def names(self) -> Iterator[list[str]]:
+        """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""
+        for first in range(0, len(self), _NAMES_AT_ONCE):
+            data, ends = self._names_of(first, min(first + _NAMES_AT_ONCE, len(self)))
+            try:
+                text = data.decode()
+                slices = zip([0, *ends[:-1]], ends, strict=True)
+                yield [text[a:b] for a, b in slices] if text.isascii() else [data[a:b].decode() for a, b in slices]
+            except UnicodeDecodeError as err:
+                raise self._error("its names are not file names") from err
+
     def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
         """Feed the names of `shards` to a digest, with their lengths, so that no other names give the same."""
-        ends = self._name_ends.astype(np.int64)
-        lengths = np.diff(ends, prepend=0)[shards]
-        if len(shards) == len(self) and (np.diff(shards) == 1).all():
-            digest.update(self._names.data)
-        else:
-            digest.update("".join(self.name(shard) for shard in shards.tolist()).encode())
-        digest.update(lengths.astype("<i8").tobytes())
+        for run in np.split(shards, np.flatnonzero(np.diff(shards) != 1) + 1) if len(shards) else []:
+            digest.update(self._names[self._name_start(run[0]) : int(self._name_ends[run[-1]])].tobytes())
+        for at in range(0, len(shards), _NAMES_AT_ONCE):
+            part = shards[at : at + _NAMES_AT_ONCE]
+            starts = np.where(part > 0, self._name_ends[part - 1], 0)
+            digest.update((self._name_ends[part] - starts).astype("<i8").tobytes())
+
+    def _name_start(self, shard: int) -> int:
+        return int(self._name_ends[shard - 1]) if shard else 0
+
+    def _names_of(self, first: int, stop: int) -> tuple[bytes, list[int]]:
+        """The bytes of the names of shards `first` to `stop`, and where in them each name ends."""
+        start = self._name_start(first)
+        ends = self._name_ends[first:stop].astype(np.int64) - start
+        return self._names[start : start + int(ends[-1])].tobytes(), ends.tolist()
 
     def _check_header(self, header: bytes, num_bytes: int, body_digest: bytes, json_digest: bytes) -> tuple[int, int]:
         """Number of shards and bytes of names, once all that the header says holds."""
@@ -135,7 +155,12 @@ class BinaryIndex:
         """Refuse names that are not those of files in the folder, which only a forged index has."""
         ends, names = self._name_ends, self._names
         last = int(ends[-1]) if len(ends) else 0
-        if last != num_name_bytes or np.any(ends[1:] <= ends[:-1]) or np.any((names < 0x20) | (names == ord("/"))):
+        parts = (names[at : at + _BYTES_AT_ONCE] for at in range(0, len(names), _BYTES_AT_ONCE))
+        if (
+            last != num_name_bytes
+            or np.any(ends[1:] <= ends[:-1])
+            or any(np.any((part < 0x20) | (part == ord("/"))) for part in parts)
+        ):
             raise self._error("its names are not file names")
 
     def _error(self, problem: str) -> FolderIndexError:
@@ -154,6 +179,6 @@ def _reopen(folder: Path, digest: bytes) -> BinaryIndex:
 def _digest(file: IO[bytes]) -> bytes:
     """sha256 of what is left of a file, read in pieces: pages that are mapped would count as this process's memory."""
     digest = hashlib.sha256()
-    while part := file.read(1 << 20):
+    while part := file.read(_BYTES_AT_ONCE):
         digest.update(part)
     return digest.digest()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +101,8 @@ class _Folders:
             raise StorageError(f"{pattern}: there is no such shard.", url=pattern)
         index = self._index(folder)
         if folder not in self._numbers:
-            self._numbers[folder] = {index.name(number): number for number in range(len(index))}
+            every = itertools.chain.from_iterable(index.names())
+            self._numbers[folder] = {each: number for number, each in enumerate(every)}
         number = self._numbers[folder].get(name)
         if number is None:
             raise not_listed(folder, name)
@@ -112,9 +115,9 @@ class _Folders:
             _compare_with_disk(folder, index)
         numbers = np.arange(len(index))
         if name not in ("*", "*.tar"):
-            numbers = np.array(
-                [at for at in numbers.tolist() if fnmatch.fnmatchcase(index.name(at), name)], dtype=np.int64
-            )
+            matches = re.compile(fnmatch.translate(name)).match
+            found = (matches(each) is not None for names in index.names() for each in names)
+            numbers = np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
         if not len(numbers):
             nothing_matches(pattern)
         return Segment(index, numbers)
@@ -129,7 +132,7 @@ def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
     """Refuse shards that the index does not know, and those that only it knows."""
     with os.scandir(folder or ".") as files:
         on_disk = {file.name for file in files if file.name.endswith(".tar") and not file.name.startswith(".")}
-    listed = {index.name(number) for number in range(len(index))}
+    listed = set(itertools.chain.from_iterable(index.names()))
     if on_disk - listed:
         raise not_listed(folder, min(on_disk - listed))
     missing = {name for name in listed - on_disk if not os.path.exists(os.path.join(folder, name))}

@@ -29,7 +29,6 @@ class ShardTable:
 
     Attributes:
         counts: Samples of each shard that count, int64 (num_shards,).
-        sizes: Bytes of each shard's file, int64 (num_shards,).
 
     Raises:
         StorageError: Nothing matches, a shard is missing, or one is remote.
@@ -42,7 +41,6 @@ class ShardTable:
     ) -> None:
         self._segments = find_mapped(shards)
         self._stops = np.cumsum([len(segment.numbers) for segment in self._segments])
-        self.sizes: Ints = self._column("sizes")
         self._in_files: Ints = self._column("counts")
         self._selections = [read_selection(each.index.folder, split) for each in self._segments] if split else []
         self._firsts: Ints = np.zeros_like(self._in_files)
@@ -62,6 +60,20 @@ class ShardTable:
     def __len__(self) -> int:
         """Number of shards."""
         return len(self.counts)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of the shards, each once."""
+        return tuple(dict.fromkeys(str(segment.index.folder) for segment in self._segments))
+
+    def sample_bytes(self) -> NDArray[np.float64]:
+        """Mean bytes of a sample of each shard, headers and padding included, (num_shards,); 0 where it has none."""
+        return np.where(self._in_files > 0, self._column("sizes") / np.maximum(self._in_files, 1), 0.0)
+
+    def num_bytes(self, shard: int) -> int:
+        """Size that the index says a shard's file has."""
+        at, number = self._locate(shard)
+        return int(self._segments[at].index.sizes[number])
 
     def path(self, shard: int) -> str:
         """Path of a shard, 0 <= shard < len(self)."""
@@ -91,7 +103,7 @@ class ShardTable:
         for part in self._segments:
             part.index.hash_names(digest, part.numbers)
         for column in (self._in_files, self._firsts, self.counts):
-            digest.update(column.astype("<i8").tobytes())
+            digest.update(np.ascontiguousarray(column, dtype="<i8").data)
         for selection in self._selections:
             digest.update(bytes.fromhex(selection.digest))
         return digest.hexdigest()
@@ -105,7 +117,7 @@ class ShardTable:
 
     def _column(self, name: str) -> Ints:
         columns = [getattr(segment.index, name)[segment.numbers] for segment in self._segments]
-        return np.concatenate(columns).astype(np.int64)
+        return np.concatenate(columns, dtype=np.int64, casting="unsafe")
 
     def _cut(self, first: Bound, stop: Bound) -> None:
         """Let only samples `first` to `stop` count."""

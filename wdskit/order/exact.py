@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
 from wdskit.order.keys import permutation
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
+from wdskit.order.pieces import Pieces, cut
 
 
 class _Pass(NamedTuple):
@@ -36,6 +37,9 @@ class ExactOrder:
 
     Attributes:
         num_samples: Samples of a pass.
+        counts: As given, int64.
+        num_lanes: L.
+        window: w.
 
     Raises:
         ValueError: There is no sample, or an argument is out of range.
@@ -44,11 +48,13 @@ class ExactOrder:
     def __init__(
         self, counts: ArrayLike, *, seed: int, lanes: int = DEFAULT_LANES, window: int = DEFAULT_WINDOW
     ) -> None:
-        self._counts = np.asarray(counts, dtype=np.int64)
+        self.counts: Ints = np.asarray(counts, dtype=np.int64)
         self._seed = seed
+        self.num_lanes, self.window = lanes, window
         self._lanes = Lanes(lanes, window, purpose="exact-window", seed=seed)
         self._passes = Recent(self._pass, 2)  # a batch can stand over the end of one
-        self.num_samples = Stack(self._counts).num_samples
+        self._pieces = Recent(self._cut, 2)
+        self.num_samples = Stack(self.counts).num_samples
         least, num_longer = divmod(self.num_samples, lanes)
         self._sizes = least + (np.arange(lanes) < num_longer)
 
@@ -66,6 +72,15 @@ class ExactOrder:
         other = self._lanes.beside(place, attempt, self.num_samples)
         return None if other is None else one_of(self, number * self.num_samples + other)
 
+    def pieces(self, number: int) -> Pieces:
+        """Pass `number`, cut where a shard, a lane or a window ends."""
+        pieces: Pieces = self._pieces(number)
+        return pieces
+
+    def _cut(self, number: int) -> Pieces:
+        order: _Pass = self._passes(number)
+        return cut(order.stack.stops, order.shards, order.lane_starts, self._sizes, self.window)
+
     def _take_pass(self, number: int, positions: Ints) -> tuple[Ints, Ints]:
         places, lanes = np.divmod(positions, self._lanes.num_lanes)
         order: _Pass = self._passes(number)
@@ -74,8 +89,8 @@ class ExactOrder:
         return order.shards[at], samples
 
     def _pass(self, number: int) -> _Pass:
-        shards = permutation(len(self._counts), "exact-shards", self._seed, number)
+        shards = permutation(len(self.counts), "exact-shards", self._seed, number)
         cuts = permutation(self._lanes.num_lanes, "exact-lanes", self._seed, number)
         starts = np.empty_like(cuts)
         starts[cuts] = np.cumsum(self._sizes[cuts]) - self._sizes[cuts]
-        return _Pass(shards, Stack(self._counts[shards]), starts)
+        return _Pass(shards, Stack(self.counts[shards]), starts)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _NUM_WORDS = 5
+_MIN_PACKED = 512  # numbers from which on packing pays
 _WORD_MASK = 0xFFFFFFFF
 
 
@@ -41,8 +42,33 @@ def philox(purpose: str, *words: int) -> np.random.Philox:
 
 
 def permutation(n: int, purpose: str, *words: int) -> NDArray[np.int64]:
-    """A uniform permutation of 0..n-1, keyed as `philox`. Equal words (one pair in 2**64) keep their order."""
-    return np.argsort(philox(purpose, *words).random_raw(n), kind="stable").astype(np.int64)
+    """A uniform permutation of 0..n-1, keyed as `philox`: a stable argsort of its first n words.
+
+    Equal words (one pair in 2**64) keep their order.
+    """
+    order = _argsort_packed(philox(purpose, *words).random_raw(n)) if n >= _MIN_PACKED else None
+    if order is None:
+        order = np.argsort(philox(purpose, *words).random_raw(n), kind="stable").astype(np.int64, copy=False)
+    return order
+
+
+def _argsort_packed(words: NDArray[np.uint64]) -> NDArray[np.int64] | None:
+    """The stable argsort in a quarter of the time: the words are sorted with their places in their lowest bits.
+
+    It takes place in `words`. None where two of them differ in these bits only (one pair in 2**52 for 4096 of them),
+    so that nothing is known.
+    """
+    num_bits = np.uint64((len(words) - 1).bit_length())
+    words >>= num_bits
+    words <<= num_bits
+    words |= np.arange(len(words), dtype=np.uint64)
+    words.sort()
+    high = words >> num_bits
+    if (high[1:] == high[:-1]).any():
+        return None
+    words &= (np.uint64(1) << num_bits) - np.uint64(1)
+    order: NDArray[np.int64] = words.view(np.int64)
+    return order
 
 
 class PositionRng:

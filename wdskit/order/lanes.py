@@ -6,13 +6,17 @@ stays in L / gcd(R, L) of them and reads those parts of the shards only. Each la
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
-from wdskit.order.base import Ints, Recent, grouped
+from wdskit.order.base import Ints, Recent, looked_up
 from wdskit.order.keys import permutation
 
 DEFAULT_LANES = 240
 DEFAULT_WINDOW = 4096
+
+_ENDLESS = -1  # size of a lane that has no end
 
 
 class Lanes:
@@ -49,12 +53,11 @@ class Lanes:
             Place in the lane, (n,), a permutation within each window.
         """
         numbers, within = np.divmod(places, self.window)
-        shuffled = numbers * self.window
-        for window, at in grouped(numbers * self.num_lanes + lanes):
-            number, lane = divmod(window, self.num_lanes)
-            size = self.window if sizes is None else min(self.window, int(sizes[at[0]]) - number * self.window)
-            shuffled[at] += self._permutations(pass_number, lane, number, size)[within[at]]
-        return shuffled
+        windows = numbers * self.num_lanes + lanes
+        lane_sizes = itertools.repeat(_ENDLESS) if sizes is None else sizes.tolist()
+        wanted = dict(zip(windows.tolist(), lane_sizes, strict=False))  # each once
+        found = self._permutations.many([(pass_number, *one) for one in wanted.items()])
+        return numbers * self.window + looked_up(windows, within, dict(zip(wanted, found, strict=True)))
 
     def beside(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
         """A position near another: first those of its window, around its end, then those behind it in all lanes.
@@ -79,6 +82,8 @@ class Lanes:
             return position + step if step <= self.window else None
         return (position + step) % num_positions if step < min(num_positions, self.window) else None
 
-    def _permutation(self, pass_number: int, lane: int, number: int, size: int) -> Ints:
+    def _permutation(self, pass_number: int, window: int, lane_size: int) -> Ints:
+        number, lane = divmod(window, self.num_lanes)
+        size = self.window if lane_size == _ENDLESS else min(self.window, lane_size - number * self.window)
         order = permutation(size, self._purpose, self._seed, pass_number, lane, number)
         return order.astype(np.min_scalar_type(size))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
+from wdskit.order.base import Ints, Recent, Stack, looked_up, one_of
 from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
 
@@ -27,6 +27,10 @@ class ResampledOrder:
 
     Attributes:
         num_samples: Samples of what counts as a pass: as many as there are, though not each once.
+        counts: As given, int64.
+        chunk: Samples of a chunk.
+        num_lanes: L.
+        window: w.
 
     Raises:
         ValueError: There is no sample, or an argument is out of range.
@@ -46,7 +50,8 @@ class ResampledOrder:
             raise ValueError(msg)
         self._stack = Stack(counts)
         self._seed = seed
-        self._chunk = chunk
+        self.counts: Ints = np.asarray(counts, dtype=np.int64)
+        self.chunk, self.num_lanes, self.window = chunk, lanes, window
         self._lanes = Lanes(lanes, window, purpose="resampled-window", seed=seed)
         self._starts = Recent(self._draw, 2 * lanes + 16)
         self.num_samples = self._stack.num_samples
@@ -56,11 +61,12 @@ class ResampledOrder:
         num_lanes, window = self._lanes.num_lanes, self._lanes.window
         places, lanes = np.divmod(np.asarray(positions, dtype=np.int64), num_lanes)
         numbers, within = np.divmod(self._lanes.shuffle(0, lanes, places, None), window)
-        chunks, steps = np.divmod(within, self._chunk)
-        firsts = np.empty_like(places)
-        for key, at in grouped(numbers * num_lanes + lanes):
-            number, lane = divmod(key, num_lanes)
-            firsts[at] = self._starts(lane, number)[chunks[at]]
+        chunks, steps = np.divmod(within, self.chunk)
+
+        windows = numbers * num_lanes + lanes
+        wanted = dict.fromkeys(windows.tolist())
+        starts = self._starts.many([divmod(window, num_lanes) for window in wanted])
+        firsts = looked_up(windows, chunks, dict(zip(wanted, starts, strict=True)))
         shards, samples = self._stack.find(firsts)
         return shards, (samples + steps) % self._stack.counts(shards)
 
@@ -69,9 +75,9 @@ class ResampledOrder:
         other = self._lanes.beside(position, attempt)
         return None if other is None else one_of(self, other)
 
-    def _draw(self, lane: int, number: int) -> Ints:
+    def _draw(self, number: int, lane: int) -> Ints:
         """First sample of each chunk of a window, as running numbers: uniform up to one part in 2**53 / num_samples."""
-        num_chunks = -(-self._lanes.window // self._chunk)
+        num_chunks = -(-self._lanes.window // self.chunk)
         words = philox("resampled-chunks", self._seed, lane, number).random_raw(num_chunks)
         starts: Ints = ((words >> np.uint64(11)) * 2.0**-53 * self.num_samples).astype(np.int64)
         return starts

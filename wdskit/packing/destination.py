@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
 from wdskit.errors import FolderIndexError, PackError, RowError
@@ -18,7 +19,6 @@ from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Tell
 from wdskit.storage.urls import LocalFile
 
-CLASSES_NAME = "classes.json"
 REJECTED_NAME = "rejected.jsonl"
 
 

@@ -2,107 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from wdskit.dataset.table import ShardTable
-from wdskit.errors import PipelineError
-from wdskit.order.base import Order
-from wdskit.order.exact import ExactOrder
-from wdskit.order.keys import philox
-from wdskit.order.mixture import MixtureOrder
-from wdskit.order.resampled import ResampledOrder
-from wdskit.order.sequential import SequentialOrder
 from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.fuse_plan import fuse
 from wdskit.pipeline.planned import Plan, PlannedPipeline
+from wdskit.pipeline.planned_data import PlannedData, epoch_length, plan_data
 from wdskit.pipeline.run import Place, Run
 from wdskit.pipeline.shards import OpenShards
-from wdskit.pipeline.source_specs import PartSpec, PlannedSpec, bound_of
 from wdskit.pipeline.specs import ErrorsSpec
 from wdskit.pipeline.steps import Functions, StepMaker
-
-ORDER_VERSION = 1
-"""Part of each state: raised when the same settings give another sequence of samples."""
-
-
-@dataclass(frozen=True)
-class PlannedData:
-    """The data of a planned source, without a sample read.
-
-    Attributes:
-        tables: The shards of each part, as often as it is repeated.
-        parts: For each of `tables`, the number of its part.
-        order: Which sample stands where.
-        num_samples: Of a pass over all; None for a mixture by weights, which has none.
-        fingerprint: What the order follows from, as plain JSON.
-    """
-
-    tables: tuple[ShardTable, ...]
-    parts: tuple[int, ...]
-    order: Order
-    num_samples: int | None
-    fingerprint: dict[str, Any]
-
-
-def plan_data(source: PlannedSpec) -> PlannedData:
-    """Find a source's shards and put their samples in order.
-
-    Raises:
-        StorageError, FolderIndexError: The shards cannot be listed, or have no index.
-    """
-    parts = source.mixture or (PartSpec(shards=source.shards or "", split=source.split, range=source.range),)
-    tables = [_table(part) for part in parts]
-    numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
-    told = source.model_dump(exclude={"shards", "mixture", "split", "range"})
-    fingerprint = {
-        "source": source.name,
-        "order_version": ORDER_VERSION,
-        **(told if source.is_weighted else {name: value for name, value in told.items() if name != "schedule"}),
-        "parts": [_fingerprint(part, table) for part, table in zip(parts, tables, strict=True)],
-    }
-    if source.is_weighted:
-        seeds = [_part_seed(source.seed, number) for number in range(len(parts))] if len(parts) > 1 else [source.seed]
-        orders = [_order(source, [table], seed) for table, seed in zip(tables, seeds, strict=True)]
-        weights = [1.0 if part.weight is None else part.weight for part in parts]
-        order: Order = MixtureOrder(orders, [len(table) for table in tables], weights, change=source.schedule)
-        return PlannedData(tuple(tables), tuple(numbers), order, None, fingerprint)
-    repeated = [tables[number] for number in numbers]
-    total = sum(int(table.counts.sum()) for table in repeated)
-    return PlannedData(tuple(repeated), tuple(numbers), _order(source, repeated, source.seed), total, fingerprint)
-
-
-def _table(part: PartSpec) -> ShardTable:
-    bounds = part.range and (bound_of(part.range[0]), bound_of(part.range[1]))
-    return ShardTable(part.shards, split=part.split, bounds=bounds)
-
-
-def _fingerprint(part: PartSpec, table: ShardTable) -> dict[str, Any]:
-    weight: Any = part.weight
-    if isinstance(weight, Mapping):
-        weight = {str(at): value for at, value in weight.items()}  # keys as JSON gives them back
-    told = {"weight": weight, "repeat": part.repeat}
-    return {"digest": table.digest(), **{name: value for name, value in told.items() if value is not None}}
-
-
-def _part_seed(seed: int, number: int) -> int:
-    """Parts of one list of shards must not be in one order."""
-    return int(philox("mixture-part", seed, number).random_raw())
-
-
-def _order(source: Any, tables: Sequence[ShardTable], seed: int) -> Any:
-    counts = np.concatenate([table.counts for table in tables])
-    match source.name:
-        case "exact":
-            return ExactOrder(counts, seed=seed, lanes=source.lanes, window=source.window)
-        case "resampled":
-            return ResampledOrder(counts, seed=seed, chunk=source.chunk, lanes=source.lanes, window=source.window)
-        case _:
-            return SequentialOrder(counts)
 
 
 def compose_planned(
@@ -143,34 +54,15 @@ def compose_planned(
 
 
 def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batched | None, errors: ErrorsSpec) -> Plan:
-    source = specs[0]
-    batch = 1 if batched is None else batched.size
-    names = [spec.name for spec in specs]
-    epoch_samples = data.num_samples
-    fingerprint = data.fingerprint
-    if "with_epoch" in names:
-        n = specs[names.index("with_epoch")].n
-        counts_batches = "batched" in names[: names.index("with_epoch")]
-        if not counts_batches and n % batch:
-            near = [each for each in (n - n % batch, n - n % batch + batch) if each]
-            msg = f"with_epoch: {n} samples of a rank are no whole number of batches of {batch}."
-            near_ones = " and ".join(map(str, near))
-            raise PipelineError(f"{msg}\n  {near_ones} are; or count batches, with `with_epoch` behind `batched`.")
-        epoch_samples = n * place.world_size * (batch if counts_batches else 1)
-        fingerprint = {**fingerprint, "with_epoch": n}
-    assert epoch_samples is not None  # rules: a mixture by weights has with_epoch
-    whole = batch * place.world_size
-    if source.tail == "drop" and epoch_samples < whole:
-        msg = f"{epoch_samples} samples cannot fill one batch of {batch} on each of {place.world_size} ranks, which "
-        msg += f"takes {whole}, and `tail: drop` drops what does not."
-        raise PipelineError(f"{msg}\n  Use `tail: pad`, smaller batches or fewer ranks.")
+    length = epoch_length(specs, data.num_samples, place.world_size)
+    told = {} if length.with_epoch is None else {"with_epoch": length.with_epoch}
     return Plan(
         order=data.order,
-        tail=source.tail,
-        batch=batch,
-        epoch_samples=epoch_samples,
+        tail=specs[0].tail,
+        batch=length.batch,
+        epoch_samples=length.num_samples,
         is_batched=batched is not None,
-        fingerprint=fingerprint,
+        fingerprint={**data.fingerprint, **told},
         forgives=errors.max_bad != 0,
         forgives_functions=errors.transforms,
     )

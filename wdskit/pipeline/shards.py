@@ -76,8 +76,8 @@ def _check(local: LocalShard, table: ShardTable, inner: int) -> None:
     expected = table.whole_count(inner)
     if len(local) != expected:
         problem = f"its offsets are those of {len(local)} samples, the folder's index says {expected}"
-    elif local.num_bytes != table.sizes[inner]:
-        problem = f"it has {local.num_bytes} bytes, the folder's index says {table.sizes[inner]}"
+    elif local.num_bytes != table.num_bytes(inner):
+        problem = f"it has {local.num_bytes} bytes, the folder's index says {table.num_bytes(inner)}"
     else:
         return
     raise ShardError(shard=local.path, offset=0, problem=problem, remedy="Run `wdskit index` on its folder.")

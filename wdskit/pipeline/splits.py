@@ -49,8 +49,7 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
     """
     if layout.draws is None:
         return
-    by_node = any(isinstance(stage, SplitByNode) or splits_nodes(stage) for stage in stages)
-    by_worker = any(isinstance(stage, SplitByWorker) or splits_workers(stage) for stage in stages)
+    by_node, by_worker = splitters_of(stages)
     if not layout.split_none:
         if world_size > 1 and not by_node:
             raise PipelineError(_no_splitter("split_by_node", f"{world_size} ranks"))
@@ -67,6 +66,13 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
     if layout.draws.num_shards < num_readers and not layout.draws.resampled:
         msg = f"{layout.draws.num_shards} shards cannot feed {world_size} ranks x {num_workers} workers one shard each."
         raise PipelineError(f"{msg}\n  Use fewer workers, more shards (`wdskit pack --max-samples`), or with_epoch.")
+
+
+def splitters_of(stages: list[Any]) -> tuple[bool, bool]:
+    """Whether the stages split the shards by node, and by worker."""
+    by_node = any(isinstance(stage, SplitByNode) or splits_nodes(stage) for stage in stages)
+    by_worker = any(isinstance(stage, SplitByWorker) or splits_workers(stage) for stage in stages)
+    return by_node, by_worker
 
 
 def _no_splitter(name: str, who: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from dataclasses import dataclass
@@ -10,14 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.classes import read_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.selection_head import list_selections, read_head
 from wdskit.errors import FolderIndexError, SelectionError, WdskitError
 from wdskit.shards.contents import Progress, ShardContents, Target, find_shards, join_faults, read_all
-from wdskit.storage.urls import is_local, local_path, read_bytes
-
-CLASSES_NAME = "classes.json"
-MAX_CLASSES_BYTES = 64 << 20
+from wdskit.storage.urls import is_local, local_path
 
 
 @dataclass(frozen=True)
@@ -192,16 +189,4 @@ def _read_selection(folder: Path, name: str, shards: bytes) -> SelectionSummary:
 def _read_classes(target: Target) -> tuple[str, ...] | None:
     """The class names beside local shards that stand in one folder."""
     folders = {Path(local_path(url)).parent for url in target.urls if is_local(url)}
-    path = next(iter(folders), Path()) / CLASSES_NAME
-    if len(folders) != 1 or not path.is_file():
-        return None
-    try:
-        names = json.loads(read_bytes(str(path), limit=MAX_CLASSES_BYTES))
-    except (ValueError, RecursionError) as err:
-        raise FolderIndexError(f"{path}: it is no JSON: {err}.", folder=str(path.parent)) from err
-    if isinstance(names, dict) and all(type(number) is int for number in names.values()):
-        names = sorted(names, key=names.__getitem__)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        msg = f"{path}: it is no list of class names in the order of their numbers."
-        raise FolderIndexError(msg, folder=str(path.parent))
-    return tuple(names)
+    return read_classes(folders.pop()) if len(folders) == 1 else None

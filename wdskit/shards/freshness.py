@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, read_index
 from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
 from wdskit.errors import FolderIndexError, WdskitError
-from wdskit.shards.describe import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.shards.findings import Finding, shorten
 from wdskit.storage.urls import read_bytes
 

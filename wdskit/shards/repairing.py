@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.scan import scan_shard
 from wdskit.errors import ConfigError, StorageError
 from wdskit.files import DISK, Disk, Draft, make_folders, publish, publish_bytes
-from wdskit.shards.describe import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.shards.findings import IMAGE_CHECKS, ImageCheck
 from wdskit.shards.locking import LOCK_NAME, lock_folder
 from wdskit.shards.salvage import Loss, Salvage, salvage

@@ -1,0 +1,164 @@
+"""What is random in an order is as random as it says: uniform starts, heads like tails, even shares, no key twice."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from wdskit.order import keys
+from wdskit.order.base import Recent, Stack, looked_up
+from wdskit.order.draws import Draws
+from wdskit.order.exact import ExactOrder
+from wdskit.order.keys import PositionRng
+from wdskit.order.mixture import MixtureOrder
+from wdskit.order.resampled import ResampledOrder
+from wdskit.order.sequential import SequentialOrder
+
+
+def chi_square(found, expected):
+    """Deviations from the mean of the chi-square law, for one degree of freedom less than there are cells."""
+    degrees = len(found) - 1
+    return (((found - expected) ** 2 / expected).sum() - degrees) / np.sqrt(2 * degrees)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chunks_start_at_every_sample_alike(seed):
+    """Chi-square over 200 cells of 120,000 starts: a uniform draw leaves five deviations once in a million."""
+    order = ResampledOrder([700, 0, 1, 299, 1000], seed=seed, chunk=1, lanes=4, window=300)
+    shards, samples = order.take(np.arange(120_000))
+    starts = Stack(order.counts).starts(shards) + samples
+    cells = np.bincount(starts // 10, minlength=200)
+    assert abs(chi_square(cells, 600)) < 5
+
+
+def test_a_skewed_start_is_seen():
+    """A mutant that never starts in the last hundredth."""
+    starts = np.random.default_rng(0).integers(0, 1980, 120_000)
+    assert chi_square(np.bincount(starts // 10, minlength=200), 600) > 5
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 6])
+def test_tails_of_shards_come_as_often_as_heads(chunk):
+    """Within a percent, over 400,000 chunks: three deviations of chance."""
+    order = ResampledOrder([64, 40, 100], seed=1, chunk=chunk, lanes=8, window=4096)
+    shards, samples = order.take(np.arange(400_000 * chunk))
+    halves = samples < order.counts[shards] // 2
+    assert abs(halves.sum() / (~halves).sum() - 1) < 0.01
+    first, last = (samples < 8).sum(), (samples >= order.counts[shards] - 8).sum()
+    assert abs(first / last - 1) < 0.02
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exact_places_samples_alike(seed):
+    """Where one sample stands in a pass is uniform over passes: chi-square over 20 parts of the pass."""
+    order = ExactOrder([30, 50, 40], seed=seed, lanes=6, window=10)
+    num = 1000
+    shards, samples = order.take(np.arange(120 * num))
+    at = np.flatnonzero((shards == 1) & (samples == 7)) % 120
+    assert len(at) == num
+    assert abs(chi_square(np.bincount(at // 6, minlength=20), num / 20)) < 5
+
+
+def test_shares_of_a_mixture_hold_in_every_window_of_every_length():
+    """Within two samples, from anywhere, whatever the number of parts."""
+    for weights in ([1, 1], [5, 3, 2], [1, 10, 100], [7, 1, 1, 1, 1]):
+        order = MixtureOrder([SequentialOrder([9])] * len(weights), [1] * len(weights), weights)
+        found, _ = order.shares.take(np.arange(4000))
+        for part, weight in enumerate(weights):
+            off = np.concatenate([[0], np.cumsum(found == part)]) - np.arange(4001) * weight / sum(weights)
+            assert off.max() - off.min() <= 2
+
+
+@pytest.fixture
+def used_keys(monkeypatch):
+    """Every key of random numbers that is made while the test runs."""
+    used = []
+    entropy = keys._entropy
+
+    def collecting(purpose, words):
+        used.append(tuple(entropy(purpose, words)))
+        return list(used[-1])
+
+    monkeypatch.setattr(keys, "_entropy", collecting)
+    return used
+
+
+def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys):
+    """All keys of runs of every kind, two seeds, two epochs each: as many as there are, and no two alike."""
+    counts, lanes, window = [500, 300, 200, 1000], 16, 25
+    num_windows = 2 * 2000 // window  # of two passes
+    for seed in (3, 4):
+        ExactOrder(counts, seed=seed, lanes=lanes, window=window).take(np.arange(4000))
+        ResampledOrder(counts, seed=seed, lanes=lanes, window=window).take(np.arange(4000))
+        for draws in (Draws(40, seed=seed), Draws(40, seed=seed, resampled=True)):
+            for draw in range(80):
+                draws.shard(draw)
+        for stage in ("0:map", "1:map", "0:random_flip"):
+            PositionRng(seed, stage)
+    exact = 2 * 2 + num_windows
+    resampled = 2 * num_windows
+    stream = 2 + 80
+    assert len(used_keys) == 2 * (exact + resampled + stream + 3)
+    assert len(set(used_keys)) == len(used_keys)
+    words = {tuple(np.random.Philox(np.random.SeedSequence(key)).random_raw(2).tolist()) for key in used_keys}
+    assert len(words) == len(used_keys)
+
+
+def test_added_keys_would_meet(used_keys, monkeypatch):
+    """A mutant that adds seed and epoch up, as others do, is found by the same collection."""
+    entropy = keys._entropy
+    monkeypatch.setattr(keys, "_entropy", lambda purpose, words: entropy(purpose, (sum(words),)))
+    for seed in (3, 4):
+        ExactOrder([50, 30], seed=seed, lanes=2, window=20).take(np.arange(160))
+    assert len(set(used_keys)) < len(used_keys)
+
+
+def test_parts_of_a_mixture_over_the_same_shards_differ():
+    from wdskit.pipeline.planned_data import _part_seed
+
+    seeds = {_part_seed(seed, number) for seed in range(50) for number in range(50)}
+    assert len(seeds) == 2500
+
+
+def test_what_was_asked_for_last_is_remembered():
+    asked = []
+    recent = Recent(lambda *key: asked.append(key) or sum(key), 2)
+    assert [recent(1), recent(2), recent(1), recent(3), recent(1), recent(2)] == [1, 2, 1, 3, 1, 2]
+    assert asked == [(1,), (2,), (3,), (2,)]
+    assert recent.many([(4, 5), (2,), (6,), (7,)]) == [9, 2, 6, 7]  # more than it holds
+    assert asked[4:] == [(4, 5), (6,), (7,)]
+
+
+def test_a_memory_is_left_behind_when_an_order_goes_to_another_process():
+    order = ExactOrder([5000] * 4, seed=1, lanes=4)
+    fresh = len(pickle.dumps(order))
+    taken = order.take(np.arange(100))
+    assert len(pickle.dumps(order)) == fresh
+    assert np.array_equal(pickle.loads(pickle.dumps(order)).take(np.arange(100)), taken)
+
+
+def test_threads_that_share_an_order_get_what_one_gets():
+    """Windows are made, and put out of memory, by several at once."""
+    counts = [200, 50, 300]
+    for make in (ExactOrder, ResampledOrder):
+        alone, shared = (make(counts, seed=2, lanes=3, window=4) for _ in range(2))
+        batches = [np.arange(first, first + 40) for first in range(0, 6000, 40)]
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(shared.take, batches))
+        for batch, got in zip(batches, found, strict=True):
+            assert np.array_equal(got, alone.take(batch))
+
+
+@pytest.mark.parametrize("num_keys", [1, 3, 40])
+def test_looking_up_one_by_one_and_by_table_is_the_same(num_keys):
+    rng = np.random.default_rng(num_keys)
+    tables = {key * 7: rng.integers(0, 1000, 50).astype(np.uint16) for key in range(num_keys)}
+    for num in (0, 1, 30, 2000):
+        asked, places = rng.integers(0, num_keys, num) * 7, rng.integers(0, 50, num)
+        wanted = {key: tables[key] for key in set(asked.tolist())}
+        expected = [int(tables[key][place]) for key, place in zip(asked.tolist(), places.tolist(), strict=True)]
+        found = looked_up(asked, places, wanted)
+        assert (found.tolist(), found.dtype) == (expected, np.int64)

@@ -1,0 +1,248 @@
+"""`wdskit.plan`: the numbers are those that a loader of the same configuration comes to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shards import write_numbers
+
+import wdskit
+from wdskit.errors import ConfigError, FolderIndexError, PipelineError
+from wdskit.loader.plan_epoch import fitting_lanes
+from wdskit.shards.indexing import index_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Indexed shards of 9, 0, 30, 14, 7 and 40 samples: 100."""
+    folder = tmp_path_factory.mktemp("plan") / "data"
+    write_numbers(folder, [9, 0, 30, 14, 7, 40])
+    index_folder(folder, workers=1)
+    return folder
+
+
+def config(*stages, **source):
+    return {"pipeline": [source, *stages], "loader": {"workers": 0}}
+
+
+def plan(folder, *, kind="exact", batch=4, stages=(), options=None, **where):
+    source = {"shards": str(folder), "lanes": 12, "window": 5, **(options or {})}
+    if kind == "sequential":
+        del source["lanes"], source["window"]
+    return wdskit.plan(config({"batched": batch}, *stages, **{kind: source}), **where)
+
+
+def numbers_of(folder, options, rank, world_size, epoch=0, kind="exact", batch=4):
+    """What a real loader yields: numbers of the samples, which of these are no padding, and the steps."""
+    source = {"shards": str(folder), "lanes": 12, "window": 5, **options}
+    if kind == "sequential":
+        del source["lanes"], source["window"]
+    stages = [{"decode": "rgb8"}, {"to_tuple": ["cls"]}, {"batched": batch}]
+    loader = wdskit.make_loader(config(*stages, **{kind: source}), rank=rank, world_size=world_size)
+    loader.set_epoch(epoch)
+    found = []
+    for cls, *mask in loader:
+        found += cls[mask[0]].tolist() if mask else cls.tolist()
+    return found, len(loader)
+
+
+@pytest.mark.parametrize("kind", ["exact", "resampled", "sequential"])
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("world_size", [1, 3, 8])
+def test_steps_and_tail_are_the_loaders(folder, kind, tail, world_size):
+    told = plan(folder, kind=kind, options={"tail": tail}, world_size=world_size)
+    there = [numbers_of(folder, {"tail": tail}, rank, world_size, kind=kind) for rank in range(world_size)]
+    assert {steps for _, steps in there} == {told.steps}
+    num_read = sum(len(numbers) for numbers, _ in there)
+    assert told.num_samples == 100
+    assert told.num_dropped == 100 - num_read
+    assert told.num_padded == told.steps * told.global_batch - num_read if tail == "pad" else told.num_padded == 0
+    assert told.global_batch == 4 * world_size
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 6])
+def test_shards_and_bytes_of_a_rank_are_those_it_reads(folder, world_size, epoch):
+    """R divides the lanes here, so the closed form is exact."""
+    told = plan(folder, options={"tail": "pad"}, world_size=world_size, epoch=epoch)
+    stops = np.cumsum([9, 0, 30, 14, 7, 40])
+    sizes = np.array([(folder / f"s-{at:03d}.tar").stat().st_size for at in range(6)])
+    shards, num_bytes = [], []
+    for rank in range(world_size):
+        numbers, _ = numbers_of(folder, {"tail": "pad"}, rank, world_size, epoch)
+        at = np.searchsorted(stops, numbers, side="right")
+        shards.append(len(set(at.tolist())))
+        num_bytes.append((sizes / [9, 1, 30, 14, 7, 40])[at].sum())
+    assert told.rank_shards == pytest.approx((min(shards), np.mean(shards), max(shards)))
+    assert told.rank_bytes == pytest.approx((min(num_bytes), np.mean(num_bytes), max(num_bytes)))
+    assert told.num_shards == 5  # one is empty
+    assert told.num_bytes == pytest.approx(sizes.sum() - sizes[1], abs=1)
+
+
+def test_lanes_that_ranks_share_are_a_warning(folder):
+    told = plan(folder, world_size=8, batch=1)
+    assert (told.lanes.num_lanes, told.lanes.per_rank, told.lanes.fitting) == (12, 3, (12,))
+    assert told.warnings == ()
+    told = plan(folder, world_size=5, batch=1)
+    assert (told.lanes.per_rank, told.lanes.fitting) == (12, (10, 15))
+    (warning,) = told.warnings
+    what, way_out = warning.split("\n")
+    assert what.startswith("a rank takes from 12 of 12 lanes, more than twice 12 / 5, and shares each with other ranks")
+    assert way_out == "  Before a run begins, set `lanes: 10 or 15`: another number is another order."
+
+
+def test_fitting_lanes_fit_and_none_nearer_does():
+    for world_size in range(1, 40):
+        for num_lanes in range(1, 60):
+            fits = [lanes for lanes in range(1, 200) if lanes // np.gcd(lanes, world_size) * world_size <= 2 * lanes]
+            near = fitting_lanes(num_lanes, world_size)
+            assert set(near) <= set(fits)
+            assert max((each for each in fits if each <= num_lanes), default=None) in (*near, None)
+            assert min(each for each in fits if each >= num_lanes) in near
+
+
+def test_a_mixture_tells_shares_and_repeats(folder):
+    parts = [
+        {"shards": str(folder), "weight": 3, "range": ["0%", "50%"]},
+        {"shards": str(folder / "s-005.tar"), "weight": 2},
+    ]
+    source = {"mixture": parts, "lanes": 12, "window": 5}
+    told = wdskit.plan(config({"batched": 4}, {"with_epoch": 50}, exact=source), world_size=3)
+    assert [part.name for part in told.parts] == [f"{folder} range 0% to 50%", str(folder / "s-005.tar")]
+    assert [part.share_ratio for part in told.parts] == [0.6, 0.4]
+    assert [part.repeats for part in told.parts] == [360 / 50, 240 / 40]
+    assert [part.num_samples for part in told.parts] == [50, 40]
+    assert [part.num_shards for part in told.parts] == [3, 1]
+    assert (told.steps, told.num_samples) == (50, 600)
+    assert told.rank_shards == pytest.approx((4, 4, 4), abs=0.1)
+    assert told.rank_bytes.mean == pytest.approx(sum(p.num_bytes * p.repeats for p in told.parts) / 3, rel=0.02)
+
+
+def test_a_schedule_makes_epochs_differ(folder):
+    parts = [{"shards": str(folder), "weight": {0: 1, 400: 0}}, {"shards": str(folder), "weight": 1}]
+    source = {"mixture": parts}
+    shares = [
+        [part.share_ratio for part in wdskit.plan(config({"with_epoch": 400}, exact=source), epoch=epoch).parts]
+        for epoch in (0, 1)
+    ]
+    assert shares == [[0.5, 0.5], [0, 1]]
+
+
+def test_repeats_of_a_finite_mixture(folder):
+    parts = [{"shards": str(folder), "repeat": 2}, {"shards": str(folder / "s-005.tar"), "repeat": 1}]
+    told = wdskit.plan(config({"batched": 4}, exact={"mixture": parts, "tail": "pad"}))
+    assert [part.repeats for part in told.parts] == [2, 1]
+    assert told.num_samples == 240
+
+
+def test_parts_in_step_with_the_ranks_are_a_warning(folder):
+    parts = [{"shards": str(folder), "weight": 1}, {"shards": str(folder / "s-005.tar"), "weight": 1}]
+    stages = ({"batched": 4}, {"with_epoch": 50})
+    told = wdskit.plan(config(*stages, exact={"mixture": parts}), world_size=2)
+    assert any(f"rank 0 takes 100% of its samples from {folder}, all ranks together 50%" in w for w in told.warnings)
+    assert told.rank_bytes.mean == pytest.approx(told.parts[0].num_bytes * 2, rel=0.02)
+    parts[0]["weight"], parts[1]["weight"] = 50, 51
+    told = wdskit.plan(config(*stages, exact={"mixture": parts}), world_size=2)
+    assert not any("takes" in warning and "samples from" in warning for warning in told.warnings)
+
+
+def test_too_many_open_shards_and_a_large_tail_are_warnings(tmp_path):
+    write_numbers(tmp_path, [1] * 300)
+    index_folder(tmp_path, workers=1)
+    told = wdskit.plan(config({"batched": 160}, exact=str(tmp_path)))
+    assert told.open_shards == 300
+    assert [warning.split(".")[0] for warning in told.warnings] == [
+        "a rank reads from 300 shards at a time, and a process keeps 256 open: the others are opened again and again",
+        "47% of each epoch is dropped, since it fills no batch of 160 on all ranks",
+    ]
+
+
+def test_a_node_holds_the_windows_of_its_ranks(folder):
+    told = plan(folder, world_size=12, gpus_per_node=3, batch=1, options={"window": 100})
+    alone = plan(folder, world_size=12, gpus_per_node=1, batch=1, options={"window": 100})
+    every = plan(folder, world_size=12, gpus_per_node=99, batch=1, options={"window": 100})
+    assert alone.node_shards == alone.open_shards <= told.node_shards <= every.node_shards == 5
+    assert every.gpus_per_node == 12
+    assert every.node_bytes == every.num_bytes
+
+
+def test_global_sizes_that_do_not_divide_are_refused(folder):
+    with pytest.raises(PipelineError, match=r"global_size 32 does not divide into 6 ranks\.\n  30 and 36 would"):
+        plan(folder, batch={"global_size": 32}, world_size=6)
+    assert plan(folder, batch={"global_size": 30}, world_size=6).batch == 5
+
+
+def test_a_plan_reads_no_shard(tmp_path, folder):
+    """Nothing but the index has to be there; functions of the user's need not be known."""
+    for name in ("index.json", "index.bin"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    for at in range(6):
+        (tmp_path / f"s-{at:03d}.tar").touch()
+    stages = [{"map": "unheard_of"}, {"to_tuple": ["cls"]}, {"batched": 4}]
+    assert wdskit.plan(config(*stages, exact=str(tmp_path))).steps == 25
+
+
+def test_streams_tell_shards_of_ranks_and_workers(folder):
+    stages = ["split_by_node", "split_by_worker", {"map": "unheard_of"}, {"batched": 4}, {"with_epoch": 7}]
+    told = wdskit.plan(config(*stages, stream=str(folder)), world_size=2, workers=2)
+    assert (told.num_shards, told.rank_shards, told.worker_shards, told.steps) == (6, (3, 3), (1, 2), 7)
+    resampled = {"shards": str(folder), "resampled": True}
+    told = wdskit.plan(config(*stages, stream=resampled), world_size=2, workers=2)
+    assert (told.resampled, told.rank_shards, told.worker_shards, told.batch) == (True, None, None, 4)
+    told = wdskit.plan(wdskit.Pipeline().stream(str(folder)))
+    assert (told.rank_shards, told.worker_shards, told.steps) == ((6, 6), (6, 6), None)
+
+
+def test_streams_that_would_be_refused_are_refused(folder):
+    with pytest.raises(PipelineError, match="split_by_node is missing"):
+        wdskit.plan(config({"with_epoch": 3}, stream=str(folder)), world_size=2)
+    with pytest.raises(PipelineError, match="ends at another step on each"):
+        wdskit.plan(config("split_by_node", stream=str(folder)), world_size=2)
+    with pytest.raises(PipelineError, match="6 shards cannot feed 1 ranks x 7 workers"):
+        wdskit.plan(config("split_by_node", "split_by_worker", stream=str(folder)), workers=7)
+
+
+def test_a_source_of_another_library_cannot_be_planned(folder):
+    pipe = wdskit.Pipeline([lambda: iter(())])
+    with pytest.raises(PipelineError, match="the source is not wdskit's"):
+        wdskit.plan(pipe)
+
+
+def test_errors_come_before_numbers(folder, tmp_path):
+    with pytest.raises(PipelineError, match=r"plan\(world_size=0\): it is a whole number, 1 or more"):
+        plan(folder, world_size=0)
+    with pytest.raises(PipelineError, match=r"plan\(epoch=1.5\): it is a whole number, 0 or more"):
+        plan(folder, epoch=1.5)
+    with pytest.raises(PipelineError, match="belong to a configuration"):
+        wdskit.plan(wdskit.Pipeline().exact(str(folder)), pipeline="train")
+    with pytest.raises(PipelineError, match="cannot fill one batch"):
+        plan(folder, batch=200)
+    with pytest.raises(ConfigError, match="bacthed"):
+        wdskit.plan(config({"bacthed": 4}, exact=str(folder)))
+    write_numbers(tmp_path, [3])
+    with pytest.raises(FolderIndexError, match="wdskit index"):
+        wdskit.plan(config(exact=str(tmp_path)))
+
+
+def test_the_workers_are_the_configurations_unless_told(folder):
+    told = config(exact=str(folder))
+    told["loader"] = {"workers": 3}
+    assert (wdskit.plan(told).workers, wdskit.plan(told, workers=5).workers) == (3, 5)
+
+
+def test_planning_a_planned_source_does_not_wait_for_torch(folder, script_environment):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, wdskit\n"
+        f"wdskit.plan({{'pipeline': [{{'exact': {json.dumps(str(folder))}}}]}})\n"
+        "print([name for name in ('torch', 'webdataset', 'PIL') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=script_environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

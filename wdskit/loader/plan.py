@@ -1,0 +1,85 @@
+"""`wdskit.plan`: in how many steps a run goes and what it reads, told from the index without a sample read."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from wdskit.errors import PipelineError
+from wdskit.loader.plan_epoch import open_epoch, plan_epoch
+from wdskit.loader.plan_picture import check_picture, draw
+from wdskit.loader.plan_quality import measure
+from wdskit.loader.plan_stream import plan_stream
+from wdskit.loader.plan_types import EpochPlan, StreamPlan
+from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.source_specs import PlannedSpec
+from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
+
+
+def plan(
+    config: str | os.PathLike[str] | Mapping[str, Any] | Pipeline,
+    *,
+    pipeline: str | None = None,
+    overrides: Sequence[str] = (),
+    world_size: int = 1,
+    workers: int | None = None,
+    gpus_per_node: int = 8,
+    epoch: int = 0,
+    quality: bool = False,
+    classes: int | None = None,
+    plot: str | os.PathLike[str] | None = None,
+) -> EpochPlan | StreamPlan:
+    """Tell what an epoch will be like, from the index alone.
+
+    Args:
+        config: A YAML file, the same as a dict, or a `Pipeline`.
+        pipeline: Which of a configuration's pipelines; may be left out where there is one.
+        overrides: `a.b.c=VALUE` each, as `make_loader` takes them.
+        world_size: R, number of ranks.
+        workers: Worker processes of a rank; without, the configuration's.
+        gpus_per_node: Ranks of a node.
+        epoch: Which one: a schedule of weights makes them differ.
+        quality: Whether to tell how far batches are from a uniform draw, of planned sources.
+        classes: Number of classes for `quality`; without, those of `classes.json`, or 1000.
+        plot: Where to draw a picture of the order, `.png` or `.svg`; of planned sources.
+
+    Raises:
+        ConfigError: The configuration has problems; all of them are listed.
+        PipelineError: It cannot run on so many ranks and workers, or an argument is out of range.
+        StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
+    """
+    numbers = {"world_size": (world_size, 1), "gpus_per_node": (gpus_per_node, 1), "epoch": (epoch, 0)}
+    numbers |= {} if workers is None else {"workers": (workers, 0)}
+    for name, (value, least) in numbers.items():
+        if type(value) is not int or value < least:
+            raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
+    pipe, loader, errors = _read(config, pipeline, overrides)
+    num_workers = loader.workers if workers is None else workers
+    if not isinstance(pipe.stages[0], PlannedSpec):
+        if quality or plot is not None:
+            raise PipelineError(
+                "a stream's order is that of its shuffle buffers, which only running tells; plan `exact`."
+            )
+        return plan_stream(pipe, world_size, num_workers, errors)
+    if plot is not None:
+        check_picture(plot)
+    opened = open_epoch(pipe.stages, world_size, epoch)
+    told = plan_epoch(opened, workers=num_workers, node_size=min(gpus_per_node, world_size))
+    if plot is not None:
+        draw(opened, plot, classes)
+    return dataclasses.replace(told, quality=measure(opened, classes)) if quality else told
+
+
+def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[Pipeline, LoaderSpec, ErrorsSpec]:
+    """The pipeline, checked, and how it is run."""
+    if isinstance(config, Pipeline):
+        if pipeline is not None or overrides:
+            raise PipelineError("plan(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
+        config.check()
+        return config, LoaderSpec(), ErrorsSpec()
+    from wdskit.pipeline.config import load_config  # a pipeline built in Python needs no YAML
+
+    loaded = load_config(config, overrides=overrides)
+    return Pipeline(loaded.pipeline(pipeline)), loaded.loader, loaded.errors
