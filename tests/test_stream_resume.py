@@ -283,3 +283,33 @@ def test_a_jump_begins_a_stream(shards):
         resumed.load_state_dict(state)
         assert epochs(resumed, 2) == there
         loader.set_epoch(1)
+
+
+@pytest.mark.parametrize("name", ["with_epoch", "with_epoch inside", "each shard once"])
+def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(shards, name):
+    """As a framework counts that validates before it counts, or that ends epochs early."""
+    make = functools.partial(PIPES[name](shards).loader, workers=2)
+    whole = make()
+    num_items = len(epochs(whole, 1))
+    state = whole.state_dict()
+    rest = epochs(whole, 2)
+    behind = make()
+    behind.load_state_dict(json.loads(json.dumps(state)))
+    behind.sampler.set_epoch(0)
+    assert (behind.epoch, behind.state_dict()) == (1, state)
+    behind.sampler.set_epoch(1)
+    assert epochs(behind, 2) == rest
+
+    left = make()
+    list(itertools.islice(left, num_items - 2))
+    state = left.state_dict()
+    left.sampler.set_epoch(1)
+    there = epochs(left, 2)
+    ahead = make()
+    ahead.load_state_dict(json.loads(json.dumps(state)))
+    ahead.sampler.set_epoch(1)
+    assert epochs(ahead, 2) == there
+    for loader, wrong in ((make(), 2), (behind, 9)):
+        loader.load_state_dict(state)
+        with pytest.raises(StateError, match=rf"set_epoch\({wrong}\): a state in epoch 0 was loaded"):
+            loader.sampler.set_epoch(wrong)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.failures import Shipped
 from wdskit.loader.loader import Loader
-from wdskit.loader.passes import unused_state
+from wdskit.loader.passes import beside, unused_state
 from wdskit.loader.stream_state import StreamState, read_state
 from wdskit.loader.workers import Workers
 from wdskit.pipeline.board import Standing
@@ -65,10 +66,25 @@ class StreamLoader(Loader):
         """The epoch that the next iteration runs, or the one that runs now."""
         return self._epoch
 
-    def _set_epoch(self, epoch: int) -> None:
-        if self._loaded is not None and epoch != self._epoch:
+    def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
+        loaded = self._loaded
+        if loaded is not None and is_counted_elsewhere:
+            has_begun = loaded.how is How.RESUME and any(loaded.received)
+            match beside(epoch, loaded.epoch, has_begun=has_begun):
+                case "behind":
+                    return
+                case "ahead":
+                    self._loaded = self._left(loaded)
+        elif loaded is not None and epoch != self._epoch:
             raise unused_state(epoch, self._epoch)
         self._epoch = epoch
+
+    def _left(self, loaded: StreamState) -> StreamState:
+        """The beginning of the next epoch, where a loaded one is left."""
+        if self.pipeline.layout.cut is None:
+            none = (None,) * self._num_rows
+            return StreamState(loaded.epoch + 1, How.ANEW, (0,) * self._num_rows, 0, none, none)
+        return replace(loaded, epoch=loaded.epoch + 1, how=How.LEAVE, next_worker=0)
 
     def __len__(self) -> int:
         """Items of a whole epoch on this rank.
