@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wdskit.dataset.local import LocalShard
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
+    from wdskit.loader.peers import check_same_batches
     from wdskit.packing.api import pack
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
@@ -60,6 +61,7 @@ __all__ = [
     "StorageError",
     "WdskitError",
     "__version__",
+    "check_same_batches",
     "gather_valid",
     "load_config",
     "make_loader",
@@ -71,6 +73,7 @@ __all__ = [
 _HOMES = {
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
+    "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
