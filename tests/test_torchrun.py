@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -24,7 +25,7 @@ SCRIPT = '''
 """Trains on the numbers of a folder: notes those of a step, all-reduces, and rank 0 saves. Behind its step `last`, rank
 0 waits to be killed, and the others for it, in the next all-reduce.
 """
-import json, os, signal, sys
+import datetime, json, os, signal, sys
 import torch, torch.distributed as dist
 import wdskit
 
@@ -62,7 +63,7 @@ def train(pattern, out, tail, workers, last):
 if __name__ == "__main__":
     pattern, *runs = sys.argv[1:]
     print("pid", os.getpid(), flush=True)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))  # a hang is an error
     for run in runs:
         train(pattern, *json.loads(run))
     dist.barrier()
@@ -134,6 +135,18 @@ def faults_of(runs, epochs, *, dropped) -> set[str]:
     return faults
 
 
+def three_here(shards, state, consumed) -> list[list[dict]]:
+    """What three ranks would note from a checkpoint with so many samples consumed, in this process."""
+    pipe = Pipeline().exact(shards, seed=5, window=16).map(number_of).batched(BATCH)
+    ranks = []
+    for rank in range(3):
+        loader = pipe.loader(workers=0, rank=rank, world_size=3)
+        loader.load_state_dict({**state, "consumed": consumed})
+        epochs = range(loader.epoch, EPOCHS)
+        ranks.append([{"epoch": epoch, "numbers": batch.tolist()} for epoch in epochs for batch in loader])
+    return ranks
+
+
 def finish(process) -> None:
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out
@@ -147,11 +160,12 @@ def killed(tmp_path, start):
         (tmp_path / folder).mkdir()
     process = start(4, *runs)
     lines = [line.split() for line in itertools.islice(process.stdout, 5)]
-    assert lines[4:] == [["saved", str(LAST_STEP)]], (tmp_path / "stderr").read_text()
-    for pid in [process.pid, *(int(pid) for _, pid in lines[:4])]:
+    for pid in [int(number) for what, number in lines if what == "pid"]:
         os.kill(pid, signal.SIGKILL)
+    process.kill()
     process.stdout.close()
     process.wait(60)
+    assert lines[4:] == [["saved", str(LAST_STEP)]], (tmp_path / "stderr").read_text()
     return tmp_path
 
 
@@ -171,17 +185,8 @@ def test_ranks_neither_hang_nor_lose_a_sample_and_three_go_on_where_four_were_ki
     dropped = [1, (61 - consumed) % 9, 61 % 9]
     assert faults_of([four, three], epochs, dropped=dropped) == set()
 
-    # The check itself: what it would say of other checkpoints, and of notes that are wrong.
-    def go_on(consumed):
-        pipe = Pipeline().exact(shards, seed=5, window=16).map(number_of).batched(BATCH)
-        loaders = [pipe.loader(workers=0, rank=rank, world_size=3) for rank in range(3)]
-        ranks = [[] for _ in loaders]
-        for notes, loader in zip(ranks, loaders, strict=True):
-            loader.load_state_dict({**checkpoint["data"], "consumed": consumed})
-            for epoch in range(loader.epoch, EPOCHS):
-                notes += [{"epoch": epoch, "numbers": batch.tolist()} for batch in loader]
-        return ranks
-
+    # What the check would say of other checkpoints, and of notes that are wrong.
+    go_on = functools.partial(three_here, shards, checkpoint["data"])
     assert [[{**step, "step": at} for at, step in enumerate(steps, 8)] for steps in go_on(consumed)] == three
     lost, twice = {"a number is lost"}, {"a number comes twice, or is not due"}
     assert faults_of([four, go_on(consumed + 12)], epochs, dropped=dropped) == lost  # what workers had ready
