@@ -146,8 +146,8 @@ def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batche
     batch = 1 if batched is None else batched.size
     names = [spec.name for spec in specs]
     epoch_samples = data.num_samples
-    fingerprint = data.fingerprint
-    if "with_epoch" in names:
+    fingerprint = {**data.fingerprint, "with_epoch": None}  # there without one too: torch.distributed.checkpoint
+    if "with_epoch" in names:  # loads the names that the loader has, and only those
         n = specs[names.index("with_epoch")].n
         counts_batches = "batched" in names[: names.index("with_epoch")]
         if not counts_batches and n % batch:
