@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401 (optimizers load it, in each rank anew where it is not there yet)
 import torch.distributed as dist
 
 TIMEOUT_S = 60

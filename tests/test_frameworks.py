@@ -8,7 +8,6 @@ import os
 
 import pytest
 import torch
-import torch._dynamo  # accelerate loads it, in each rank anew where it is not there yet
 from accelerate import Accelerator
 from ranks import run_ranks
 from shards import number_of, write_numbers

@@ -57,7 +57,7 @@ def test_the_tar_bench_compares_at_both_sizes(repository: Path) -> None:
 
 def test_train_ddp_stays_small(repository: Path) -> None:
     """It is there to be read."""
-    assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 130
+    assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 140
 
 
 def test_ci_runs_make_test(repository: Path) -> None:

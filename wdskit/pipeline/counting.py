@@ -67,4 +67,4 @@ def _held(spec: Any) -> int:
     """Values of its own input that a stage takes before it gives one."""
     if spec.name == "slice":
         return int(spec.start + spec.step)
-    return int(getattr(spec, "size", 0))
+    return int(getattr(spec, "size", 0) or getattr(spec, "global_size", 0))
