@@ -14,6 +14,7 @@ from shards import write_shard
 from wdskit import Pipeline, PipelineError, StateError
 from wdskit.loader import stream as stream_module
 from wdskit.pipeline.marks import Marks
+from wdskit.testing import assert_resumes_exactly
 
 SIZES = [5, 1, 9, 4, 7, 3]
 
@@ -313,3 +314,23 @@ def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(shard
         loader.load_state_dict(state)
         with pytest.raises(StateError, match=rf"set_epoch\({wrong}\): a state in epoch 0 was loaded"):
             loader.sampler.set_epoch(wrong)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(("num_batches", "workers"), [(3, 2), (2, 3)])
+def test_a_worker_that_is_late_at_the_end_of_an_epoch_is_waited_for(
+    shards, monkeypatch, num_batches, workers, persistent
+):
+    """One that has nothing left to give, as it is resumed or has no share, says where it stands behind its last item;
+    the state at the end of the epoch holds that too.
+    """
+    true_save = stream_module.StreamPipeline._save
+
+    def save_late(self, epoch):
+        time.sleep(0.05 * (self._row > 0))
+        true_save(self, epoch)
+
+    monkeypatch.setattr(stream_module.StreamPipeline, "_save", save_late)
+    pipe = labels(stream(shards, resampled=True).shuffle(4)).batched(2).with_epoch(num_batches)
+    steps = [num_batches - 1, num_batches, 2 * num_batches]
+    assert_resumes_exactly(lambda: pipe.loader(workers=workers, persistent_workers=persistent), steps=steps)

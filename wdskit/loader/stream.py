@@ -188,17 +188,22 @@ class StreamLoader(Loader):
         self._begun = epoch
         wanted = self._num_items()
         num_items = sum(self._received)
-        for process, item in self._workers:
+        items = iter(self._workers)
+        for process, item in items:
             self._check_rank()
             worker = (process + shift) % self._num_rows
             self._received[worker] += 1
             self._next_worker = (worker + 1) % self._num_rows
             num_items += 1
             if num_items == wanted:  # before the last item is out, so that a checkpoint taken with it goes on
+                num_items += sum(1 for _ in items)  # none; but each worker has said then where it stands at the end
+                self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
             yield item
-        if num_items != wanted:
-            self._end(epoch, num_items, wanted)
+        if wanted is None:
+            self._end(epoch, num_items)
+        else:
+            self._check_length(epoch, num_items, wanted)
 
     def _go_on(self, loaded: StreamState) -> None:
         """Put into the memory of the workers where they are to go on."""
@@ -216,10 +221,12 @@ class StreamLoader(Loader):
         self._finished = epoch
         self._epoch = epoch + 1
 
-    def _end(self, epoch: int, num_items: int, wanted: int | None) -> None:
-        """The end of an epoch whose length was not known, or did not come true."""
-        if wanted is not None:
+    def _check_length(self, epoch: int, num_items: int, wanted: int) -> None:
+        if num_items != wanted:
             raise PipelineError(f"epoch {epoch} ended after {num_items} of {wanted} items.")
+
+    def _end(self, epoch: int, num_items: int) -> None:
+        """The end of an epoch whose length was not known."""
         if num_items == 0:
             msg = f"epoch {epoch} is empty: the shards hold no sample, or the pipeline dropped every one."
             raise PipelineError(f"{msg}\n  Look at its select and slice stages, and at `wdskit info` of the shards.")
