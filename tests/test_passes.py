@@ -119,6 +119,43 @@ def test_set_epoch_keeps_the_loaded_position_and_refuses_another_epoch():
     assert next(consume(other)) == {60, 61, 62, 63}
 
 
+def resumed_behind(num_steps):
+    """A counter that has loaded a state behind so many steps of epochs of 5."""
+    before = passes()
+    for first in range(0, num_steps + 1, 5):
+        list(consume(before, min(5, num_steps - first)))
+    after = passes()
+    after.load_state_dict(before.state_dict())
+    return after
+
+
+def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(caplog):
+    """Lightning counts an epoch behind its validation, or before its end; elsewhere it stands where the state does."""
+    behind = resumed_behind(5)
+    behind.set_epoch(0, is_counted_elsewhere=True)
+    assert behind.state_dict() == resumed_behind(5).state_dict()
+    behind.set_epoch(1, is_counted_elsewhere=True)
+    assert next(consume(behind)) == {20, 21, 22, 23}
+    same = resumed_behind(7)
+    same.set_epoch(1, is_counted_elsewhere=True)
+    assert next(consume(same)) == {28, 29, 30, 31}
+    assert not caplog.records
+    ahead = resumed_behind(3)
+    ahead.set_epoch(1, is_counted_elsewhere=True)
+    assert "epoch 0 goes on with the next one: what was left of it is not read" in caplog.text
+    assert next(consume(ahead)) == {20, 21, 22, 23}
+
+
+@pytest.mark.parametrize(("num_steps", "epoch"), [(7, 0), (7, 3), (10, 0), (10, 3), (0, 1)])
+def test_no_other_epoch_that_is_counted_elsewhere_is_taken(num_steps, epoch):
+    counter = resumed_behind(num_steps)
+    before = counter.state_dict()
+    with pytest.raises(StateError, match=rf"set_epoch\({epoch}\): a state in epoch {num_steps // 5} was loaded"):
+        counter.set_epoch(epoch, is_counted_elsewhere=True)
+    assert counter.state_dict() == before
+    counter.set_epoch(num_steps // 5)
+
+
 def test_a_state_that_leaves_less_than_a_batch_ends_its_epoch_at_once():
     before = passes(epoch_samples=20, batch=1, world_size=1)
     list(consume(before, 18))

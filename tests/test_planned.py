@@ -314,7 +314,7 @@ def test_a_second_live_iterator_is_refused_and_a_break_starts_again(numbers):
     first = iter(loader)
     head = [plain(next(first)) for _ in range(3)]
     with pytest.raises(PipelineError, match="being iterated already"):
-        iter(loader)
+        next(iter(loader))
     first.close()
     assert loader.remaining == len(loader) - 3
     assert [plain(item) for item in loader][:3] == head

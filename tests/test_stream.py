@@ -272,8 +272,12 @@ def test_a_second_live_iterator_is_refused(six):
     loader = numbers(six).loader(workers=0)
     first = iter(loader)
     next(first)
+    second = iter(loader)  # nothing happens before the first item is asked for
     with pytest.raises(PipelineError, match="iterated already"):
-        next(iter(loader))
+        next(second)
+    third = iter(loader)
+    del first
+    assert len(list(third)) == 39
 
 
 def test_len_is_refused_where_it_is_unknown_and_must_be_true(six):

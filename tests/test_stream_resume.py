@@ -14,6 +14,7 @@ from shards import write_numbers, write_shard
 from wdskit import Pipeline, PipelineError, StateError
 from wdskit.loader import stream as stream_module
 from wdskit.pipeline.marks import Marks
+from wdskit.testing import assert_resumes_exactly
 
 SIZES = [5, 1, 9, 4, 7, 3]
 
@@ -307,3 +308,75 @@ def test_ranks_that_leave_an_epoch_at_one_step_stay_disjoint(tmp_path):
         seen.append({int(cls) for (column,) in [*items, *loader] for cls in column})
     assert [len(part) for part in seen] == [32, 32]  # 2 x 3 batches, and 10 of the last epoch, which starts again
     assert not seen[0] & seen[1]
+
+
+@pytest.mark.parametrize("name", ["with_epoch", "with_epoch inside", "each shard once"])
+def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(shards, name):
+    """As a framework counts that validates before it counts, or that ends epochs early."""
+    make = functools.partial(PIPES[name](shards).loader, workers=2)
+    whole = make()
+    num_items = len(epochs(whole, 1))
+    state = whole.state_dict()
+    rest = epochs(whole, 2)
+    behind = make()
+    behind.load_state_dict(json.loads(json.dumps(state)))
+    behind.sampler.set_epoch(0)
+    assert (behind.epoch, behind.state_dict()) == (1, state)
+    behind.sampler.set_epoch(1)
+    assert epochs(behind, 2) == rest
+
+    left = make()
+    list(itertools.islice(left, num_items - 2))
+    state = left.state_dict()
+    left.sampler.set_epoch(1)
+    there = epochs(left, 2)
+    ahead = make()
+    ahead.load_state_dict(json.loads(json.dumps(state)))
+    ahead.sampler.set_epoch(1)
+    assert epochs(ahead, 2) == there
+    for loader, wrong in ((make(), 2), (behind, 9)):
+        loader.load_state_dict(state)
+        with pytest.raises(StateError, match=rf"set_epoch\({wrong}\): a state in epoch 0 was loaded"):
+            loader.sampler.set_epoch(wrong)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(("num_batches", "workers"), [(3, 2), (2, 3)])
+def test_a_worker_that_is_late_at_the_end_of_an_epoch_is_waited_for(
+    shards, monkeypatch, num_batches, workers, persistent
+):
+    """One that has nothing left to give, as it is resumed or has no share, says where it stands behind its last item;
+    the state at the end of the epoch holds that too.
+    """
+    true_save = stream_module.StreamPipeline._save
+
+    def save_late(self, epoch):
+        time.sleep(0.05 * (self._row > 0))
+        true_save(self, epoch)
+
+    monkeypatch.setattr(stream_module.StreamPipeline, "_save", save_late)
+    pipe = labels(stream(shards, resampled=True).shuffle(4)).batched(2).with_epoch(num_batches)
+    steps = [num_batches - 1, num_batches, 2 * num_batches]
+    assert_resumes_exactly(lambda: pipe.loader(workers=workers, persistent_workers=persistent), steps=steps)
+
+
+def test_a_worker_that_is_late_behind_an_epoch_that_was_left_is_waited_for(shards, monkeypatch):
+    """It has still to find the place where the consumer was; a state inside the next epoch holds that place."""
+    true_save = stream_module.StreamPipeline._save
+
+    def save_late(self, epoch):
+        time.sleep(0.2 * (self._row > 0))
+        true_save(self, epoch)
+
+    monkeypatch.setattr(stream_module.StreamPipeline, "_save", save_late)
+    make = functools.partial(PIPES["with_epoch"](shards).loader, workers=2)
+    loader = make()
+    list(itertools.islice(loader, 4))
+    loader.set_epoch(1)
+    items = iter(loader)
+    next(items)
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [plain(item) for item in items] + [item for _, item in epochs(loader, 1)]
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert [item for _, item in epochs(resumed, 2)] == rest

@@ -83,7 +83,7 @@ def test_the_order_bench_tells_all_costs(load_tool, capsys, monkeypatch) -> None
 
 def test_train_ddp_stays_small(repository: Path) -> None:
     """It is there to be read."""
-    assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 130
+    assert len((repository / "tools" / "train_ddp.py").read_text().splitlines()) <= 140
 
 
 def test_ci_runs_make_test(repository: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = "wdskit"
-LAYERS = ["cli", "packing", "shards", "loader", "pipeline", "order", "codecs", "dataset", "storage", "tar"]
+LAYERS = ["testing", "cli", "packing", "shards", "loader", "pipeline", "order", "codecs", "dataset", "storage", "tar"]
 BASE = {"errors", "files", "limits", "processes"}
 RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.fromkeys(BASE, 0)
 

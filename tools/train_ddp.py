@@ -1,8 +1,9 @@
-"""Train a small classifier on every rank: wdskit's part of a DDP script is five lines, all in `train`.
+"""Train a small classifier on every rank: wdskit's part of a DDP script is a few lines in `train`.
 
     torchrun --standalone --nproc-per-node 2 tools/train_ddp.py --config configs/demo.yaml --epochs 2
 
-Runs on gloo without GPUs, on nccl when each local rank can have one.
+Runs on gloo without GPUs, on nccl when each local rank can have one. With --checkpoint FILE it goes on from there, in
+the midst of an epoch too; with a planned source on any number of ranks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +34,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-classes", type=int, default=12)
     parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="go on from it if it is there; save to it")
+    parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--expect-lower-loss", action="store_true", help="fail unless the loss falls")
     return parser.parse_args()
 
@@ -55,26 +60,51 @@ def build_model(num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
 
 
+def save_checkpoint(path: Path, loader: Any, parts: dict[str, Any]) -> None:
+    """Write the state of all from rank 0: of the loader that of each rank, since a stream has its own on each."""
+    data: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(data, loader.state_dict())
+    if dist.get_rank() == 0:
+        draft = path.with_name(f"{path.name}.tmp")
+        torch.save({"data": data, **{name: part.state_dict() for name, part in parts.items()}}, draft)
+        draft.replace(path)
+
+
+def load_checkpoint(path: Path, loader: Any, parts: dict[str, Any], device: torch.device) -> None:
+    """Go on from there; of a planned source every rank has the same state, so that any number of ranks may."""
+    checkpoint = torch.load(path, map_location=device, weights_only=True)
+    loader.load_state_dict(checkpoint["data"][dist.get_rank() % len(checkpoint["data"])])
+    for name, part in parts.items():
+        part.load_state_dict(checkpoint[name])
+
+
 def train(options: argparse.Namespace, device: torch.device) -> list[float]:
-    """Train and return the mean loss of each epoch over all ranks."""
+    """Train and return the mean loss over all ranks of each epoch, or of what was left of it."""
     torch.manual_seed(0)
     model = DistributedDataParallel(build_model(options.num_classes).to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     loader = wdskit.make_loader(options.config, pipeline=options.pipeline, overrides=options.set)
+    parts = {"model": model, "optimizer": optimizer}
+    if options.checkpoint and options.checkpoint.exists():
+        load_checkpoint(options.checkpoint, loader, parts, device)
     losses = []
-    for epoch in range(options.epochs):
+    for epoch in range(loader.epoch, options.epochs):
         loader.set_epoch(epoch)
         start = time.perf_counter()
         total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of losses, samples
-        for images, labels in loader:
+        for step, (images, labels) in enumerate(loader, 1):
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             loss = nn.functional.cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total += torch.stack([loss.detach() * len(labels), loss.new_tensor(len(labels))])
+            if options.checkpoint and (step % options.save_every == 0 or loader.epoch > epoch):
+                save_checkpoint(options.checkpoint, loader, parts)
         dist.all_reduce(total)
         loss_sum, num_samples = total.tolist()
+        if not num_samples:  # of a resumed epoch no batch was left
+            continue
         losses.append(loss_sum / num_samples)
         if dist.get_rank() == 0:
             rate = num_samples / (time.perf_counter() - start)
@@ -90,8 +120,10 @@ def main() -> None:
         losses = train(options, device)
     finally:
         dist.destroy_process_group()
-    fell = losses[-1] < losses[0]
-    if int(os.environ["RANK"]) == 0 and (options.epochs > 1 or options.expect_lower_loss):
+    fell = len(losses) > 1 and losses[-1] < losses[0]
+    if int(os.environ["RANK"]) == 0 and not losses:
+        print(f"{options.checkpoint} has all {options.epochs} epochs behind it")
+    elif int(os.environ["RANK"]) == 0 and (options.epochs > 1 or options.expect_lower_loss):
         print(f"loss {'fell' if fell else 'did not fall'}: {losses[0]:.3f} -> {losses[-1]:.3f}")
     sys.stdout.flush()
     # Not `sys.exit`: one time in sixty on a busy machine gloo aborts while Python takes itself apart (torch 2.13 alone

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wdskit.dataset.local import LocalShard
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
+    from wdskit.loader.peers import check_same_batches
     from wdskit.loader.plan import plan
     from wdskit.packing.api import pack
     from wdskit.pipeline.builder import Pipeline
@@ -67,6 +68,7 @@ __all__ = [
     "VerifyResult",
     "WdskitError",
     "__version__",
+    "check_same_batches",
     "gather_valid",
     "load_config",
     "make_loader",
@@ -82,6 +84,7 @@ _HOMES = {
     "Finding": "wdskit.shards.findings",
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
+    "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
     "RepairResult": "wdskit.shards.repairing",
     "VerifyResult": "wdskit.shards.findings",

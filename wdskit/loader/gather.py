@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from wdskit.errors import PipelineError
+from wdskit.pipeline.ranks import as_group
 
 Reduction = Literal["sum", "mean"]
 
@@ -31,7 +32,8 @@ def gather_valid(
         valid: The batch's mask, bool (batch,): `__valid__` of a dict, the last element of a tuple. None: all are valid.
         reduce: None gives the rows. "sum" adds the valid ones up, "mean" divides by their number too, both as float64
             for floating point and int64 for whole numbers.
-        group: A torch.distributed group; the default one without.
+        group: A torch.distributed group, or one dimension of a DeviceMesh, as the loader was given; the default group
+            without.
 
     Returns:
         The valid rows of all ranks in the order of their samples, (num_valid, ...), or a list; or the reduced (...).
@@ -39,6 +41,7 @@ def gather_valid(
     Raises:
         PipelineError: The mask does not fit the rows, or a mean of no row is asked for.
     """
+    group = as_group(group)
     mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
     if mask.dtype != torch.bool or tuple(mask.shape) != (len(rows),):
         msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(mask.shape)} {mask.dtype}."

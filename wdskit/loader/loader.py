@@ -23,6 +23,9 @@ class Loader(ABC):
         told: Whether they were the caller's word, which no process group overrules.
     """
 
+    batch_sampler = None
+    """Lightning asks for it where there is a `sampler`."""
+
     def __init__(self, place: Place, *, process_group: Any = None, told: bool = False) -> None:
         self._place = place
         self._process_group = process_group
@@ -53,7 +56,7 @@ class Loader(ABC):
         """Go on where a state says, with the next iteration."""
 
     @abstractmethod
-    def _set_epoch(self, epoch: int) -> None: ...
+    def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None: ...
 
     @abstractmethod
     def _items(self) -> Any:
@@ -65,9 +68,7 @@ class Loader(ABC):
         Raises:
             StateError: A state of another epoch has been loaded and not used.
         """
-        if type(epoch) is not int or epoch < 0:
-            raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 or more.")
-        self._set_epoch(epoch)
+        self._set_epoch(_natural(epoch), is_counted_elsewhere=False)
 
     @property
     def sampler(self) -> _Sampler:
@@ -80,16 +81,19 @@ class Loader(ABC):
         """Start an iteration; nothing happens before the first item is asked for.
 
         Raises:
-            PipelineError: Another iteration of this loader is still running.
+            PipelineError: With the first item: another iteration of this loader is still running.
         """
+        return self._run()
+
+    def _run(self) -> Iterator[Any]:
         running = self._running() if self._running is not None else None
         if running is not None and running.gi_frame is not None:
             raise PipelineError(
                 "this loader is being iterated already. Finish or drop that iterator, or make a second loader."
             )
-        items: Iterator[Any] = self._items()
+        items = self._items()
         self._running = weakref.ref(items)
-        return items
+        yield from items
 
     def _check_rank(self) -> None:
         """Compare the captured rank with the process group that exists now, once.
@@ -116,5 +120,15 @@ class _Sampler:
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        """`loader.set_epoch`, which Lightning calls here."""
-        self._loader.set_epoch(epoch)
+        """`loader.set_epoch` for who counts epochs without asking the loader, as Lightning does.
+
+        Such a count may be one behind a loaded state, where its last batch was out but its validation was not over: the
+        state counts. It may be one ahead, where the epoch was ended early (`limit_train_batches`): the count counts.
+        """
+        self._loader._set_epoch(_natural(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (the other half of it)
+
+
+def _natural(epoch: object) -> int:
+    if type(epoch) is not int or epoch < 0:
+        raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 or more.")
+    return epoch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from wdskit.errors import StateError
 from wdskit.order.steps import Steps, Tail
@@ -68,12 +68,20 @@ class Passes:
         """Steps between what the consumer has received and the end of the epoch."""
         return len(self._steps(self._samples_of(self.epoch), self.consumed))
 
-    def set_epoch(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int, *, is_counted_elsewhere: bool = False) -> None:
         """Make `epoch` the one that the next pass runs; the loaded one keeps its position.
+
+        Args:
+            epoch: 0 or more.
+            is_counted_elsewhere: Whether it may be one behind or ahead of the loaded one, see `beside`.
 
         Raises:
             StateError: A state of another epoch has been loaded and not used.
         """
+        if self._is_loaded and is_counted_elsewhere:
+            if beside(epoch, self.epoch, has_begun=self.consumed > 0) == "behind":
+                return
+            self._is_loaded = epoch == self.epoch
         if self._is_loaded and epoch != self.epoch:
             raise unused_state(epoch, self.epoch)
         if not self._is_loaded:
@@ -153,6 +161,31 @@ def unused_state(epoch: int, loaded: int) -> StateError:
     """The error of `set_epoch(epoch)` where a state in epoch `loaded` has not been used."""
     msg = f"set_epoch({epoch}): a state in epoch {loaded} was loaded and has not been used."
     return StateError(f"{msg}\n  Begin with it: `for epoch in range(loader.epoch, ...)`.")
+
+
+def beside(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same", "behind", "ahead"]:
+    """Where the epoch that a framework counts stands to that of a loaded state.
+
+    Args:
+        epoch: The framework's.
+        loaded: The state's.
+        has_begun: Whether the state is behind the first batch of its epoch.
+
+    Returns:
+        "behind": the epoch before has its last batch out, and the framework has not counted it yet.
+        "ahead": the framework has ended the loaded epoch before its end.
+
+    Raises:
+        StateError: It is neither.
+    """
+    if epoch == loaded:
+        return "same"
+    if epoch == loaded - 1 and not has_begun:
+        return "behind"
+    if epoch == loaded + 1 and has_begun:
+        logger.warning("epoch %d goes on with the next one: what was left of it is not read", loaded)
+        return "ahead"
+    raise unused_state(epoch, loaded)
 
 
 def _check(state: Any) -> list[int]:

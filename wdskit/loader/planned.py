@@ -112,8 +112,8 @@ class PlannedLoader(Loader):
         """Items of a whole epoch, on every rank alike."""
         return len(self._passes)
 
-    def _set_epoch(self, epoch: int) -> None:
-        self._passes.set_epoch(epoch)
+    def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
+        self._passes.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the consumer stands: small plain JSON, the same on every rank but for the number of its bad samples."""

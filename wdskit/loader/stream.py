@@ -8,7 +8,7 @@ from typing import Any
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.failures import Shipped
 from wdskit.loader.loader import Loader
-from wdskit.loader.passes import unused_state
+from wdskit.loader.passes import beside, unused_state
 from wdskit.loader.stream_state import StreamState, read_state
 from wdskit.loader.workers import Workers
 from wdskit.pipeline.footing import keeping
@@ -65,12 +65,28 @@ class StreamLoader(Loader):
         """The epoch that the next iteration runs, or the one that runs now."""
         return self._epoch
 
-    def _set_epoch(self, epoch: int) -> None:
-        if self._loaded is not None and epoch != self._epoch:
+    def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
+        loaded = self._loaded
+        if loaded is not None and is_counted_elsewhere:
+            match beside(epoch, loaded.epoch, has_begun=any(loaded.received)):
+                case "behind":
+                    return
+                case "ahead":
+                    self._loaded = self._left(loaded)
+        elif loaded is not None and epoch != self._epoch:
             raise unused_state(epoch, self._epoch)
         if epoch == self._finished and epoch != self._epoch:
             self._received = [0] * self._num_rows  # the same once more
         self._epoch = epoch
+
+    def _left(self, loaded: StreamState) -> StreamState:
+        """The beginning of the next epoch, where a loaded one is left."""
+        epoch = loaded.epoch + 1
+        if self.pipeline.layout.cut is None:
+            return StreamState(epoch, 0, (Start(How.ANEW, epoch),) * self._num_rows)
+        is_resumed = (How.LEAVE if start.how is How.RESUME else start.how for start in loaded.workers)
+        starts = zip(loaded.workers, is_resumed, strict=True)
+        return StreamState(epoch, 0, tuple(start._replace(how=how) for start, how in starts))
 
     def __len__(self) -> int:
         """Items of a whole epoch on this rank.
@@ -163,17 +179,22 @@ class StreamLoader(Loader):
         shift = self._tell(epoch)
         wanted = self._num_items()
         num_items = sum(self._received)
-        for process, item in self._workers:
+        items = iter(self._workers)
+        for process, item in items:
             self._check_rank()
             worker = (process + shift) % self._num_rows
             self._received[worker] += 1
             self._next_worker = (worker + 1) % self._num_rows
             num_items += 1
             if num_items == wanted:  # before the last item is out, so that a checkpoint taken with it goes on
+                num_items += sum(1 for _ in items)  # none; but each worker has said then where it stands at the end
+                self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
             yield item
-        if num_items != wanted:
-            self._end(epoch, num_items, wanted)
+        if wanted is None:
+            self._end(epoch, num_items)
+        else:
+            self._check_length(epoch, num_items, wanted)
 
     def _tell(self, epoch: int) -> int:
         """Say to the workers how the epoch starts, and return which of them is the first."""
@@ -198,10 +219,12 @@ class StreamLoader(Loader):
         self._finished = epoch
         self._epoch = epoch + 1
 
-    def _end(self, epoch: int, num_items: int, wanted: int | None) -> None:
-        """The end of an epoch whose length was not known, or did not come true."""
-        if wanted is not None:
+    def _check_length(self, epoch: int, num_items: int, wanted: int) -> None:
+        if num_items != wanted:
             raise PipelineError(f"epoch {epoch} ended after {num_items} of {wanted} items.")
+
+    def _end(self, epoch: int, num_items: int) -> None:
+        """The end of an epoch whose length was not known."""
         if num_items == 0:
             msg = f"epoch {epoch} is empty: the shards hold no sample, or the pipeline dropped every one."
             raise PipelineError(f"{msg}\n  Look at its select and slice stages, and at `wdskit info` of the shards.")

@@ -55,7 +55,8 @@ def compose_planned(
 
 def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batched | None, errors: ErrorsSpec) -> Plan:
     length = epoch_length(specs, data.num_samples, place.world_size)
-    told = {} if length.with_epoch is None else {"with_epoch": length.with_epoch}
+    # There without one too: torch.distributed.checkpoint loads the names that the loader has, and only those.
+    told = {"with_epoch": length.with_epoch}
     return Plan(
         order=data.order,
         tail=specs[0].tail,

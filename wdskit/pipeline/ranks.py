@@ -82,17 +82,28 @@ def group_place(process_group: Any) -> Place:
     """
     import torch.distributed as dist
 
-    if hasattr(process_group, "mesh_dim_names"):
-        names = process_group.mesh_dim_names
-        if process_group.ndim != 1:
-            msg = f"process_group: this mesh has {process_group.ndim} dimensions ({', '.join(names or ())})."
-            raise RankError(f'{msg} Give the one that the data are split over: process_group=mesh["dp"].')
-        process_group = process_group.get_group()
-
+    process_group = as_group(process_group)
     place = Place(dist.get_rank(process_group), dist.get_world_size(process_group))
     if place.rank < 0:
         raise RankError("process_group: this process is not in the group. Make the loader in the group's ranks only.")
     return place
+
+
+def as_group(process_group: Any) -> Any:
+    """The process group of a `DeviceMesh` of one dimension; a group, and None, as they are.
+
+    Raises:
+        RankError: The mesh has several dimensions.
+    """
+    if not hasattr(process_group, "mesh_dim_names"):
+        return process_group
+    if process_group.ndim != 1:
+        names = process_group.mesh_dim_names
+        told = f"{process_group.ndim} dimensions ({', '.join(names) if names else 'without names'})"
+        way = "" if names else "Name its dimensions, mesh_dim_names=(...). "
+        msg = f"process_group: this mesh has {told}.\n  {way}Give the one that the data are split over: "
+        raise RankError(f'{msg}process_group=mesh["dp"].')
+    return process_group.get_group()
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -1,0 +1,270 @@
+"""Ranks on gloo: metrics without padding, peers that share batches, meshes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from PIL import Image
+from ranks import run_ranks
+from shards import draw, write_numbers
+from torch.distributed.device_mesh import init_device_mesh
+
+import wdskit
+from wdskit import Pipeline, PipelineError, RankError, check_same_batches, gather_valid
+from wdskit.loader import gather
+from wdskit.loader.peers import _digest
+from wdskit.shards.indexing import index_folder
+
+SIZES = [0, 1, 2, 3, 5, 8, 13]
+
+
+def number_and_text(sample):
+    return int(sample["cls"]), sample["__key__"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Indexed data sets of `SIZES[1:]` samples, by their size; empty shards in each."""
+    folder = tmp_path_factory.mktemp("sizes")
+    found = {}
+    for size in SIZES[1:]:
+        counts = [size // 2, 0, size - size // 2, 0]
+        found[size] = write_numbers(folder / str(size), counts)
+        index_folder(folder / str(size))
+    return found
+
+
+# --- gather_valid
+
+
+def evaluate(pattern, batch, **place):
+    """What an evaluation on this rank gathers, in every way."""
+    loader = Pipeline().sequential(pattern).map(number_and_text).batched(batch).loader(workers=0, **place)
+    rows, lists, images = [], [], []
+    total, squares, num_steps = 0, torch.zeros(2, dtype=torch.float64), 0
+    for numbers, keys, valid in loader:
+        assert len(numbers) == len(keys) == len(valid) == batch
+        rows += gather_valid(numbers, valid).tolist()
+        lists += gather_valid(keys, valid)
+        images += gather_valid(numbers[:, None, None].expand(-1, 2, 3).half(), valid)[:, 1, 2].tolist()
+        total += gather_valid(numbers, valid, reduce="sum").item()
+        squares += gather_valid(torch.stack([numbers**2, numbers], 1).float(), valid, reduce="sum")
+        mean = gather_valid(numbers, valid, reduce="mean")
+        assert mean.item() == np.mean(rows[-int(gather_valid(valid, None, reduce="sum")) :])
+        num_steps += 1
+    return rows, lists, images, total, squares.tolist(), num_steps
+
+
+def check_evaluations(folders, tmp_path, *, world_size, sizes, batches):
+    """Whatever is gathered is the same on every rank, and that of each sample once."""
+    cases = [(size, batch) for size in sizes for batch in batches]
+    ranks = run_ranks(world_size, lambda _: [evaluate(folders[size], batch) for size, batch in cases], tmp_path)
+    assert all(rank == ranks[0] for rank in ranks)
+    for (size, batch), (rows, lists, images, total, squares, num_steps) in zip(cases, ranks[0], strict=True):
+        assert rows == images == list(range(size))
+        assert lists == [f"n{number:06d}" for number in range(size)]
+        assert total == sum(range(size))
+        assert squares == [sum(number**2 for number in range(size)), total]
+        assert num_steps == -(-size // (batch * world_size))
+        assert evaluate(folders[size], batch)[:5] == (rows, lists, images, total, squares)  # without a group
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_evaluation_counts_each_sample_once_with_fewer_samples_than_ranks_too(folders, tmp_path, world_size):
+    """Uneven last batches; rows and their reductions; tensors and lists; the same on every rank as on one."""
+    check_evaluations(folders, tmp_path, world_size=world_size, sizes=SIZES[1:], batches=(1, 2, 4))
+
+
+MUTANTS = {
+    "rank by rank": ("_interleave", torch.cat),
+    "padding is kept": ("_gather_objects", lambda rows, mask, group: true_gather(rows, torch.ones_like(mask), group)),
+    "padding is summed": ("_reduce", lambda rows, mask, *how: true_reduce(rows, torch.ones_like(mask), *how)),
+}
+true_gather, true_reduce = gather._gather_objects, gather._reduce
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_check_of_evaluations_catches(folders, tmp_path, name, monkeypatch):
+    monkeypatch.setattr(gather, *MUTANTS[name])
+    with pytest.raises(AssertionError):
+        check_evaluations(folders, tmp_path, world_size=2, sizes=[5], batches=[2])
+
+
+def test_gather_valid_takes_any_type_and_a_part_of_the_ranks(tmp_path):
+    types = [torch.bool, torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+    def gather_all(rank):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        valid = torch.tensor([True, mesh["dp"].get_local_rank() == 0])
+        found = [gather_valid(torch.tensor([rank, 0]).to(each), valid, group=mesh["dp"]) for each in types]
+        assert [each.dtype for each in found] == types
+        assert gather_valid([rank, -1], valid, group=mesh.get_group("dp")) == [rank % 2, rank % 2 + 2, -1]
+        with pytest.raises(RankError, match=r"2 dimensions \(dp, tp\)"):
+            gather_valid([rank], None, group=mesh)
+        return [each.float().tolist() for each in found]
+
+    for rank, found in enumerate(run_ranks(4, gather_all, tmp_path)):
+        numbers = [rank % 2, rank % 2 + 2, 0]
+        assert found == [[float(bool(number)) for number in numbers], *([numbers] * 6)]
+
+
+def test_what_cannot_be_gathered_is_refused():
+    for valid in (torch.ones(3, dtype=torch.bool), torch.ones(2), torch.ones(2, 1, dtype=torch.bool)):
+        with pytest.raises(PipelineError, match="Give the mask that came with the batch"):
+            gather_valid([1, 2], valid)
+    with pytest.raises(PipelineError, match="the mean of no row"):
+        gather_valid(torch.ones(2), torch.zeros(2, dtype=torch.bool), reduce="mean")
+
+
+# --- a mesh
+
+
+def loaders_of(pattern, mesh):
+    """A planned loader and a stream that are split over the mesh's first dimension."""
+    planned = Pipeline().exact(pattern, seed=3).map(draw).batched(2)
+    stream = Pipeline().stream(pattern, seed=3, resampled=True).split_by_node().map(draw).batched(2).with_epoch(4)
+    return [pipe.loader(workers=0, process_group=mesh["dp"]) for pipe in (planned, stream)]
+
+
+def test_peers_of_a_mesh_get_identical_batches_and_others_disjoint_ones(folders, tmp_path):
+    def read(rank):
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        found = []
+        for loader in loaders_of(folders[13], mesh):
+            for batch in loader:
+                check_same_batches(batch, mesh["tp"])
+                found.append([part.tolist() for part in batch])
+            with pytest.raises(RankError, match=r"ranks (0, 2|1, 3) should have the same batch, but [23] has another"):
+                check_same_batches(batch, mesh["dp"])
+        return found
+
+    ranks = run_ranks(4, read, tmp_path)
+    assert ranks[0] == ranks[1]
+    assert ranks[2] == ranks[3]
+    numbers = [number for rank in (0, 2) for batch in ranks[rank][:3] for number in batch[0]]
+    assert len(set(numbers)) == len(numbers) == 12
+
+
+def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
+    def refuse(rank):
+        told = []
+        for names in (("dp", "tp"), None):
+            mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=names)
+            with pytest.raises(RankError) as caught:
+                Pipeline().exact(folders[8]).loader(process_group=mesh)
+            told.append(str(caught.value))
+        one = init_device_mesh("cpu", (2,))
+        assert tuple(Pipeline().exact(folders[8]).loader(workers=0, process_group=one).pipeline.run.place) == (rank, 2)
+        return told
+
+    way = 'Give the one that the data are split over: process_group=mesh["dp"].'
+    assert run_ranks(2, refuse, tmp_path)[1] == [
+        f"process_group: this mesh has 2 dimensions (dp, tp).\n  {way}",
+        "process_group: this mesh has 2 dimensions (without names).\n  Name its dimensions, mesh_dim_names=(...). "
+        + way,
+    ]
+
+
+# --- check_same_batches
+
+
+def test_the_ranks_that_differ_are_named_on_every_rank(tmp_path):
+    cases = {(0, 0, 0, 0): "", (0, 0, 7, 0): "2 has another than 0, 1, 3", (1, 0, 0, 2): "0, 3 have others than 1, 2"}
+
+    def check(rank):
+        told = []
+        for values in cases:
+            try:
+                check_same_batches({"x": torch.tensor([1.0, values[rank]]), "keys": ["a", None]})
+            except RankError as err:
+                told.append(str(err))
+            else:
+                told.append("")
+        part = dist.new_group([1, 3])
+        if rank in (1, 3):
+            with pytest.raises(RankError, match="ranks 1, 3 should have the same batch, but 3 has another than 1"):
+                check_same_batches(rank, part)
+        return told
+
+    for told in run_ranks(4, check, tmp_path):
+        for one, expected in zip(told, cases.values(), strict=True):
+            assert (
+                one.startswith(f"ranks 0, 1, 2, 3 should have the same batch, but {expected}.") if expected else not one
+            )
+
+
+@dataclasses.dataclass
+class Pair:
+    first: object
+    second: object
+
+
+class Named(NamedTuple):
+    first: object
+    second: object
+
+
+ONE = torch.ones(2, 3)
+VALUES = [
+    ONE,
+    ONE.double(),
+    ONE.int(),
+    ONE.bfloat16(),
+    ONE.reshape(3, 2),
+    ONE[0],
+    ONE.numpy(),
+    -ONE,
+    torch.tensor(1.0),
+    torch.tensor(True),
+    torch.zeros(0),
+    np.float32(1),
+    np.float64(1),
+    np.array(["a", None], object),
+    np.array(["a", "b"], object),
+    1,
+    1.0,
+    True,
+    "1",
+    b"1",
+    bytearray(b"1"),
+    memoryview(b"1"),
+    None,
+    float("nan"),
+    [],
+    (),
+    {},
+    [1, 2],
+    [12],
+    [[1], 2],
+    [1, [2]],
+    ["ab", "c"],
+    ["a", "bc"],
+    {"a": 1},
+    {"b": 1},
+    {"a": None},
+    (1, 2),
+    Pair(1, 2),
+    Named(1, 2),
+    Pair(1, ONE),
+    Image.new("RGB", (2, 1)),
+    Image.new("RGB", (1, 2)),
+    Image.new("L", (6, 1)),
+]
+
+
+def test_values_that_differ_have_different_digests():
+    digests = [_digest(value) for value in VALUES]
+    assert len(set(digests)) == len(VALUES)
+    assert digests == [_digest(value) for value in VALUES]
+    assert _digest(ONE.t().contiguous().t()) == _digest(ONE)  # another layout in memory
+    assert check_same_batches(VALUES) is None  # one rank
+
+
+def test_what_has_no_bytes_is_refused():
+    with pytest.raises(PipelineError, match="check_same_batches: a object has no bytes to compare"):
+        wdskit.check_same_batches({"x": [object()]})

@@ -1,0 +1,286 @@
+"""`wdskit.testing.assert_resumes_exactly` passes where a loader resumes exactly, and names what differs where not."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import torch
+from shards import draw, write_numbers
+
+from wdskit import Pipeline
+from wdskit.shards.indexing import index_folder
+from wdskit.testing import _difference, assert_resumes_exactly
+
+
+class Numbers:
+    """A loader of 4 batches an epoch that resumes exactly."""
+
+    num_batches = 4
+
+    def __init__(self):
+        self.epoch = 0
+        self.done = 0
+        self.is_loaded = False
+
+    def set_epoch(self, epoch):
+        if not self.is_loaded:
+            self.epoch, self.done = epoch, 0
+
+    def __iter__(self):
+        epoch, first = self.epoch, self.done if self.is_loaded else 0
+        self.is_loaded = False
+        for number in range(first, self.num_batches):
+            self.epoch, self.done = (epoch, number + 1) if number + 1 < self.num_batches else (epoch + 1, 0)
+            yield self.batch(epoch, number)
+
+    def batch(self, epoch, number):
+        return {"x": torch.arange(3) + 10 * number + 100 * epoch}, (np.float32([number, np.nan]), "text", None)
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": self.done}
+
+    def load_state_dict(self, state):
+        self.epoch, self.done = state["epoch"], state["done"]
+        self.is_loaded = True
+
+
+class LosesAStep(Numbers):
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": self.done + (self.done == 2)}
+
+
+class RepeatsAStep(Numbers):
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": self.done - (self.done == 2)}
+
+
+class IgnoresItsState(Numbers):
+    def load_state_dict(self, state):
+        pass
+
+
+class ForgetsTheEpoch(Numbers):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "epoch": 0})
+
+
+class RepeatsAFinishedEpoch(Numbers):
+    """The epoch advances behind its last batch, not with it."""
+
+    def state_dict(self):
+        at_end = self.done == 0 and self.epoch > 0 and not self.is_loaded
+        return {"epoch": self.epoch - at_end, "done": 0 if at_end else self.done}
+
+
+class CountsSinceItsResume(Numbers):
+    """Right at the first resume, wrong at the second."""
+
+    base = 0
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.base = self.done
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": max(0, self.done - (0 if self.is_loaded else self.base))}
+
+
+class ForgetsWhatIsUnused(Numbers):
+    """A state that is saved between loading and the first batch is lost."""
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "done": 0 if self.is_loaded else self.done}
+
+
+class SetEpochLosesThePlace(Numbers):
+    def set_epoch(self, epoch):
+        self.epoch, self.done = epoch, 0
+
+
+class SavingAdvances(Numbers):
+    """Asking for the state changes what comes."""
+
+    num_saved = 0
+
+    def state_dict(self):
+        self.num_saved += 1
+        return super().state_dict()
+
+    def batch(self, epoch, number):
+        return number + 1000 * self.num_saved
+
+
+class DrawsAnew(Numbers):
+    def batch(self, epoch, number):
+        return torch.rand(2)
+
+
+class SavesAnArray(Numbers):
+    def state_dict(self):
+        return {"epoch": np.int64(self.epoch), "done": self.done}
+
+
+class LooksForNumbers(Numbers):
+    """A state whose keys are numbers comes back from JSON with keys of text."""
+
+    def state_dict(self):
+        return {0: self.epoch, 1: self.done}
+
+    def load_state_dict(self, state):
+        super().load_state_dict({"epoch": state.get(0, 0), "done": state.get(1, 0)})
+
+
+class EndsEarly(Numbers):
+    """Resumed, it has no second epoch."""
+
+    was_loaded = False
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.was_loaded = True
+
+    def __iter__(self):
+        return iter(()) if self.was_loaded and self.epoch else super().__iter__()
+
+
+class Empty(Numbers):
+    num_batches = 0
+
+
+MUTANTS = {
+    LosesAStep: "resumed behind step 2, saved in passing: step 3 differs (epoch 0).\n  batch[0]['x']: 3 of 3 values "
+    "differ, the first at [0]: it is 30, without a stop 20.",
+    RepeatsAStep: "resumed behind step 2, saved in passing: step 3 differs (epoch 0).\n  batch[0]['x']: 3 of 3 values",
+    IgnoresItsState: "resumed behind step 1, saved in passing: step 2 differs (epoch 0)",
+    ForgetsTheEpoch: "resumed behind step 4, saved in passing: step 5 differs: it is in epoch 0, without a stop "
+    "in epoch 1.",
+    RepeatsAFinishedEpoch: "resumed behind step 4, saved in passing: step 5 differs: it is in epoch 0, without a stop "
+    "in epoch 1.",
+    CountsSinceItsResume: "resumed behind step 2, saved by a loader that was resumed before: step 3 differs",
+    ForgetsWhatIsUnused: "resumed behind step 1, saved again before the first batch: step 2 differs",
+    SetEpochLosesThePlace: "resumed behind step 1, saved in passing: step 2 differs",
+    SavingAdvances: "in a second run without a stop, whose states were saved in passing: step 1 differs",
+    DrawsAnew: "in a second run without a stop, whose states were saved in passing: step 1 differs (epoch 0).\n  batch",
+    SavesAnArray: "this state is no plain JSON: Object of type int64 is not JSON serializable",
+    LooksForNumbers: "step 2 differs",
+    EndsEarly: "nothing comes behind step 4; without a stop more does.",
+    Empty: "there is nothing to resume: 2 epochs of this loader have no batch.",
+}
+
+
+def test_a_loader_that_resumes_exactly_passes():
+    assert_resumes_exactly(Numbers)
+    assert_resumes_exactly(Numbers, num_epochs=1)
+    assert_resumes_exactly(Numbers, num_epochs=3, steps=[5, 0, 12])
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_one_that_does_not_is_told_by_step_and_place(mutant):
+    with pytest.raises(AssertionError) as caught:
+        assert_resumes_exactly(mutant)
+    assert MUTANTS[mutant] in str(caught.value)
+
+
+def test_the_end_of_the_only_epoch_is_a_step_too():
+    with pytest.raises(AssertionError, match="resumed behind step 4, saved in passing: step 5 differs"):
+        assert_resumes_exactly(RepeatsAFinishedEpoch, num_epochs=1, steps=[4])
+
+
+@pytest.mark.parametrize("steps", [[9], [-1], [0, 400]])
+def test_a_step_that_is_not_there_is_refused(steps):
+    with pytest.raises(AssertionError, match=re.escape(f"steps={sorted(steps)}: 2 epochs of this loader have 8 steps")):
+        assert_resumes_exactly(Numbers, steps=steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    image: torch.Tensor
+    label: int
+
+
+class Odd:
+    """Equal to nothing but itself."""
+
+
+ONE = torch.ones(2, 3)
+DIFFERENT = [
+    (torch.ones(2), np.ones(2, np.float32), "batch is a Tensor, without a stop a ndarray."),
+    (ONE, ONE.double(), "batch is float32 of shape (2, 3), without a stop float64 of shape (2, 3)."),
+    (ONE, ONE[:1], "batch is float32 of shape (2, 3), without a stop float32 of shape (1, 3)."),
+    (ONE * torch.tensor([1, 1, -1]), ONE, "batch: 2 of 6 values differ, the first at [0, 2]: it is -1.0"),
+    (torch.tensor(0.0), torch.tensor(-0.0), "batch: 1 of 1 values differ, the first at []: it is 0.0"),
+    (ONE.bfloat16(), 2 * ONE.bfloat16(), "batch: 12 of 12 values differ, the first at [0, 0, 0]"),
+    ({"a": 1}, {"b": 1}, "batch has the keys ['a'], without a stop ['b']."),
+    ({"a": [1, (2, 3)]}, {"a": [1, (2, 4)]}, "batch['a'][1][1] is 3, without a stop 4."),
+    ([1], [1, 2], "batch has 1 elements, without a stop 2."),
+    ((1,), [1], "batch is a tuple, without a stop a list."),
+    (1, True, "batch is a int, without a stop a bool."),
+    (Pair(ONE, 1), Pair(ONE, 2), "batch.label is 1, without a stop 2."),
+    (Pair(ONE, 1), Pair(ONE + 1, 1), "batch.image: 6 of 6 values differ"),
+    (np.array(["a", None], object), np.array(["b", None], object), "batch[0] is 'a', without a stop 'b'."),
+    ("x" * 300, "y", f"batch is '{'x' * 199}..., without a stop 'y'."),
+    (Odd(), Odd(), "batch is <"),
+]
+
+
+@pytest.mark.parametrize(("found", "expected", "told"), DIFFERENT)
+def test_any_difference_of_values_is_told_with_its_place(found, expected, told):
+    assert _difference(found, expected, "batch").startswith(told)
+    assert _difference(found, found, "batch") == ""
+
+
+def test_what_is_equal_bit_by_bit_is_equal():
+    for value in (torch.tensor([np.nan, 1.0]), np.array([np.nan]), float("nan"), torch.zeros(0, 3), ONE.bfloat16()):
+        copy = value.clone() if isinstance(value, torch.Tensor) else value + 0
+        assert _difference([copy], [value], "batch") == ""
+    assert _difference(ONE.t().contiguous().t(), ONE, "batch") == ""  # another layout in memory
+
+
+# --- wdskit's own
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two indexed folders of uneven shards, one of them empty."""
+    folder = tmp_path_factory.mktemp("numbers")
+    patterns = [write_numbers(folder / name, counts) for name, counts in {"a": [4, 0, 5, 2], "b": [6, 1]}.items()]
+    for name in "ab":
+        index_folder(folder / name)
+    return patterns
+
+
+PIPES = {
+    "exact": lambda a, b: Pipeline().exact(a, seed=1, window=4).map(draw).batched(2),
+    "padded": lambda a, b: Pipeline().exact(a, seed=1, tail="pad").map(draw).batched(4),
+    "samples": lambda a, b: Pipeline().exact(a, seed=1).map(draw),
+    "resampled": lambda a, b: Pipeline().resampled(a, seed=1, chunk=2).map(draw).batched(3),
+    "mixture": lambda a, b: (
+        Pipeline()
+        .exact(mixture=[{"shards": a, "weight": 2.0}, {"shards": b, "weight": 1.0}])
+        .map(draw)
+        .batched(3)
+        .with_epoch(4)
+    ),
+    "sequential": lambda a, b: Pipeline().sequential(b).map(draw).batched(2),
+    "stream": lambda a, b: Pipeline().stream(a, seed=2).split_by_worker().shuffle(4).map(draw).batched(3),
+    "stream with_epoch": lambda a, b: (
+        Pipeline().stream(a, seed=2, resampled=True).split_by_worker().shuffle(4).map(draw).batched(2).with_epoch(3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_every_source_of_wdskit_passes(folders, name):
+    assert_resumes_exactly(lambda: PIPES[name](*folders).loader(workers=0))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("name", ["exact", "stream with_epoch"])
+def test_so_it_does_with_worker_processes(folders, name, persistent):
+    def make():
+        return PIPES[name](*folders).loader(workers=2, persistent_workers=persistent)
+
+    assert_resumes_exactly(make, steps=[0, 2, 3] if name == "stream with_epoch" else [0, 1, 5, 6])

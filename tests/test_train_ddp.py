@@ -1,0 +1,110 @@
+"""tools/train_ddp.py goes on from its checkpoint: plain DDP, stopped in the midst of an epoch."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import run_ranks
+
+import wdskit
+
+CONFIG = """
+version: 1
+pipelines:
+  train:
+SOURCE
+    - decode: rgb8
+    - random_resized_crop: 32
+    - normalize: imagenet
+    - to_tuple: ["jpg;png", cls]
+    - batched: {global_size: 8}
+LENGTH
+loader: {workers: 0}
+"""
+SOURCES = {
+    "planned": ("    - exact: {shards: SHARDS, seed: 7}", ""),
+    "stream": (
+        "    - stream: {shards: SHARDS, seed: 7, resampled: true}\n    - split_by_node\n    - shuffle: 9",
+        "    - with_epoch: 5",
+    ),
+}
+
+
+class Stopped(Exception):
+    """As if the job had been killed."""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> str:
+    folder = tmp_path_factory.mktemp("packed") / "train"
+    rows = [{"__key__": path.stem, "jpg": path, "cls": 3} for path in sorted(photos.glob("*/*.jpg"))]
+    wdskit.pack(rows, folder, max_samples=12)
+    return str(folder / "train-*.tar")
+
+
+@pytest.fixture
+def train(shards, tmp_path, load_tool, monkeypatch):
+    """Trains with a checkpoint after each step, on each of some ranks; returns the losses and the checkpoint."""
+    tool = load_tool("train_ddp")
+
+    def train(
+        kind: str, num_ranks: int, name: str, *, stop: int | None = None, global_size: int = 8
+    ) -> tuple[list[float], dict]:
+        config, path = tmp_path / f"{kind}.yaml", tmp_path / f"{name}.pt"
+        source, length = SOURCES[kind]
+        config.write_text(CONFIG.replace("SOURCE", source).replace("LENGTH", length).replace("SHARDS", shards))
+        words = ["--config", str(config), "--epochs", "2", "--save-every", "1", "--checkpoint", str(path)]
+        words += ["--set", f"pipelines.train.batched.global_size={global_size}"]
+        monkeypatch.setattr(sys, "argv", ["train_ddp.py", *words])
+        save, steps = tool.save_checkpoint, itertools.count(1)
+
+        def save_and_stop(*args) -> None:
+            save(*args)
+            if next(steps) == stop:
+                raise Stopped
+
+        def run(_: int) -> list[float]:
+            try:
+                return tool.train(tool.read_options(), torch.device("cpu"))
+            except Stopped:
+                return []
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tool, "save_checkpoint", save_and_stop)
+            losses, *_ = run_ranks(num_ranks, run, tmp_path)
+        return losses, torch.load(path, weights_only=True)
+
+    return train
+
+
+@pytest.mark.parametrize(("kind", "num_ranks"), [("planned", 2), ("planned", 1), ("stream", 2)])
+def test_it_goes_on_from_its_checkpoint(train, kind, num_ranks):
+    """To the very weights, where the number of ranks is kept; with a planned source on others too."""
+    losses, whole = train(kind, 2, "whole")
+    nothing, stopped = train(kind, 2, "stopped", stop=3)
+    assert (len(losses), nothing) == (2, [])
+    assert [state["epoch"] for state in stopped["data"]] == [0, 0]
+    resumed, last = train(kind, num_ranks, "stopped")
+    assert len(resumed) == 2
+    assert last["data"] == whole["data"][:num_ranks]
+    close = 0.0 if num_ranks == 2 else 1e-3
+    torch.testing.assert_close(last["model"], whole["model"], rtol=close, atol=close)
+    assert not all(torch.equal(weights, whole["model"][name]) for name, weights in stopped["model"].items())
+
+
+def test_a_run_that_is_done_trains_no_more(train):
+    losses, _ = train("planned", 1, "whole")
+    again, _ = train("planned", 1, "whole")
+    assert (len(losses), again) == (2, [])
+
+
+def test_an_epoch_of_which_no_batch_is_left_has_no_loss(train):
+    """48 samples: behind five batches of 8, none of 16 is left."""
+    train("planned", 1, "stopped", stop=5)
+    losses, last = train("planned", 1, "stopped", global_size=16)
+    assert len(losses) == 1
+    assert last["data"][0]["epoch"] == 2

@@ -1,0 +1,209 @@
+"""For the tests of those who use wdskit: does a loader resume exactly, with their pipeline, settings and functions?
+
+from wdskit.testing import assert_resumes_exactly
+
+def test_training_goes_on_where_it_stopped():
+    assert_resumes_exactly(lambda: wdskit.make_loader("configs/train.yaml", pipeline="train", workers=2))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+
+class Resumable(Protocol):
+    """What of a loader is needed; each of wdskit's has it."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration runs, or the one that runs now."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make it the one that the next iteration runs; a loaded one keeps its position."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """One epoch, or what is left of a loaded one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the consumer stands, as plain JSON."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there with the next iteration."""
+
+
+class _Step(NamedTuple):
+    """What a loader has yielded at one step."""
+
+    epoch: int
+    item: Any
+
+
+def assert_resumes_exactly(
+    make_loader: Callable[[], Resumable], *, num_epochs: int = 2, steps: Iterable[int] | None = None
+) -> None:
+    """Fail unless a loader that stops behind any step goes on as if it had not.
+
+    A loader runs without a stop; then at each step the state goes through JSON into a new loader, whose batches are
+    compared with those that came without a stop, value by value, to the end of the epochs and one batch further. At
+    each step this is done with the state that was saved in passing; with that of a loader that was resumed itself, at
+    the step before, and stopped; and with what a new loader saves before its first batch. Equal states are run once.
+
+    It takes about `num_steps / 2` times as long as the epochs themselves, and all their batches are held: use few
+    samples, or few `steps`.
+
+    Args:
+        make_loader: Makes a loader as a new process would, always the same one.
+        num_epochs: How many epochs are compared, from the one that the loader begins with.
+        steps: After how many batches of all epochs to stop; 0 is before the first. None: after each.
+
+    Raises:
+        AssertionError: A resumed loader yields something else; step, place and both values are told.
+    """
+    whole = list(_take(make_loader(), num_epochs=num_epochs))
+    if len(whole) < 2:
+        raise AssertionError(f"there is nothing to resume: {num_epochs} epochs of this loader have no batch.")
+    stops = sorted(range(len(whole)) if steps is None else set(steps))
+    if stops and not 0 <= stops[0] <= stops[-1] < len(whole):
+        raise AssertionError(f"steps={stops}: {num_epochs} epochs of this loader have {len(whole) - 1} steps.")
+    passing = _states_in_passing(make_loader, whole, set(stops))
+    chained, before = passing[0], 0
+    for stop in stops:
+        loader = _resumed(make_loader, chained)
+        for at, step in enumerate(itertools.islice(_epochs(loader), stop - before), before):
+            _compare(step, whole[at], at, f"resumed behind step {before}")
+        chained, before = _saved(loader), stop
+        ways = {passing[stop]: "saved in passing"}
+        ways.setdefault(chained, "saved by a loader that was resumed before")
+        ways.setdefault(_saved(_resumed(make_loader, passing[stop])), "saved again before the first batch")
+        for state, way in ways.items():
+            _check_rest(_resumed(make_loader, state), whole, stop, f"resumed behind step {stop}, {way}")
+
+
+def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
+    """The steps of so many epochs, and the first behind them."""
+    end = loader.epoch + num_epochs
+    for step in _epochs(loader):
+        yield step
+        if step.epoch >= end:
+            return
+
+
+def _epochs(loader: Resumable) -> Iterator[_Step]:
+    """The steps of all epochs, as a training loop runs them; it ends where two epochs in a row are empty."""
+    num_empty = 0
+    for epoch in itertools.count(loader.epoch):
+        loader.set_epoch(epoch)
+        num_empty += 1
+        for item in loader:
+            num_empty = 0
+            yield _Step(epoch, item)
+        if num_empty > 1:
+            return
+
+
+def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step], stops: set[int]) -> dict[int, str]:
+    """The states behind the steps of one run, and that before its first."""
+    loader = make_loader()
+    states = {0: _saved(loader)}
+    for at, step in enumerate(itertools.islice(_epochs(loader), max(stops, default=0))):
+        _compare(step, whole[at], at, "in a second run without a stop, whose states were saved in passing")
+        if at + 1 in stops:
+            states[at + 1] = _saved(loader)
+    return states
+
+
+def _saved(loader: Resumable) -> str:
+    state = loader.state_dict()
+    try:
+        return json.dumps(state)
+    except (TypeError, ValueError) as err:
+        raise AssertionError(f"this state is no plain JSON: {err}: {state!r}") from err
+
+
+def _resumed(make_loader: Callable[[], Resumable], state: str) -> Resumable:
+    loader = make_loader()
+    loader.load_state_dict(json.loads(state))
+    return loader
+
+
+def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> None:
+    """Compare all that a resumed loader yields with what is left."""
+    num_steps = stop
+    for at, step in enumerate(itertools.islice(_epochs(loader), len(whole) - stop), stop):
+        _compare(step, whole[at], at, way)
+        num_steps += 1
+    if num_steps < len(whole):
+        raise AssertionError(f"{way}: nothing comes behind step {num_steps}; without a stop more does.")
+
+
+def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
+    told = f"{way}: step {at + 1} differs"
+    if found.epoch != expected.epoch:
+        raise AssertionError(f"{told}: it is in epoch {found.epoch}, without a stop in epoch {expected.epoch}.")
+    what = _difference(found.item, expected.item, "batch")
+    if what:
+        raise AssertionError(f"{told} (epoch {found.epoch}).\n  {what}")
+
+
+def _difference(found: Any, expected: Any, path: str) -> str:
+    """What is different first, and where; nothing where all is equal, bit by bit in arrays."""
+    if type(found) is not type(expected):
+        return f"{path} is a {type(found).__name__}, without a stop a {type(expected).__name__}."
+    if isinstance(found, torch.Tensor):
+        return _array_difference(_bare(found), _bare(expected), path)
+    if isinstance(found, np.ndarray):
+        return _array_difference(found, expected, path)
+    if isinstance(found, Mapping):
+        if list(found) != list(expected):
+            return f"{path} has the keys {list(found)}, without a stop {list(expected)}."
+        return _first(_difference(found[key], expected[key], f"{path}[{key!r}]") for key in found)
+    if isinstance(found, (list, tuple)):
+        if len(found) != len(expected):
+            return f"{path} has {len(found)} elements, without a stop {len(expected)}."
+        pairs = enumerate(zip(found, expected, strict=True))
+        return _first(_difference(mine, other, f"{path}[{at}]") for at, (mine, other) in pairs)
+    if dataclasses.is_dataclass(found):
+        names = [field.name for field in dataclasses.fields(found)]
+        return _first(_difference(getattr(found, n), getattr(expected, n), f"{path}.{n}") for n in names)
+    is_same = bool(found == expected) or (found != found and expected != expected)  # noqa: PLR0124 (nan is nan here)
+    return "" if is_same else f"{path} is {_short(found)}, without a stop {_short(expected)}."
+
+
+def _first(differences: Iterable[str]) -> str:
+    return next(filter(None, differences), "")
+
+
+def _bare(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values, those that numpy has no type for as their bytes."""
+    tensor = tensor.detach().cpu().contiguous()
+    try:
+        return tensor.numpy()
+    except TypeError:
+        return tensor.unsqueeze(-1).view(torch.uint8).numpy()
+
+
+def _array_difference(found: Any, expected: Any, path: str) -> str:
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        told = f"{path} is {found.dtype} of shape {found.shape}"
+        return f"{told}, without a stop {expected.dtype} of shape {expected.shape}."
+    if found.dtype.hasobject:
+        return _difference(found.tolist(), expected.tolist(), path)
+    if found.tobytes() == expected.tobytes():
+        return ""
+    mine, other = (np.frombuffer(array.tobytes(), np.dtype((np.void, array.itemsize))) for array in (found, expected))
+    differing = np.flatnonzero(mine != other)
+    first = tuple(int(index) for index in np.unravel_index(differing[0], found.shape))
+    told = f"{len(differing)} of {found.size} values differ, the first at {list(first)}"
+    return f"{path}: {told}: it is {found[first].item()!r}, without a stop {expected[first].item()!r}."
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
