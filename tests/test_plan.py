@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from shards import write_numbers
 
 import wdskit
+from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
 from wdskit.loader.plan_epoch import fitting_lanes
 from wdskit.shards.indexing import index_folder
@@ -183,6 +185,18 @@ def test_a_plan_reads_no_shard(tmp_path, folder):
         (tmp_path / f"s-{at:03d}.tar").touch()
     stages = [{"map": "unheard_of"}, {"to_tuple": ["cls"]}, {"batched": 4}]
     assert wdskit.plan(config(*stages, exact=str(tmp_path))).steps == 25
+
+
+def test_a_plan_of_many_shards_is_quick(tmp_path):
+    """A hundred thousand, of a hundred million samples: a million take a second at most, and are too long to write."""
+    entries = [ShardEntry(f"{at:06d}.tar", 900 + at % 200, 10**8, "0" * 64, ()) for at in range(100_001)]
+    write_index(tmp_path, entries)
+    wdskit.plan(config({"batched": 64}, exact=str(tmp_path)), world_size=64)  # loads what it needs
+    start = time.process_time()
+    told = wdskit.plan(config({"batched": 64}, exact=str(tmp_path)), world_size=64)
+    assert time.process_time() - start < 0.5
+    assert told.num_samples == sum(entry.num_samples for entry in entries)
+    assert told.rank_shards.least > 100_001 / 16
 
 
 def test_streams_tell_shards_of_ranks_and_workers(folder):

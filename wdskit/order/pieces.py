@@ -9,23 +9,35 @@ import numpy as np
 from wdskit.order.base import Ints
 
 
+class Windows(NamedTuple):
+    """The windows of all lanes, in the order of the pass; (num_windows,) each.
+
+    Attributes:
+        lanes: Lane of each.
+        numbers: Its number in the lane.
+        sizes: Its places.
+    """
+
+    lanes: Ints
+    numbers: Ints
+    sizes: Ints
+
+
 class Pieces(NamedTuple):
     """Stretches of neighbouring samples of one shard in one window of one lane, in the order of the pass.
 
     Attributes:
-        lanes: Lane of each piece, (num_pieces,), as all that follow.
-        windows: Number of the window in its lane.
-        window_sizes: Places of that window.
-        turns: Which shard of the pass it is, counted in the pass's order; ascending.
-        shards: Number of that shard.
-        sizes: Samples of the piece, at least 1.
+        windows: The windows.
+        shards: The shards of the pass in its order.
+        at: Which of `windows` each piece is of, (num_pieces,), ascending.
+        turns: Which of `shards` it is of, (num_pieces,), ascending.
+        sizes: Its samples, (num_pieces,), at least 1.
     """
 
-    lanes: Ints
-    windows: Ints
-    window_sizes: Ints
-    turns: Ints
+    windows: Windows
     shards: Ints
+    at: Ints
+    turns: Ints
     sizes: Ints
 
 
@@ -52,4 +64,4 @@ def cut(stops: Ints, shards: Ints, lane_starts: Ints, lane_sizes: Ints, window: 
     at = np.searchsorted(firsts, cuts, side="right") - 1
     turns = np.searchsorted(stops, cuts, side="right")
     window_sizes = np.minimum(window, lane_sizes[lanes] - numbers * window)
-    return Pieces(lanes[at], numbers[at], window_sizes[at], turns, shards[turns], sizes)
+    return Pieces(Windows(lanes, numbers, window_sizes), shards, at, turns, sizes)

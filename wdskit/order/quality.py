@@ -127,11 +127,15 @@ def seen_again(order: ExactOrder, number: int, world_size: int, *, is_cut: bool)
         within = np.cumsum(pieces.sizes) - pieces.sizes
         new = np.diff(pieces.turns, prepend=-1) != 0
         # Pieces of a shard follow each other from its first sample on.
-        first = starts[pieces.shards] + within - np.repeat(within[new], np.diff(np.flatnonzero(np.append(new, True))))
+        first = (
+            starts[pieces.shards][pieces.turns]
+            + within
+            - np.repeat(within[new], np.diff(np.flatnonzero(np.append(new, True))))
+        )
         in_index = np.argsort(first, kind="stable")
         cuts.append(first[in_index])
         shift = each * order.num_samples if is_cut else 0
-        groups.append((pieces.lanes[in_index] + shift) % share.num_groups)
+        groups.append((pieces.windows.lanes[pieces.at[in_index]] + shift) % share.num_groups)
     both = np.unique(np.concatenate(cuts))
     sizes = np.diff(both, append=order.num_samples)
     here, next_ = (group[np.searchsorted(cut, both, side="right") - 1] for cut, group in zip(cuts, groups, strict=True))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from wdskit.order.base import Ints
 from wdskit.order.exact import ExactOrder
+from wdskit.order.pieces import Pieces
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 
@@ -75,23 +76,25 @@ def exact_reads(order: ExactOrder, start: int, stop: int, share: Share, sample_b
     num_bytes = np.zeros(share.num_groups)
     for number in looked_at:
         pieces = order.pieces(number)
-        first = number * order.num_samples
-        places = [_places(each - first, order) for each in (start, stop)]
-        before, behind = (
-            np.clip(each[pieces.lanes] - pieces.windows * order.window, 0, pieces.window_sizes) for each in places
-        )
+        windows = pieces.windows
+        ends = (_places(each - number * order.num_samples, order)[windows.lanes] for each in (start, stop))
+        before, behind = (np.clip(each - windows.numbers * order.window, 0, windows.sizes) for each in ends)
         chosen = (behind - before) * share.taken
-        groups = share.groups[pieces.lanes]
-        mine = groups >= 0
-        weights = chosen * pieces.sizes / pieces.window_sizes * sample_bytes[pieces.shards]
-        num_bytes += np.bincount(groups[mine], weights[mine], minlength=share.num_groups)
-        ids = pieces.turns if len(looked_at) == 1 else pieces.shards  # those are sorted, which makes sorting quick
-        keys.append((ids * share.num_groups + groups)[mine])
-        logs.append(_log_of_none(pieces.window_sizes, pieces.sizes, chosen)[mine])
+        groups = share.groups[windows.lanes]
+        if (groups < 0).any():
+            pieces = _only(pieces, groups >= 0)
+        of_turn = sample_bytes[pieces.shards]
+        weights = pieces.sizes * (chosen / windows.sizes)[pieces.at] * of_turn[pieces.turns]
+        of_piece = groups[pieces.at]
+        num_bytes += np.bincount(of_piece, weights, minlength=share.num_groups)
+        # In the order of the pass where that is enough: what is nearly sorted is sorted quickly.
+        ids = pieces.turns if len(looked_at) == 1 else pieces.shards[pieces.turns]
+        keys.append(ids * share.num_groups + of_piece)
+        logs.append(_log_of_none(windows.sizes[pieces.at], pieces.sizes, chosen[pieces.at]))
     scale = max(1.0, (stop - start) / (looked_at.stop * order.num_samples - start))
     num_shards = _some(np.concatenate(keys), np.concatenate(logs), share.num_groups)
     if scale > 1:
-        total = 1 + np.count_nonzero(np.diff(pieces.turns))
+        total = np.count_nonzero(order.counts)
         num_shards = total - total * np.clip(1 - num_shards / total, 0, 1) ** scale
     return Reads(num_shards, num_bytes * scale)
 
@@ -108,17 +111,18 @@ def exact_held(order: ExactOrder, number: int, places: Sequence[Ints], sample_by
         sample_bytes: Mean size of a sample of each shard, (num_shards,).
     """
     pieces = order.pieces(number)
-    shape = (order.num_lanes, int(pieces.windows.max()) + 1)
-    at = pieces.lanes * shape[1] + pieces.windows
-    counts = np.bincount(at, minlength=shape[0] * shape[1]).reshape(shape)
-    weights = pieces.sizes * sample_bytes[pieces.shards]
-    num_bytes = np.bincount(at, weights, minlength=shape[0] * shape[1]).reshape(shape)
+    windows = pieces.windows
+    shape = (order.num_lanes, int(windows.numbers.max()) + 1)
+    counts, num_bytes = np.zeros(shape, dtype=np.int64), np.zeros(shape)
+    counts[windows.lanes, windows.numbers] = np.bincount(pieces.at, minlength=len(windows.sizes))
+    weights = pieces.sizes * sample_bytes[pieces.shards][pieces.turns]
+    num_bytes[windows.lanes, windows.numbers] = np.bincount(pieces.at, weights, minlength=len(windows.sizes))
     sums = [counts[lanes].sum(axis=0) for lanes in places]
     worst = int(np.argmax([each.max() for each in sums]))
     window = int(sums[worst].argmax())
-    here = (pieces.windows == window) & np.isin(pieces.lanes, places[worst])
+    here = ((windows.numbers == window) & np.isin(windows.lanes, places[worst]))[pieces.at]
     most_bytes = max(float(num_bytes[lanes].sum(axis=0).max()) for lanes in places)
-    return Held(float(len(np.unique(pieces.shards[here]))), most_bytes)  # two lanes can meet in a shard
+    return Held(float(len(np.unique(pieces.turns[here]))), most_bytes)  # two lanes can meet in a shard
 
 
 def resampled_reads(order: ResampledOrder, num_positions: int, share: Share, sample_bytes: Floats) -> Reads:
@@ -165,6 +169,12 @@ def sequential_held(order: SequentialOrder, global_batch: int, taken: float, sam
     heights = np.concatenate([[0.0], np.cumsum(counts * sample_bytes)])
     grown = np.diff(np.interp(edges, np.concatenate([[0], order.stops]), heights))
     return Held(float((np.diff(began) + goes_on).max()), float(grown.max()) * taken)
+
+
+def _only(pieces: Pieces, wanted: NDArray[np.bool_]) -> Pieces:
+    """The pieces of those windows only."""
+    mine = wanted[pieces.at]
+    return pieces._replace(at=pieces.at[mine], turns=pieces.turns[mine], sizes=pieces.sizes[mine])
 
 
 def _places(position: int, order: ExactOrder) -> Ints:
