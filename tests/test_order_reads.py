@@ -44,7 +44,7 @@ def test_pieces_are_the_pass(counts, lanes, window, number):
     assert np.bincount(pieces.shards[pieces.turns], pieces.sizes, minlength=len(counts)).tolist() == counts
     positions = np.arange(order.num_samples)
     shards, _ = order.take(positions + number * order.num_samples)
-    places = list(zip((positions % lanes).tolist(), (positions // lanes // window).tolist(), strict=True))
+    places = list(zip((positions % lanes).tolist(), (positions // lanes // order.window).tolist(), strict=True))
     there = sorted((*place, shard) for place, shard in zip(places, shards.tolist(), strict=True))
     of_windows = [column[pieces.at].tolist() for column in pieces.windows]
     columns = (*of_windows[:2], pieces.shards[pieces.turns].tolist(), pieces.sizes.tolist())
@@ -105,8 +105,8 @@ def test_windows_reach_into_the_shards_that_are_held(counts, lanes, window):
     order = ExactOrder(counts, seed=2, lanes=lanes, window=window)
     sample_bytes = sizes_of(counts)
     moments = []
-    for first in range(0, order.num_samples, lanes * window):
-        stop = min(order.num_samples, first + lanes * window)
+    for first in range(0, order.num_samples, lanes * order.window):
+        stop = min(order.num_samples, first + lanes * order.window)
         moments.append(found(order, np.arange(first, stop), sample_bytes))
     held = exact_held(order, 0, [np.arange(lanes)], sample_bytes)
     assert held.num_bytes == pytest.approx(max(num_bytes for _, num_bytes in moments))

@@ -87,9 +87,20 @@ def test_lanes_differ_by_at_most_one_sample():
             assert sizes == sorted(sizes, reverse=True)
 
 
+def test_windows_are_of_one_size():
+    """As few as fit `window`, and none a remnant: the end of a pass is shuffled as well as the rest."""
+    for longest in range(1, 60):
+        for window in range(1, 60):
+            order = ExactOrder([longest * 3], seed=0, lanes=3, window=window)
+            num_windows = -(-longest // window)
+            assert order.window <= window
+            assert -(-longest // order.window) == num_windows
+            assert order.window * num_windows - longest < num_windows
+
+
 def test_windows_shuffle_across_shards():
     """Neighbours of an epoch come from many shards, not from one after the other."""
-    order = ExactOrder([100] * 60, seed=0, lanes=4, window=1000)
+    order = ExactOrder([100] * 60, seed=0, lanes=4, window=1500)
     shards, _ = order.take(np.arange(400))
     assert len(set(shards.tolist())) >= 35
 

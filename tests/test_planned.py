@@ -452,7 +452,7 @@ def test_a_bad_sample_is_replaced_and_no_other_moves(damaged, tmp_path, settings
     bad = [at for at, key in enumerate(keys) if int(key[1:]) in BAD]
     assert moved == bad
     for at in bad:  # another sample of the same window stands in, a good one
-        others = {keys[p] for p in range(at % 3, 30, 3) if p // 3 // 6 == at // 3 // 6}
+        others = {keys[p] for p in range(at % 3, 30, 3) if p // 3 // 5 == at // 3 // 5}  # two windows of five
         assert found[at][1] in others - {keys[p] for p in bad}
     lines = [json.loads(line) for line in (tmp_path / "listed" / "bad-rank00000.jsonl").read_text().splitlines()]
     assert [(line["epoch"], line["position"], line["key"]) for line in lines] == [(0, at, keys[at]) for at in bad]

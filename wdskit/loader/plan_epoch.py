@@ -16,7 +16,7 @@ from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.steps import Steps
 from wdskit.pipeline.planned_data import PlannedData, epoch_length, plan_data
-from wdskit.pipeline.shards import MAX_OPEN_SHARDS
+from wdskit.pipeline.shards import USUAL_OPEN_SHARDS
 from wdskit.pipeline.source_specs import PartSpec, PlannedSpec
 
 _MUCH_DROPPED = 0.05  # of an epoch
@@ -165,11 +165,11 @@ def _warnings(lanes: LanesPlan | None, open_shards: int, steps: Steps) -> Iterab
             f"{lanes.num_lanes} / {steps.world_size}, and shares each with other ranks, which read the same shards.\n"
             f"  Before a run begins, set `lanes: {near}`: another number is another order."
         )
-    if open_shards > MAX_OPEN_SHARDS:
+    if open_shards > USUAL_OPEN_SHARDS:
         yield (
-            f"a rank reads from {open_shards:,} shards at a time, and a process keeps {MAX_OPEN_SHARDS} open: the "
-            "others are opened again and again.\n"
-            "  Use larger shards, fewer lanes or a smaller window."
+            f"a rank reads from {open_shards:,} shards at a time, and a process keeps {USUAL_OPEN_SHARDS} open where "
+            "`ulimit -n` is 1024: the others are opened again and again.\n"
+            "  Raise that limit, or use larger shards, fewer lanes or a smaller window."
         )
     if steps.num_dropped > _MUCH_DROPPED * steps.num_samples:
         yield (

@@ -33,13 +33,14 @@ class ExactOrder:
         counts: Samples of each shard, (num_shards,).
         seed: 0 <= seed < 2**64.
         lanes: L >= 1.
-        window: Samples of a lane that are shuffled with each other, >= 1.
+        window: Most samples of a lane that are shuffled with each other, >= 1.
 
     Attributes:
         num_samples: Samples of a pass.
         counts: As given, int64.
         num_lanes: L.
-        window: w.
+        window: How many are: as many windows as that takes are of one size, up to the rounding. With a remnant as the
+            last one, the end of each pass would be shuffled less than the rest.
 
     Raises:
         ValueError: There is no sample, or an argument is out of range.
@@ -50,11 +51,12 @@ class ExactOrder:
     ) -> None:
         self.counts: Ints = np.asarray(counts, dtype=np.int64)
         self._seed = seed
-        self.num_lanes, self.window = lanes, window
-        self._lanes = Lanes(lanes, window, purpose="exact-window", seed=seed)
         self._passes = Recent(self._pass, 2)  # a batch can stand over the end of one
         self._pieces = Recent(self._cut, 2)
         self.num_samples = Stack(self.counts).num_samples
+        longest = -(-self.num_samples // max(1, lanes))
+        self.num_lanes, self.window = lanes, -(-longest // -(-longest // window)) if window > 0 else window
+        self._lanes = Lanes(self.num_lanes, self.window, purpose="exact-window", seed=seed)
         least, num_longer = divmod(self.num_samples, lanes)
         self._sizes = least + (np.arange(lanes) < num_longer)
 

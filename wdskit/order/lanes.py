@@ -79,8 +79,8 @@ class Lanes:
             return (first + (place - first + attempt) % size) * self.num_lanes + lane
         step = attempt - size + 1  # small data: a lane holds a sample or two
         if num_positions is None:
-            return position + step if step <= self.window else None
-        return (position + step) % num_positions if step < min(num_positions, self.window) else None
+            return position + step if step <= DEFAULT_WINDOW else None
+        return (position + step) % num_positions if step < min(num_positions, DEFAULT_WINDOW) else None
 
     def _permutation(self, pass_number: int, window: int, lane_size: int) -> Ints:
         number, lane = divmod(window, self.num_lanes)

@@ -14,7 +14,8 @@ from wdskit.dataset.local import LocalShard
 from wdskit.dataset.table import ShardTable
 from wdskit.errors import ShardError
 
-MAX_OPEN_SHARDS = 4096  # each takes 16 bytes a sample; ImageNet on one rank stands in 1,221 at a time
+MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank stands in 1,221 at a time
+USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
 
 
 class OpenShards:
@@ -34,7 +35,7 @@ class OpenShards:
     def _begin(self) -> None:
         self._open: OrderedDict[int, LocalShard] = OrderedDict()
         self._lock = threading.Lock()
-        # Half of the descriptors that this process may have; a thousand by default.
+        # Half of the descriptors that this process may have.
         self._most = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
     def __getstate__(self) -> dict[str, Any]:
