@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import webdataset.tariterators
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from wdskit import pack
@@ -112,7 +112,7 @@ accepted_fields = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.dictionaries(accepted_keys, accepted_fields, min_size=1, max_size=6))
 def test_samples_that_are_accepted_stay_apart(samples: dict[str, list[str]]) -> None:
     assume(all(is_accepted(check_member_name, key, field) for key, names in samples.items() for field in names))

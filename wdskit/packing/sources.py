@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -105,26 +106,31 @@ def good_rows(source: Source, *, skip_bad: bool, workers: int, tell: Tell) -> It
         RowError: A row is bad, and bad rows are not to be skipped; or two rows have one key.
     """
     places: dict[str, str] = {}
-    for row in _good(source, skip_bad=skip_bad, workers=workers, tell=tell):
-        if row.key in places:
-            problem = f"its key {row.key!r} is that of {places[row.key]} too"
-            raise row_error(row.where, problem, "Keys must be unique. Rename one, or give each row a key.")
-        places[row.key] = row.where
-        yield row
-
-
-def _good(source: Source, *, skip_bad: bool, workers: int, tell: Tell) -> Iterator[Row]:
-    """The rows that can be packed; bad ones are raised, or noted as rejected."""
-    rows = source.rows if source.is_stream else _counted(source.rows, tell)
-    if skip_bad:
-        rows = map(_checked, rows) if source.is_stream else _all_checked(list(rows), workers, tell)
-    for row in rows:
-        if isinstance(row, Row):
+    # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
+    with contextlib.closing(_good(source, skip_bad=skip_bad, workers=workers, tell=tell)) as rows:
+        for row in rows:
+            if row.key in places:
+                problem = f"its key {row.key!r} is that of {places[row.key]} too"
+                raise row_error(row.where, problem, "Keys must be unique. Rename one, or give each row a key.")
+            places[row.key] = row.where
             yield row
-        elif skip_bad:
-            source.rejected.append(row)
-        else:
-            raise row
+
+
+def _good(source: Source, *, skip_bad: bool, workers: int, tell: Tell) -> Generator[Row, None, None]:
+    """The rows that can be packed; bad ones are raised, or noted as rejected."""
+    with contextlib.ExitStack() as stack:
+        if isinstance(source.rows, Generator):
+            stack.callback(source.rows.close)
+        rows = source.rows if source.is_stream else _counted(source.rows, tell)
+        if skip_bad:
+            rows = map(_checked, rows) if source.is_stream else _all_checked(list(rows), workers, tell)
+        for row in rows:
+            if isinstance(row, Row):
+                yield row
+            elif skip_bad:
+                source.rejected.append(row)
+            else:
+                raise row
 
 
 def _counted(rows: Iterable[Row | RowError], tell: Tell) -> Iterator[Row | RowError]:
