@@ -16,7 +16,7 @@ from wdskit.errors import ShardError, StorageError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.header import REGULAR_TYPES, HeaderError, parse_header
-from wdskit.tar.reader import TarReader, locate_members
+from wdskit.tar.reader import TarReader, locate_members, plain_member
 from wdskit.tar.writer import END_BYTES
 
 
@@ -168,6 +168,10 @@ class LocalShard:
 
 def _plain_key(block: bytes) -> str | None:
     """The key of the member that starts with this header block; None where it takes more than the block to know it."""
+    plain = plain_member(block)
+    if plain is not None:
+        split = split_name(plain[0])
+        return split[0] if split else None
     try:
         header = parse_header(block)
         split = split_name(header.name.decode())

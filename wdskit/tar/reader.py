@@ -22,6 +22,7 @@ from wdskit.tar.header import (
     USTAR,
     HeaderError,
     expected_adler,
+    padded,
     parse_header,
 )
 from wdskit.tar.pax import Overrides, parse_pax
@@ -122,6 +123,14 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
     window.data = data
     window.base = offset
     while window.offset < offset + stop:
+        plain = plain_member(data[window.at : window.at + BLOCK_BYTES])
+        if plain is not None:  # nearly every one, in a third of the time
+            name, size = plain
+            start = window.at + BLOCK_BYTES
+            if start + padded(size) <= len(data):
+                window.at = start + padded(size)
+                yield name, start, start + size
+                continue
         member = next_member(window)
         if member is not None:
             name, _, size = member
@@ -130,6 +139,33 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
             yield name, start, start + size
     if window.offset != offset + stop:
         raise window.damaged(offset + stop, "a sample ends in the middle of a member")
+
+
+def plain_member(block: bytes) -> tuple[str, int] | None:
+    """Name and size of a member that is plain: a file with a ustar header, an ASCII name and no extension before it.
+
+    None says nothing but that `next_member` has to look.
+    """
+    digits = block[124:135]
+    if (
+        len(block) < BLOCK_BYTES
+        or block[156] != 0x30
+        or block[257:265] != USTAR
+        or block[345]
+        or block[135]
+        or digits.strip(b"01234567")
+    ):
+        return None
+    try:
+        if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
+            return None
+    except HeaderError:
+        return None
+    size = int(digits, 8)
+    name = block[:100].partition(b"\x00")[0]
+    if size > MAX_READ_MEMBER_BYTES or not name.isascii() or not name[-1:].isalnum():
+        return None
+    return name.decode("ascii"), size
 
 
 def next_member(window: Window) -> tuple[str, int, int] | None:
