@@ -15,9 +15,9 @@ from wdskit.dataset.others import counts_told
 from wdskit.dataset.scan import scan_shard
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
 from wdskit.files import DISK, Disk, remove_drafts
+from wdskit.shards.folders import local_folder
 from wdskit.shards.locking import lock_folder
 from wdskit.shards.parallel import choose_workers, map_shards
-from wdskit.storage.urls import is_local, local_path
 
 Progress = Callable[[int, int], None]
 """Told after each shard: bytes read so far, bytes in all."""
@@ -73,7 +73,7 @@ def index_folder(
             process is writing in the folder.
         StorageError: There is no such folder, no shard in it, or it cannot be written.
     """
-    path = _local_folder(folder)
+    path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
         sizes = _find_shards(path)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
@@ -121,18 +121,6 @@ def _changed(folder: Path, scans: Iterable[_Scan]) -> tuple[str, ...]:
         for old, now in pairs
         if old is not None and old.num_bytes == now.num_bytes and old.sha256 != now.sha256
     )
-
-
-def _local_folder(folder: str | Path) -> Path:
-    """The folder as a path."""
-    if not is_local(str(folder)):
-        msg = f"{folder}: only a local folder can be indexed. Run `wdskit index` where its files are."
-        raise StorageError(msg, url=str(folder))
-    path = Path(local_path(str(folder)))
-    if not path.is_dir():
-        what = "this is a file, not a folder" if path.exists() else "there is no such folder"
-        raise StorageError(f"{folder}: {what}. Name the folder that holds the shards.", url=str(folder))
-    return path
 
 
 def _find_shards(folder: Path) -> dict[str, int]:

@@ -18,10 +18,10 @@ from wdskit.dataset.selection_head import list_selections, read_head, selection_
 from wdskit.errors import FolderIndexError, SelectionError, StorageError, WdskitError
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.shards.belonging import Belonging, Drawn, draw_shard, parse_by
+from wdskit.shards.folders import local_folder
 from wdskit.shards.locking import lock_folder
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.shares import Shares, bounds_of, format_shares, parse_shares
-from wdskit.storage.urls import is_local, local_path
 
 Progress = Callable[[int, int], None]
 """Told after each shard: bytes of the shards that are done, bytes in all."""
@@ -110,7 +110,7 @@ def split(
     if missing is not None and missing not in parsed:
         raise SelectionError(f"missing: there is no split {missing!r} among {format_shares(parsed)}.")
     recipe = _recipe(parsed, belonging, missing)
-    path = _local_folder(folder)
+    path = local_folder(folder, command="split", done="split")
     with lock_folder(path):
         index = read_index(str(folder))
         index.check_files()
@@ -140,17 +140,6 @@ def _recipe(shares: Shares, belonging: Belonging, missing: str | None) -> str:
 def _quote(word: str) -> str:
     """The word as a shell reads it."""
     return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else "'" + word.replace("'", "'\\''") + "'"
-
-
-def _local_folder(folder: str | Path) -> Path:
-    if not is_local(str(folder)):
-        msg = f"{folder}: only a local folder can be split. Run `wdskit split` where its files are."
-        raise StorageError(msg, url=str(folder))
-    path = Path(local_path(str(folder)))
-    if not path.is_dir():
-        what = "this is a file, not a folder" if path.exists() else "there is no such folder"
-        raise StorageError(f"{folder}: {what}. Name the folder that holds the shards.", url=str(folder))
-    return path
 
 
 def _find_others(folder: Path, shares: Shares, recipe: str) -> dict[str, str]:
