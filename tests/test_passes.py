@@ -187,6 +187,7 @@ def test_a_state_of_another_sequence_is_refused_by_field(caplog):
         ({"epoch": -1}, "epoch is -1"),
         ({"consumed": 1.5}, "consumed is 1.5"),
         ({"consumed": True}, "consumed is True"),
+        ({"consumed": 10**9}, "consumed is 1000000000, more than the"),
         ({"start": "0"}, "start is '0'"),
         ({"epoch_samples": None}, "epoch_samples is None"),
         ({"fingerprint": None}, "fingerprint"),

@@ -197,6 +197,9 @@ def _check(state: Any) -> list[int]:
     for name, number in zip(_NUMBERS, numbers, strict=True):
         if type(number) is not int or number < 0:
             raise StateError(f"state: {name} is {number!r}, where a whole number of 0 or more belongs.")
+    if state["consumed"] > state["epoch_samples"]:
+        msg = f"state: consumed is {state['consumed']}, more than the {state['epoch_samples']} samples of its epoch."
+        raise StateError(f"{msg}\n  It is damaged.")
     if not isinstance(state.get("fingerprint"), Mapping):
         raise StateError("state: fingerprint is missing.")
     return [number for number in numbers if number is not None]
