@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Self
+
 from wdskit.errors import PipelineError
 from wdskit.limits import MAX_PIXELS
-from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
-from wdskit.order.resampled import DEFAULT_CHUNK
 from wdskit.pipeline.foreign import check_stage
 from wdskit.pipeline.parsing import parse_settings, parse_stage
+from wdskit.pipeline.sources import Sources
 from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 
 if TYPE_CHECKING:
-    from os import PathLike
     from typing import TypeAlias
 
     from wdskit.loader.loader import Loader
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     Fn: TypeAlias = str | Callable[..., Any]
     Size: TypeAlias = int | Sequence[int]
     Fields: TypeAlias = str | Sequence[str] | None
-    Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
-class Pipeline:
+class Pipeline(Sources):
     """An immutable description of a pipeline: one source, then stages. Each method returns a longer one.
 
     ```python
@@ -57,144 +56,13 @@ class Pipeline:
         names = (str(getattr(stage, "name", getattr(stage, "__name__", repr(stage)))) for stage in self.stages)
         return f"Pipeline({' -> '.join(names)})"
 
-    def _with(self, name: str, value: object = None) -> Pipeline:
+    def _with(self, name: str, value: object = None) -> Self:
         """One stage more, its settings checked; `value` is what stands behind the stage's name in YAML."""
-        return Pipeline((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
+        return type(self)((*self.stages, parse_stage(name, value, where=f"Pipeline.{name}")))
 
     def stage(self, stage: Callable[..., Any]) -> Pipeline:
         """A stage that is not wdskit's: any stage of webdataset, or a callable from iterator to iterator."""
         return Pipeline((*self.stages, stage))
-
-    def exact(
-        self,
-        shards: Shards | None = None,
-        *,
-        mixture: Sequence[Mapping[str, Any]] | None = None,
-        schedule: str = "step",
-        split: str | None = None,
-        range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
-        seed: int = 0,
-        lanes: int = DEFAULT_LANES,
-        window: int = DEFAULT_WINDOW,
-        tail: str = "drop",
-    ) -> Pipeline:
-        """Each sample exactly once an epoch, shuffled anew in each, over all ranks. Needs an index.
-
-        Args:
-            shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such.
-            mixture: Instead: data sets, each a dict of `shards`, `weight` or `repeat`, `split`, `range`, `stages`.
-            schedule: "step" or "linear": how weights `{sample: weight, ...}` change.
-            split: Only samples of this split, made by `wdskit split`.
-            range: Only these samples: `("0%", "80%")`, or the number of the first and of the one behind the last.
-            seed: Of the order and of all that is random.
-            lanes: Parts of the data that are read side by side.
-            window: Samples of a lane that are shuffled with each other.
-            tail: What becomes of samples that fill no global batch: "drop", another part each epoch, or "pad" with a
-                mask.
-        """
-        settings = {
-            "shards": shards,
-            "mixture": mixture,
-            "schedule": schedule,
-            "split": split,
-            "range": range,
-            "seed": seed,
-            "lanes": lanes,
-            "window": window,
-            "tail": tail,
-        }
-        return self._with("exact", settings)
-
-    def resampled(
-        self,
-        shards: Shards | None = None,
-        *,
-        mixture: Sequence[Mapping[str, Any]] | None = None,
-        schedule: str = "step",
-        split: str | None = None,
-        range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
-        seed: int = 0,
-        chunk: int = DEFAULT_CHUNK,
-        lanes: int = DEFAULT_LANES,
-        window: int = DEFAULT_WINDOW,
-        tail: str = "drop",
-    ) -> Pipeline:
-        """Samples drawn with replacement, `chunk` neighbours at a time; the rest is as with `exact`."""
-        settings = {
-            "shards": shards,
-            "mixture": mixture,
-            "schedule": schedule,
-            "split": split,
-            "range": range,
-            "seed": seed,
-            "chunk": chunk,
-            "lanes": lanes,
-            "window": window,
-            "tail": tail,
-        }
-        return self._with("resampled", settings)
-
-    def sequential(
-        self,
-        shards: Shards | None = None,
-        *,
-        mixture: Sequence[Mapping[str, Any]] | None = None,
-        schedule: str = "step",
-        split: str | None = None,
-        range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
-        seed: int = 0,
-        tail: str = "pad",
-    ) -> Pipeline:
-        """Every sample once, in the order of the index; the rest is as with `exact`. For evaluation: the last batch is
-        padded to its full size, and batches carry a mask (`__valid__` in dicts, the last element of tuples).
-        """
-        settings = {
-            "shards": shards,
-            "mixture": mixture,
-            "schedule": schedule,
-            "split": split,
-            "range": range,
-            "seed": seed,
-            "tail": tail,
-        }
-        return self._with("sequential", settings)
-
-    def stream(
-        self,
-        shards: Shards,
-        *,
-        seed: int = 0,
-        shuffle_shards: bool = True,
-        resampled: bool = False,
-        weights: Sequence[float] | None = None,
-        upsampling: str | None = None,
-        split: str | None = None,
-        check: str = "size",
-    ) -> Pipeline:
-        """Read shards one after the other; needs no index.
-
-        Args:
-            shards: A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of such.
-            seed: Of the shards' order and of everything random behind it.
-            shuffle_shards: Whether each epoch has its own seeded order of shards, or the order they are listed in.
-            resampled: Whether shards are drawn with replacement, without end.
-            weights: For resampled draws: how often each `::`-part or list item is drawn, relative to the others.
-            upsampling: Instead, as open_clip writes it: how often each *shard* of a part is drawn, `1::2`.
-            split: "none" says that every rank and worker is meant to read everything.
-            check: What a shard is compared with when it is opened, where its folder has an index: its "size", its
-                "sha256" too (read once more before it is used), or "none".
-        """
-        settings = {
-            "shards": shards,
-            "seed": seed,
-            "shuffle_shards": shuffle_shards,
-            "resampled": resampled,
-            "weights": weights,
-            "upsampling": upsampling,
-            "split": split,
-            "check": check,
-        }
-        return self._with("stream", settings)
 
     def split_by_node(self) -> Pipeline:
         """Keep every R-th draw: those of this rank."""
