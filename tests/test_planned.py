@@ -532,6 +532,12 @@ def test_a_stream_has_no_budget(numbers):
         Pipeline().stream(numbers).loader(workers=0, errors={"max_bad": 1})
 
 
+def test_a_built_pipeline_forgives_nothing_that_nobody_counts(damaged):
+    built = decoded(Pipeline().exact(damaged)).build(errors={"max_bad": 4})
+    with pytest.raises(PipelineError, match="errors: nobody counts and lists bad samples"):
+        next(iter(built))
+
+
 def test_a_configuration_says_the_same(numbers, damaged, tmp_path):
     (tmp_path / "c.yaml").write_text(
         "version: 1\npipelines:\n  train:\n    - exact: {shards: D, seed: 2, lanes: 3, window: 6}\n    - decode: rgb8\n"

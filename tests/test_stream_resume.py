@@ -163,6 +163,19 @@ def test_a_loader_in_use_takes_a_state(shards):
     assert epochs(loader, 3) == whole
 
 
+def test_a_resumed_epoch_that_is_set_once_more_begins_at_its_start(shards):
+    make = functools.partial(PIPES["with_epoch"](shards).loader, workers=0)
+    state = json.loads(stop_after(make(), 11))  # inside epoch 1, behind a mark
+    assert state["workers"][0]["mark"]
+    loader = make()
+    loader.load_state_dict(state)
+    list(loader)
+    loader.set_epoch(1)
+    resumed = make()
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert epochs(resumed, 1) == [one for one in epochs(make(), 2) if one[0] == 1]
+
+
 def test_remaining_counts_down(shards):
     loader = PIPES["with_epoch"](shards).loader(workers=0)
     told = [loader.remaining for _ in loader]

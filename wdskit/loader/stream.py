@@ -170,7 +170,7 @@ class StreamLoader(Loader):
         if begun.how is not How.RESUME and received:  # where it began was for the worker to find out
             start = self.pipeline.start_of(worker, self._begun, self._num_rows)
         mark = self._marks.last(worker, self._begun, received)
-        if mark is None and begun.how is How.RESUME:
+        if mark is None and begun.mark is not None and begun.how is How.RESUME and begun.mark.num_items <= received:
             mark = begun.mark  # it was resumed not long ago
         return Start(how, self._begun, received, mark, start)
 

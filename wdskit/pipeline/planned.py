@@ -186,9 +186,14 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         """One epoch in this process: what `make_loader` gives, without worker processes, resume and error budget.
 
         Raises:
-            PipelineError: It runs in a worker of another loader, which would read everything in each.
+            PipelineError: It runs in a worker of another loader, which would read everything in each; or it forgives
+                bad samples, which only a loader counts.
         """
         from torch.utils.data import get_worker_info
+
+        if self.plan.forgives:
+            msg = "errors: nobody counts and lists bad samples where a built pipeline is iterated."
+            raise PipelineError(f"{msg}\n  Use pipe.loader(errors=...), or leave `errors` out.")
 
         if get_worker_info() is not None:
             msg = "a planned pipeline is not shared by the workers of another loader."
