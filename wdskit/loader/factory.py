@@ -36,6 +36,7 @@ def make_loader(
     persistent_workers: bool | None = None,
     start_method: str | None = None,
     pin_memory: bool | None = None,
+    device: str | None = None,
     errors: Mapping[str, Any] | None = None,
 ) -> Loader:
     """Make the loader of one pipeline for this rank.
@@ -57,6 +58,8 @@ def make_loader(
         start_method: "fork", "spawn" or "forkserver". Without: torch's default, but never "fork" once CUDA is
             initialised.
         pin_memory: Whether batches come in page-locked memory, where there is a GPU.
+        device: Where batches of a planned source go: "cuda", the current one, or "cuda:1". They are copied there on a
+            stream of their own, one ahead; images cross as uint8, and are normalized there.
         errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's `errors`.
 
     Raises:
@@ -75,6 +78,7 @@ def make_loader(
         "persistent_workers": persistent_workers,
         "start_method": start_method,
         "pin_memory": pin_memory,
+        "device": device,
     }
     settings = spec.model_dump() | {name: value for name, value in said.items() if value is not None}
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
@@ -90,6 +94,8 @@ def make_loader(
         errors=forgiven,
     )
     if isinstance(built, StreamPipeline):
+        if spec.device is not None:
+            raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         return StreamLoader(built, spec, process_group=process_group, told=rank is not None)
     return PlannedLoader(built, spec, forgiven, process_group=process_group, told=rank is not None)
 
