@@ -65,7 +65,7 @@ class PlannedLoader(Loader):
             check_sendable(pipeline.pipeline, choose_start_method(spec.start_method))
         self._mover = make_mover(pipeline, spec)
         maker = make_maker(pipeline, spec.workers, functools.partial(choose_start_method, spec.start_method))
-        self._ahead = Ahead(maker, _num_ahead(spec))
+        self._ahead = Ahead(maker, _num_ahead(spec, pipeline.run.num_threads))
 
     @property
     def epoch(self) -> int:
@@ -144,8 +144,8 @@ class PlannedLoader(Loader):
             yield item, [bad[position]] if position in bad else []
 
 
-def _num_ahead(spec: LoaderSpec) -> int:
+def _num_ahead(spec: LoaderSpec, num_threads: int) -> int:
     """Jobs at work or ready ahead of the consumer: none in its own thread, and each process has work to go on with."""
-    if not spec.workers and spec.threads == 1:
+    if not spec.workers and num_threads == 1:
         return 0
     return max(spec.prefetch, 2 * spec.workers)
