@@ -11,10 +11,9 @@ factor may be exactly 2 or 4, 38 to 42 dB, the worst 31 (a lawn, 5.4 levels); si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from numpy.random import Generator
 
 from wdskit.codecs.images import IMAGE_SPECS, is_image_field
 from wdskit.errors import DecodeError
@@ -27,7 +26,8 @@ from wdskit.pipeline.scaling import Axis, Frame
 from wdskit.pipeline.spec_types import StageSpec
 from wdskit.pipeline.transforms import mean_and_std, pair, resized
 
-Rng: TypeAlias = Callable[[], Generator]
+_Roles = tuple[str | None, frozenset[str]]  # the image field, and the other fields to decode
+_MAX_ROLES = 64  # samples of so many make-ups are known at a time
 
 
 def fused_step(specs: Sequence[StageSpec], apart: Sequence[Step], image_fields: frozenset[str]) -> Step:
@@ -55,6 +55,9 @@ class FusedStep:
         self.crop = specs[1].name
         self.field: str | None = next(iter(getattr(specs[1], "fields", None) or ()), None)
         image, normalize = IMAGE_SPECS[first.images], self.specs.get("normalize")
+        self.frame_of = _FRAMES[self.crop](self.specs, self.transforms)
+        self.flip: float | None = self.specs["random_flip"].p if "random_flip" in self.specs else None
+        self._roles: dict[tuple[str, ...], _Roles] = {}
         self.ending = Ending(
             is_array=image.kind == "numpy",
             is_float=image.is_float,
@@ -84,12 +87,16 @@ class FusedStep:
             StepFailed: From the error of the stage that failed.
         """
         check_dict("decode", sample)
-        field = self._field_of(sample)
-        if field is None:
+        field, to_decode = self._roles_of(tuple(sample))
+        if field is None or not isinstance(sample[field], bytes):
             return self._run_apart(sample, origin)
         try:
             done = {
-                name: self._image(name, value, origin, out) if name == field else self.decode.decode_one(name, value)
+                name: self._image(name, value, origin, out)
+                if name == field
+                else self.decode.decode_one(name, value)
+                if name in to_decode
+                else value
                 for name, value in sample.items()
             }
         except StepFailed:
@@ -98,34 +105,40 @@ class FusedStep:
             raise StepFailed("decode", err) from err
         return done
 
-    def _field_of(self, sample: Mapping[str, Any]) -> str | None:
-        """The one image field, if it is there and still encoded."""
+    def _roles_of(self, names: tuple[str, ...]) -> _Roles:
+        """Of the fields of a sample, as most samples have the same ones."""
+        roles = self._roles.get(names)
+        if roles is None:
+            if len(self._roles) >= _MAX_ROLES:
+                self._roles.clear()
+            field = self._field_of(names)
+            others = frozenset(name for name in names if name != field and self.decode.takes(name, b""))
+            roles = self._roles[names] = (field, others)
+        return roles
+
+    def _field_of(self, names: tuple[str, ...]) -> str | None:
+        """The one image field, if it is one to decode."""
         if self.field is None:
-            found = [name for name in sample if name in self.image_fields or _names_image(name)]
+            found = [name for name in names if name in self.image_fields or _names_image(name)]
             field = found[0] if len(found) == 1 else None
         else:
-            field = next((name for name in self.field.split(";") if name in sample), None)
-        if field is None or not is_image_field(field) or not self.decode.takes(field, sample[field]):
+            field = next((name for name in self.field.split(";") if name in names), None)
+        if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
             return None
         return field
 
     def _image(self, field: str, data: bytes, origin: Origin, out: torch.Tensor | None) -> Any:
-        def frame_of(height: int, width: int) -> Frame:
-            return _FRAMES[self.crop](self.specs, height, width, lambda: self.transforms[self.crop].rng_at(origin))
-
+        flip = self.flip is not None and self.transforms["random_flip"].rng_at(origin).random() < self.flip
         try:
-            pixels = decode_frame(data, frame_of, max_pixels=self.decode.max_pixels)
+            part = decode_frame(data, self.frame_of, origin, max_pixels=self.decode.max_pixels)
+            if out is None:
+                return finish(part, self.ending, flip=flip)
+            write(part, self.ending, flip=flip, out=out)
         except DecodeError as err:
             err.field = field
             raise
         except Exception as err:
             raise StepFailed(self.crop, err) from err
-        flip = False
-        if "random_flip" in self.specs:
-            flip = self.transforms["random_flip"].rng_at(origin).random() < self.specs["random_flip"].p
-        if out is None:
-            return finish(pixels, self.ending, flip=flip)
-        write(pixels, self.ending, flip=flip, out=out)
         return out
 
     def _run_apart(self, sample: Any, origin: Origin) -> Any:
@@ -141,25 +154,39 @@ def _names_image(field: str) -> bool:
     return not field.startswith("__") and is_image_field(field)
 
 
-def _frame_random_resized_crop(specs: Mapping[str, Any], height: int, width: int, rng: Rng) -> Frame:
-    spec = specs["random_resized_crop"]
-    top, left, crop_height, crop_width = geometry.draw_crop(rng(), height, width, spec.scale, spec.ratio)
-    rows, columns = pair(spec.size)
-    return Frame(Axis(top, top + crop_height, rows, 0, rows), Axis(left, left + crop_width, columns, 0, columns))
+class _RandomResizedCrop:
+    """The frame of a position: a draw of random_resized_crop."""
+
+    def __init__(self, specs: Mapping[str, Any], transforms: Mapping[str, Any]) -> None:
+        self.spec = specs["random_resized_crop"]
+        self.rng_at = transforms["random_resized_crop"].rng_at
+        self.size = pair(self.spec.size)
+
+    def __call__(self, height: int, width: int, origin: Origin) -> Frame:
+        spec, (rows, columns) = self.spec, self.size
+        top, left, crop_height, crop_width = geometry.draw_crop(
+            self.rng_at(origin), height, width, spec.scale, spec.ratio
+        )
+        return Frame(Axis(top, top + crop_height, rows, 0, rows), Axis(left, left + crop_width, columns, 0, columns))
 
 
-def _frame_resize(specs: Mapping[str, Any], height: int, width: int, _: Rng) -> Frame:
-    """With center_crop behind it, if there is one."""
-    totals = resized(specs["resize"].size, height, width)
-    sizes = pair(specs["center_crop"].size) if "center_crop" in specs else totals
-    rows, columns = (
-        Axis(0, side, total, geometry.middle(total, size), size)
-        for side, total, size in zip((height, width), totals, sizes, strict=True)
-    )
-    return Frame(rows, columns)
+class _Resize:
+    """The frame of every position: resize, with center_crop behind it if there is one."""
+
+    def __init__(self, specs: Mapping[str, Any], _: Mapping[str, Any]) -> None:
+        self.size = specs["resize"].size
+        self.middle = pair(specs["center_crop"].size) if "center_crop" in specs else None
+
+    def __call__(self, height: int, width: int, _: Origin) -> Frame:
+        totals = resized(self.size, height, width)
+        rows, columns = (
+            Axis(0, side, total, geometry.middle(total, size), size)
+            for side, total, size in zip((height, width), totals, self.middle or totals, strict=True)
+        )
+        return Frame(rows, columns)
 
 
-_FRAMES: dict[str, Callable[[Mapping[str, Any], int, int, Rng], Frame]] = {
-    "random_resized_crop": _frame_random_resized_crop,
-    "resize": _frame_resize,
+_FRAMES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Callable[[int, int, Origin], Frame]]] = {
+    "random_resized_crop": _RandomResizedCrop,
+    "resize": _Resize,
 }
