@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from wdskit.codecs.images import decode_image
 from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
 from wdskit.pipeline import geometry
 from wdskit.pipeline.run import Origin
-from wdskit.pipeline.scaling import Decoded, Frame, Part, choose_step, take, take_scaled
+from wdskit.pipeline.scaling import Decoded, Frame, Grid, Part, choose_step, take, take_scaled
+
+FrameOf: TypeAlias = Callable[[int, int, Origin], Frame]
 
 _MAX_KEPT_BYTES = 8 << 20  # 2.8 megapixels: larger ones take so long that the memory's share is lost in it
 
@@ -49,14 +51,35 @@ class Ending:
         object.__setattr__(self, "dtype", torch.float32 if is_float else torch.uint8)
 
 
-def decode_frame(
-    data: bytes, frame_of: Callable[[int, int, Origin], Frame], origin: Origin, *, max_pixels: int
-) -> Part:
+class Plan(NamedTuple):
+    """How one JPEG is to be decoded, known from its header: height and width, what is wanted, the scale, the grids."""
+
+    size: tuple[int, int]
+    frame: Frame
+    step: int
+    grids: tuple[Grid, Grid] | None
+
+
+def plan_jpeg(data: bytes, frame_of: FrameOf, origin: Origin, *, max_pixels: int) -> Plan | None:
+    """Read the header of an image file, and choose the frame and the scale; None where there is no such choice.
+
+    Raises:
+        ImageTooLarge, DecodeError: As `jpeg_size`.
+    """
+    size = jpeg_size(data, max_pixels=max_pixels)
+    if size is None:
+        return None
+    frame = frame_of(*size, origin)
+    return Plan(size, frame, *choose_step(frame))
+
+
+def decode_part(data: bytes, plan: Plan | None, frame_of: FrameOf, origin: Origin, *, max_pixels: int) -> Part:
     """Decode one image file as far as a frame of it is wanted.
 
     Args:
         data: The whole file.
-        frame_of: Gives the frame for the image's height, its width, and `origin`; it may be asked twice.
+        plan: Of `plan_jpeg`.
+        frame_of: Gives the frame for the image's height, its width, and `origin`, where the plan does not.
         origin: Position of the sample.
         max_pixels: As in `decode_image`.
 
@@ -66,11 +89,8 @@ def decode_frame(
     Raises:
         ImageTooLarge, DecodeError: As `decode_image`.
     """
-    size = jpeg_size(data, max_pixels=max_pixels)
-    frame = None
-    if size:
-        frame = frame_of(*size, origin)
-        step, grids = choose_step(frame)
+    if plan:
+        size, frame, step, grids = plan
         height, width = size if step == 1 else (-(-size[0] // step), -(-size[1] // step))
         buffer, flat = _memory.decoded(3 * height * width)
         if decode_jpeg(data, size, step, buffer=buffer) is not None:
@@ -78,9 +98,8 @@ def decode_frame(
             return take_scaled(image, frame, grids) if grids else take(image, frame)
     whole: Any = decode_image(data, "rgb8", max_pixels=max_pixels)
     height, width = whole.shape[:2]
-    if frame is None or size != (height, width):
-        frame = frame_of(height, width, origin)
-    return take(Decoded.of(whole), frame)
+    is_known = plan and plan.size == (height, width)
+    return take(Decoded.of(whole), plan.frame if plan and is_known else frame_of(height, width, origin))
 
 
 def finish(part: Part, ending: Ending, *, flip: bool) -> NDArray[Any] | torch.Tensor:
@@ -101,7 +120,7 @@ def write(part: Part, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
     """Write the value of a part, mirrored or not, into its place in a batch.
 
     Args:
-        part: As `decode_frame` gives it.
+        part: As `decode_part` gives it.
         ending: Says the dtype of `out`; it is the same whether for arrays or tensors.
         flip: Whether to exchange left and right.
         out: Tensor (3, height, width) of a batch in channels_last memory.

@@ -11,7 +11,7 @@ factor may be exactly 2 or 4, 38 to 42 dB, the worst 31 (a lawn, 5.4 levels); si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,15 +19,29 @@ from wdskit.codecs.images import IMAGE_SPECS, is_image_field
 from wdskit.errors import DecodeError
 from wdskit.pipeline import geometry
 from wdskit.pipeline.each import Step, StepFailed
-from wdskit.pipeline.framing import Ending, decode_frame, finish, write
+from wdskit.pipeline.framing import Ending, Plan, decode_part, finish, plan_jpeg, write
 from wdskit.pipeline.functions import Decode, check_dict
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.scaling import Axis, Frame
 from wdskit.pipeline.spec_types import StageSpec
 from wdskit.pipeline.transforms import mean_and_std, pair, resized
 
-_Roles = tuple[str | None, frozenset[str]]  # the image field, and the other fields to decode
+_Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
 _MAX_ROLES = 64  # samples of so many make-ups are known at a time
+
+
+class Prepared(NamedTuple):
+    """One sample before its pixels are decoded; without `field` it is not the common case, and nothing is done yet.
+
+    `values` are decoded, but for the image; `failed` is the error of a field behind it.
+    """
+
+    origin: Origin
+    values: dict[str, Any]
+    field: str | None = None
+    plan: Plan | None = None
+    flip: bool = False
+    failed: StepFailed | None = None
 
 
 def fused_step(specs: Sequence[StageSpec], apart: Sequence[Step], image_fields: frozenset[str]) -> Step:
@@ -74,14 +88,18 @@ class FusedStep:
         return (3, *pair(sizes[-1]))
 
     def __call__(self, sample: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
-        """The sample with its fields decoded and its image cropped.
+        """`prepare` and `carry_out`, with their errors."""
+        return self.carry_out(self.prepare(sample, origin), out)
+
+    def prepare(self, sample: Any, origin: Origin) -> Prepared:
+        """All but the pixels: other fields, the image's header, the draws.
+
+        A decoder fills the caches, and what runs behind it takes three times as long. So of several samples all are
+        best prepared first: that saves 30 us each.
 
         Args:
             sample: Fields as bytes.
             origin: Its position.
-            out: Where to write the image, as `framing.write` takes it: `out_shape` and `ending.dtype` say what fits.
-                The field of the result is then `out` itself, or, of a sample that is not the common case, what it
-                would be without.
 
         Raises:
             StepFailed: From the error of the stage that failed.
@@ -89,21 +107,64 @@ class FusedStep:
         check_dict("decode", sample)
         field, to_decode = self._roles_of(tuple(sample))
         if field is None or not isinstance(sample[field], bytes):
-            return self._run_apart(sample, origin)
+            return Prepared(origin, sample)
+        values = dict(sample)
+        plan = None
+        for at, name in enumerate(to_decode):
+            try:
+                if name == field:
+                    plan = self._plan(field, sample[field], origin)
+                else:
+                    values[name] = self.decode.decode_one(name, sample[name])
+            except StepFailed:
+                raise
+            except Exception as err:
+                failed = StepFailed("decode", err)
+                if field not in to_decode[:at]:
+                    raise failed from err
+                return Prepared(origin, values, field, plan, failed=failed)  # if the image is bad, that comes first
+        flip = self.flip is not None and self.transforms["random_flip"].rng_at(origin).random() < self.flip
+        return Prepared(origin, values, field, plan, flip)
+
+    def carry_out(self, prepared: Prepared, out: torch.Tensor | None = None) -> Any:
+        """The sample with its fields decoded and its image cropped.
+
+        Args:
+            prepared: By `prepare`, once.
+            out: Where to write the image, as `framing.write` takes it: `out_shape` and `ending.dtype` say what fits.
+                The field of the result is then `out` itself, or, of a sample that is not the common case, what it
+                would be without.
+
+        Raises:
+            StepFailed: From the error of the stage that failed.
+        """
+        origin, values, field, plan, flip, failed = prepared
+        if field is None:
+            return self._run_apart(values, origin)
         try:
-            done = {
-                name: self._image(name, value, origin, out)
-                if name == field
-                else self.decode.decode_one(name, value)
-                if name in to_decode
-                else value
-                for name, value in sample.items()
-            }
-        except StepFailed:
+            part = decode_part(values[field], plan, self.frame_of, origin, max_pixels=self.decode.max_pixels)
+            if out is None:
+                values[field] = finish(part, self.ending, flip=flip)
+            else:
+                write(part, self.ending, flip=flip, out=out)
+                values[field] = out
+        except DecodeError as err:
+            err.field = field
+            raise StepFailed("decode", err) from err
+        except Exception as err:
+            raise StepFailed(self.crop, err) from err
+        if failed:
+            raise failed from failed.err
+        return values
+
+    def _plan(self, field: str, data: bytes, origin: Origin) -> Plan | None:
+        try:
+            return plan_jpeg(data, self.frame_of, origin, max_pixels=self.decode.max_pixels)
+        except DecodeError as err:
+            err.field = field
             raise
         except Exception as err:
-            raise StepFailed("decode", err) from err
-        return done
+            raise StepFailed(self.crop, err) from err
 
     def _roles_of(self, names: tuple[str, ...]) -> _Roles:
         """Of the fields of a sample, as most samples have the same ones."""
@@ -111,9 +172,8 @@ class FusedStep:
         if roles is None:
             if len(self._roles) >= _MAX_ROLES:
                 self._roles.clear()
-            field = self._field_of(names)
-            others = frozenset(name for name in names if name != field and self.decode.takes(name, b""))
-            roles = self._roles[names] = (field, others)
+            to_decode = tuple(name for name in names if self.decode.takes(name, b""))
+            roles = self._roles[names] = (self._field_of(names), to_decode)
         return roles
 
     def _field_of(self, names: tuple[str, ...]) -> str | None:
@@ -126,20 +186,6 @@ class FusedStep:
         if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
             return None
         return field
-
-    def _image(self, field: str, data: bytes, origin: Origin, out: torch.Tensor | None) -> Any:
-        flip = self.flip is not None and self.transforms["random_flip"].rng_at(origin).random() < self.flip
-        try:
-            part = decode_frame(data, self.frame_of, origin, max_pixels=self.decode.max_pixels)
-            if out is None:
-                return finish(part, self.ending, flip=flip)
-            write(part, self.ending, flip=flip, out=out)
-        except DecodeError as err:
-            err.field = field
-            raise
-        except Exception as err:
-            raise StepFailed(self.crop, err) from err
-        return out
 
     def _run_apart(self, sample: Any, origin: Origin) -> Any:
         for step in self.apart:
