@@ -157,7 +157,7 @@ def test_what_fails_behind_decoding_is_told_as_the_crops(monkeypatch):
 
     for fuse in (True, False):
         each = each_of(*CROPS["random"], fuse=fuse)
-        monkeypatch.setattr("torch.nn.functional.interpolate", fail)
+        monkeypatch.setattr("wdskit.pipeline.scaling._resize" if fuse else "torch.nn.functional.interpolate", fail)
         with pytest.raises(SampleError, match=r"a.tar: k0: random_resized_crop failed: MemoryError: no room") as caught:
             each.apply({"jpg": FILES["jpeg"]}, at())
         monkeypatch.undo()

@@ -76,7 +76,7 @@ def test_a_step_reaches_workers_by_pickle():
 def test_a_decoder_of_another_size_than_the_header_draws_again(monkeypatch):
     """Pillow reads the picture, not simplejpeg, and its size is what counts."""
     monkeypatch.setattr(framing, "jpeg_size", lambda data, max_pixels: (500, 700))
-    monkeypatch.setattr(framing, "decode_jpeg", lambda data, size, step: None)
+    monkeypatch.setattr(framing, "decode_jpeg", lambda *args, **options: None)
     one, apart = (each_of(*CROPS["random"], fuse=fuse).apply({"jpg": FILES["jpeg"]}, at(1)) for fuse in (True, False))
     assert_same(one, apart)
 
@@ -124,6 +124,31 @@ def test_a_slot_of_another_shape_or_memory_is_our_own_mistake():
         with pytest.raises(StepFailed) as caught:
             step({"jpg": FILES["jpeg"]}, at(), out)
         assert isinstance(caught.value.err, AssertionError)
+
+
+@pytest.mark.parametrize("ending", ["", "flip", "flip normalize tensor"])
+def test_samples_that_are_prepared_together_are_those_that_are_done_one_by_one(ending):
+    """Nothing of one is left to the next: not its draws, its header, or its memory."""
+    step = each_of(*CROPS["random"], *ENDINGS[ending]).steps[0].function
+    names = ["jpeg", "png", "jpeg cmyk", "jpeg 4:2:2", "jpeg grey", "webp", "jpeg progressive", "jpeg one pixel"]
+    samples = [{"cls": b"%d" % number, "jpg": FILES[name]} for number, name in enumerate(names)]
+    alone = [step(sample, at(number)) for number, sample in enumerate(samples)]
+    prepared = [step.prepare(sample, at(number)) for number, sample in enumerate(samples)]
+    for number in (3, 0, 7, 1, 2, 6, 5, 4):
+        assert_same(step.carry_out(prepared[number]), alone[number])
+
+
+def test_an_error_of_a_field_behind_the_image_waits_for_the_images_own():
+    step = each_of(*CROPS["random"]).steps[0].function
+    for image, told in ((FILES["jpeg"], "cls: not an integer"), (FILES["jpeg"][:300], "not one complete JPEG")):
+        prepared = step.prepare({"jpg": image, "cls": b"x"}, at())
+        with pytest.raises(StepFailed) as caught:
+            step.carry_out(prepared)
+        assert caught.value.stage == "decode"
+        assert told in str(caught.value.err)
+    with pytest.raises(StepFailed) as caught:
+        step.prepare({"cls": b"x", "jpg": FILES["jpeg"][:300]}, at())
+    assert "cls: not an integer" in str(caught.value.err)
 
 
 # --- in a pipeline

@@ -7,13 +7,14 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from images import pixels
 
 from wdskit.codecs.jpeg import STEPS
 from wdskit.pipeline import geometry
-from wdskit.pipeline.scaling import Axis, Frame, choose_step, find_grid, take, take_scaled
+from wdskit.pipeline.scaling import Axis, Decoded, Frame, choose_step, find_grid, resizes_evenly, take, take_scaled
 
 SHIFT = 1 / 16  # of a decoded pixel, the most that a result may stand beside its place
 
@@ -104,6 +105,14 @@ def test_crops_without_a_grid_at_one_scale_take_the_next():
 # --- the pixels
 
 
+def pixels_of(part):
+    """What is wanted of a part, as an array."""
+    resized = torch.empty((1, 3, *part.size), dtype=torch.uint8, memory_format=torch.channels_last)
+    part.resize_into(resized)
+    (top, left), (rows, columns) = part.first, part.wanted
+    return resized[0].permute(1, 2, 0).numpy()[top : top + rows, left : left + columns]
+
+
 @pytest.mark.parametrize("step", STEPS)
 def test_slopes_stay_in_their_places(step):
     """An even slope tells the place of each pixel. Rounding to whole pixels would be off by up to 4 levels here."""
@@ -122,7 +131,8 @@ def test_slopes_stay_in_their_places(step):
         grids = tuple(find_grid(axis, step) for axis in frame)
         if None in grids:
             continue
-        difference = take_scaled(small, frame, grids).astype(float) - take(whole, frame)
+        scaled = pixels_of(take_scaled(Decoded.of(small), frame, grids))
+        difference = scaled.astype(float) - pixels_of(take(Decoded.of(whole), frame))
         inner = difference[1:-1, 1:-1] if size > 2 else difference[:0]
         worst = max(worst, np.abs(inner).max(initial=0))
     assert worst <= 2 + step * SHIFT
@@ -133,11 +143,11 @@ def test_borders_are_repeated_where_a_grid_reaches_beyond_them():
     frame = Frame(crop_axis(1, 39, 6), crop_axis(1, 60, 8))
     grids = tuple(find_grid(axis, 2) for axis in frame)
     assert any(grid.start < 0 for grid in grids)
-    result = take_scaled(small, frame, grids)
+    result = pixels_of(take_scaled(Decoded.of(small), frame, grids))
     assert result.shape == (6, 8, 3)
     wide = np.pad(small, [(40, 40), (40, 40), (0, 0)], mode="edge")
     moved = tuple(grid._replace(start=grid.start + 40, stop=grid.stop + 40) for grid in grids)
-    assert np.array_equal(result, take_scaled(wide, frame, moved))
+    assert np.array_equal(result, pixels_of(take_scaled(Decoded.of(wide), frame, moved)))
 
 
 def test_take_is_crop_resize_and_center_crop():
@@ -153,6 +163,30 @@ def test_take_is_crop_resize_and_center_crop():
         rows, columns = frame
         part = geometry.crop(whole, rows.low, columns.low, rows.high - rows.low, columns.high - columns.low)
         resized = geometry.resize(part, (rows.total, columns.total))
-        result = take(whole, frame)
+        result = pixels_of(take(Decoded.of(whole), frame))
         assert np.array_equal(result, geometry.center_crop(resized, (rows.size, columns.size)))
-        assert not np.shares_memory(result, whole)
+
+
+def test_mirrored_before_is_mirrored_behind_to_the_bit():
+    """For every size that is said to be so: enlarged, reduced, and to the same size."""
+    rng = np.random.default_rng(0)
+    shown = 0
+    for width, total in [*product(range(1, 40), range(1, 40)), *product((100, 128, 224, 333, 512), (64, 96, 128, 224))]:
+        whole = rng.integers(0, 256, (9, width, 3), dtype=np.uint8)
+        part = take(Decoded.of(whole), Frame(Axis(0, 9, 7, 0, 7), Axis(0, width, total, 0, total)))
+        mirrored = part.mirrored()
+        assert (mirrored is not None) == resizes_evenly(width, total)
+        if mirrored:
+            shown += 1
+            assert np.array_equal(pixels_of(mirrored), pixels_of(part)[:, ::-1])
+    assert shown > 1500
+
+
+def test_what_is_not_all_wanted_is_mirrored_behind():
+    """So is what was decoded at a smaller scale, and sizes for which nothing is shown."""
+    whole = Decoded.of(pixels(50, 60, 3))
+    assert take(whole, Frame(middle_axis(50, 32, 20), middle_axis(60, 38, 21))).mirrored() is None
+    frame = Frame(crop_axis(0, 100, 20), crop_axis(0, 120, 20))
+    assert take_scaled(whole, frame, tuple(find_grid(axis, 2) for axis in frame)).mirrored() is None
+    assert not resizes_evenly(4001, 224)
+    assert not resizes_evenly(128 * 224, 224)

@@ -56,13 +56,16 @@ def test_the_tar_bench_compares_at_both_sizes(repository: Path) -> None:
 
 
 def test_the_image_bench_compares_all_chains(repository: Path) -> None:
-    """Uint8 and float, each with three positive numbers."""
+    """Uint8 and float, each with three positive numbers; in threads with images/s and their ratio as well."""
     command = [sys.executable, "tools/bench_image.py", "--rounds", "7", "--num", "2", "--size", "90x80@90"]
     done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
     lines = [line.split("  ") for line in done.stdout.splitlines() if line.startswith("  ") and "x bare" not in line]
-    assert [line[1] for line in lines[:5]] == ["bare", "fused", "fused, into a batch", "apart", "Pillow"]
-    assert len(lines) == 10
-    assert all(float(cell) > 0 for line in lines for cell in " ".join(line[2:]).split())
+    chains = ["bare", "fused", "fused, into a batch", "fused, by eights", "apart", "Pillow"]
+    assert [line[1] for line in lines[:6]] == chains
+    assert len(lines) == 12 + 6
+    cells = [" ".join(line[2:]).split() for line in lines]
+    assert [len(row) for row in cells] == [3] * 12 + [5] * 6
+    assert all(float(cell) > 0 for row in cells for cell in row)
 
 
 def test_the_order_bench_tells_all_costs(load_tool, capsys, monkeypatch) -> None:

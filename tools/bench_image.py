@@ -1,14 +1,17 @@
 """What an image costs: the decode and crop of wdskit against the bare chain, its own stages apart, and Pillow's.
 
-    python tools/bench_image.py [--rounds N] [--num N] [--size WIDTHxHEIGHT@QUALITY ...]
+    python tools/bench_image.py [--rounds N] [--num N] [--threads N] [--size WIDTHxHEIGHT@QUALITY ...]
 
 CPU milliseconds an image in one thread (wall time depends on the neighbours), medians of interleaved rounds, and the
-median of the ratios to the bare chain of the same round. The photographs are those of make_photos.py, in turns.
+median of the ratios to the bare chain of the same round. The photographs are those of make_photos.py, in turns;
+samples, positions and slots of the batch exist before. The second table is of several threads in one process, with
+images/s and their ratio to as many threads of the bare chain: what holds the interpreter's lock shows there.
 
     bare        simplejpeg at the scale that covers the crop, torch's antialiased resize of boxes known before; nothing
                 else: no draw, no sample, no other field
     bare float  the same, normalized into a batch
-    fused       the stages decode, random_resized_crop, random_flip as wdskit runs them; with normalize; into a batch
+    fused       the stages decode, random_resized_crop, random_flip as wdskit runs them; with normalize; into a batch;
+                and so that of eight samples all are prepared before the first one's pixels are decoded
     apart       the same stages one after the other (`fuse: false`)
     Pillow      draft, crop, resize, to an array; flipped as often; normalized by torch
 """
@@ -19,6 +22,7 @@ import argparse
 import io
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +50,8 @@ TARGET = 224
 BATCH = 64
 MIN_ROUNDS = 7
 Box = tuple[int, int, int, int]
-Work = Callable[[int], object]
+Work = Callable[[range], object]
+CHUNK = 8
 
 
 class Bench:
@@ -65,29 +70,30 @@ class Bench:
         self.boxes = [
             geometry.draw_crop(draws.rng_at(origin(n)), height, width, (0.08, 1.0), (3 / 4, 4 / 3)) for n in range(num)
         ]
+        self.samples = [{"__key__": "a", "__url__": "a.tar", "jpg": self.file(n), "cls": b"7"} for n in range(num)]
+        self.origins = [origin(n) for n in range(num)]
+        self.slots = {dtype: [batch[n % BATCH] for n in range(num)] for dtype, batch in self.batches.items()}
 
     def works(self) -> dict[str, Work]:
         """The chains by name."""
         return {
-            "bare": self.bare,
+            "bare": one_by_one(self.bare),
             "fused": self.stages(self.fused),
             "fused, into a batch": self.into_batch(self.fused, torch.uint8),
+            "fused, by eights": self.by_eights(self.fused, torch.uint8),
             "apart": self.stages(self.apart),
-            "Pillow": self.pillow,
-            "bare float": self.bare_float,
+            "Pillow": one_by_one(self.pillow),
+            "bare float": one_by_one(self.bare_float),
             "fused float": self.stages(self.fused_float),
             "fused float, into a batch": self.into_batch(self.fused_float, torch.float32),
+            "fused float, by eights": self.by_eights(self.fused_float, torch.float32),
             "apart float": self.stages(self.apart_float),
-            "Pillow float": self.pillow_float,
+            "Pillow float": one_by_one(self.pillow_float),
         }
 
     def file(self, n: int) -> bytes:
         """The n-th file, round and round."""
         return self.files[n % len(self.files)]
-
-    def sample(self, n: int) -> dict[str, Any]:
-        """It, with a label."""
-        return {"__key__": "a", "__url__": "a.tar", "jpg": self.file(n), "cls": b"7"}
 
     def bare(self, n: int) -> torch.Tensor:
         """Decode and resize."""
@@ -103,7 +109,7 @@ class Bench:
 
     def bare_float(self, n: int) -> None:
         """And normalize into a batch."""
-        out = self.batches[torch.float32][n % BATCH].permute(1, 2, 0)
+        out = self.slots[torch.float32][n].permute(1, 2, 0)
         geometry.fill(out, self.bare(n)[0].permute(1, 2, 0), IMAGENET_MEAN, IMAGENET_STD)
 
     def pillow(self, n: int) -> np.ndarray[Any, Any]:
@@ -121,24 +127,58 @@ class Bench:
 
     def pillow_float(self, n: int) -> None:
         """And normalize into a batch."""
-        out = self.batches[torch.float32][n % BATCH].permute(1, 2, 0)
+        out = self.slots[torch.float32][n].permute(1, 2, 0)
         geometry.fill(out, torch.from_numpy(self.pillow(n)), IMAGENET_MEAN, IMAGENET_STD)
 
     def stages(self, stage: Each) -> Work:
         """Samples through the stages."""
-        return lambda n: stage.apply(self.sample(n), origin(n))
+        return one_by_one(lambda n: stage.apply(self.samples[n], self.origins[n]))
 
     def into_batch(self, stage: Each, dtype: torch.dtype) -> Work:
         """Samples through the one step, which writes into a batch."""
         step: Any = stage.steps[0].function
-        return lambda n: step(self.sample(n), origin(n), self.batches[dtype][n % BATCH])
+        slots = self.slots[dtype]
+        return one_by_one(lambda n: step(self.samples[n], self.origins[n], slots[n]))
 
-    def run(self, work: Work) -> float:
-        """CPU milliseconds an image."""
-        start = time.process_time()
-        for n in range(self.num):
+    def by_eights(self, stage: Each, dtype: torch.dtype) -> Work:
+        """The same, all prepared before the first one's pixels are decoded."""
+        step: Any = stage.steps[0].function
+        slots = self.slots[dtype]
+
+        def work(numbers: range) -> None:
+            prepared = [step.prepare(self.samples[n], self.origins[n]) for n in numbers]
+            for n, one in zip(numbers, prepared, strict=True):
+                step.carry_out(one, slots[n])
+
+        return work
+
+    def run(self, work: Work, num_threads: int = 1) -> tuple[float, float]:
+        """CPU and wall milliseconds an image."""
+        chunks = [range(first, min(first + CHUNK, self.num)) for first in range(0, self.num, CHUNK)]
+
+        def run_share(number: int) -> None:
+            for numbers in chunks[number::num_threads]:
+                work(numbers)
+
+        threads = [threading.Thread(target=run_share, args=(number,)) for number in range(1, num_threads)]
+        start, start_wall = time.process_time(), time.perf_counter()
+        for thread in threads:
+            thread.start()
+        run_share(0)
+        for thread in threads:
+            thread.join()
+        took = (time.process_time() - start, time.perf_counter() - start_wall)
+        return took[0] / self.num * 1000, took[1] / self.num * 1000
+
+
+def one_by_one(work: Callable[[int], object]) -> Work:
+    """Each by itself."""
+
+    def run(numbers: range) -> None:
+        for n in numbers:
             work(n)
-        return (time.process_time() - start) / self.num * 1000
+
+    return run
 
 
 def encode(photo: Image.Image, quality: int) -> bytes:
@@ -166,19 +206,23 @@ def each(*, fuse: bool, floats: bool = False) -> Each:
     return found[0]
 
 
-def compare(bench: Bench, rounds: int) -> None:
-    """Print a table of all chains, taken in turns."""
-    works = bench.works()
-    times: dict[str, list[float]] = {name: [] for name in works}
+def compare(bench: Bench, works: dict[str, Work], rounds: int, num_threads: int = 1) -> None:
+    """Print a table of these chains, taken in turns."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for number in range(-1, rounds):  # round -1 warms up
         for name in works if number % 2 else reversed(works):
-            took = bench.run(works[name])
+            took = bench.run(works[name], num_threads)
             if number >= 0:
                 times[name].append(took)
     for name, values in times.items():
         base = times["bare float" if "float" in name else "bare"]
-        ratio = statistics.median(value / bare for value, bare in zip(values, base, strict=True))
-        print(f"  {name:<26} {statistics.median(values):7.3f} {min(values):7.3f} {ratio:7.2f}")
+        pairs = list(zip(values, base, strict=True))
+        ratio = statistics.median(cpu / bare for (cpu, _), (bare, _) in pairs)
+        line = f"  {name:<26} {statistics.median(cpu for cpu, _ in values):7.3f} {min(values)[0]:7.3f} {ratio:7.3f}"
+        if num_threads > 1:
+            rate = statistics.median(1000 / wall for _, wall in values)
+            line += f" {rate:9.0f} {statistics.median(bare / wall for (_, wall), (_, bare) in pairs):7.3f}"
+        print(line)
 
 
 def main() -> None:
@@ -186,6 +230,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="CPU time of an image: decode, random resized crop, flip.")
     parser.add_argument("--rounds", type=int, default=11, help=f"passes of each chain, {MIN_ROUNDS} or more")
     parser.add_argument("--num", type=int, default=240, help="images in a pass")
+    parser.add_argument("--threads", type=int, default=4, help="of the second table; 1 leaves it out")
     parser.add_argument("--size", nargs="+", default=["455x385@95", "1600x1200@90"], help="width x height @ quality")
     args = parser.parse_args()
     if args.rounds < MIN_ROUNDS:
@@ -197,7 +242,14 @@ def main() -> None:
         mean_bytes = statistics.mean(map(len, bench.files))
         print(f"{width}x{height} q{quality}, {mean_bytes / 1000:.0f} kB -> {TARGET}")
         print(f"  {'chain':<26} {'ms':>7} {'least':>7} {'x bare':>7}")
-        compare(bench, args.rounds)
+        works = bench.works()
+        compare(bench, works, args.rounds)
+        if args.threads > 1:
+            print(
+                f"  {f'{args.threads} threads':<26} {'ms':>7} {'least':>7} {'x bare':>7} {'images/s':>9} {'x bare':>7}"
+            )
+            some = {name: work for name, work in works.items() if name.startswith("bare") or "eights" in name}
+            compare(bench, some, args.rounds, args.threads)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ def _decode_text(data: Buffer) -> str:
 
 
 def _decode_int(data: Buffer) -> int:
+    if isinstance(data, bytes) and data.isdigit():  # nearly all; the rest takes 3 us more among an image's
+        return int(data)
     if _INT.fullmatch(data) is None:
         raise DecodeError(f"not an integer in decimal digits: {bytes(data[:40])!r}")
     return int(bytes(data))

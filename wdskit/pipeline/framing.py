@@ -7,8 +7,10 @@ without enlarging.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,12 +19,16 @@ from numpy.typing import NDArray
 from wdskit.codecs.images import decode_image
 from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
 from wdskit.pipeline import geometry
-from wdskit.pipeline.scaling import Frame, choose_step, take, take_scaled
+from wdskit.pipeline.run import Origin
+from wdskit.pipeline.scaling import Decoded, Frame, Grid, Part, choose_step, take, take_scaled
 
-Pixels = NDArray[np.uint8]
+FrameOf: TypeAlias = Callable[[int, int, Origin], Frame]
+
+_MAX_KEPT_BYTES = 8 << 20  # 2.8 megapixels: larger ones take so long that the memory's share is lost in it
 
 
-class Ending(NamedTuple):
+@dataclass(frozen=True)
+class Ending:
     """What becomes of uint8 pixels: an array (height, width, 3) or a tensor (3, height, width), normalized or not.
 
     Attributes:
@@ -30,6 +36,7 @@ class Ending(NamedTuple):
         is_float: Whether it is float32 0..1 where nothing normalizes it.
         to_tensor: Whether an array becomes a float tensor of the same memory.
         normalize: Mean and standard deviation for 0..1.
+        dtype: Of the value.
     """
 
     is_array: bool
@@ -37,45 +44,69 @@ class Ending(NamedTuple):
     to_tensor: bool = False
     normalize: tuple[Sequence[float], Sequence[float]] | None = None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the value."""
-        return torch.float32 if self.is_float or self.to_tensor or self.normalize else torch.uint8
+    dtype: torch.dtype = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_float = self.is_float or self.to_tensor or self.normalize
+        object.__setattr__(self, "dtype", torch.float32 if is_float else torch.uint8)
 
 
-def decode_frame(data: bytes, frame_of: Callable[[int, int], Frame], *, max_pixels: int) -> Pixels:
+class Plan(NamedTuple):
+    """How one JPEG is to be decoded, known from its header: height and width, what is wanted, the scale, the grids."""
+
+    size: tuple[int, int]
+    frame: Frame
+    step: int
+    grids: tuple[Grid, Grid] | None
+
+
+def plan_jpeg(data: bytes, frame_of: FrameOf, origin: Origin, *, max_pixels: int) -> Plan | None:
+    """Read the header of an image file, and choose the frame and the scale; None where there is no such choice.
+
+    Raises:
+        ImageTooLarge, DecodeError: As `jpeg_size`.
+    """
+    size = jpeg_size(data, max_pixels=max_pixels)
+    if size is None:
+        return None
+    frame = frame_of(*size, origin)
+    return Plan(size, frame, *choose_step(frame))
+
+
+def decode_part(data: bytes, plan: Plan | None, frame_of: FrameOf, origin: Origin, *, max_pixels: int) -> Part:
     """Decode one image file as far as a frame of it is wanted.
 
     Args:
         data: The whole file.
-        frame_of: Gives the frame for the image's height and width; it may be asked twice.
+        plan: Of `plan_jpeg`.
+        frame_of: Gives the frame for the image's height, its width, and `origin`, where the plan does not.
+        origin: Position of the sample.
         max_pixels: As in `decode_image`.
 
     Returns:
-        Array (frame.rows.size, frame.columns.size, 3), uint8; maybe a view with gaps.
+        The part; its pixels are valid until this thread's next call.
 
     Raises:
         ImageTooLarge, DecodeError: As `decode_image`.
     """
-    size = jpeg_size(data, max_pixels=max_pixels)
-    frame = None
-    if size:
-        frame = frame_of(*size)
-        step, grids = choose_step(frame)
-        pixels = decode_jpeg(data, size, step)
-        if pixels is not None:
-            return take_scaled(pixels, frame, grids) if grids else take(pixels, frame)
+    if plan:
+        size, frame, step, grids = plan
+        height, width = size if step == 1 else (-(-size[0] // step), -(-size[1] // step))
+        buffer, flat = _memory.decoded(3 * height * width)
+        if decode_jpeg(data, size, step, buffer=buffer) is not None:
+            image = Decoded(flat, height, width)
+            return take_scaled(image, frame, grids) if grids else take(image, frame)
     whole: Any = decode_image(data, "rgb8", max_pixels=max_pixels)
-    if frame is None or size != whole.shape[:2]:
-        frame = frame_of(*whole.shape[:2])
-    return take(whole, frame)
+    height, width = whole.shape[:2]
+    is_known = plan and plan.size == (height, width)
+    return take(Decoded.of(whole), plan.frame if plan and is_known else frame_of(height, width, origin))
 
 
-def finish(pixels: Pixels, ending: Ending, *, flip: bool) -> NDArray[Any] | torch.Tensor:
-    """The value of pixels (height, width, 3), mirrored or not, in memory of its own."""
-    image: Any = np.ascontiguousarray(pixels)
-    if flip:
-        image = geometry.flip(image)
+def finish(part: Part, ending: Ending, *, flip: bool) -> NDArray[Any] | torch.Tensor:
+    """The value of a part, mirrored or not, in memory of its own."""
+    mirrored = part.mirrored() if flip else None
+    pixels = _wanted(mirrored or part, _memory.fresh(part.size))
+    image: Any = (pixels.flip(1) if flip and not mirrored else pixels.contiguous()).numpy()
     if ending.normalize:
         image = geometry.normalize(image, *ending.normalize)
     elif ending.dtype == torch.float32:
@@ -85,27 +116,35 @@ def finish(pixels: Pixels, ending: Ending, *, flip: bool) -> NDArray[Any] | torc
     return geometry.to_tensor(image) if ending.to_tensor else image
 
 
-def write(pixels: Pixels, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
-    """Write the value of pixels (height, width, 3), mirrored or not, into its place in a batch.
+def write(part: Part, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
+    """Write the value of a part, mirrored or not, into its place in a batch.
 
     Args:
-        pixels: May be a view.
+        part: As `decode_part` gives it.
         ending: Says the dtype of `out`; it is the same whether for arrays or tensors.
         flip: Whether to exchange left and right.
         out: Tensor (3, height, width) of a batch in channels_last memory.
     """
-    source = torch.from_numpy(pixels)
+    rows, columns = part.wanted
+    assert out.shape == (3, rows, columns)
+    assert out.stride() == (1, 3 * columns, 3)
+    assert out.dtype == ending.dtype
+    mirrored = part.mirrored() if flip else None
+    if mirrored:
+        part, flip = mirrored, False
+    if out.dtype == torch.uint8 and part.size == part.wanted and not flip:
+        part.resize_into(out.unsqueeze(0))
+        return
+    pixels = _wanted(part, _memory.resized(part.size))
     if flip:
-        source = source.flip(1)
+        pixels = pixels.flip(1)
     out_hwc = out.permute(1, 2, 0)
-    assert out_hwc.is_contiguous()
-    assert (out_hwc.shape, out.dtype) == (source.shape, ending.dtype)
     if ending.normalize:
-        geometry.fill(out_hwc, source, *ending.normalize)
+        geometry.fill(out_hwc, pixels, *ending.normalize)
     elif ending.dtype == torch.float32:
-        out_hwc.copy_(source).div_(255)
+        out_hwc.copy_(pixels).div_(255)
     else:
-        out_hwc.copy_(source)
+        out_hwc.copy_(pixels)
 
 
 def finish_batch(images: torch.Tensor, ending: Ending) -> torch.Tensor:
@@ -124,3 +163,49 @@ def finish_batch(images: torch.Tensor, ending: Ending) -> torch.Tensor:
     mean, std = ending.normalize
     scale, shift = geometry.channel_affine(tuple(mean), tuple(std), images.device)
     return values.mul_(scale).add_(shift)
+
+
+def _wanted(part: Part, resized_nchw: torch.Tensor) -> torch.Tensor:
+    """Resize a part there. Returns a view of what is wanted, (rows, columns, 3)."""
+    part.resize_into(resized_nchw)
+    resized_hwc = resized_nchw[0].permute(1, 2, 0)
+    if part.size == part.wanted:
+        return resized_hwc
+    (top, left), (rows, columns) = part.first, part.wanted
+    return resized_hwc[top : top + rows, left : left + columns]
+
+
+class _Memory(threading.local):
+    """What one thread uses again for each image, up to a size."""
+
+    def __init__(self) -> None:
+        self._decoded = np.empty(0, np.uint8)
+        self._flat = torch.from_numpy(self._decoded)
+        self._resized = self.fresh((1, 1))
+
+    def decoded(self, num_bytes: int) -> tuple[NDArray[np.uint8], torch.Tensor]:
+        """One memory of as many bytes or more, as an array and as a tensor."""
+        if num_bytes <= len(self._decoded):
+            return self._decoded, self._flat
+        decoded = np.empty(num_bytes, np.uint8)
+        flat = torch.from_numpy(decoded)
+        if num_bytes <= _MAX_KEPT_BYTES:
+            self._decoded, self._flat = decoded, flat
+        return decoded, flat
+
+    def resized(self, size: tuple[int, int]) -> torch.Tensor:
+        """Tensor (1, 3, *size) of channels_last memory."""
+        if self._resized.shape[2:] == size:
+            return self._resized
+        resized = self.fresh(size)
+        if resized.numel() <= _MAX_KEPT_BYTES:
+            self._resized = resized
+        return resized
+
+    @staticmethod
+    def fresh(size: tuple[int, int]) -> torch.Tensor:
+        """As `resized`, for the caller to keep."""
+        return torch.empty((1, 3, *size), dtype=torch.uint8, memory_format=torch.channels_last)
+
+
+_memory = _Memory()
