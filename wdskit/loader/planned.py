@@ -66,6 +66,7 @@ class PlannedLoader(Loader):
         pipeline: Built for this rank.
         spec: Workers, prefetch and the rest.
         errors: How many bad samples an epoch may have.
+        name: Of the pipeline, for reports.
         process_group: The group that the rank came from, to compare with at the first item.
         told: Whether rank and world size were the caller's word, which no process group overrules.
 
@@ -79,12 +80,13 @@ class PlannedLoader(Loader):
         spec: LoaderSpec,
         errors: ErrorsSpec | None = None,
         *,
+        name: str = "pipeline",
         process_group: Any = None,
         told: bool = False,
     ) -> None:
-        super().__init__(pipeline.run.place, process_group=process_group, told=told)
+        capacity = spec.prefetch * spec.workers
+        super().__init__(pipeline.run.place, spec, capacity=capacity, name=name, process_group=process_group, told=told)
         self.pipeline = pipeline
-        self.spec = spec
         plan = pipeline.plan
         self._passes = Passes(
             epoch_samples=plan.epoch_samples,
@@ -137,8 +139,10 @@ class PlannedLoader(Loader):
         if not running.steps.consumed:
             self._budget.count = 0
         step = 0
+        self._stats.begin(running.epoch)
         for made in self._workers if len(running.steps) else ():
             self._check_rank()
+            self._count(running, step, made)
             for item, bad in self._of_steps(running, step, made):
                 self._budget.spend(running.epoch, bad)
                 self._passes.received(running, step)
@@ -146,7 +150,15 @@ class PlannedLoader(Loader):
                 if step == len(running.steps):
                     self._budget.count = 0
                 yield item
+            self._stats.asked(self._workers.ready())
         assert step == len(running.steps)
+
+    def _count(self, running: Pass, step: int, made: Made) -> None:
+        """Count the items of a job, the first of which is that of `step`."""
+        num_steps = 1 if self.pipeline.plan.is_batched else len(made.value)
+        positions = [running.steps.positions(self._place.rank, step + number) for number in range(num_steps)]
+        samples = sum(int((each < running.steps.num_samples).sum()) for each in positions)
+        self._note_received(samples, steps=num_steps, replaced=len(made.bad))
 
     def _of_steps(self, running: Pass, step: int, made: Made) -> Iterator[tuple[Any, Sequence[Bad]]]:
         """The items of a job, each with its bad samples; the first is that of `step`."""

@@ -24,6 +24,7 @@ from wdskit.pipeline.spec_types import (
     Weights,
     refuse,
 )
+from wdskit.pipeline.stats_spec import OptionalStats, StatsSpec
 
 __all__ = [
     "STAGES",
@@ -247,6 +248,7 @@ class LoaderSpec(BaseModel):
     """How a pipeline is run."""
 
     model_config = StageSpec.model_config
+    items: ClassVar[dict[str, type[BaseModel]]] = {"stats": StatsSpec}
 
     workers: Natural = Field(1, description="Worker processes; 0: this process.")
     threads: Count = Field(1, description="Threads in each process.")
@@ -257,6 +259,9 @@ class LoaderSpec(BaseModel):
         description="How worker processes start. Without: as torch does, but never forked once CUDA is initialised.",
     )
     pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
+    stats: OptionalStats = Field(
+        None, description="What it tells of itself while it runs: every how many steps, or {every, file, port, host}."
+    )
 
 
 class ErrorsSpec(BaseModel):
