@@ -71,11 +71,17 @@ class Each:
         if self.run.num_threads > 1:
             yield from self._threaded(source)
             return
+        left = weight = 1  # values up to the next that is timed, which counts for all of them
         for value in self._with_kept(source):
             origin = self.run.origin
-            timings = self._pace.begin()
-            done = self.apply(value, origin, timings)
-            self._keep(timings)
+            left -= 1
+            if left:
+                done = self.apply(value, origin)
+            else:
+                timings = Timings(weight=weight)
+                done = self._started(value, origin, timings)
+                self._keep(timings)
+                left = weight = self._pace.gap()
             self.run.origin = origin
             yield done
 

@@ -1,6 +1,6 @@
 """How long each stage takes, as measured while batches are made.
 
-Clocks cost: a lap takes 1 to 2 us, a whole small sample 6. So where work is short only some of it is timed, and counts
+Clocks cost: a lap takes 2 to 3 us, a whole small sample 6. So where work is short only some of it is timed, and counts
 for what was not (`Pace`).
 """
 
@@ -19,10 +19,12 @@ BUCKETS_AN_OCTAVE = 8
 NUM_BUCKETS = 240
 """Log-spaced from 100 ns to 107 s; what is shorter or longer stands in the first or the last."""
 
-LAP_S = 2e-6
-"""What a lap costs where clocks are slow: two of them, and a bucket."""
+LAP_S = 3e-6
+"""What a lap costs where clocks are slow: four of them, and a bucket. And"""
+PIECE_S = 10e-6
+"""what a piece of work costs that is timed, beside its laps."""
 
-MAX_SHARE = 0.003
+MAX_SHARE = 0.002
 """Of the time that work takes, for timing it."""
 
 MAX_STRIDE = 4096
@@ -122,13 +124,17 @@ class Timings:
 
     def start(self) -> None:
         """Begin a lap."""
-        self._wall, self._cpu = perf_counter(), thread_time()
+        self._cpu = thread_time()
+        self._wall = perf_counter()
 
     def lap(self, stage: str, num: int = 1) -> None:
-        """End a lap in which the work of a stage was done on `num` values, and begin the next."""
-        wall, cpu = perf_counter(), thread_time()
-        self.add(stage, wall - self._wall, num, cpu_s=cpu - self._cpu)
-        self._wall, self._cpu = wall, cpu
+        """End a lap in which the work of a stage was done on `num` values, and begin the next; what this takes is in
+        neither.
+        """
+        wall_s = perf_counter() - self._wall
+        cpu_s = thread_time() - self._cpu
+        self.add(stage, wall_s, num, cpu_s=min(cpu_s, wall_s))
+        self.start()
 
     def add(self, stage: str, seconds: float, num: int = 1, *, cpu_s: float = 0.0) -> None:
         """Count that a stage took `seconds` for `num` values together, `cpu_s` of it on a CPU."""
@@ -194,7 +200,7 @@ class Pace:
     def end(self, timings: Timings) -> None:
         """Learn how long a piece took."""
         total_s = sum(each.total_s for each in timings.stages.values()) / timings.weight
-        wanted = timings.num_laps * LAP_S / (MAX_SHARE * max(total_s, LEAST_S))
+        wanted = (PIECE_S + timings.num_laps * LAP_S) / (MAX_SHARE * max(total_s, LEAST_S))
         self.stride = max(1, min(MAX_STRIDE, math.ceil(wanted)))
 
 
