@@ -89,7 +89,7 @@ def test_counters_are_those_of_the_loaders_life(stats):
         "wdskit_read_bytes_total": 8000,
         "wdskit_wait_seconds_total": 2 * 5.0 + 6 * 0.5,
         "wdskit_work_seconds_total": 6 * 1.5,
-        "wdskit_asked_total": 8,
+        "wdskit_asked_total": 6,
         "wdskit_ready_items_total": 6,
     }
     assert {key[1:3] for key in found} == {("train", "3")}

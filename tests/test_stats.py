@@ -28,9 +28,9 @@ class Run:
         self.stats.begin(epoch)
         for step in range(steps):
             self.now += wait if step else first
-            self.stats.received(10, **facts)
+            self.stats.received(10, ready=step % 3, **facts)
             self.now += work
-            self.stats.asked(step % 3)
+            self.stats.asked()
 
 
 def timings_of(**stages: float) -> Timings:
@@ -59,8 +59,8 @@ def test_speed_and_waits_are_those_between_the_first_item_and_the_last():
     assert (found.wait_ratio, found.samples_per_s) == (0.25, 5.0)
     assert found.wait_p99_s == pytest.approx(0.5, rel=0.05)
     assert (found.bytes_read, found.bytes_per_s) == (11_000, pytest.approx(500.0))
-    assert found.ready_mean == pytest.approx(10 / 11)
-    assert found.empty_ratio == pytest.approx(4 / 11)
+    assert found.ready_mean == pytest.approx(1.0)
+    assert found.empty_ratio == pytest.approx(0.3)
     assert found.busy_ratio == pytest.approx(0.8 / 2 / 4)  # 0.8 s for a batch, every 2 s, on 4 threads
     assert found.cpus == pytest.approx(0.4 / 2)
     assert list(found.stages) == ["read", "decode"]
@@ -106,7 +106,7 @@ def test_several_items_that_came_together_are_one_wait():
     for _ in range(3):
         run.now += 1.0
         run.stats.received(64, steps=64)
-        run.stats.asked(0)
+        run.stats.asked()
     found = run.stats.stats()
     assert (found.steps, found.samples, found.elapsed_s, found.samples_per_s) == (192, 192, 2.0, 64.0)
 

@@ -28,7 +28,8 @@ class Loader(ABC):
     Args:
         place: Rank and world size that it reads for.
         spec: Workers, prefetch and the rest.
-        capacity: Items that are made ahead of the consumer, at most.
+        prefetch: What the number of items ahead follows from, and
+        capacity: that number, at most.
         name: Of the pipeline, for reports.
         process_group: The group that they came from, to compare with at the first item.
         told: Whether they were the caller's word, which no process group overrules.
@@ -45,6 +46,7 @@ class Loader(ABC):
         place: Place,
         spec: LoaderSpec,
         *,
+        prefetch: int,
         capacity: int,
         name: str = "pipeline",
         process_group: Any = None,
@@ -58,7 +60,7 @@ class Loader(ABC):
         self._checked = False
         num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         num_cpus = max(1, num_cpus // num_local_ranks())
-        setting = Setting(spec.workers, spec.threads, spec.prefetch, capacity, num_cpus)
+        setting = Setting(spec.workers, spec.threads, prefetch, capacity, num_cpus)
         self._stats = Stats(name=name, rank=place.rank, setting=setting)
         self._reports = None if spec.stats is None else Reports(self._stats, spec.stats, owner=self)
 
@@ -136,10 +138,10 @@ class Loader(ABC):
         yield from items
 
     def _note_received(
-        self, samples: int, *, steps: int = 1, replaced: int = 0, timings: Timings | None = None
+        self, samples: int, *, ready: int, steps: int = 1, replaced: int = 0, timings: Timings | None = None
     ) -> None:
         """Count items that the consumer is about to get, and report if it is time."""
-        self._stats.received(samples, steps=steps, replaced=replaced, timings=timings)
+        self._stats.received(samples, steps=steps, ready=ready, replaced=replaced, timings=timings)
         if self._reports is not None:
             self._reports.step()
 

@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
-import traceback
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from torch.utils.data import Dataset, get_worker_info
-
 from wdskit.loader.budget import Budget
-from wdskit.loader.failures import Failure, sendable
 from wdskit.loader.loader import Loader
+from wdskit.loader.makers import Ahead, make_maker
 from wdskit.loader.passes import Pass, Passes
-from wdskit.loader.workers import Workers
-from wdskit.pipeline.planned import Bad, Job, Made, PlannedPipeline
+from wdskit.loader.starting import check_sendable, choose_start_method
+from wdskit.pipeline.making import Bad, Job, Made
+from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 
 STEPS_A_JOB = 64
 """Steps that are made together where an item is a sample: one by one, the way between processes costs 0.2 ms each."""
-
-
-class _Jobs(Dataset[Any]):
-    """Makes the batch of a job; in a worker, what goes wrong comes out as a `Failure`."""
-
-    def __init__(self, pipeline: PlannedPipeline) -> None:
-        self.pipeline = pipeline
-
-    def __getitem__(self, job: Job) -> Any:
-        info = get_worker_info()
-        if info is None:
-            return self.pipeline.make(job)
-        try:
-            return self.pipeline.make(job)
-        except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
-            return Failure(sendable(err), traceback.format_exc(), info.id)
-
-
-class _Schedule:
-    """The jobs of the pass that runs now, in order; torch's DataLoader takes them as a sampler's indices."""
-
-    def __init__(self, rank: int, steps_a_job: int) -> None:
-        self.rank = rank
-        self.steps_a_job = steps_a_job
-        self.running: Pass | None = None
-
-    def __iter__(self) -> Iterator[Job]:
-        """The jobs of `running`."""
-        assert self.running is not None
-        _, start, steps = self.running
-        for first in range(0, len(steps), self.steps_a_job):
-            several = range(first, min(first + self.steps_a_job, len(steps)))
-            positions = np.concatenate([steps.positions(self.rank, step) for step in several])
-            yield Job(start, positions, steps.num_samples)
 
 
 class PlannedLoader(Loader):
@@ -66,9 +30,7 @@ class PlannedLoader(Loader):
         pipeline: Built for this rank.
         spec: Workers, prefetch and the rest.
         errors: How many bad samples an epoch may have.
-        name: Of the pipeline, for reports.
-        process_group: The group that the rank came from, to compare with at the first item.
-        told: Whether rank and world size were the caller's word, which no process group overrules.
+        origin: Name of the pipeline, and where the rank comes from, as `Loader` takes them.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
@@ -79,13 +41,10 @@ class PlannedLoader(Loader):
         pipeline: PlannedPipeline,
         spec: LoaderSpec,
         errors: ErrorsSpec | None = None,
-        *,
-        name: str = "pipeline",
-        process_group: Any = None,
-        told: bool = False,
+        **origin: Any,
     ) -> None:
-        capacity = spec.prefetch * spec.workers
-        super().__init__(pipeline.run.place, spec, capacity=capacity, name=name, process_group=process_group, told=told)
+        num_ahead = _num_ahead(spec)
+        super().__init__(pipeline.run.place, spec, prefetch=num_ahead, capacity=num_ahead, **origin)
         self.pipeline = pipeline
         plan = pipeline.plan
         self._passes = Passes(
@@ -95,10 +54,13 @@ class PlannedLoader(Loader):
             tail=plan.tail,
             fingerprint=plan.fingerprint,
         )
+        self._steps_a_job = 1 if plan.is_batched else STEPS_A_JOB
         num_samples = len(self._passes) * plan.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
-        self._schedule = _Schedule(self._place.rank, 1 if plan.is_batched else STEPS_A_JOB)
-        self._workers = Workers(_Jobs(pipeline), spec, stages=pipeline.pipeline, sampler=self._schedule)
+        if spec.workers:
+            check_sendable(pipeline.pipeline, choose_start_method(spec.start_method))
+        maker = make_maker(pipeline, spec.workers, functools.partial(choose_start_method, spec.start_method))
+        self._ahead = Ahead(maker, num_ahead)
 
     @property
     def epoch(self) -> int:
@@ -135,30 +97,46 @@ class PlannedLoader(Loader):
         self._budget.count = state["bad"]
 
     def _items(self) -> Any:
-        running = self._schedule.running = self._passes.begin()
+        running = self._passes.begin()
         if not running.steps.consumed:
             self._budget.count = 0
+        num_steps = len(running.steps)
         step = 0
         self._stats.begin(running.epoch)
-        for made in self._workers if len(running.steps) else ():
-            self._check_rank()
-            self._count(running, step, made)
-            for item, bad in self._of_steps(running, step, made):
-                self._budget.spend(running.epoch, bad)
-                self._passes.received(running, step)
-                step += 1
-                if step == len(running.steps):
-                    self._budget.count = 0
-                yield item
-            self._stats.asked(self._workers.ready())
-        assert step == len(running.steps)
+        try:
+            for made in self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job)):
+                self._check_rank()
+                self._count(running, step, made)
+                for item, bad in self._of_steps(running, step, made):
+                    self._budget.spend(running.epoch, bad)
+                    self._passes.received(running, step)
+                    step += 1
+                    if step == num_steps:
+                        self._budget.count = 0
+                    yield item
+                    del item
+                del made
+                self._stats.asked()
+        finally:
+            if not self.spec.persistent_workers:
+                self._ahead.close()
+        assert step == num_steps
+
+    def _jobs(self, running: Pass) -> Iterator[Job]:
+        """The jobs of a pass, and those of the next one if there will be someone to make them."""
+        following = [self._passes.following(running)] if self.spec.persistent_workers else []
+        for _, start, steps in (running, *following):
+            for first in range(0, len(steps), self._steps_a_job):
+                stop = min(first + self._steps_a_job, len(steps))
+                yield Job(start, steps.range(self._place.rank, first, stop), steps.num_samples)
 
     def _count(self, running: Pass, step: int, made: Made) -> None:
         """Count the items of a job, the first of which is that of `step`."""
         num_steps = 1 if self.pipeline.plan.is_batched else len(made.value)
-        positions = [running.steps.positions(self._place.rank, step + number) for number in range(num_steps)]
-        samples = sum(int((each < running.steps.num_samples).sum()) for each in positions)
-        self._note_received(samples, steps=num_steps, replaced=len(made.bad))
+        positions = running.steps.range(self._place.rank, step, step + num_steps)
+        num_samples = len(range(positions.start, min(positions.stop, running.steps.num_samples), positions.step))
+        ready = self._ahead.num_ready
+        self._note_received(num_samples, steps=num_steps, ready=ready, replaced=len(made.bad), timings=made.timings)
 
     def _of_steps(self, running: Pass, step: int, made: Made) -> Iterator[tuple[Any, Sequence[Bad]]]:
         """The items of a job, each with its bad samples; the first is that of `step`."""
@@ -169,3 +147,10 @@ class PlannedLoader(Loader):
         for number, item in enumerate(made.value):
             position = int(running.steps.positions(self._place.rank, step + number)[0]) if bad else -1
             yield item, [bad[position]] if position in bad else []
+
+
+def _num_ahead(spec: LoaderSpec) -> int:
+    """Jobs at work or ready ahead of the consumer: none in its own thread, and each process has work to go on with."""
+    if not spec.workers and spec.threads == 1:
+        return 0
+    return max(spec.prefetch, 2 * spec.workers)

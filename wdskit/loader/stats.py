@@ -82,16 +82,22 @@ class Stats:
             self._is_first = True
             self._asked_at = self._clock()
 
-    def asked(self, ready: int) -> None:
-        """The consumer asks for one more item, while so many are ready."""
+    def asked(self) -> None:
+        """The consumer asks for one more item."""
         self._asked_at = self._clock()
-        life = self._life
-        life.asked += 1
-        life.ready += ready
-        life.empty += not ready
 
-    def received(self, samples: int, *, steps: int = 1, replaced: int = 0, timings: Timings | None = None) -> None:
-        """The consumer is about to get `steps` items with so many samples, which it has waited for together."""
+    def received(
+        self, samples: int, *, steps: int = 1, ready: int = 0, replaced: int = 0, timings: Timings | None = None
+    ) -> None:
+        """The consumer is about to get what it has asked for.
+
+        Args:
+            samples: In what it gets.
+            steps: Items that it gets one after the other without waiting.
+            ready: Items that were ready when it asked.
+            replaced: Bad samples among them, for which others stand.
+            timings: What they took.
+        """
         wait_s = self._clock() - self._asked_at
         life = self._life
         with self._lock:
@@ -104,6 +110,9 @@ class Stats:
                 self._is_first = False
                 life.first_wait_s += wait_s
             else:
+                life.asked += 1
+                life.ready += ready
+                life.empty += not ready
                 life.later_samples += samples
                 life.work_s += self._asked_at - self._received_at
                 life.waits.add(wait_s)

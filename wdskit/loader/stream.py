@@ -34,7 +34,8 @@ class StreamLoader(Loader):
     """
 
     def __init__(self, pipeline: StreamPipeline, spec: LoaderSpec, **origin: Any) -> None:
-        super().__init__(pipeline.run.place, spec, capacity=spec.prefetch * spec.workers, **origin)
+        capacity = spec.prefetch * spec.workers
+        super().__init__(pipeline.run.place, spec, prefetch=spec.prefetch, capacity=capacity, **origin)
         self.pipeline = pipeline
         self._epoch = 0
         self._num_rows = max(1, spec.workers)
@@ -177,6 +178,7 @@ class StreamLoader(Loader):
         wanted = self._num_items()
         num_items = sum(self._received)
         self._stats.begin(epoch)
+        ready = 0
         items = iter(self._workers)
         for process, item, timings in items:
             self._check_rank()
@@ -188,9 +190,10 @@ class StreamLoader(Loader):
                 num_items += sum(1 for _ in items)  # none; but each worker has said then where it stands at the end
                 self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
-            self._note_received(num_samples(item, self.pipeline.layout.batch), timings=timings)
+            self._note_received(num_samples(item, self.pipeline.layout.batch), ready=ready, timings=timings)
             yield item
-            self._stats.asked(self._workers.ready())
+            self._stats.asked()
+            ready = self._workers.ready()
         if wanted is None:
             self._end(epoch, num_items)
         else:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError, SampleError, WdskitError
 from wdskit.pipeline.run import Origin, Run
 from wdskit.pipeline.timings import Pace, Timings
+
+if TYPE_CHECKING:
+    import torch
+
+    from wdskit.pipeline.fused import FusedStep
 
 Function = Callable[[Any, Origin], Any]
 
@@ -54,6 +59,9 @@ class Each:
         name: For threads.
         steps: In their order.
         parts: Of a mixture: the steps that come before for samples of each part, by `origin.part`.
+
+    Attributes:
+        writer: The one of `steps` that writes its image where `apply` is told to.
     """
 
     def __init__(self, run: Run, name: str, steps: tuple[Step, ...], parts: tuple[tuple[Step, ...], ...] = ()) -> None:
@@ -61,6 +69,7 @@ class Each:
         self.name = name
         self.steps = steps
         self.parts = parts
+        self.writer: FusedStep | None = None
         self._pace = Pace()
         self.kept: list[tuple[Origin, Any]] = []
         self.count = 0
@@ -85,20 +94,24 @@ class Each:
             self.run.origin = origin
             yield done
 
-    def apply(self, value: Any, origin: Origin, timings: Timings | None = None) -> Any:
+    def apply(self, value: Any, origin: Origin, out: torch.Tensor | None = None, timings: Timings | None = None) -> Any:
         """One value after all steps.
 
         Args:
-            value: What comes in.
-            origin: Of the value.
-            timings: Takes a lap for each step, under its name. A lap must have begun.
+            value: Before them.
+            origin: Where it comes from.
+            out: Where `writer` puts its image.
+            timings: Takes a lap for each step, under its label. A lap has begun.
 
         Raises:
             SampleError, PipelineError: A step failed; it names stage, shard and key.
         """
         for step in (*self.parts[origin.part], *self.steps) if self.parts else self.steps:
             try:
-                value = step.function(value, origin)
+                if out is not None and step.function is self.writer:
+                    value = self.writer(value, origin, out)
+                else:
+                    value = step.function(value, origin)
             except StepFailed as failed:
                 raise stage_error(failed.stage, origin, failed.err) from failed.err
             except Exception as err:
@@ -147,7 +160,7 @@ class Each:
     def _started(self, value: Any, origin: Origin, timings: Timings | None) -> Any:
         if timings is not None:
             timings.start()
-        return self.apply(value, origin, timings)
+        return self.apply(value, origin, timings=timings)
 
     def _oldest(self, waiting: list[tuple[Future[Any], Timings | None]]) -> Any:
         timings = waiting[0][1]
