@@ -13,7 +13,7 @@ from wdskit.errors import SampleError
 from wdskit.order.base import Ints
 from wdskit.pipeline.memory import Memory
 from wdskit.pipeline.run import Origin
-from wdskit.pipeline.timings import Timings
+from wdskit.pipeline.timings import Timings, started
 
 if TYPE_CHECKING:
     from wdskit.pipeline.planned import PlannedPipeline
@@ -79,7 +79,8 @@ class Making:
         self._results: list[tuple[Any, Origin, str | None]] = []
         self._errors: dict[int, BaseException] = {}
         self._timings = Timings()
-        self._chunk_timings: list[Timings] = []  # of some, each from one thread
+        self._timed: dict[int, int] = {}  # chunks that are, and for how many each counts
+        self._chunk_timings: list[Timings] = []  # each from one thread
         self._slot: torch.Tensor | None = None
         self._rows: tuple[torch.Tensor, ...] = ()
 
@@ -98,12 +99,14 @@ class Making:
             shape = (len(self._found), *writer.out_shape)
             self._slot = self._memory.empty(shape, writer.ending.dtype, channels_last=True)
             self._rows = self._slot.unbind()
-        return -(-len(self._found) // CHUNK)
+        num_chunks = -(-len(self._found) // CHUNK)
+        self._timed = self._pipeline.chunk_pace.pick(num_chunks)
+        return num_chunks
 
     def run(self, chunk: int) -> None:
         """Make the samples of one chunk."""
-        pace = self._pipeline.chunk_pace
-        timings = pace.begin()
+        weight = self._timed.get(chunk)
+        timings = None if weight is None else started(weight)
         for at in range(chunk * CHUNK, min(len(self._found), (chunk + 1) * CHUNK)):
             try:
                 self._results[at] = self._one(at, self._rows[at] if self._rows else None, timings)
@@ -111,7 +114,7 @@ class Making:
                 self._errors[at] = err
                 return
         if timings is not None:
-            pace.end(timings)
+            self._pipeline.chunk_pace.end(timings)
             self._chunk_timings.append(timings)
 
     def finish(self) -> Made:
@@ -190,7 +193,7 @@ class Making:
         that is decoded already), and where there is one there are more.
         """
         self._pipeline.each.writer = self._slot = None
-        self._rows = ()
+        self._rows, self._timed = (), {}
         for chunk in range(-(-len(self._found) // CHUNK)):
             self.run(chunk)
         self._raise_first()

@@ -24,7 +24,7 @@ LAP_S = 3e-6
 PIECE_S = 10e-6
 """what a piece of work costs that is timed, beside its laps."""
 
-MAX_SHARE = 0.002
+MAX_SHARE = 0.001
 """Of the time that work takes, for timing it."""
 
 MAX_STRIDE = 4096
@@ -187,10 +187,19 @@ class Pace:
         self._left -= 1
         if self._left > 0:
             return None
-        timings = Timings(weight=self._weight)
+        timings = started(self._weight)
         self._left = self._weight = self.gap()
-        timings.start()
         return timings
+
+    def pick(self, num: int) -> dict[int, int]:
+        """Of the next `num` pieces those that are to be timed, each with its weight for `started`."""
+        picked, before = {}, 0
+        while before + self._left <= num:
+            before += self._left
+            picked[before - 1] = self._weight
+            self._left = self._weight = self.gap()
+        self._left -= num - before
+        return picked
 
     def gap(self) -> int:
         """Draw how many pieces further on the next one is timed: 1 to twice the stride, less 1."""
@@ -215,8 +224,7 @@ def clocked(values: Iterable[Any], stage: str, keep: Callable[[Timings], None]) 
     pace, weight = Pace(), 1
     values = iter(values)
     while True:
-        timings = Timings(weight=weight)
-        timings.start()
+        timings = started(weight)
         for value in itertools.islice(values, 1):
             timings.lap(stage)
             pace.end(timings)
@@ -247,6 +255,13 @@ def cumulated(histogram: Histogram) -> Iterator[Bucket]:
 def edge_s(bucket: float) -> float:
     """Where a bucket begins."""
     return float(LEAST_S * 2 ** (bucket / BUCKETS_AN_OCTAVE))
+
+
+def started(weight: int) -> Timings:
+    """A clock whose first lap has begun."""
+    timings = Timings(weight=weight)
+    timings.start()
+    return timings
 
 
 def _bucket(seconds: float) -> int:
