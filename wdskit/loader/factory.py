@@ -36,6 +36,7 @@ def make_loader(
     persistent_workers: bool | None = None,
     start_method: str | None = None,
     pin_memory: bool | None = None,
+    device: str | None = None,
     stats: int | Mapping[str, Any] | None = None,
     errors: Mapping[str, Any] | None = None,
 ) -> Loader:
@@ -58,6 +59,8 @@ def make_loader(
         start_method: "fork", "spawn" or "forkserver". Without: torch's default, but never "fork" once CUDA is
             initialised.
         pin_memory: Whether batches come in page-locked memory, where there is a GPU.
+        device: Where batches of a planned source go: "cuda", the current one, or "cuda:1". They are copied there on a
+            stream of their own, one ahead; images cross as uint8, and are normalized there.
         stats: What the loader tells of itself while it runs: every how many steps, or
             `{"every": 100, "file": "stats.jsonl", "port": 9400}`. `loader.stats()` needs no such setting.
         errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's `errors`.
@@ -78,6 +81,7 @@ def make_loader(
         "persistent_workers": persistent_workers,
         "start_method": start_method,
         "pin_memory": pin_memory,
+        "device": device,
         "stats": stats,
     }
     settings = spec.model_dump() | {name: value for name, value in said.items() if value is not None}
@@ -95,6 +99,8 @@ def make_loader(
     )
     origin = {"name": name, "process_group": process_group, "told": rank is not None}
     if isinstance(built, StreamPipeline):
+        if spec.device is not None:
+            raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         return StreamLoader(built, spec, **origin)
     return PlannedLoader(built, spec, forgiven, **origin)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wdskit.loader.budget import Budget
+from wdskit.loader.handover import hand_over, make_mover
 from wdskit.loader.loader import Loader
 from wdskit.loader.makers import Ahead, make_maker
 from wdskit.loader.passes import Pass, Passes
@@ -59,6 +60,7 @@ class PlannedLoader(Loader):
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
         if spec.workers:
             check_sendable(pipeline.pipeline, choose_start_method(spec.start_method))
+        self._mover = make_mover(pipeline, spec)
         maker = make_maker(pipeline, spec.workers, functools.partial(choose_start_method, spec.start_method))
         self._ahead = Ahead(maker, num_ahead)
 
@@ -102,9 +104,10 @@ class PlannedLoader(Loader):
             self._budget.count = 0
         num_steps = len(running.steps)
         step = 0
+        taken = self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job))
         self._stats.begin(running.epoch)
         try:
-            for made in self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job)):
+            for made in taken if self._mover is None else hand_over(taken, self._mover):
                 self._check_rank()
                 self._count(running, step, made)
                 for item, bad in self._of_steps(running, step, made):

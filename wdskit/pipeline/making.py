@@ -51,12 +51,18 @@ class Bad(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What became of a job: the batch (without `batched`, a list of samples), the samples that were bad, and what it
-    took.
+    """What became of a job.
+
+    Attributes:
+        value: The batch; without `batched`, a list of samples.
+        bad: The samples that were bad.
+        raw: Field or place of images that are uint8 as yet, where numbers were to follow (`finish_numbers`).
+        timings: What it took to make it.
     """
 
     value: Any
     bad: tuple[Bad, ...]
+    raw: int | str | None = None
     timings: Timings | None = None
 
 
@@ -83,6 +89,7 @@ class Making:
         self._chunk_timings: list[Timings] = []  # each from one thread
         self._slot: torch.Tensor | None = None
         self._rows: tuple[torch.Tensor, ...] = ()
+        self._is_raw = False
 
     def prepare(self) -> int:
         """Find out which samples these are, and give the number of chunks."""
@@ -97,8 +104,9 @@ class Making:
         if writer is not None and batched is not None:
             assert writer.out_shape is not None
             shape = (len(self._found), *writer.out_shape)
-            self._slot = self._memory.empty(shape, writer.ending.dtype, channels_last=True)
+            self._slot = self._memory.empty(shape, writer.out_ending.dtype, channels_last=True)
             self._rows = self._slot.unbind()
+            self._is_raw = writer.out_ending != writer.ending
         num_chunks = -(-len(self._found) // CHUNK)
         self._timed = self._pipeline.chunk_pace.pick(num_chunks)
         return num_chunks
@@ -141,9 +149,10 @@ class Making:
             self._timings.merge(each)
         if self._pipeline.batched is None:
             samples = list(values) if tail == "drop" else list(map(with_mask, values, valid.tolist()))
-            return Made(samples, bad, self._timings)
+            return Made(samples, bad, timings=self._timings)
         batch = self._together(list(values), list(origins), ready)
-        return Made(batch if tail == "drop" else with_mask(batch, torch.from_numpy(valid)), bad, self._timings)
+        raw = ready if self._is_raw else None
+        return Made(batch if tail == "drop" else with_mask(batch, torch.from_numpy(valid)), bad, raw, self._timings)
 
     def _raise_first(self) -> None:
         if not self._errors:

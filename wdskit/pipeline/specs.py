@@ -15,6 +15,7 @@ from wdskit.pipeline.spec_types import (
     Bool,
     Budget,
     Count,
+    Device,
     Function,
     Kind,
     Natural,
@@ -262,6 +263,10 @@ class LoaderSpec(BaseModel):
         description="How worker processes start. Without: as torch does, but never forked once CUDA is initialised.",
     )
     pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
+    device: Device | None = Field(
+        None,
+        description="Where batches of a planned source go: `cuda`, the current one, or `cuda:1`. Without: nowhere.",
+    )
     stats: OptionalStats = Field(
         None, description="What it tells of itself while it runs: every how many steps, or {every, file, port, host}."
     )
