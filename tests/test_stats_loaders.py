@@ -200,9 +200,8 @@ def test_a_slow_consumer_finds_all_ready_and_is_told_nothing(folder, workers, th
     assert found.ready_mean >= min(found.capacity, 1)
 
 
-def test_a_stage_that_waits_is_named(folder, monkeypatch):
+def test_a_stage_that_waits_is_seen_to_wait(folder):
     """A stage that blocks on an event for as long as nobody sets it, in each of four threads."""
-    monkeypatch.setattr("wdskit.loader.advice.MIN_WAITS_S", 0.0)
     never = threading.Event()
 
     def blocked(sample):

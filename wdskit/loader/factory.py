@@ -12,6 +12,7 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.defaults import default_threads
 from wdskit.pipeline.parsing import parse_settings
 from wdskit.pipeline.problems import show, wrong_kind
 from wdskit.pipeline.ranks import find_place
@@ -52,7 +53,8 @@ def make_loader(
         world_size: With `rank`.
         process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
         workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`.
-        threads: Threads a process for one-to-one stages.
+        threads: Threads a process for one-to-one stages. Without: 1 if `workers` is 0, of a stream, and where there is
+            little to do; else this machine's cores, shared by its ranks, at most 8.
         prefetch: Batches made ahead of the consumer: of a planned source in all, at least two a worker; of a
             stream by each worker.
         persistent_workers: Whether workers live on between epochs.
@@ -92,7 +94,7 @@ def make_loader(
     built = pipe.build(
         rank=place.rank,
         world_size=place.world_size,
-        threads=spec.threads,
+        threads=spec.threads or default_threads(pipe.stages, spec.workers),
         max_workers=spec.workers,
         transforms=transforms,
         errors=forgiven,

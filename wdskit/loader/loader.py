@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -14,8 +13,9 @@ from wdskit.loader.prometheus import metrics_text
 from wdskit.loader.reports import Reports
 from wdskit.loader.stats import Stats
 from wdskit.loader.stats_types import LoaderStats
-from wdskit.pipeline.ranks import group_place, initialised_place, num_local_ranks
-from wdskit.pipeline.run import Place
+from wdskit.pipeline.defaults import local_ranks, usable_cores
+from wdskit.pipeline.ranks import group_place, initialised_place
+from wdskit.pipeline.run import Run
 from wdskit.pipeline.specs import LoaderSpec
 from wdskit.pipeline.timings import Timings
 
@@ -26,7 +26,7 @@ class Loader(ABC):
     Epochs count themselves on when they end; after a `break`, the same epoch starts again. It makes no collective call.
 
     Args:
-        place: Rank and world size that it reads for.
+        run: Of the pipeline: rank and world size that it reads for, threads.
         spec: Workers, prefetch and the rest.
         prefetch: What the number of items ahead follows from, and
         capacity: that number, at most.
@@ -43,7 +43,7 @@ class Loader(ABC):
 
     def __init__(
         self,
-        place: Place,
+        run: Run,
         spec: LoaderSpec,
         *,
         prefetch: int,
@@ -53,15 +53,14 @@ class Loader(ABC):
         told: bool = False,
     ) -> None:
         self.spec = spec
-        self._place = place
+        self._place = run.place
         self._process_group = process_group
         self._told = told
         self._running: weakref.ref[Any] | None = None
         self._checked = False
-        num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        num_cpus = max(1, num_cpus // num_local_ranks())
-        setting = Setting(spec.workers, spec.threads, prefetch, capacity, num_cpus)
-        self._stats = Stats(name=name, rank=place.rank, setting=setting)
+        num_cpus = max(1, usable_cores() // local_ranks())
+        setting = Setting(spec.workers, run.num_threads, prefetch, capacity, num_cpus)
+        self._stats = Stats(name=name, rank=run.place.rank, setting=setting)
         self._reports = None if spec.stats is None else Reports(self._stats, spec.stats, owner=self)
 
     @property

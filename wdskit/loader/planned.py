@@ -44,8 +44,8 @@ class PlannedLoader(Loader):
         errors: ErrorsSpec | None = None,
         **origin: Any,
     ) -> None:
-        num_ahead = _num_ahead(spec)
-        super().__init__(pipeline.run.place, spec, prefetch=num_ahead, capacity=num_ahead, **origin)
+        num_ahead = _num_ahead(spec, pipeline.run.num_threads)
+        super().__init__(pipeline.run, spec, prefetch=num_ahead, capacity=num_ahead, **origin)
         self.pipeline = pipeline
         plan = pipeline.plan
         self._passes = Passes(
@@ -152,8 +152,8 @@ class PlannedLoader(Loader):
             yield item, [bad[position]] if position in bad else []
 
 
-def _num_ahead(spec: LoaderSpec) -> int:
+def _num_ahead(spec: LoaderSpec, num_threads: int) -> int:
     """Jobs at work or ready ahead of the consumer: none in its own thread, and each process has work to go on with."""
-    if not spec.workers and spec.threads == 1:
+    if not spec.workers and num_threads == 1:
         return 0
     return max(spec.prefetch, 2 * spec.workers)

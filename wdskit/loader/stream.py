@@ -35,7 +35,7 @@ class StreamLoader(Loader):
 
     def __init__(self, pipeline: StreamPipeline, spec: LoaderSpec, **origin: Any) -> None:
         capacity = spec.prefetch * spec.workers
-        super().__init__(pipeline.run.place, spec, prefetch=spec.prefetch, capacity=capacity, **origin)
+        super().__init__(pipeline.run, spec, prefetch=spec.prefetch, capacity=capacity, **origin)
         self.pipeline = pipeline
         self._epoch = 0
         self._num_rows = max(1, spec.workers)

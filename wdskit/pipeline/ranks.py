@@ -74,12 +74,6 @@ def initialised_place() -> Place | None:
     return Place(distributed.get_rank(), distributed.get_world_size())
 
 
-def num_local_ranks(environ: Mapping[str, str] = os.environ) -> int:
-    """Ranks on this machine, as torchrun tells; 1 where it does not."""
-    told = environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(told)) if told.isascii() and told.isdigit() else 1
-
-
 def group_place(process_group: Any) -> Place:
     """This process's rank and size in a process group, or in a `DeviceMesh` of one dimension.
 

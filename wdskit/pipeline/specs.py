@@ -252,7 +252,11 @@ class LoaderSpec(BaseModel):
     items: ClassVar[dict[str, type[BaseModel]]] = {"stats": StatsSpec}
 
     workers: Natural = Field(1, description="Worker processes; 0: this process.")
-    threads: Count = Field(1, description="Threads in each process.")
+    threads: Count | None = Field(
+        None,
+        description="Threads in each process. Without: where images are decoded or functions called in workers of a "
+        "planned source, this machine's cores, shared by its ranks, at most 8; else 1.",
+    )
     prefetch: Count = Field(
         4,
         description="Batches made ahead: of a planned source in all, at least two a worker; of a stream by each.",
