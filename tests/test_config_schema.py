@@ -13,6 +13,7 @@ from test_config import FORMS
 from wdskit.pipeline.document import read_document
 from wdskit.pipeline.schema import json_schema
 from wdskit.pipeline.specs import STAGES, LoaderSpec
+from wdskit.pipeline.stats_spec import StatsSpec
 
 SCHEMA = json_schema()
 KINDS = {
@@ -123,7 +124,7 @@ def test_the_repositorys_configurations_fit(repository: Path) -> None:
 
 def test_every_setting_is_described() -> None:
     """An editor has something to show, and the schema is plain JSON."""
-    for model in (*STAGES.values(), LoaderSpec):
+    for model in (*STAGES.values(), LoaderSpec, StatsSpec):
         for name, field in model.model_fields.items():
             assert field.description, (model, name)
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA

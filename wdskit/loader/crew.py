@@ -119,6 +119,10 @@ class Crew:
         made: Made = unpack(content, worker.lend)
         return made
 
+    def is_ready(self, ticket: int) -> bool:
+        """Whether that batch has come, as far as is known since the last was submitted."""
+        return ticket in self._replies
+
     def forget(self, tickets: Sequence[int]) -> None:
         """Do without batches that nobody has waited for."""
         for ticket in tickets:

@@ -38,6 +38,7 @@ def make_loader(
     start_method: str | None = None,
     pin_memory: bool | None = None,
     device: str | None = None,
+    stats: int | Mapping[str, Any] | None = None,
     errors: Mapping[str, Any] | None = None,
 ) -> Loader:
     """Make the loader of one pipeline for this rank.
@@ -62,6 +63,8 @@ def make_loader(
         pin_memory: Whether batches come in page-locked memory, where there is a GPU.
         device: Where batches of a planned source go: "cuda", the current one, or "cuda:1". They are copied there on a
             stream of their own, one ahead; images cross as uint8, and are normalized there.
+        stats: What the loader tells of itself while it runs: every how many steps, or
+            `{"every": 100, "file": "stats.jsonl", "port": 9400}`. `loader.stats()` needs no such setting.
         errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's `errors`.
 
     Raises:
@@ -72,7 +75,7 @@ def make_loader(
     """
     _check_functions(transforms)
     _import_plugins(plugins)
-    pipe, spec, forgiven = _read(config, pipeline, overrides)
+    pipe, name, spec, forgiven = _read(config, pipeline, overrides)
     said = {
         "workers": workers,
         "threads": threads,
@@ -81,6 +84,7 @@ def make_loader(
         "start_method": start_method,
         "pin_memory": pin_memory,
         "device": device,
+        "stats": stats,
     }
     settings = spec.model_dump() | {name: value for name, value in said.items() if value is not None}
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
@@ -95,23 +99,25 @@ def make_loader(
         transforms=transforms,
         errors=forgiven,
     )
+    origin = {"name": name, "process_group": process_group, "told": rank is not None}
     if isinstance(built, StreamPipeline):
         if spec.device is not None:
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
-        return StreamLoader(built, spec, process_group=process_group, told=rank is not None)
-    return PlannedLoader(built, spec, forgiven, process_group=process_group, told=rank is not None)
+        return StreamLoader(built, spec, **origin)
+    return PlannedLoader(built, spec, forgiven, **origin)
 
 
-def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[Pipeline, LoaderSpec, ErrorsSpec]:
-    """The pipeline, and how it is run."""
+def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[Pipeline, str, LoaderSpec, ErrorsSpec]:
+    """The pipeline, its name, and how it is run."""
     if isinstance(config, Pipeline):
         if pipeline is not None or overrides:
             raise PipelineError("make_loader(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
-        return config, LoaderSpec(), ErrorsSpec()
+        return config, "pipeline", LoaderSpec(), ErrorsSpec()
     from wdskit.pipeline.config import load_config  # a pipeline built in Python needs no YAML
 
     loaded = load_config(config, overrides=overrides)
-    return Pipeline(loaded.pipeline(pipeline)), loaded.loader, loaded.errors
+    stages = loaded.pipeline(pipeline)
+    return Pipeline(stages), pipeline or next(iter(loaded.pipelines)), loaded.loader, loaded.errors
 
 
 def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None:

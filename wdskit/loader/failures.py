@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 from torch.utils.data import IterableDataset, get_worker_info
 
 from wdskit.errors import PipelineError
+from wdskit.pipeline.streaming import StreamPipeline
 
 
 @dataclass
@@ -35,21 +36,22 @@ class WorkerTraceback(Exception):
 
 
 class Shipped(IterableDataset[Any]):
-    """A dataset that yields (worker, value); errors in worker processes come out as `Failure` values."""
+    """A pipeline that yields (worker, value, timings); errors in worker processes come out as `Failure` values."""
 
-    def __init__(self, dataset: IterableDataset[Any]) -> None:
-        self.dataset = dataset
+    def __init__(self, pipeline: StreamPipeline) -> None:
+        self.pipeline = pipeline
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the dataset's values, and a failure where it ends in one."""
+        """Yield the pipeline's values, and a failure where it ends in one."""
         info = get_worker_info()
+        run = self.pipeline.run
         if info is None:
-            for value in self.dataset:
-                yield 0, value
+            for value in self.pipeline:
+                yield 0, value, run.take_timings()
             return
         try:
-            for value in self.dataset:
-                yield info.id, value
+            for value in self.pipeline:
+                yield info.id, value, run.take_timings()
         except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
             trace = traceback.format_exc()
             yield Failure(sendable(err), trace, info.id)

@@ -25,6 +25,10 @@ class Maker(Protocol):
         """The batch of a ticket, once; raises what went wrong with it."""
         ...
 
+    def is_ready(self, ticket: Any) -> bool:
+        """Whether nobody would have to wait for that batch, as far as is known."""
+        ...
+
     def forget(self, tickets: Sequence[Any]) -> None:
         """Do without batches that nobody has waited for."""
         ...
@@ -48,6 +52,10 @@ class InThisThread:
     def wait(self, ticket: Job) -> Made:
         """See `Maker`."""
         return run_here(Making(self._pipeline, ticket, self._ring))
+
+    def is_ready(self, ticket: Job) -> bool:  # noqa: ARG002 (none ever is)
+        """See `Maker`."""
+        return False
 
     def forget(self, tickets: Sequence[Job]) -> None:
         """See `Maker`."""
@@ -77,6 +85,10 @@ class InThreads:
         ticket.is_done.wait()
         return ticket.result()
 
+    def is_ready(self, ticket: Task) -> bool:
+        """See `Maker`."""
+        return ticket.is_done.is_set()
+
     def forget(self, tickets: Sequence[Task]) -> None:
         """See `Maker`."""
         if self._threads is not None:
@@ -104,11 +116,15 @@ class Ahead:
     Args:
         maker: Who makes them.
         num_ahead: How many jobs are at work or ready beside the one that is waited for.
+
+    Attributes:
+        num_ready: How many batches were there when the last one was asked for.
     """
 
     def __init__(self, maker: Maker, num_ahead: int) -> None:
         self._maker = maker
         self._num_ahead = num_ahead
+        self.num_ready = 0
         self._waiting: deque[tuple[Job, Any]] = deque()
 
     def take(self, jobs: Iterator[Job], number: int) -> Iterator[Made]:
@@ -119,6 +135,7 @@ class Ahead:
             _, ticket = self._waiting.popleft()
             try:
                 self._fill(jobs, self._num_ahead)
+                self.num_ready = sum(map(self._maker.is_ready, (ticket, *(each for _, each in self._waiting))))
                 made = self._maker.wait(ticket)
             except BaseException:
                 self._forget()

@@ -31,8 +31,7 @@ class PlannedLoader(Loader):
         pipeline: Built for this rank.
         spec: Workers, prefetch and the rest.
         errors: How many bad samples an epoch may have.
-        process_group: The group that the rank came from, to compare with at the first item.
-        told: Whether rank and world size were the caller's word, which no process group overrules.
+        origin: Name of the pipeline, and where the rank comes from, as `Loader` takes them.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
@@ -43,13 +42,11 @@ class PlannedLoader(Loader):
         pipeline: PlannedPipeline,
         spec: LoaderSpec,
         errors: ErrorsSpec | None = None,
-        *,
-        process_group: Any = None,
-        told: bool = False,
+        **origin: Any,
     ) -> None:
-        super().__init__(pipeline.run.place, process_group=process_group, told=told)
+        num_ahead = _num_ahead(spec, pipeline.run.num_threads)
+        super().__init__(pipeline.run, spec, prefetch=num_ahead, capacity=num_ahead, **origin)
         self.pipeline = pipeline
-        self.spec = spec
         plan = pipeline.plan
         self._passes = Passes(
             epoch_samples=plan.epoch_samples,
@@ -65,7 +62,7 @@ class PlannedLoader(Loader):
             check_sendable(pipeline.pipeline, choose_start_method(spec.start_method))
         self._mover = make_mover(pipeline, spec)
         maker = make_maker(pipeline, spec.workers, functools.partial(choose_start_method, spec.start_method))
-        self._ahead = Ahead(maker, _num_ahead(spec, pipeline.run.num_threads))
+        self._ahead = Ahead(maker, num_ahead)
 
     @property
     def epoch(self) -> int:
@@ -108,9 +105,11 @@ class PlannedLoader(Loader):
         num_steps = len(running.steps)
         step = 0
         taken = self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job))
+        self._stats.begin(running.epoch)
         try:
             for made in taken if self._mover is None else hand_over(taken, self._mover):
                 self._check_rank()
+                self._count(running, step, made)
                 for item, bad in self._of_steps(running, step, made):
                     self._budget.spend(running.epoch, bad)
                     self._passes.received(running, step)
@@ -120,6 +119,7 @@ class PlannedLoader(Loader):
                     yield item
                     del item
                 del made
+                self._stats.asked()
         finally:
             if not self.spec.persistent_workers:
                 self._ahead.close()
@@ -132,6 +132,14 @@ class PlannedLoader(Loader):
             for first in range(0, len(steps), self._steps_a_job):
                 stop = min(first + self._steps_a_job, len(steps))
                 yield Job(start, steps.range(self._place.rank, first, stop), steps.num_samples)
+
+    def _count(self, running: Pass, step: int, made: Made) -> None:
+        """Count the items of a job, the first of which is that of `step`."""
+        num_steps = 1 if self.pipeline.plan.is_batched else len(made.value)
+        positions = running.steps.range(self._place.rank, step, step + num_steps)
+        num_samples = len(range(positions.start, min(positions.stop, running.steps.num_samples), positions.step))
+        ready = self._ahead.num_ready
+        self._note_received(num_samples, steps=num_steps, ready=ready, replaced=len(made.bad), timings=made.timings)
 
     def _of_steps(self, running: Pass, step: int, made: Made) -> Iterator[tuple[Any, Sequence[Bad]]]:
         """The items of a job, each with its bad samples; the first is that of `step`."""

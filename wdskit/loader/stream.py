@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,19 +27,16 @@ class StreamLoader(Loader):
     Args:
         pipeline: Built for this rank, for at least `spec.workers` workers.
         spec: Workers, prefetch and the rest.
-        process_group: The group that the rank came from, to compare with at the first item.
-        told: Whether rank and world size were the caller's word, which no process group overrules.
+        origin: Name of the pipeline, and where the rank comes from, as `Loader` takes them.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
     """
 
-    def __init__(
-        self, pipeline: StreamPipeline, spec: LoaderSpec, *, process_group: Any = None, told: bool = False
-    ) -> None:
-        super().__init__(pipeline.run.place, process_group=process_group, told=told)
+    def __init__(self, pipeline: StreamPipeline, spec: LoaderSpec, **origin: Any) -> None:
+        capacity = spec.prefetch * spec.workers
+        super().__init__(pipeline.run, spec, prefetch=spec.prefetch, capacity=capacity, **origin)
         self.pipeline = pipeline
-        self.spec = spec
         self._epoch = 0
         self._num_rows = max(1, spec.workers)
         self._next_worker = 0
@@ -179,8 +177,10 @@ class StreamLoader(Loader):
         shift = self._tell(epoch)
         wanted = self._num_items()
         num_items = sum(self._received)
+        self._stats.begin(epoch)
+        ready = 0
         items = iter(self._workers)
-        for process, item in items:
+        for process, item, timings in items:
             self._check_rank()
             worker = (process + shift) % self._num_rows
             self._received[worker] += 1
@@ -190,7 +190,10 @@ class StreamLoader(Loader):
                 num_items += sum(1 for _ in items)  # none; but each worker has said then where it stands at the end
                 self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
+            self._note_received(num_samples(item, self.pipeline.layout.batch), ready=ready, timings=timings)
             yield item
+            self._stats.asked()
+            ready = self._workers.ready()
         if wanted is None:
             self._end(epoch, num_items)
         else:
@@ -243,3 +246,15 @@ class StreamLoader(Loader):
         if workers and layout.cut is not None and layout.stateless and not self.spec.persistent_workers:
             msg = f"workers that do not persist cannot take over what {layout.stateless} holds when an epoch ends."
             raise PipelineError(f"{msg}\n  Use persistent_workers: true.")
+
+
+def num_samples(item: Any, batch: int) -> int:
+    """Samples in what a stream yields, where `batch` are in its batches: the length of the first thing that has one."""
+    if batch == 1:
+        return 1
+    columns = item.values() if isinstance(item, Mapping) else item if isinstance(item, tuple) else (item,)
+    for column in columns:
+        if not isinstance(column, (str, bytes)):
+            with contextlib.suppress(TypeError):  # a tensor without axes
+                return len(column)
+    return batch

@@ -37,6 +37,7 @@ class Workers:
         self, dataset: Any, spec: LoaderSpec, *, stages: Iterable[Any], sampler: Iterable[Any] | None = None
     ) -> None:
         self._spec = spec
+        self._items: weakref.ref[Any] | None = None
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             sampler=sampler,
@@ -63,6 +64,7 @@ class Workers:
         if self._spec.workers and loader._iterator is None:  # noqa: SLF001 (torch says nowhere else if workers run)
             loader.multiprocessing_context = choose_start_method(self._spec.start_method)
         items = iter(loader)
+        self._items = weakref.ref(items)
         try:
             for item in items:
                 if isinstance(item, Failure):
@@ -77,6 +79,15 @@ class Workers:
             raise PipelineError(f"{msg}Often memory ran out: try fewer workers, or a smaller shuffle.") from err
         finally:
             del items  # a traceback kept by the user would keep the processes
+
+    def ready(self) -> int:
+        """Items that workers have sent and nobody has taken yet; 0 without workers."""
+        items = self._items() if self._items is not None else None
+        if items is None or not self._spec.workers:
+            return 0
+        early = sum(len(told) == 2 for told in items._task_info.values())  # noqa: SLF001 (torch tells nowhere else)
+        pinned = items._data_queue.qsize() if self._loader.pin_memory else 0  # noqa: SLF001
+        return int(items._worker_result_queue.qsize() + early + pinned)  # noqa: SLF001
 
 
 def _start_worker(_: int) -> None:

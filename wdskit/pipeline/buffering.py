@@ -13,6 +13,7 @@ from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import stage_error
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.run import Origin, Run
+from wdskit.pipeline.timings import Timings
 
 _WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
 
@@ -154,12 +155,18 @@ class Batched:
             values.append(value)
             origins.append(self.run.origin)
             if len(values) == self.size:
-                batch, self.run.origin = self.collated(values, origins)
-                yield batch
+                yield self._timed(values, origins)
                 values, origins = [], []
         if values and self.partial:
-            batch, self.run.origin = self.collated(values, origins)
-            yield batch
+            yield self._timed(values, origins)
+
+    def _timed(self, values: list[Any], origins: list[Origin]) -> Any:
+        timings = Timings()
+        timings.start()
+        batch, self.run.origin = self.collated(values, origins)
+        timings.lap("batched")
+        self.run.keep_timings(timings)
+        return batch
 
     def collated(
         self, values: list[Any], origins: list[Origin], memory: Memory = FRESH, ready: Mapping[Any, Any] | None = None

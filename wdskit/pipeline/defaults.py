@@ -31,7 +31,7 @@ def default_threads(stages: Sequence[Any], num_workers: int, environ: Mapping[st
     at_work = [*stages[1:], *(stage for part in stages[0].mixture or () for stage in part.stages)]
     if all(map(_is_light, at_work)) or any(getattr(stage, "global_rng", False) for stage in at_work):
         return 1
-    return max(1, min(MAX_THREADS, usable_cores() // (_local_ranks(environ) * num_workers)))
+    return max(1, min(MAX_THREADS, usable_cores() // (local_ranks(environ) * num_workers)))
 
 
 def _is_light(stage: Any) -> bool:
@@ -52,7 +52,8 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
-def _local_ranks(environ: Mapping[str, str]) -> int:
+def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """Ranks on this machine, as torchrun or Slurm tells; 1 where neither does."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
         value = environ.get(name, "")
         if value.isdecimal() and int(value):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError, SampleError, WdskitError
 from wdskit.pipeline.run import Origin, Run
+from wdskit.pipeline.timings import Pace, Timings
 
 if TYPE_CHECKING:
     import torch
@@ -20,10 +21,22 @@ Function = Callable[[Any, Origin], Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A one-to-one stage: its name as the user wrote it, and what it does to a value of known origin."""
+    """A one-to-one stage.
+
+    Attributes:
+        name: As the user wrote it.
+        function: What it does to a value of known origin.
+        ordinal: How many of this name stand before it in the pipeline.
+    """
 
     name: str
     function: Function
+    ordinal: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name in statistics: the second `map` is `map:1`, as for its random numbers."""
+        return f"{self.name}:{self.ordinal}" if self.ordinal else self.name
 
 
 class StepFailed(Exception):
@@ -57,6 +70,7 @@ class Each:
         self.steps = steps
         self.parts = parts
         self.writer: FusedStep | None = None
+        self._pace = Pace()
         self.kept: list[tuple[Origin, Any]] = []
         self.count = 0
         self.capacity = 2 * run.num_threads
@@ -66,19 +80,28 @@ class Each:
         if self.run.num_threads > 1:
             yield from self._threaded(source)
             return
+        left = weight = 1  # values up to the next that is timed, which counts for all of them
         for value in self._with_kept(source):
             origin = self.run.origin
-            done = self.apply(value, origin)
+            left -= 1
+            if left:
+                done = self.apply(value, origin)
+            else:
+                timings = Timings(weight=weight)
+                done = self._started(value, origin, timings)
+                self._keep(timings)
+                left = weight = self._pace.gap()
             self.run.origin = origin
             yield done
 
-    def apply(self, value: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
+    def apply(self, value: Any, origin: Origin, out: torch.Tensor | None = None, timings: Timings | None = None) -> Any:
         """One value after all steps.
 
         Args:
             value: Before them.
             origin: Where it comes from.
             out: Where `writer` puts its image.
+            timings: Takes a lap for each step, under its label. A lap has begun.
 
         Raises:
             SampleError, PipelineError: A step failed; it names stage, shard and key.
@@ -93,7 +116,14 @@ class Each:
                 raise stage_error(failed.stage, origin, failed.err) from failed.err
             except Exception as err:
                 raise stage_error(step.name, origin, err) from err
+            if timings is not None:
+                timings.lap(step.label)
         return value
+
+    def _keep(self, timings: Timings | None) -> None:
+        if timings is not None:
+            self._pace.end(timings)
+            self.run.keep_timings(timings)
 
     def _with_kept(self, source: Iterable[Any]) -> Iterator[Any]:
         while self.kept:
@@ -104,18 +134,19 @@ class Each:
     def _threaded(self, source: Iterable[Any]) -> Iterator[Any]:
         run = self.run
         ahead = 2 * run.num_threads
-        waiting: list[Future[Any]] = []
+        waiting: list[tuple[Future[Any], Timings | None]] = []
         with ThreadPoolExecutor(run.num_threads, thread_name_prefix=f"wdskit-{self.name}") as pool:
             try:
                 for value in self._with_kept_ahead(source):
                     self.kept.append((run.origin, value))
-                    waiting.append(pool.submit(self.apply, value, run.origin))
+                    timings = self._pace.begin()
+                    waiting.append((pool.submit(self._started, value, run.origin, timings), timings))
                     if len(waiting) > ahead:
                         yield self._oldest(waiting)
                 while waiting:
                     yield self._oldest(waiting)
             finally:
-                for future in waiting:
+                for future, _ in waiting:
                     future.cancel()
 
     def _with_kept_ahead(self, source: Iterable[Any]) -> Iterator[Any]:
@@ -126,8 +157,15 @@ class Each:
             yield value
         yield from source
 
-    def _oldest(self, waiting: list[Future[Any]]) -> Any:
-        done = waiting.pop(0).result()
+    def _started(self, value: Any, origin: Origin, timings: Timings | None) -> Any:
+        if timings is not None:
+            timings.start()
+        return self.apply(value, origin, timings=timings)
+
+    def _oldest(self, waiting: list[tuple[Future[Any], Timings | None]]) -> Any:
+        timings = waiting[0][1]
+        done = waiting.pop(0)[0].result()  # no name for the future: its error would refer to this frame, a cycle
+        self._keep(timings)
         self.run.origin, _ = self.kept.pop(0)
         return done
 

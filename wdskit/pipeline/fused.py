@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 
 def fused_step(specs: Sequence[StageSpec], apart: Sequence[Step], image_fields: frozenset[str]) -> Step:
     """The step that does what some stages do, named as they are. The arguments are those of FusedStep."""
-    return Step("-".join(step.name for step in apart), FusedStep(specs, apart, image_fields))
+    return Step("-".join(step.name for step in apart), FusedStep(specs, apart, image_fields), apart[0].ordinal)
 
 
 class FusedStep:

@@ -13,6 +13,7 @@ from wdskit.errors import SampleError
 from wdskit.order.base import Ints
 from wdskit.pipeline.memory import Memory
 from wdskit.pipeline.run import Origin
+from wdskit.pipeline.timings import Timings, started
 
 if TYPE_CHECKING:
     from wdskit.pipeline.planned import PlannedPipeline
@@ -56,11 +57,13 @@ class Made(NamedTuple):
         value: The batch; without `batched`, a list of samples.
         bad: The samples that were bad.
         raw: Field or place of images that are uint8 as yet, where numbers were to follow (`finish_numbers`).
+        timings: What it took to make it.
     """
 
     value: Any
     bad: tuple[Bad, ...]
     raw: int | str | None = None
+    timings: Timings | None = None
 
 
 class Making:
@@ -81,6 +84,9 @@ class Making:
         self._found: list[tuple[int, int, int]] = []
         self._results: list[tuple[Any, Origin, str | None]] = []
         self._errors: dict[int, BaseException] = {}
+        self._timings = Timings()
+        self._timed: dict[int, int] = {}  # chunks that are, and for how many each counts
+        self._chunk_timings: list[Timings] = []  # each from one thread
         self._slot: torch.Tensor | None = None
         self._rows: tuple[torch.Tensor, ...] = ()
         self._is_raw = False
@@ -90,7 +96,9 @@ class Making:
         order, batched = self._pipeline.plan.order, self._pipeline.batched
         positions = _as_array(self.job.positions)
         places = np.minimum(positions, self.job.num_samples - 1) + self.job.start
-        self._found = list(zip(places.tolist(), *(column.tolist() for column in order.take(places)), strict=True))
+        shards, samples = order.take(places)
+        self._found = list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True))
+        self._timings.bytes_read = self._pipeline.shards.mean_bytes(shards)
         self._results = [(None, _NOBODY, None)] * len(self._found)
         writer = self._pipeline.each.writer
         if writer is not None and batched is not None:
@@ -99,16 +107,23 @@ class Making:
             self._slot = self._memory.empty(shape, writer.out_ending.dtype, channels_last=True)
             self._rows = self._slot.unbind()
             self._is_raw = writer.out_ending != writer.ending
-        return -(-len(self._found) // CHUNK)
+        num_chunks = -(-len(self._found) // CHUNK)
+        self._timed = self._pipeline.chunk_pace.pick(num_chunks)
+        return num_chunks
 
     def run(self, chunk: int) -> None:
         """Make the samples of one chunk."""
+        weight = self._timed.get(chunk)
+        timings = None if weight is None else started(weight)
         for at in range(chunk * CHUNK, min(len(self._found), (chunk + 1) * CHUNK)):
             try:
-                self._results[at] = self._one(at, self._rows[at] if self._rows else None)
+                self._results[at] = self._one(at, self._rows[at] if self._rows else None, timings)
             except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
                 self._errors[at] = err
                 return
+        if timings is not None:
+            self._pipeline.chunk_pace.end(timings)
+            self._chunk_timings.append(timings)
 
     def finish(self) -> Made:
         """The batch, with its mask if the tail is padded.
@@ -130,11 +145,14 @@ class Making:
         )
         valid = (positions < self.job.num_samples) & np.array([reason is None for reason in reasons])
         tail = self._pipeline.plan.tail
+        for each in self._chunk_timings:
+            self._timings.merge(each)
         if self._pipeline.batched is None:
-            return Made(list(values) if tail == "drop" else list(map(with_mask, values, valid.tolist())), bad)
+            samples = list(values) if tail == "drop" else list(map(with_mask, values, valid.tolist()))
+            return Made(samples, bad, timings=self._timings)
         batch = self._together(list(values), list(origins), ready)
         raw = ready if self._is_raw else None
-        return Made(batch if tail == "drop" else with_mask(batch, torch.from_numpy(valid)), bad, raw)
+        return Made(batch if tail == "drop" else with_mask(batch, torch.from_numpy(valid)), bad, raw, self._timings)
 
     def _raise_first(self) -> None:
         if not self._errors:
@@ -150,8 +168,17 @@ class Making:
         batched, behind = self._pipeline.batched, self._pipeline.behind
         assert batched is not None
         done = {} if ready is None else {ready: self._slot}
+        pace = self._pipeline.batch_pace
+        timings = pace.begin()
         batch, origin = batched.collated(values, origins, self._memory, done)
-        return batch if behind is None else behind.apply(batch, origin)
+        if timings is not None:
+            timings.lap("batched")
+        if behind is not None:
+            batch = behind.apply(batch, origin, timings=timings)
+        if timings is not None:
+            pace.end(timings)
+            self._timings.merge(timings)
+        return batch
 
     def _place_of_slot(self) -> Any:
         """The field or place at which each sample has its own row of the slot; None if there is no such."""
@@ -175,18 +202,18 @@ class Making:
         that is decoded already), and where there is one there are more.
         """
         self._pipeline.each.writer = self._slot = None
-        self._rows = ()
+        self._rows, self._timed = (), {}
         for chunk in range(-(-len(self._found) // CHUNK)):
             self.run(chunk)
         self._raise_first()
 
-    def _one(self, at: int, out: torch.Tensor | None) -> tuple[Any, Origin, str | None]:
+    def _one(self, at: int, out: torch.Tensor | None, timings: Timings | None) -> tuple[Any, Origin, str | None]:
         """A sample behind all one-to-one stages; with the origin of the bad one and the reason, where another stands
         in for it.
         """
         place, shard, sample = self._found[at]
         try:
-            return *self._sample(place, shard, sample, out), None
+            return *self._sample(place, shard, sample, out, timings), None
         except SampleError as err:
             if not self._forgives(err):
                 raise
@@ -197,7 +224,7 @@ class Making:
                 msg = f"{first}\n  No sample near it can stand in for it: all {attempt} are bad."
                 raise SampleError(msg, stage=first.stage, shard=first.shard, key=first.key) from first
             try:
-                value, _ = self._sample(place, *other, out)
+                value, _ = self._sample(place, *other, out, timings)
             except SampleError as err:
                 if not self._forgives(err):
                     raise
@@ -205,10 +232,14 @@ class Making:
                 return value, Origin(first.shard, first.key, 0, place, 0), str(first)
         raise AssertionError
 
-    def _sample(self, place: int, shard: int, sample: int, out: torch.Tensor | None) -> tuple[Any, Origin]:
+    def _sample(
+        self, place: int, shard: int, sample: int, out: torch.Tensor | None, timings: Timings | None
+    ) -> tuple[Any, Origin]:
         path, key, part, fields = self._pipeline.shards.read(shard, sample)
+        if timings is not None:
+            timings.lap("read")
         origin = Origin(path, key, 0, place, part)
-        return self._pipeline.each.apply({"__key__": key, "__url__": path, **fields}, origin, out), origin
+        return self._pipeline.each.apply({"__key__": key, "__url__": path, **fields}, origin, out, timings), origin
 
     def _forgives(self, err: SampleError) -> bool:
         plan = self._pipeline.plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from wdskit.errors import Problem
@@ -13,6 +14,20 @@ from wdskit.pipeline.specs import STAGES
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _STEP = re.compile(r"\[(\d+)\]")
+
+
+def _long_form(value: Any) -> Any:
+    """What stands for nothing, or for a number of steps, as a mapping."""
+    if value is None:
+        return {}
+    return {"every": value} if type(value) is int else value
+
+
+_SECTIONS: dict[Path, Callable[[Any], Any]] = {
+    ("loader",): lambda value: {} if value is None else value,
+    ("loader", "stats"): _long_form,
+}
+"""What an override may add to where the file does not have it, and how it is written out."""
 
 
 class _Lost(Exception):
@@ -97,12 +112,11 @@ class _Walk:
         container[key] = self.node
 
     def _into_mapping(self, step: str, *, last: bool) -> None:
-        if step not in self.node and not last:
-            if self.path or step != "loader":
-                raise _Lost(self._unknown(step))
-            self.node[step] = {}
-        if not self.path and step == "loader" and self.node.get(step, 0) is None:
-            self.node[step] = {}
+        long_form = _SECTIONS.get((*self.path, step))
+        if step not in self.node and not last and long_form is None:
+            raise _Lost(self._unknown(step))
+        if not last and long_form is not None:
+            self.node[step] = long_form(self.node.get(step))
         self._enter(self.node, step, (*self.path, step))
 
     def _into_list(self, step: str) -> None:

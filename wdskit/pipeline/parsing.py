@@ -8,7 +8,18 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from wdskit.errors import ConfigError, Problem
-from wdskit.pipeline.problems import Flaw, describe, did_you_mean, dotted, listing, nearest, show, translate, wrong_kind
+from wdskit.pipeline.problems import (
+    Flaw,
+    Path,
+    describe,
+    did_you_mean,
+    dotted,
+    listing,
+    nearest,
+    show,
+    translate,
+    wrong_kind,
+)
 from wdskit.pipeline.spec_types import StageSpec, refuse
 from wdskit.pipeline.specs import STAGES
 
@@ -120,14 +131,19 @@ def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
         owner = (
             f"`{model.name}`" if issubclass(model, StageSpec) else f"`{model.__name__.removesuffix('Spec').lower()}`"
         )
-        inner = model.items.get(str(path[0])) if len(path) > 1 and issubclass(model, StageSpec) else None
+        inner = _inner(model, path)
         if inner is not None:
-            owner, model = f"an item of `{path[0]}`", inner
+            owner, model = f"an item of `{path[0]}`" if isinstance(path[1], int) else f"`{path[0]}`", inner
         return Flaw(path, unknown_setting(str(path[-1]), owner, list(model.model_fields)))
     if error["type"] == "missing":
-        inner = model.items.get(str(path[0])) if len(path) > 1 and issubclass(model, StageSpec) else None
-        return Flaw(path[:-1], _missing(inner or model, str(path[-1])))
+        return Flaw(path[:-1], _missing(_inner(model, path) or model, str(path[-1])))
     return Flaw(path, translate(error))
+
+
+def _inner(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    """The model of what stands inside a setting."""
+    items: Mapping[str, type[BaseModel]] = getattr(model, "items", {})
+    return items.get(str(path[0])) if len(path) > 1 else None
 
 
 def _missing(model: type[BaseModel], field: str) -> str:

@@ -27,6 +27,7 @@ from wdskit.pipeline.making import Job, Made, Making
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.run import Run
 from wdskit.pipeline.shards import OpenShards
+from wdskit.pipeline.timings import Pace
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         self.plan = plan
         if batched is not None and isinstance(batched.collate, Collate):
             each.writer = _writer(each.steps)
+        self.chunk_pace, self.batch_pace = Pace(), Pace()
         self._pool: ThreadPoolExecutor | None = None
         self._next_epoch = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from wdskit.dataset.grouping import ShardReader
@@ -12,6 +12,7 @@ from wdskit.dataset.patterns import ShardList
 from wdskit.errors import PipelineError, ShardError
 from wdskit.order.draws import Draws
 from wdskit.pipeline.run import Origin, Run
+from wdskit.pipeline.timings import clocked
 from wdskit.storage.urls import LocalFile, Stream, is_local, open_stream
 
 DRAW = "__draw__"
@@ -86,6 +87,9 @@ class OpenTars:
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the samples of each draw in order."""
+        return clocked(self._samples(source), "read", self.run.keep_timings)
+
+    def _samples(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         run = self.run
         self._silence.begin()
         for number, item in enumerate(source):
@@ -115,9 +119,19 @@ class OpenTars:
                 elif url not in self._digested:
                     _check_digest(url, entry)
                     self._digested.add(url)
-            yield from ShardReader(stream.read, shard=url)
+            yield from ShardReader(self._counted(stream), shard=url)
         finally:
             stream.close()
+
+    def _counted(self, stream: Stream) -> Callable[[int], bytes]:
+        """Its `read`, which counts the bytes."""
+
+        def read(size: int) -> bytes:
+            part = stream.read(size)
+            self.run.timings.bytes_read += len(part)
+            return part
+
+        return read
 
 
 class Silence:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from numpy.random import Generator
 
 from wdskit.order.keys import PositionRng
+from wdskit.pipeline.timings import Timings
 
 
 class Place(NamedTuple):
@@ -65,6 +66,7 @@ class Run:
         next_sample: How many samples of `next_draw` have been read.
         stop_draw: The draw behind the last, None for an endless stream.
         num_heard: How many values the pipeline has yielded, or its with_epoch has taken.
+        timings: Of a stream's stages, since they were taken last.
     """
 
     def __init__(self, place: Place, seed: int, num_threads: int = 1) -> None:
@@ -80,6 +82,7 @@ class Run:
         self.next_sample = 0
         self.stop_draw: int | None = None
         self.num_heard = 0
+        self.timings = Timings()
         self._local = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,6 +99,15 @@ class Run:
         self.next_draw = draw
         self.next_sample = sample
         self.stop_draw = stop_draw
+
+    def keep_timings(self, timings: Timings) -> None:
+        """Add what was measured in this thread."""
+        self.timings.merge(timings)
+
+    def take_timings(self) -> Timings:
+        """What was measured since this was called last."""
+        timings, self.timings = self.timings, Timings()
+        return timings
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:
         """Random numbers by position for one stage; each thread has a generator of its own."""

@@ -110,6 +110,8 @@ def _with_variables(schema: dict[str, Any]) -> dict[str, Any]:
     schema = {key: value for key, value in schema.items() if key != "title"}
     if "anyOf" in schema:
         return schema | {"anyOf": [_with_variables(choice) for choice in schema["anyOf"]]}
+    if schema.get("type") == "object" and "properties" in schema:
+        return schema | {"properties": {name: _with_variables(each) for name, each in schema["properties"].items()}}
     if schema.get("type") == "array":
         return schema | {"items": _with_variables(schema["items"])} if "items" in schema else schema
     if schema.get("type") not in {"integer", "number", "boolean"} and not {"enum", "const"} & schema.keys():

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.dataset.local import LocalShard
-from wdskit.dataset.table import ShardTable
+from wdskit.dataset.table import Ints, ShardTable
 from wdskit.errors import ShardError
 
 MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank stands in 1,221 at a time
@@ -35,6 +36,7 @@ class OpenShards:
     def _begin(self) -> None:
         self._open: OrderedDict[int, LocalShard] = OrderedDict()
         self._lock = threading.Lock()
+        self._mean_bytes: NDArray[np.float64] | None = None
         # Half of the descriptors that this process may have.
         self._most = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
@@ -58,6 +60,12 @@ class OpenShards:
         local = self._shard(shard, table, inner)
         key, fields = local.read(table.number(inner, sample))
         return local.path, key, self.parts[at], {name: bytes(view) for name, view in fields.items()}
+
+    def mean_bytes(self, shards: Ints) -> int:
+        """Bytes of some samples in these shards, as many as each is named: that of the mean sample of each."""
+        if self._mean_bytes is None:
+            self._mean_bytes = np.concatenate([table.sample_bytes() for table in self.tables])
+        return int(self._mean_bytes[shards].sum())
 
     def _shard(self, shard: int, table: ShardTable, inner: int) -> LocalShard:
         """The open shard; the one that was not read for longest makes room, and closes when nobody reads it."""

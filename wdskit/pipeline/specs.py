@@ -25,6 +25,7 @@ from wdskit.pipeline.spec_types import (
     Weights,
     refuse,
 )
+from wdskit.pipeline.stats_spec import OptionalStats, StatsSpec
 
 __all__ = [
     "STAGES",
@@ -248,6 +249,7 @@ class LoaderSpec(BaseModel):
     """How a pipeline is run."""
 
     model_config = StageSpec.model_config
+    items: ClassVar[dict[str, type[BaseModel]]] = {"stats": StatsSpec}
 
     workers: Natural = Field(1, description="Worker processes; 0: this process.")
     threads: Count | None = Field(
@@ -268,6 +270,9 @@ class LoaderSpec(BaseModel):
     device: Device | None = Field(
         None,
         description="Where batches of a planned source go: `cuda`, the current one, or `cuda:1`. Without: nowhere.",
+    )
+    stats: OptionalStats = Field(
+        None, description="What it tells of itself while it runs: every how many steps, or {every, file, port, host}."
     )
 
 

@@ -50,7 +50,8 @@ class StepMaker:
         if isinstance(spec, FusedSpec):
             steps = [self.step(stage) for stage in spec.stages]
             return fused_step(spec.stages, steps, frozenset(self._images))
-        return Step(spec.name, self._function(spec, self.label(spec)))
+        ordinal = self._seen[spec.name]
+        return Step(spec.name, self._function(spec, self.label(spec)), ordinal)
 
     def together(self, steps: list[Step]) -> Each:
         """Stages that stand side by side, as one."""

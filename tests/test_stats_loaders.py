@@ -1,0 +1,248 @@
+"""`loader.stats()` of loaders that run: what was delivered is what is counted, however it is made."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from shards import write_numbers, write_pictures, write_shard
+
+from wdskit import Pipeline
+from wdskit.loader.stats import Stats
+from wdskit.pipeline.timings import Pace, Timings
+from wdskit.shards.indexing import index_folder
+
+WAYS = [(0, 1), (0, 4), (1, 1), (2, 2)]
+NUM = 70
+
+
+@pytest.fixture(autouse=True)
+def _always_timed(monkeypatch):
+    """Each piece of work is timed, so that counts are exact; forked workers inherit it."""
+    monkeypatch.setattr(Pace, "gap", lambda self: 1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """70 small images with their numbers in 4 shards."""
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [20, 20, 20, 10])
+    index_folder(str(folder))
+    return folder
+
+
+def label_of(sample):
+    return {**sample, "label": sample["json"]["number"]}
+
+
+def shift(sample):
+    return {**sample, "label": sample["label"] + 1}
+
+
+def doubled(batch):
+    images, labels = batch
+    return images, labels * 2
+
+
+def pictures(folder, **settings):
+    pipe = Pipeline().exact(str(folder), seed=3).decode("rgb8").resize([8, 8]).map(label_of).map(shift)
+    return pipe.to_tuple("jpg;png", "label").batched(8).map(doubled).loader(start_method="fork", **settings)
+
+
+@pytest.mark.parametrize(("workers", "threads"), WAYS)
+def test_what_is_counted_is_what_was_delivered(folder, workers, threads):
+    loader = pictures(folder, workers=workers, threads=threads)
+    for epoch in range(2):
+        delivered = [labels for _, labels in loader]
+        found = loader.stats()
+        assert (found.epoch, found.steps, found.samples) == (epoch, len(delivered), sum(map(len, delivered)))
+        assert found.steps == 8
+        assert {name: stage.num for name, stage in found.stages.items()} == {
+            "read": 64,
+            "decode-resize": 64,
+            "map": 64,
+            "map:1": 64,
+            "to_tuple": 64,
+            "batched": 8,
+            "map:2": 8,
+        }
+        assert found.replaced == 0
+        assert found.capacity == (0 if (workers, threads) == (0, 1) else 4)
+        assert 0 <= found.ready_mean <= found.capacity + 1
+        consistent(found)
+    assert loader._stats.stats("life").samples == 128
+    assert 'wdskit_samples_total{loader="pipeline",rank="0"} 128\n' in loader.prometheus_text()
+
+
+def consistent(found):
+    """Waits and shares are what they say."""
+    assert 0 < found.wait_s <= found.elapsed_s
+    assert found.wait_ratio == pytest.approx(found.wait_s / found.elapsed_s)
+    assert found.samples_per_s > 0
+    assert found.first_wait_s > 0
+    assert found.bytes_read > 0
+    assert found.bytes_per_s == pytest.approx(found.bytes_read / found.samples * found.samples_per_s)
+    assert sum(stage.share_ratio for stage in found.stages.values()) == pytest.approx(1)
+    assert all(stage.mean_s > 0 and 0 <= stage.cpu_ratio <= 1 for stage in found.stages.values())
+    assert found.busy_ratio > 0
+    assert str(found).count("\n") >= 3 + len(found.stages)
+
+
+@pytest.mark.parametrize(("workers", "threads"), WAYS)
+def test_streams_count_too(folder, workers, threads):
+    pipe = Pipeline().stream(str(folder / "p-*.tar"), seed=3).split_by_worker().decode("rgb8").resize([8, 8])
+    pipe = pipe.to_tuple("jpg;png", "cls").batched(8).map(doubled)
+    loader = pipe.loader(workers=workers, threads=threads, start_method="fork")
+    for epoch in range(2):
+        delivered = [len(labels) for _, labels in loader]
+        found = loader.stats()
+        assert (
+            (found.epoch, found.steps, found.samples)
+            == (epoch, len(delivered), sum(delivered))
+            == (epoch, len(delivered), NUM)
+        )
+        stages = {name: stage.num for name, stage in found.stages.items()}
+        assert stages.keys() == {"read", "decode-resize", "to_tuple", "batched", "map"}
+        assert stages["batched"] == stages["map"] == len(delivered)
+        assert NUM - 8 <= stages["decode-resize"] <= NUM + 8
+        assert found.capacity == 4 * workers
+        consistent(found)
+
+
+def test_bytes_are_those_of_the_files(folder):
+    """Of planned samples the mean of their shards; of a stream what was read, which ends with the end marks."""
+    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    planned = Pipeline().exact(str(folder), seed=3).batched(1).loader(workers=0)
+    stream = Pipeline().stream(str(folder / "p-*.tar")).batched(1).loader(workers=0)
+    for loader in (planned, stream):
+        assert len(list(loader)) == NUM
+        assert loader.stats().bytes_read == pytest.approx(total, rel=0.01)
+
+
+@pytest.mark.parametrize(("workers", "threads"), WAYS)
+def test_items_that_are_samples_are_counted_one_by_one(folder, workers, threads):
+    loader = Pipeline().exact(str(folder), seed=3).to_tuple("cls").loader(workers=workers, threads=threads)
+    num = 0
+    for _ in loader:
+        num += 1
+        assert loader.stats().steps >= num
+    assert (num, loader.stats().steps, loader.stats().samples) == (NUM, NUM, NUM)
+    assert loader.stats().stages["read"].num == NUM
+
+
+@pytest.mark.parametrize(("workers", "threads"), WAYS)
+def test_replaced_samples_are_told_and_padding_is_not_counted(tmp_path, workers, threads):
+    samples = {f"k{at:03d}": {"cls": b"x" if at % 10 == 3 else b"%d" % at} for at in range(50)}
+    write_shard(tmp_path / "s-000.tar", samples)
+    index_folder(str(tmp_path))
+    settings = {"workers": workers, "threads": threads, "errors": {"max_bad": 5}}
+    loader = Pipeline().exact(str(tmp_path), seed=1, tail="pad").decode().to_tuple("cls").batched(8).loader(**settings)
+    valid = sum(int(mask.sum()) for _, mask in loader)
+    found = loader.stats()
+    assert (found.steps, found.samples, found.replaced, valid) == (7, 50, 5, 45)
+
+
+def test_ranks_count_what_is_theirs(folder):
+    for rank in range(3):
+        pipe = Pipeline().sequential(str(folder)).to_tuple("cls").batched(8)
+        loader = pipe.loader(workers=0, rank=rank, world_size=3)
+        valid = sum(int(mask.sum()) for _, mask in loader)
+        assert (loader.stats().rank, loader.stats().samples) == (rank, valid)
+
+
+class Gate:
+    """A stage that lets a sample through only while the consumer waits for one."""
+
+    def __init__(self):
+        self.is_asked = threading.Event()
+
+    def __call__(self, sample):
+        assert self.is_asked.wait(60)
+        return sample
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_consumer_that_finds_nothing_ready_waits_each_time(folder, threads, monkeypatch):
+    """Samples come only once they are asked for: nothing is ever ready, and all of the stage's time is waited for."""
+    gate = Gate()
+    monkeypatch.setattr(Stats, "asked", asking(Stats.asked, gate))
+    monkeypatch.setattr(Stats, "begin", asking(Stats.begin, gate))
+    pipe = Pipeline().exact(str(folder), seed=3).map(gate).to_tuple("cls").batched(8)
+    for _ in (loader := pipe.loader(workers=0, threads=threads, prefetch=1)):
+        gate.is_asked.clear()
+        seen = loader.stats()
+    assert seen.steps == 8
+    assert seen.wait_s > 0
+
+
+def asking(method, gate):
+    def told(self, *args):
+        method(self, *args)
+        gate.is_asked.set()
+
+    return told
+
+
+@pytest.mark.parametrize(("workers", "threads"), WAYS[1:])
+def test_a_slow_consumer_finds_all_ready_and_is_told_nothing(folder, workers, threads):
+    """It asks only when the loader has made as much ahead as it may; then there is nothing to change."""
+    loader = pictures(folder, workers=workers, threads=threads)
+    ahead = loader._ahead
+    for _ in loader:
+        tickets = [ticket for _, ticket in ahead._waiting]
+        while not all(map(ahead._maker.is_ready, tickets)):
+            if workers:
+                ahead._maker._receive_all(timeout_s=60)
+            else:
+                assert all(ticket.is_done.wait(60) for ticket in tickets)
+    found = loader.stats()
+    assert found.empty_ratio == 0
+    assert found.ready_mean >= min(found.capacity, 1)
+
+
+def test_a_stage_that_waits_is_seen_to_wait(folder):
+    """A stage that blocks on an event for as long as nobody sets it, in each of four threads."""
+    never = threading.Event()
+
+    def blocked(sample):
+        never.wait(0.01)
+        return sample
+
+    pipe = Pipeline().exact(str(folder), seed=3).map(blocked).to_tuple("cls").batched(8)
+    loader = pipe.loader(workers=0, threads=4, prefetch=2)
+    for _ in loader:
+        pass
+    found = loader.stats()
+    assert found.stages["map"].mean_s >= 0.01
+    assert found.stages["map"].share_ratio > 0.5
+    assert found.stages["map"].cpu_ratio < 0.5
+    assert found.wait_ratio > 0.5
+
+
+def test_what_travels_is_what_was_measured(folder):
+    """Stages of worker processes are those of the consumer's statistics, not only their number."""
+    loader = Pipeline().exact(str(folder), seed=3).map(Slow()).to_tuple("cls").batched(8).loader(workers=2, threads=2)
+    list(loader)
+    assert loader.stats().stages["map"].mean_s >= 0.001
+
+
+class Slow:
+    """Blocks for a millisecond."""
+
+    def __call__(self, sample):
+        threading.Event().wait(0.001)
+        return sample
+
+
+def test_a_loader_that_is_not_asked_measures_all_the_same(tmp_path):
+    """And its clocks keep nothing alive and grow with nothing."""
+    pattern = write_numbers(tmp_path, [30, 30])
+    index_folder(str(tmp_path))
+    loader = Pipeline().exact(pattern, seed=3).to_tuple("cls").batched(4).loader(workers=0)
+    sizes = []
+    for _ in range(3):
+        list(loader)
+        life = loader._stats.totals("life")
+        sizes.append(len(life.timings.stages))
+        assert isinstance(life.timings, Timings)
+    assert sizes == [3, 3, 3]
