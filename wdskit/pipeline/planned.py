@@ -20,6 +20,7 @@ from wdskit.errors import PipelineError, SampleError
 from wdskit.order.base import Ints, Order
 from wdskit.order.steps import Steps, Tail
 from wdskit.pipeline.buffering import Batched
+from wdskit.pipeline.columns import columns_of
 from wdskit.pipeline.each import Each
 from wdskit.pipeline.run import Origin, Run
 from wdskit.pipeline.shards import OpenShards
@@ -107,6 +108,7 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         self.shards, self.each, self.batched, self.behind = shards, each, batched, behind
         self.run = run
         self.plan = plan
+        self.columns = columns_of(shards, each, batched)
         self._pool: ThreadPoolExecutor | None = None
         self._next_epoch = 0
 
@@ -122,7 +124,15 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         """
         plan = self.plan
         places = np.minimum(job.positions, job.num_samples - 1) + job.start
-        found = zip(places.tolist(), *(column.tolist() for column in plan.order.take(places)), strict=True)
+        shards, samples = plan.order.take(places)
+        made = None if self.columns is None else self.columns.make(places, shards, samples)
+        if made is not None:
+            batch, origin = made
+            if self.behind is not None:
+                batch = self.behind.apply(batch, origin)
+            mask = torch.from_numpy(job.positions < job.num_samples)
+            return Made(batch if plan.tail == "drop" else with_mask(batch, mask), ())
+        found = zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True)
         results = list(self._each_of(found))
         values, origins, reasons = zip(*results, strict=True)
         bad = tuple(

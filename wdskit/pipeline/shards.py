@@ -76,6 +76,10 @@ class OpenShards:
         key, fields = local.read(table.number(inner, sample))
         return local.path, key, self.parts[at], {name: bytes(view) for name, view in fields.items()}
 
+    def part(self, shard: int) -> int:
+        """Number of the part that a shard belongs to."""
+        return self.parts[int(np.searchsorted(self._stops, shard, side="right"))]
+
     def read_many(self, shards: Ints, samples: Ints, *, viewed: Callable[[str], bool]) -> ManySamples | None:
         """As `read`, for many samples at once, (n,) each; None where they have not the same fields in the same order.
 
