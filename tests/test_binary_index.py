@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index, write_index
 from wdskit.errors import FolderIndexError
 
 GOLDEN = Path(__file__).parent / "golden" / "folder"
+GOLDEN_1 = Path(__file__).parent / "golden" / "folder-1"  # the same shards, indexed in version 1
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return shutil.copytree(GOLDEN, tmp_path / "folder")
+@pytest.fixture(params=[GOLDEN, GOLDEN_1], ids=["version-2", "version-1"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return shutil.copytree(request.param, tmp_path / "folder")
 
 
 def entries(num: int) -> list[ShardEntry]:
@@ -36,16 +38,40 @@ def test_the_layout_is_as_documented(folder: Path) -> None:
     data = (folder / BINARY_NAME).read_bytes()
     index = read_index(folder)
     names = b"".join(entry.name.encode() for entry in index.entries)
-    assert data[:8] == b"WDSKIDX1"
+    stop = 128 + 3 * 56 + len(names)
     assert struct.unpack_from("<QQ", data, 8) == (3, len(names))
     assert data[24:56] == hashlib.sha256((folder / INDEX_NAME).read_bytes()).digest()
-    assert data[56:88] == hashlib.sha256(data[128:]).digest()
-    assert data[88:128] == bytes(40)
+    assert data[56:88] == hashlib.sha256(data[128:stop]).digest()
+    assert data[120:128] == bytes(8)
+    if index.entries[0].idx_sha256 is None:
+        assert (data[:8], data[88:120], data[stop:]) == (b"WDSKIDX1", bytes(32), b"")
+    else:
+        assert (data[:8], data[88:120]) == (b"WDSKIDX2", hashlib.sha256(data[stop:]).digest())
+        assert data[stop:].hex() == "".join(entry.idx_sha256 or "" for entry in index.entries)
     assert struct.unpack_from("<3Q", data, 128) == tuple(entry.num_samples for entry in index.entries)
     assert struct.unpack_from("<3Q", data, 152) == tuple(entry.num_bytes for entry in index.entries)
     assert data[176:272].hex() == "".join(entry.sha256 for entry in index.entries)
     assert struct.unpack_from("<3Q", data, 272) == (9, 18, 27)
-    assert data[296:] == names
+    assert data[296:stop] == names
+
+
+def test_both_versions_say_the_same_of_the_shards() -> None:
+    """What a selection is bound to does not change when a folder is indexed again."""
+    old, new = BinaryIndex(GOLDEN_1), BinaryIndex(GOLDEN)
+    assert old.digest == new.digest
+    assert [*old.names()] == [*new.names()]
+    assert [old.idx_sha256(at) for at in range(3)] == [None] * 3
+    told = [hashlib.sha256((GOLDEN / f"s-00{at}.tar.idx").read_bytes()).hexdigest() for at in range(3)]
+    assert [new.idx_sha256(at) for at in range(3)] == told
+
+
+def test_an_index_may_know_the_offsets_of_some_shards_only(tmp_path: Path) -> None:
+    """As after `pack --append` to a folder that was indexed in version 1."""
+    shards = [*entries(2), replace(entries(3)[2], idx_sha256="ab" * 32)]
+    write_index(tmp_path, shards)
+    assert read_index(tmp_path).entries == tuple(shards)
+    index = BinaryIndex(tmp_path)
+    assert [index.idx_sha256(at) for at in range(3)] == [None, None, "ab" * 32]
 
 
 def test_ten_thousand_shards_are_all_there(tmp_path: Path) -> None:
@@ -130,16 +156,18 @@ def test_a_twin_that_was_left_behind_by_a_newer_json_is_refused(folder: Path) ->
 def test_a_newer_version_is_named(folder: Path) -> None:
     path = folder / BINARY_NAME
     data = path.read_bytes()
-    path.write_bytes(b"WDSKIDX2" + data[8:])
-    with pytest.raises(FolderIndexError, match="it has format version '2', this wdskit reads version '1'"):
+    path.write_bytes(b"WDSKIDX3" + data[8:])
+    with pytest.raises(FolderIndexError, match="it has format version '3', this wdskit reads versions '1' and '2'"):
         BinaryIndex(folder)
 
 
 def forge(folder: Path, data: bytes) -> None:
     """Write an `index.bin` whose digests are right."""
     digest = hashlib.sha256((folder / INDEX_NAME).read_bytes()).digest()
-    body = data[128:]
-    (folder / BINARY_NAME).write_bytes(data[:24] + digest + hashlib.sha256(body).digest() + bytes(40) + body)
+    num_shards, num_name_bytes = struct.unpack_from("<QQ", data, 8)
+    stop = 128 + num_shards * 56 + num_name_bytes
+    digests = hashlib.sha256(data[128:stop]).digest() + data[88:128]
+    (folder / BINARY_NAME).write_bytes(data[:24] + digest + digests + data[128:])
 
 
 @pytest.mark.parametrize("name", ["../s-0.tar", "/etc/passwd", "s\0.tar", "s\n.tar", "s\x1b[2J.tar", ""])
@@ -188,8 +216,8 @@ def test_without_its_own_digest_damage_would_pass(folder: Path, monkeypatch: pyt
     (folder / BINARY_NAME).write_bytes(data)
     check = BinaryIndex._check_header
 
-    def check_without_digest(self, header, num_bytes, body_digest, json_digest):
-        return check(self, header, num_bytes, header[56:88], json_digest)
+    def check_without_digest(self, header, num_bytes, body_digest, idx_digest, json_digest):
+        return check(self, header, num_bytes, header[56:88], idx_digest, json_digest)
 
     monkeypatch.setattr(BinaryIndex, "_check_header", check_without_digest)
     assert BinaryIndex(folder).counts.tolist() == [3, 2, 0]

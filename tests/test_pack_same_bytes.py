@@ -22,8 +22,8 @@ TINY = (Path(__file__).parent / "golden" / "tiny.jpg").read_bytes()
 
 # Written down once. A change of any of these is a change of format: it needs a line in the change log.
 GOLDEN_ROWS = {
-    "index.bin": "676162fbc572a2b4d08abd5d4d62cf8b1680c4074b0d681f9c5a4657b41892d5",
-    "index.json": "0d2a1017da23819e709285fd77505923872d735ff5d6189ef69b14e7c587b6e4",
+    "index.bin": "c964e6104b42fb2a2b4f3295d0fff93703faeac44e08f0a4b34c3b045158fb51",
+    "index.json": "4f9e4fcb866334ae0886c93d2f011e75bc5d59367a43af5d36a8b1460703ba28",
     "part-00.tar": "ee37498aaa3c8f22272d87774886a0954126c6387e9e414675cf8981d4c5f4e0",
     "part-00.tar.idx": "259f9b84c91b93c10d87f176bd6c0646d3d45a884e271652c9f3272599fb403e",
     "part-01.tar": "63782c0887b856615ad85a125fe912b6c54fe7f15e2afc613e2679739fd1e491",
@@ -31,8 +31,8 @@ GOLDEN_ROWS = {
 }
 GOLDEN_FOLDER = {
     "classes.json": "b5c25ac0b17e2b9a8f3fe5ec2227196921f5af5cf414f0a64b5db2d0f6dbd9f4",
-    "index.bin": "84038af3347910c6f3ba8b75b53e6dea2a200b333249cf2ac344bb178ad62019",
-    "index.json": "6d85da69718fc6d7c317ffe679bf59c88e12d01a6b6d2b9ec44938b40cb6953b",
+    "index.bin": "74730922da2cff9234f05736c0f6228737a820fcb6da0c9ce970e7b105193a59",
+    "index.json": "760741bc69d84c2f016fae4b582fe5912759c54e05042ee88ace7239634e7afc",
     "p-000.tar": "9bd1c0b738b91d390f4e79ce6110b391ef17f45fd4794089b800570a9c6e26fa",
     "p-000.tar.idx": "618ebf0d151536d0d99d493a6d2389c05c04d9c49b1a41bd22218143742f2051",
     "p-001.tar": "aed0070b4d5e6eb02e44c348f391586ca6c7f8c909b9b49a18db7b226daaa546",
@@ -40,8 +40,8 @@ GOLDEN_FOLDER = {
     "rejected.jsonl": "fc3659aad7fbc21ca8d71947d7af0955de2f521c662916bd95baa5d5c0f05ccc",
 }
 GOLDEN_MANIFEST = {
-    "index.bin": "78ae1fc450ca1bd88d75a9ccd9b151adab25ac91334c77716435b2e20b53e331",
-    "index.json": "c35d156e5b2e603798cc617a438adc77284df56d5ee8d6bb8866d8dba48e58cb",
+    "index.bin": "00b990e4e08bb0e24b2ad8c49d4a738b408b081cd7edbed22b3aef285e1e9a2b",
+    "index.json": "e028d366f76defb11947f94ddac4148e11d901efcf126a3a0a5d5f942b6670be",
     "p-0.tar": "0b72d39e5a728ba08fd5cd48033616fc8b629cad1dbd7d3ad36f87692030c852",
     "p-0.tar.idx": "69faeb91b293deb5876236051222d6a2428e446ff02e6c28d2a42b7e9ae919f4",
     "p-1.tar": "d52dab194d6bb812bdce3d470d8db9026a26f09659073a269a77ec634b620314",

@@ -505,7 +505,7 @@ def test_descriptors_are_not_inherited_and_given_back(tmp_path):
     path.write_bytes(b"x")
     before = open_descriptors()
     streams = [LocalFile(str(path)) for _ in range(5)]
-    assert not any(os.get_inheritable(stream._fd) for stream in streams)
+    assert not any(os.get_inheritable(stream.fd) for stream in streams)
     for stream in streams:
         stream.close()
     assert open_descriptors() == before

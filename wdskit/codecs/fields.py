@@ -20,6 +20,7 @@ from wdskit.files import Buffer
 TEXT_FIELDS = frozenset(["txt", "text", "transcript"])
 INT_FIELDS = frozenset(["cls", "cls2", "index", "inx", "id"])
 JSON_FIELDS = frozenset(["json", "jsn"])
+NPY_FIELDS = frozenset(["npy"])
 
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _DIGITS_TO_0 = bytes(ord("0") if chr(code).isdecimal() and code < 128 else ord(" ") for code in range(256))
@@ -90,7 +91,7 @@ def _decode_json(data: Buffer) -> Any:
     # orjson turns integers beyond 64 bits into floats without a word, so 19 digits in a row go to the standard library.
     # Found by translate and `in`: ten times faster than a regular expression.
     raw = bytes(data)
-    if _LONG_NUMBER not in raw.translate(_DIGITS_TO_0):
+    if not has_long_number(raw):
         try:
             return orjson.loads(raw)
         except orjson.JSONDecodeError:
@@ -98,8 +99,13 @@ def _decode_json(data: Buffer) -> Any:
     return json.loads(str(raw, "utf-8-sig"))
 
 
+def has_long_number(raw: bytes) -> bool:
+    """Whether JSON may hold an integer of 19 digits or more."""
+    return _LONG_NUMBER in raw.translate(_DIGITS_TO_0)
+
+
 def _decode_npy(data: Buffer) -> NDArray[Any]:
-    shape, fortran_order, dtype, start = _read_npy_header(data)
+    shape, fortran_order, dtype, start = read_npy_header(data)
     if dtype.hasobject:
         raise DecodeError("an array of Python objects, which would have to be unpickled. Store numbers, or JSON")
     if dtype.itemsize == 0 or dtype.subdtype is not None:
@@ -111,8 +117,12 @@ def _decode_npy(data: Buffer) -> NDArray[Any]:
     return np.array(flat.reshape(shape, order="F" if fortran_order else "C"), order="C")
 
 
-def _read_npy_header(data: Buffer) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether in Fortran order, dtype, and where the elements start."""
+def read_npy_header(data: Buffer) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Shape, whether in Fortran order, dtype, and where the elements start.
+
+    Raises:
+        DecodeError: It is no header of a known version.
+    """
     stream = io.BytesIO(data)
     try:
         version = np.lib.format.read_magic(stream)
@@ -165,10 +175,9 @@ def _for_fields(table: dict[frozenset[str], Callable[[Any], Any]]) -> dict[str, 
     return {field: function for fields, function in table.items() for field in fields}
 
 
-_NPY_FIELDS = frozenset(["npy"])
 _DECODERS = _for_fields(
-    {TEXT_FIELDS: _decode_text, INT_FIELDS: _decode_int, JSON_FIELDS: _decode_json, _NPY_FIELDS: _decode_npy}
+    {TEXT_FIELDS: _decode_text, INT_FIELDS: _decode_int, JSON_FIELDS: _decode_json, NPY_FIELDS: _decode_npy}
 )
 _ENCODERS = _for_fields(
-    {TEXT_FIELDS: _encode_text, INT_FIELDS: _encode_int, JSON_FIELDS: _encode_json, _NPY_FIELDS: _encode_npy}
+    {TEXT_FIELDS: _encode_text, INT_FIELDS: _encode_int, JSON_FIELDS: _encode_json, NPY_FIELDS: _encode_npy}
 )

@@ -1,9 +1,14 @@
 """`index.bin`: the binary twin of `index.json`, made to be mapped.
 
-Little-endian. Header of 128 bytes: magic `WDSKIDX1`, uint64 number of shards, uint64 bytes of names, 32 bytes sha256 of
-the `index.json` it belongs to, 32 bytes sha256 of all that follows the header, zeros. Then, each as long as the number
-of shards: samples (uint64), bytes (uint64), digests (32 bytes each), ends of the names (uint64), and last the names
-themselves, UTF-8 without separators. 10**6 shards take 76 MB, of which a reader touches what it asks for.
+Little-endian. Header of 128 bytes: magic `WDSKIDX2`, uint64 number of shards, uint64 bytes of names, 32 bytes sha256 of
+the `index.json` it belongs to, 32 bytes sha256 of the columns, 32 bytes sha256 of what follows the columns, zeros. The
+columns are, each as long as the number of shards: samples (uint64), bytes (uint64), digests (32 bytes each), ends of
+the names (uint64), and last the names themselves, UTF-8 without separators. Behind them sha256 of each shard's `.idx`
+(32 bytes each, zeros where the index does not say). 10**6 shards take 108 MB, of which a reader touches what it asks
+for.
+
+Version 1, magic `WDSKIDX1`, has no digests of `.idx` and 40 zeros in the header in their place. It is read, and written
+where the index says no such digest. Selections are bound to the columns only, which are the same in both.
 """
 
 from __future__ import annotations
@@ -24,9 +29,11 @@ if TYPE_CHECKING:
 
 BINARY_NAME = "index.bin"
 
-_MAGIC = b"WDSKIDX1"
-_HEADER = struct.Struct("<8sQQ32s32s40s")
+_MAGIC = b"WDSKIDX2"
+_MAGIC_1 = b"WDSKIDX1"
+_HEADER = struct.Struct("<8sQQ32s32s32s8s")
 _SHARD_BYTES = 8 + 8 + 32 + 8
+_DIGEST_BYTES = 32
 _NAMES_AT_ONCE = 1 << 14
 _BYTES_AT_ONCE = 1 << 20
 
@@ -48,8 +55,12 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
             *names,
         )
     )
-    num_name_bytes = sum(map(len, names))
-    return _HEADER.pack(_MAGIC, len(entries), num_name_bytes, json_digest, hashlib.sha256(body).digest(), b"") + body
+    told = [entry.idx_sha256 for entry in entries]
+    idx = b"".join(bytes.fromhex(one) if one else bytes(_DIGEST_BYTES) for one in told) if any(told) else b""
+    magic, idx_digest = (_MAGIC, hashlib.sha256(idx).digest()) if idx else (_MAGIC_1, b"")
+    body_digest = hashlib.sha256(body).digest()
+    head = _HEADER.pack(magic, len(entries), sum(map(len, names)), json_digest, body_digest, idx_digest, b"")
+    return head + body + idx
 
 
 class BinaryIndex:
@@ -62,6 +73,7 @@ class BinaryIndex:
         counts: Samples of each shard, (num_shards,), read-only.
         sizes: Bytes of each shard, (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
+        idx_digests: sha256 of each shard's `.idx`, as `digests`; zeros where it is not known, None where none is.
         digest: 32 bytes that say which shards these are: sha256 over all their counts, sizes, digests and names.
 
     Raises:
@@ -75,8 +87,10 @@ class BinaryIndex:
                 json_digest = _digest(file)
             with (folder / BINARY_NAME).open("rb") as file:
                 header = file.read(_HEADER.size)
-                body_digest = _digest(file)
-                num_shards, num_name_bytes = self._check_header(header, file.tell(), body_digest, json_digest)
+                num_shards, num_name_bytes, has_idx = self._check_head(header)
+                body_digest = _digest(file, num_shards * _SHARD_BYTES + num_name_bytes)
+                idx_digest = _digest(file)
+                self._check_header(header, file.tell(), body_digest, idx_digest, json_digest)
                 body: NDArray[np.uint8] = np.memmap(file, dtype=np.uint8, mode="r")[_HEADER.size :]
         except OSError as err:
             raise self._error(f"cannot be read: {err.strerror}") from err
@@ -86,7 +100,8 @@ class BinaryIndex:
         self.sizes = body[ends[0] : ends[1]].view("<u8")
         self.digests = body[ends[1] : ends[2]].reshape(num_shards, 32)
         self._name_ends = body[ends[2] : ends[3]].view("<u8")
-        self._names = body[ends[3] :]
+        self._names = body[ends[3] : ends[3] + num_name_bytes]
+        self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES) if has_idx else None
         self._check_names(num_name_bytes)
 
     def __reduce__(self) -> tuple[object, tuple[Path, bytes]]:
@@ -103,6 +118,11 @@ class BinaryIndex:
             return bytes(self._names[self._name_start(shard) : int(self._name_ends[shard])]).decode()
         except UnicodeDecodeError as err:
             raise self._error("its names are not file names") from err
+
+    def idx_sha256(self, shard: int) -> str | None:
+        """Hex digest of a shard's `.idx`, None where the index does not say it."""
+        digest = b"" if self.idx_digests is None else self.idx_digests[shard].tobytes()
+        return digest.hex() if any(digest) else None
 
     def names(self) -> Iterator[list[str]]:
         """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""
@@ -133,23 +153,35 @@ class BinaryIndex:
         ends = self._name_ends[first:stop].astype(np.int64) - start
         return self._names[start : start + int(ends[-1])].tobytes(), ends.tolist()
 
-    def _check_header(self, header: bytes, num_bytes: int, body_digest: bytes, json_digest: bytes) -> tuple[int, int]:
-        """Number of shards and bytes of names, once all that the header says holds."""
+    def _check_head(self, header: bytes) -> tuple[int, int, bool]:
+        """Number of shards, bytes of names, and whether digests of `.idx` follow, by a header of a known version."""
         if len(header) < _HEADER.size:
-            raise self._error(f"it has {num_bytes} bytes, less than its header")
-        magic, num_shards, num_name_bytes, json_expected, body_expected, rest = _HEADER.unpack(header)
-        if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
-            raise self._error(f"it has format version {magic[-1:].decode('latin-1')!r}, this wdskit reads version '1'")
+            raise self._error(f"it has {len(header)} bytes, less than its header")
+        magic, num_shards, num_name_bytes, *_ = _HEADER.unpack(header)
+        if magic not in (_MAGIC, _MAGIC_1) and magic.startswith(_MAGIC[:-1]):
+            version = magic[-1:].decode("latin-1")
+            raise self._error(f"it has format version {version!r}, this wdskit reads versions '1' and '2'")
+        if magic not in (_MAGIC, _MAGIC_1):
+            raise self._error("it is damaged")
+        return num_shards, num_name_bytes, magic == _MAGIC
+
+    def _check_header(
+        self, header: bytes, num_bytes: int, body_digest: bytes, idx_digest: bytes, json_digest: bytes
+    ) -> None:
+        """Compare what the header says with what was read."""
+        magic, num_shards, num_name_bytes, json_expected, body_expected, idx_expected, rest = _HEADER.unpack(header)
+        a_shard, expected = _SHARD_BYTES, bytes(_DIGEST_BYTES)
+        if magic == _MAGIC:
+            a_shard, expected = _SHARD_BYTES + _DIGEST_BYTES, idx_digest
         if (
-            magic != _MAGIC
-            or any(rest)
-            or num_bytes != _HEADER.size + num_shards * _SHARD_BYTES + num_name_bytes
+            any(rest)
+            or num_bytes != _HEADER.size + num_shards * a_shard + num_name_bytes
             or body_digest != body_expected
+            or idx_expected != expected
         ):
             raise self._error("it is damaged")
         if json_digest != json_expected:
             raise self._error("it does not belong to the index.json beside it")
-        return num_shards, num_name_bytes
 
     def _check_names(self, num_name_bytes: int) -> None:
         """Refuse names that are not those of files in the folder, which only a forged index has."""
@@ -176,9 +208,13 @@ def _reopen(folder: Path, digest: bytes) -> BinaryIndex:
     return index
 
 
-def _digest(file: IO[bytes]) -> bytes:
-    """sha256 of what is left of a file, read in pieces: pages that are mapped would count as this process's memory."""
+def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
+    """sha256 of so many bytes of a file, or of what is left of it, read in pieces: pages that are mapped would count as
+    this process's memory.
+    """
     digest = hashlib.sha256()
-    while part := file.read(_BYTES_AT_ONCE):
+    left = -1 if num_bytes is None else num_bytes
+    while left and (part := file.read(_BYTES_AT_ONCE if left < 0 else min(left, _BYTES_AT_ONCE))):
         digest.update(part)
+        left -= len(part) if left > 0 else 0
     return digest.digest()

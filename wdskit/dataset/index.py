@@ -46,6 +46,7 @@ class ShardEntry:
         num_bytes: Size of the file.
         sha256: Hex digest of the file.
         fields: Names of all fields that occur in it, sorted.
+        idx_sha256: Hex digest of its `.idx`, None in an index that was made before it was written there.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ShardEntry:
     num_bytes: int
     sha256: str
     fields: tuple[str, ...]
+    idx_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def _to_json(entries: Iterable[ShardEntry]) -> bytes:
                 "nsamples": entry.num_samples,
                 "filesize": entry.num_bytes,
                 "sha256": entry.sha256,
+                **({"idx_sha256": entry.idx_sha256} if entry.idx_sha256 else {}),
                 "fields": list(entry.fields),
             },
             ensure_ascii=False,
@@ -198,7 +201,8 @@ def _parse(document: Any) -> Iterable[ShardEntry]:
             msg = f"entry {number} of its shardlist: {problem}"
             raise ValueError(msg)
         seen.add(item["url"])
-        yield ShardEntry(item["url"], item["nsamples"], item["filesize"], item["sha256"], tuple(item["fields"]))
+        numbers = item["nsamples"], item["filesize"]
+        yield ShardEntry(item["url"], *numbers, item["sha256"], tuple(item["fields"]), item.get("idx_sha256"))
 
 
 def _entry_problem(item: Any, seen: set[str]) -> str | None:
@@ -218,8 +222,10 @@ def _entry_problem(item: Any, seen: set[str]) -> str | None:
     for part in ("nsamples", "filesize"):
         if not 0 <= item[part] < 1 << 63:
             return f"`{part}` is {_SHORT.repr(item[part])}"
-    if _DIGEST.fullmatch(item["sha256"]) is None:
-        return f"`sha256` is {_SHORT.repr(item['sha256'])}"
+    for part in ("sha256", "idx_sha256"):
+        digest = item.get(part, "0" * 64)
+        if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
+            return f"`{part}` is {_SHORT.repr(digest)}"
     if not all(isinstance(field, str) and not _SURROGATE.search(field) for field in item["fields"]):
         return f"`fields` is {_SHORT.repr(item['fields'])}"
     return None

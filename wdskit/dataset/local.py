@@ -26,13 +26,20 @@ class LocalShard:
     Offsets come from `<shard>.idx`. When a sample is read, every header of it is checked, and that its members have one
     key which neither the member before nor the one behind has. So offsets that are damaged or another shard's give an
     error, never a part of a sample or another's fields. What the offsets say of a sample's edge is checked once: a
-    sample may cost a look at its neighbour when it is read first.
+    sample may cost a look at its neighbour when it is read first. Offsets that are known by their digest were made with
+    the shard: then the member behind a sample, which is read along, is looked at each time, and no neighbour.
 
     Safe to share between threads, as long as none closes it while others read. Pickled, it is its path, and opens the
     shard again.
 
     Args:
         path: A local shard with its `.idx` beside it.
+        idx_sha256: Hex digest that the folder's index says the `.idx` has, None where it does not say it.
+
+    Attributes:
+        file: What is read. It is closed with this.
+        offsets: Where each sample starts, and where the last one ends, int64.
+        has_digest: Whether the offsets are known by their digest.
 
     Raises:
         StorageError: The shard cannot be opened.
@@ -40,22 +47,26 @@ class LocalShard:
         FolderIndexError: The offsets are missing or cannot be those of this shard.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, idx_sha256: str | None = None) -> None:
         self.path = os.fspath(path)
-        self._file = LocalFile(self.path)
-        self._closing = weakref.finalize(self, self._file.close)
+        self._idx_sha256 = idx_sha256
+        self.has_digest = idx_sha256 is not None
+        self.file = LocalFile(self.path)
+        self._closing = weakref.finalize(self, self.file.close)
         try:
-            self._offsets = read_offsets(self.path, num_bytes=self._file.num_bytes)
+            self._offsets = read_offsets(self.path, num_bytes=self.file.num_bytes, sha256=idx_sha256)
             self._check_ends()
         except BaseException:
             self.close()
             raise
-        self._checked = bytearray(len(self._offsets))  # 1 for each edge of a sample that is one indeed
+        self.offsets: memoryview[int] = memoryview(self._offsets.data)
+        # 1 for each edge of a sample that is one indeed
+        self._checked = bytearray(b"\1" if self.has_digest else b"\0") * len(self._offsets)
         self._checked[0] = self._checked[-1] = 1
 
-    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+    def __reduce__(self) -> tuple[object, tuple[str, str | None]]:
         """Its path: a descriptor means another file, or none, in another process."""
-        return type(self), (self.path,)
+        return _reopen, (self.path, self._idx_sha256)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -64,7 +75,7 @@ class LocalShard:
     @property
     def num_bytes(self) -> int:
         """Bytes of the file."""
-        return self._file.num_bytes
+        return self.file.num_bytes
 
     def __getitem__(self, index: int) -> dict[str, memoryview]:
         """The fields of sample `index`, in the order of their members; negative numbers count from the end.
@@ -94,9 +105,13 @@ class LocalShard:
             if self._checked[edge]:
                 continue
             if self._parse(neighbour)[0] == key:
-                raise self._error(int(self._offsets[edge]), f"samples {edge - 1} and {edge} have one key, {key!r}")
+                raise self._no_edge(edge, key)
             self._checked[edge] = 1
         return key, fields
+
+    def knows_edges(self, first: int, count: int) -> bool:
+        """Whether no neighbour has to be looked at to know that these samples start and end where the offsets say."""
+        return self.has_digest or self._checked.find(0, first, first + count + 1) < 0
 
     def close(self) -> None:
         """Close the file, as happens when nobody holds this any more. Views stay valid."""
@@ -115,7 +130,7 @@ class LocalShard:
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
         """What stands where the offsets put a sample: whole members of one key. Its end is checked if that is easy."""
         start, stop = int(self._offsets[number]), int(self._offsets[number + 1])
-        data = self._read_at(start, stop - start + BLOCK_BYTES)
+        data = self.read_at(start, stop - start + BLOCK_BYTES)
         key = None
         fields: dict[str, memoryview] = {}
         view = memoryview(data)
@@ -130,17 +145,21 @@ class LocalShard:
             fields[split[1]] = view[first:last]
         if key is None:
             raise self._error(start, f"sample {number} has no member")
-        if not self._checked[number + 1] and _plain_key(data[stop - start :]) not in (None, key):
-            self._checked[number + 1] = 1
+        if not self._checked[number + 1] or self.has_digest:
+            behind = _plain_key(data[stop - start :])
+            if behind == key:
+                raise self._no_edge(number + 1, key)
+            if behind is not None:
+                self._checked[number + 1] = 1
         return key, fields
 
-    def _read_at(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes. One pread gives 2 GiB at most, and network disks may give less than was asked for."""
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Exactly these bytes of the file."""
         if not self._closing.alive:
             raise StorageError(f"{self.path}: it has been closed.", url=self.path)
-        data = self._file.read_at(offset, size)
-        while len(data) < size:
-            part = self._file.read_at(offset + len(data), size - len(data))
+        data = self.file.read_at(offset, size)
+        while len(data) < size:  # one pread gives 2 GiB at most, and network disks give what they like
+            part = self.file.read_at(offset + len(data), size - len(data))
             if not part:
                 raise self._error(offset + len(data), "the shard stops where its offsets go on")
             data += part
@@ -151,19 +170,26 @@ class LocalShard:
         samples.
         """
         first, stop = int(self._offsets[0]), int(self._offsets[-1])
-        if any(self._read_at(stop, END_BYTES)):
+        if any(self.read_at(stop, END_BYTES)):
             raise foreign_offsets(self.path, f"its last offset {stop} is not where the members end")
         if first and first != self._first_sample():
             raise foreign_offsets(self.path, f"its first offset {first} is not that of the first sample")
 
     def _first_sample(self) -> int:
         """Where the first sample starts; where the members end in a shard without one."""
-        reader = TarReader(self._file.read, shard=self.path)
+        reader = TarReader(self.file.read, shard=self.path)
         return next((start for name, start, _ in reader if split_name(name) is not None), reader.stop)
+
+    def _no_edge(self, edge: int, key: str) -> ShardError:
+        return self._error(int(self._offsets[edge]), f"samples {edge - 1} and {edge} have one key, {key!r}")
 
     def _error(self, offset: int, problem: str) -> ShardError:
         remedy = f"The shard or its .idx changed. Run `wdskit index {Path(self.path).parent}` if the shard is right."
         return ShardError(shard=self.path, offset=offset, problem=problem, remedy=remedy)
+
+
+def _reopen(path: str, idx_sha256: str | None) -> LocalShard:
+    return LocalShard(path, idx_sha256=idx_sha256)
 
 
 def _plain_key(block: bytes) -> str | None:

@@ -1,11 +1,12 @@
 """`<shard>.idx`: where each sample of a shard starts (Megatron-Energon's layout).
 
 N+1 little-endian uint64: the offset of each sample's first header block, extension headers included, then the end of
-the last member. No magic, so the numbers themselves are checked.
+the last member. No magic, so the numbers themselves are checked; the folder's index has their sha256.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,15 +27,25 @@ def offsets_path(shard: str | Path) -> Path:
 
 def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
     """Publish the offsets of a shard: one a sample, then the end of the last member."""
-    publish_bytes(offsets_path(shard), np.asarray(offsets, dtype="<u8").tobytes(), disk=disk)
+    publish_bytes(offsets_path(shard), _packed(offsets), disk=disk)
 
 
-def read_offsets(shard: str | Path, *, num_bytes: int) -> NDArray[np.int64]:
+def digest_offsets(offsets: Sequence[int]) -> str:
+    """Hex sha256 of the file that `write_offsets` makes."""
+    return hashlib.sha256(_packed(offsets)).hexdigest()
+
+
+def _packed(offsets: Sequence[int]) -> bytes:
+    return np.asarray(offsets, dtype="<u8").tobytes()
+
+
+def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
     """The offsets of a local shard, N+1 int64 in bytes.
 
     Args:
         shard: Path of the shard.
         num_bytes: Its size, which the offsets must fit.
+        sha256: Hex digest that their file must have, None where it is not known.
 
     Raises:
         FolderIndexError: There are none, or they cannot be those of this shard.
@@ -48,6 +59,8 @@ def read_offsets(shard: str | Path, *, num_bytes: int) -> NDArray[np.int64]:
         msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
         raise FolderIndexError(msg, folder=str(path.parent)) from err
     problem = _size_problem(len(data), most) or _problem(np.frombuffer(data, dtype="<u8"), num_bytes)
+    if not problem and sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        problem = "it is not the file that the folder's index was made with"
     if problem:
         raise foreign_offsets(shard, problem)
     return np.frombuffer(data, dtype="<u8").astype(np.int64)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.offsets import digest_offsets
 from wdskit.storage.urls import LocalFile
 
 
@@ -55,5 +56,6 @@ def scan_shard(path: str, *, name: str) -> ScannedShard:
     finally:
         file.close()
     fields -= {"__key__", "__url__"}
-    entry = ShardEntry(name, reader.num_samples, num_bytes, digest.hexdigest(), tuple(sorted(fields)))
-    return ScannedShard(entry, (*reader.starts, reader.stop), reader.num_ignored)
+    offsets = (*reader.starts, reader.stop)
+    told = digest.hexdigest(), tuple(sorted(fields)), digest_offsets(offsets)
+    return ScannedShard(ShardEntry(name, reader.num_samples, num_bytes, *told), offsets, reader.num_ignored)

@@ -75,6 +75,11 @@ class ShardTable:
         at, number = self._locate(shard)
         return int(self._segments[at].index.sizes[number])
 
+    def idx_sha256(self, shard: int) -> str | None:
+        """Hex digest that the index says a shard's `.idx` has, None where it does not say it."""
+        at, number = self._locate(shard)
+        return self._segments[at].index.idx_sha256(number)
+
     def path(self, shard: int) -> str:
         """Path of a shard, 0 <= shard < len(self)."""
         at, number = self._locate(shard)
@@ -96,6 +101,19 @@ class ShardTable:
             return place
         at, number = self._locate(shard)
         return int(self._selections[at].take([number], [place])[0])
+
+    def numbers(self, shards: Ints, samples: Ints) -> Ints:
+        """As `number`, for many samples at once, (n,) each."""
+        places = self._firsts[shards] + samples
+        if not self._selections:
+            return places
+        segments = np.searchsorted(self._stops, shards, side="right")
+        found = np.empty_like(places)
+        for at in np.unique(segments).tolist():
+            segment, rows = self._segments[at], np.flatnonzero(segments == at)
+            start = int(self._stops[at]) - len(segment.numbers)
+            found[rows] = self._selections[at].take(segment.numbers[shards[rows] - start], places[rows])
+        return found
 
     def digest(self) -> str:
         """Hex sha256 over names, counts and which samples count: what the order depends on, and not where they lie."""

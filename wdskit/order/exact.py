@@ -63,6 +63,8 @@ class ExactOrder:
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """The samples at positions of the endless sequence of passes; see `order.base.Order`."""
         passes, places = np.divmod(np.asarray(positions, dtype=np.int64), self.num_samples)
+        if len(places) and passes[0] == passes.min() == passes.max():
+            return self._take_pass(int(passes[0]), places)
         shards, samples = np.empty_like(places), np.empty_like(places)
         for number, at in grouped(passes):
             shards[at], samples[at] = self._take_pass(number, places[at])

@@ -6,11 +6,12 @@ stays in L / gcd(R, L) of them and reads those parts of the shards only. Each la
 
 from __future__ import annotations
 
-import itertools
+import threading
+from typing import Any
 
 import numpy as np
 
-from wdskit.order.base import Ints, Recent, looked_up
+from wdskit.order.base import Ints, grouped
 from wdskit.order.keys import permutation
 
 DEFAULT_LANES = 240
@@ -37,8 +38,21 @@ class Lanes:
         self.window = window
         self._purpose = purpose
         self._seed = seed
-        # A position of each lane is in use at a time, and the next window of a few: 2 bytes a place for 4096.
-        self._permutations = Recent(self._permutation, 2 * num_lanes + 16)
+        self._begin()
+
+    def _begin(self) -> None:
+        # The windows of each lane that were used last, an even and an odd one: a batch may stand over the end of one.
+        # Rows that are never used take no memory: 2 bytes a place for 4096.
+        self._known = np.empty((2, self.num_lanes, self.window), dtype=np.min_scalar_type(self.window - 1))
+        self._keys = np.full((3, 2, self.num_lanes), -1, dtype=np.int64)  # pass, window and size of what is there
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in {"_known", "_keys", "_lock"}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
 
     def shuffle(self, pass_number: int, lanes: Ints, places: Ints, sizes: Ints | None) -> Ints:
         """Where the windowed shuffle of its lane puts each place.
@@ -53,11 +67,31 @@ class Lanes:
             Place in the lane, (n,), a permutation within each window.
         """
         numbers, within = np.divmod(places, self.window)
-        windows = numbers * self.num_lanes + lanes
-        lane_sizes = itertools.repeat(_ENDLESS) if sizes is None else sizes.tolist()
-        wanted = dict(zip(windows.tolist(), lane_sizes, strict=False))  # each once
-        found = self._permutations.many([(pass_number, *one) for one in wanted.items()])
-        return numbers * self.window + looked_up(windows, within, dict(zip(wanted, found, strict=True)))
+        odd = numbers & 1
+        lane_sizes = np.full_like(lanes, _ENDLESS) if sizes is None else sizes
+        shuffled = np.empty_like(places)
+        with self._lock:
+            pass_known, number_known, size_known = self._keys[:, odd, lanes]
+            left = (pass_known != pass_number) | (number_known != numbers) | (size_known != lane_sizes)
+            if not left.any():
+                shuffled[:] = self._known[odd, lanes, within]
+            else:
+                self._shuffle_apart(pass_number, lanes, numbers, within, lane_sizes, shuffled)
+        return numbers * self.window + shuffled
+
+    def _shuffle_apart(
+        self, pass_number: int, lanes: Ints, numbers: Ints, within: Ints, sizes: Ints, shuffled: Ints
+    ) -> None:
+        """Shuffle window by window: some are to be made, and may take the place of others that are needed too."""
+        for window, at in grouped(numbers * self.num_lanes + lanes):
+            number, lane = divmod(window, self.num_lanes)
+            size = int(sizes[at[0]])
+            key, here = (pass_number, number, size), self._known[number & 1, lane]
+            if tuple(self._keys[:, number & 1, lane].tolist()) != key:
+                order = self._permutation(pass_number, window, size)
+                here[: len(order)] = order
+                self._keys[:, number & 1, lane] = key
+            shuffled[at] = here[within[at]]
 
     def beside(self, position: int, attempt: int, num_positions: int | None = None) -> int | None:
         """A position near another: first those of its window, around its end, then those behind it in all lanes.
@@ -85,5 +119,4 @@ class Lanes:
     def _permutation(self, pass_number: int, window: int, lane_size: int) -> Ints:
         number, lane = divmod(window, self.num_lanes)
         size = self.window if lane_size == _ENDLESS else min(self.window, lane_size - number * self.window)
-        order = permutation(size, self._purpose, self._seed, pass_number, lane, number)
-        return order.astype(np.min_scalar_type(size))
+        return permutation(size, self._purpose, self._seed, pass_number, lane, number)

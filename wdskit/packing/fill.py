@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.offsets import write_offsets
+from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, publish
 from wdskit.packing.rows import Row
@@ -57,7 +57,8 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
         write_offsets(job.path, offsets, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
-    return ShardEntry(job.path.name, len(job.rows), draft.num_bytes, draft.sha256, tuple(sorted(fields)))
+    told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
+    return ShardEntry(job.path.name, len(job.rows), draft.num_bytes, *told)
 
 
 def check_free(job: ShardJob) -> None:

@@ -87,6 +87,8 @@ class Making:
         self._timings = Timings()
         self._timed: dict[int, int] = {}  # chunks that are, and for how many each counts
         self._chunk_timings: list[Timings] = []  # each from one thread
+        self._places = self._shards = self._samples = _NOTHING
+        self._columns: tuple[Any, Origin] | None = None
         self._slot: torch.Tensor | None = None
         self._rows: tuple[torch.Tensor, ...] = ()
         self._is_raw = False
@@ -97,9 +99,11 @@ class Making:
         positions = _as_array(self.job.positions)
         places = np.minimum(positions, self.job.num_samples - 1) + self.job.start
         shards, samples = order.take(places)
-        self._found = list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True))
+        self._places, self._shards, self._samples = places, shards, samples
         self._timings.bytes_read = self._pipeline.shards.mean_bytes(shards)
-        self._results = [(None, _NOBODY, None)] * len(self._found)
+        if self._pipeline.columns is not None:
+            return 1  # it takes microseconds a sample, and Python's lock
+        self._list_samples()
         writer = self._pipeline.each.writer
         if writer is not None and batched is not None:
             assert writer.out_shape is not None
@@ -111,8 +115,28 @@ class Making:
         self._timed = self._pipeline.chunk_pace.pick(num_chunks)
         return num_chunks
 
+    def _list_samples(self) -> None:
+        numbers = (self._places.tolist(), self._shards.tolist(), self._samples.tolist())
+        self._found = list(zip(*numbers, strict=True))
+        self._results = [(None, _NOBODY, None)] * len(self._found)
+
     def run(self, chunk: int) -> None:
         """Make the samples of one chunk."""
+        if self._pipeline.columns is None:
+            self._run_chunk(chunk)
+            return
+        timings = self._pipeline.chunk_pace.begin()
+        self._columns = self._pipeline.columns.make(self._places, self._shards, self._samples, self._memory.empty)
+        if self._columns is None:
+            self._list_samples()
+            for each in range(-(-len(self._found) // CHUNK)):
+                self._run_chunk(each)
+        elif timings is not None:
+            timings.lap("read-and-batched", len(self._places))
+            self._pipeline.chunk_pace.end(timings)
+            self._chunk_timings.append(timings)
+
+    def _run_chunk(self, chunk: int) -> None:
         weight = self._timed.get(chunk)
         timings = None if weight is None else started(weight)
         for at in range(chunk * CHUNK, min(len(self._found), (chunk + 1) * CHUNK)):
@@ -133,6 +157,8 @@ class Making:
             SampleError: A stage failed on a sample, and that is not forgiven.
         """
         self._raise_first()
+        if self._columns is not None:
+            return self._finish_columns(*self._columns)
         ready = self._place_of_slot()
         if self._slot is not None and ready is None:
             self._write_apart()
@@ -179,6 +205,16 @@ class Making:
             pace.end(timings)
             self._timings.merge(timings)
         return batch
+
+    def _finish_columns(self, batch: Any, origin: Origin) -> Made:
+        behind = self._pipeline.behind
+        if behind is not None:
+            batch = behind.apply(batch, origin)
+        for each in self._chunk_timings:
+            self._timings.merge(each)
+        if self._pipeline.plan.tail == "pad":
+            batch = with_mask(batch, torch.from_numpy(_as_array(self.job.positions) < self.job.num_samples))
+        return Made(batch, (), timings=self._timings)
 
     def _place_of_slot(self) -> Any:
         """The field or place at which each sample has its own row of the slot; None if there is no such."""
@@ -247,6 +283,7 @@ class Making:
 
 
 _NOBODY = Origin("", "", 0, 0, 0)
+_NOTHING = np.empty(0, np.int64)
 
 
 def _as_array(positions: range) -> Ints:

@@ -19,6 +19,7 @@ from wdskit.order.base import Order
 from wdskit.order.steps import Steps, Tail
 from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.collate import Collate
+from wdskit.pipeline.columns import columns_of
 from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.framing import Ending
 from wdskit.pipeline.functions import OnValue, Rename, ToDict, ToTuple
@@ -80,6 +81,7 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         if batched is not None and isinstance(batched.collate, Collate):
             each.writer = _writer(each.steps)
         self.chunk_pace, self.batch_pace = Pace(), Pace()
+        self.columns = columns_of(shards, each, batched)
         self._pool: ThreadPoolExecutor | None = None
         self._next_epoch = 0
 

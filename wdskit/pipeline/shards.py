@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.local import LocalShard
-from wdskit.dataset.table import Ints, ShardTable
+from wdskit.dataset.many import Run, Spans, read_samples
+from wdskit.dataset.table import ShardTable
 from wdskit.errors import ShardError
+from wdskit.order.base import Ints
 
 MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank stands in 1,221 at a time
 USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
+
+
+class ManySamples(NamedTuple):
+    """Samples by columns.
+
+    Attributes:
+        paths: Of the shard of each.
+        keys: Of each.
+        fields: Where the fields' bytes stand, in the order of the members, which is that of all.
+    """
+
+    paths: list[str]
+    keys: list[str]
+    fields: dict[str, Spans]
 
 
 class OpenShards:
@@ -67,6 +84,59 @@ class OpenShards:
             self._mean_bytes = np.concatenate([table.sample_bytes() for table in self.tables])
         return int(self._mean_bytes[shards].sum())
 
+    def part(self, shard: int) -> int:
+        """Number of the part that a shard belongs to."""
+        return self.parts[int(np.searchsorted(self._stops, shard, side="right"))]
+
+    def read_many(self, shards: Ints, samples: Ints, *, viewed: Callable[[str], bool]) -> ManySamples | None:
+        """As `read`, for many samples at once, (n,) each; None where they have not the same fields in the same order.
+
+        Args:
+            shards: Their shards.
+            samples: Their numbers in these.
+            viewed: As `dataset.many.read_samples` takes it.
+
+        Raises:
+            ShardError, StorageError, FolderIndexError: As `read`.
+        """
+        numbers, opened = self._locate(shards, samples)
+        goes_on = (shards[1:] == shards[:-1]) & (numbers[1:] == numbers[:-1] + 1)
+        files = [opened[shard] for shard in shards.tolist()]
+        runs: list[Run] = list(zip(files, numbers.tolist(), itertools.repeat(1)))
+        if goes_on.any():
+            firsts = np.flatnonzero(np.append(True, ~goes_on))
+            counts = np.diff(firsts, append=len(shards)).tolist()
+            runs = [(*runs[at][:2], count) for at, count in zip(firsts.tolist(), counts, strict=True)]
+        found = read_samples(runs, viewed=viewed)
+        if found is None:
+            return None
+        return ManySamples([file.path for file in files], *found)
+
+    def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, LocalShard]]:
+        """The samples' numbers in their files, and these, open."""
+        if len(self.tables) == 1:
+            return self.tables[0].numbers(shards, samples), self._opened(0, shards)
+        tables = np.searchsorted(self._stops, shards, side="right")
+        numbers = np.empty_like(samples)
+        opened: dict[int, LocalShard] = {}
+        for at in np.unique(tables).tolist():
+            rows = np.flatnonzero(tables == at)
+            start = int(self._stops[at]) - len(self.tables[at])
+            numbers[rows] = self.tables[at].numbers(shards[rows] - start, samples[rows])
+            opened |= self._opened(at, shards[rows])
+        return numbers, opened
+
+    def _opened(self, at: int, shards: Ints) -> dict[int, LocalShard]:
+        """Open shards of one table, by their numbers."""
+        wanted = dict.fromkeys(shards.tolist())
+        with self._lock:
+            found = {shard: self._open[shard] for shard in wanted if shard in self._open}
+            for shard in found:
+                self._open.move_to_end(shard)
+        table = self.tables[at]
+        start = int(self._stops[at]) - len(table)
+        return {shard: found.get(shard) or self._shard(shard, table, shard - start) for shard in wanted}
+
     def _shard(self, shard: int, table: ShardTable, inner: int) -> LocalShard:
         """The open shard; the one that was not read for longest makes room, and closes when nobody reads it."""
         with self._lock:
@@ -74,7 +144,7 @@ class OpenShards:
             if local is not None:
                 self._open.move_to_end(shard)
                 return local
-        local = LocalShard(table.path(inner))
+        local = LocalShard(table.path(inner), idx_sha256=table.idx_sha256(inner))
         _check(local, table, inner)
         with self._lock:
             self._open[shard] = local

@@ -275,8 +275,7 @@ class _Pass:
         findings = self._found.listed()
         if self._job.has_offsets:
             entry = self._job.entry
-            num_bytes, told = (entry.num_bytes, entry.num_samples) if entry else (self._num_bytes, None)
-            findings += compare_offsets(self._job.path, num_bytes, starts, is_whole=is_whole, num_told=told)
+            findings += compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
         return ShardReport(
             path=self._job.path,
             num_samples=len(self._starts),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
-from wdskit.dataset.index import INDEX_NAME, FolderIndex, read_index
+from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
 from wdskit.errors import FolderIndexError, WdskitError
 from wdskit.shards.findings import Finding, shorten
@@ -50,6 +50,7 @@ def _compare(twin: BinaryIndex, index: FolderIndex) -> str:
         and np.array_equal(twin.sizes, [one.num_bytes for one in entries])
         and twin.digests.tobytes() == b"".join(bytes.fromhex(one.sha256) for one in entries)
         and all(twin.name(number) == one.name for number, one in enumerate(entries))
+        and all(twin.idx_sha256(number) == one.idx_sha256 for number, one in enumerate(entries))
     )
     return "" if same else "it says something else of a shard than index.json"
 
@@ -76,17 +77,19 @@ def compare_offsets(
     starts: Sequence[int] | NDArray[np.uint64],
     *,
     is_whole: bool,
-    num_told: int | None = None,
+    entry: ShardEntry | None = None,
 ) -> tuple[Finding, ...]:
     """What is not right with a shard's .idx.
 
     Args:
         path: The shard.
-        num_bytes: The size that it should have.
+        num_bytes: Its size, where no index says which it should have.
         starts: Where its samples start; if `is_whole`, and where the last one ends.
         is_whole: Whether these are all; else the offsets behind them are not compared.
-        num_told: Samples that the index promises; then their number is.
+        entry: What the index says of the shard; then their number is compared with that.
     """
+    if entry is not None:
+        num_bytes = entry.num_bytes
     file = f"{path}{SUFFIX}"
     try:
         if offsets_path(path).exists() and not offsets_path(path).is_file():
@@ -99,12 +102,22 @@ def compare_offsets(
     if is_whole and len(told) != len(found):
         problem = f"it has the offsets of {len(told) - 1} samples, the shard has {len(found) - 1}"
         return (Finding("offsets", file, problem),)
-    if not is_whole and num_told not in (None, len(told) - 1):
-        return (Finding("offsets", file, f"it has the offsets of {len(told) - 1} samples, the index says {num_told}"),)
+    if not is_whole and entry is not None and entry.num_samples != len(told) - 1:
+        problem = f"it has the offsets of {len(told) - 1} samples, the index says {entry.num_samples}"
+        return (Finding("offsets", file, problem),)
     num = min(len(told), len(found) - (not is_whole))
     wrong = np.flatnonzero(told[:num] != found[:num])
     if not len(wrong):
-        return ()
+        return _compare_digest(path, num_bytes, entry.idx_sha256 if entry else None)
     at = int(wrong[0])
     what = "the last sample ends" if at == len(found) - 1 else f"sample {at} starts"
     return (Finding("offsets", file, f"it says {told[at]} where {what} at byte {found[at]}"),)
+
+
+def _compare_digest(path: str, num_bytes: int, sha256: str | None) -> tuple[Finding, ...]:
+    """Offsets that are right, but not those that the index has the digest of: planned sources refuse them."""
+    try:
+        read_offsets(path, num_bytes=num_bytes, sha256=sha256)
+    except FolderIndexError:
+        return (Finding("offsets", f"{path}{SUFFIX}", "it is not the file that the index has the sha256 of"),)
+    return ()

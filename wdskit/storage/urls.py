@@ -91,6 +91,10 @@ class LocalFile:
     Args:
         url: Path or file URL.
 
+    Attributes:
+        url: As given.
+        fd: The descriptor, -1 once it is closed.
+
     Raises:
         StorageError: There is no such file, or it may not be read.
     """
@@ -98,7 +102,7 @@ class LocalFile:
     def __init__(self, url: str) -> None:
         self.url = url
         try:
-            self._fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as err:
             msg = f"{url}: cannot be opened: {err.strerror}."
             raise StorageError(msg, url=url) from err
@@ -109,27 +113,27 @@ class LocalFile:
     @property
     def num_bytes(self) -> int:
         """Size of the file now; 0 for a pipe."""
-        return os.fstat(self._fd).st_size
+        return os.fstat(self.fd).st_size
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes from where the last call stopped."""
         try:
-            return os.read(self._fd, size)
+            return os.read(self.fd, size)
         except OSError as err:
             raise self._failed(err) from err
 
     def read_at(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset`, by pread; safe to call from several threads."""
         try:
-            return os.pread(self._fd, size, offset)
+            return os.pread(self.fd, size, offset)
         except OSError as err:
             raise self._failed(err) from err
 
     def close(self) -> None:
         """Close the descriptor; twice is fine."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def _failed(self, err: OSError) -> StorageError:
         return StorageError(f"{self.url}: reading failed: {err.strerror}.", url=self.url)

@@ -1,0 +1,295 @@
+"""A batch that is made by columns is the batch that is made sample by sample."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shards import key_of, png_of, write_shard
+
+from wdskit import Pipeline
+from wdskit.codecs.columns import NpyColumn, decode_column
+from wdskit.codecs.fields import decode_field
+from wdskit.dataset.many import Spans
+from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
+from wdskit.pipeline import columns as columns_module
+from wdskit.pipeline.planned import PlannedPipeline
+from wdskit.shards.indexing import index_folder
+
+
+def npy(array: Any) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def fields_of(number: int) -> dict[str, bytes]:
+    """A sample with a field of each kind."""
+    array = np.arange(number, number + 6, dtype=np.float32).reshape(2, 3)
+    return {
+        "bin": bytes([number % 256]) * (number * 37 % 700),
+        "cls": b"%d" % (number % 7 - 3),
+        "json": json.dumps({"n": number, "f": number / 3, "text": "\u00e4" * (number % 3)}).encode(),
+        "n.json": b"%d" % number,
+        "npy": npy(array),
+        "i.npy": npy(np.asfortranarray(array.astype(">i2"))),
+        "png": b"no image",
+        "txt": f"text {number} \u00e9".encode(),
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("columns")
+    for shard, numbers in enumerate((range(10), range(10, 21), range(21, 33))):
+        write_shard(path / f"s-{shard}.tar", {f"k{at:03d}": fields_of(at) for at in numbers})
+    index_folder(path, workers=1)
+    return path
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Equal in types, order of keys, dtypes, memory layout and values."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.stride() == b.stride() and str(a) == str(b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return [*a] == [*b] and all(map(equal, a.values(), b.values()))
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return bool(a == b)
+
+
+def both(pipe: Pipeline, **options: Any) -> tuple[list[Any], list[Any], int]:
+    """An epoch by columns and one sample by sample, and how many batches were made by columns."""
+    found = []
+    built: PlannedPipeline = pipe.build(rank=0, world_size=1, **options)
+    assert built.columns is not None
+    found.append(list(built))
+    num_made = built.columns.num_made
+    apart: PlannedPipeline = pipe.build(rank=0, world_size=1, **options)
+    apart.columns = None
+    return found[0], list(apart), num_made
+
+
+def check(pipe: Pipeline, **options: Any) -> None:
+    by_columns, apart, num_made = both(pipe, **options)
+    assert equal(by_columns, apart)
+    assert num_made == len(by_columns) > 0
+
+
+def batch_keys(batch):
+    return batch["__key__"], batch["cls"]
+
+
+def batch_draw(batch, rng):
+    return batch["__key__"], int(rng.integers(1 << 40))
+
+
+PIPES: dict[str, Callable[[Pipeline], Pipeline]] = {
+    "bytes": lambda p: p.batched(4),
+    "decode": lambda p: p.decode().batched(5),
+    "only": lambda p: p.decode(only=["json", "npy"]).batched(4),
+    "twice": lambda p: p.decode(only="cls").decode(only="json").batched(4),
+    "tuple": lambda p: p.decode().to_tuple("nothing;json", "cls", "__key__", "cls", "npy", "npy").batched(4),
+    "raw tuple": lambda p: p.to_tuple("__url__", "bin", "bin").batched(4),
+    "dict": lambda p: p.decode().to_dict("x;npy", "n.json", "__key__").batched(4),
+    "rename": lambda p: p.rename(txt="json", image="x;npy").decode().batched(4),
+    "rename behind": lambda p: p.decode().rename(jpg="npy", **{"a.png": "i.npy"}).to_dict("jpg", "a.png").batched(4),
+    "an image's place": lambda p: p.decode().rename(jpg="npy").to_tuple("jpg", "npy;jpg").batched(4),
+    "behind": lambda p: p.decode().batched(4).map(batch_keys),
+    "draws behind": lambda p: p.batched(4).map(batch_draw),
+}
+
+
+@pytest.mark.parametrize("name", PIPES)
+@pytest.mark.parametrize("source", ["exact", "sequential", "resampled"])
+def test_every_kind_of_pipeline(folder: Path, name: str, source: str) -> None:
+    for tail in ("drop", "pad"):
+        check(PIPES[name](getattr(Pipeline(), source)(str(folder), tail=tail)))
+
+
+def test_images_functions_and_other_collates_are_left_to_samples_one_by_one(folder: Path, tmp_path: Path) -> None:
+    base = Pipeline().exact(str(folder))
+    for pipe in (base.map(key_of).batched(4), base.batched(4, collate=len), base, base.map_dict(cls=int).batched(4)):
+        assert pipe.build(rank=0, world_size=1).columns is None
+    png = png_of(np.zeros((2, 3, 3), np.uint8))
+    write_shard(tmp_path / "s.tar", {f"k{at}": {"png": png, "cls": b"%d" % at} for at in range(4)})
+    index_folder(tmp_path, workers=1)
+    images = Pipeline().sequential(str(tmp_path))
+    check(images.decode("rgb8", only="cls").batched(2))
+    by_columns, apart, num_made = both(images.decode("rgb8").batched(2))
+    assert equal(by_columns, apart)
+    assert num_made == 0
+
+
+def test_a_pipeline_that_travels_still_makes_columns(folder: Path) -> None:
+    built = Pipeline().sequential(str(folder)).decode().batched(4).build(rank=0, world_size=1)
+    copy = pickle.loads(pickle.dumps(built))
+    assert equal(list(copy), list(built))
+    assert copy.columns.num_made == built.columns.num_made > 0
+    assert copy.columns.shards is copy.shards
+
+
+def test_mixtures_and_splits_and_ranges(folder: Path, tmp_path: Path) -> None:
+    write_shard(tmp_path / "t.tar", {f"t{at}": {"cls": b"1"} for at in range(9)})
+    index_folder(tmp_path, workers=1)
+    check(Pipeline().sequential(str(folder), range=[3, 29]).decode().batched(4))
+    parts = [{"shards": str(folder), "weight": 2}, {"shards": str(folder / "s-1.tar"), "weight": 1}]
+    check(Pipeline().exact(mixture=parts).decode().to_tuple("cls", "__url__").batched(4).with_epoch(9))
+    mixed = [{"shards": str(folder), "weight": 2}, {"shards": str(tmp_path), "weight": 1}]
+    pipe = Pipeline().exact(mixture=mixed).decode().to_tuple("cls", "__url__").batched(4).with_epoch(20)
+    by_columns, apart, num_made = both(pipe)
+    assert equal(by_columns, apart)
+    assert num_made < 20  # where the parts meet, fields differ
+
+
+# What is not right.
+
+BAD: dict[str, tuple[str, bytes]] = {
+    "json": ("json", b'{"n": 1'),
+    "json that is empty": ("json", b""),
+    "cls": ("cls", b"1_0"),
+    "txt": ("txt", b"\xff"),
+    "npy": ("npy", npy(np.zeros((2, 3), np.float32))[:-1]),
+    "npy of another shape": ("npy", npy(np.zeros((3, 2), np.float32))),
+    "npy of another dtype": ("npy", npy(np.zeros((2, 3), np.float64))),
+    "npy of objects": ("npy", pickle.dumps([1])),
+    "a number too large": ("n.json", b"1" * 30),
+    "another kind of value": ("n.json", b"[1]"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_sample_gives_the_same_error(tmp_path: Path, name: str) -> None:
+    field, data = BAD[name]
+    samples = {f"k{at}": {**fields_of(at), **({field: data} if at == 5 else {})} for at in range(8)}
+    write_shard(tmp_path / "s.tar", samples)
+    index_folder(tmp_path, workers=1)
+    told = []
+    for with_columns in (True, False):
+        built = Pipeline().sequential(str(tmp_path)).decode().batched(4).build(rank=0, world_size=1)
+        built.columns = built.columns if with_columns else None
+        batches = iter(built)
+        next(batches)
+        with pytest.raises(WdskitError) as caught:
+            next(batches)
+        told.append((type(caught.value), str(caught.value)))
+    assert told[0] == told[1]
+
+
+def test_odd_values_are_those_that_decode_gives(tmp_path: Path) -> None:
+    """NaN, large integers, a byte order mark, spaces and signs, empty arrays, arrays without axes, text, structures."""
+    odd = {
+        "json": [b"NaN", b"1" * 18, b'["18446744073709551615"]', b"\xef\xbb\xbf[]", b"null", b"1.5", b"true", b'"a"'],
+        "cls": [b"7", b"+7", b" 7\n", b"-7", b"007", b"9223372036854775807"],
+        "npy": [
+            npy(np.zeros((0, 3))),
+            npy(np.float32(2)),
+            npy(np.array(["a", "b"])),
+            npy(np.zeros(2, dtype=[("a", "i4")])),
+            npy(np.zeros(3, dtype=bool)),
+            npy(np.zeros(3, dtype=np.complex64)),
+            npy(np.asfortranarray(np.arange(6).reshape(2, 3))),
+            npy(np.arange(3, dtype=">u2")),
+        ],
+        "txt": [b"", "\u20ac".encode(), b"\x00"],
+    }
+    for field, values in odd.items():
+        for number, value in enumerate(values):
+            folder = tmp_path / f"{field}-{number}"
+            folder.mkdir()
+            write_shard(folder / "s.tar", {f"k{at}": {field: value} for at in range(2)})
+            index_folder(folder, workers=1)
+            check(Pipeline().sequential(str(folder)).decode().batched(2))
+
+
+@given(
+    field=st.sampled_from(["json", "cls", "txt", "npy", "bin", "a.JSON"]),
+    values=st.lists(
+        st.one_of(
+            st.binary(max_size=9),
+            st.integers(-(10**25), 10**25).map(lambda n: b"%d" % n),
+            st.builds(json.dumps, st.recursive(st.integers() | st.floats(), st.lists, max_leaves=4)).map(str.encode),
+            st.integers(0, 3).map(lambda n: npy(np.arange(n))),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+)
+@settings(deadline=None)
+def test_a_column_is_decoded_as_its_values_are(field: str, values: list[bytes]) -> None:
+    spans = Spans([b"<" + value + b">" for value in values], [1] * len(values), [1 + len(value) for value in values])
+    try:
+        alone: Any = [decode_field(field, value) for value in values]
+    except DecodeError as err:
+        alone = str(err)
+    try:
+        found = decode_column(field, spans)
+        found = found.arrays() if isinstance(found, NpyColumn) else found.cut() if isinstance(found, Spans) else found
+    except DecodeError as err:
+        found = str(err)
+    assert repr(found) == repr(alone)
+
+
+def test_a_damaged_shard_gives_the_same_error(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "s.tar", {f"k{at}": {"cls": b"%d" % at} for at in range(8)})
+    index_folder(tmp_path, workers=1)
+    data = bytearray(path.read_bytes())
+    data[5 * 1024 + 3] ^= 1
+    path.write_bytes(data)
+    built = Pipeline().sequential(str(tmp_path)).batched(4).build(rank=0, world_size=1)
+    batches = iter(built)
+    assert next(batches)["cls"] == [b"0", b"1", b"2", b"3"]
+    with pytest.raises(ShardError, match="byte 5120: bad header: its checksum does not match"):
+        next(batches)
+
+
+def test_bad_samples_are_replaced_as_sample_by_sample(tmp_path: Path) -> None:
+    samples = {f"k{at:02d}": {"json": b"[" if at % 9 == 4 else b"%d" % at} for at in range(40)}
+    write_shard(tmp_path / "s.tar", samples)
+    index_folder(tmp_path, workers=1)
+    found = []
+    for with_columns in (True, False):
+        pipe = Pipeline().exact(str(tmp_path), seed=3).decode().batched(4)
+        loader = pipe.loader(workers=0, errors={"max_bad": 10})
+        if not with_columns:
+            loader.pipeline.columns = None
+        found.append(list(loader))
+    assert equal(found[0], found[1])
+    assert len(found[0]) == 10
+
+
+def test_it_is_given_up_where_samples_never_have_the_same_fields(tmp_path: Path) -> None:
+    samples = {f"k{at:03d}": {"cls": b"1", **({"txt": b""} if at % 2 else {})} for at in range(80)}
+    write_shard(tmp_path / "s.tar", samples)
+    index_folder(tmp_path, workers=1)
+    built = Pipeline().sequential(str(tmp_path)).to_tuple("cls").batched(2).build(rank=0, world_size=1)
+    asked = []
+    make = built.columns._make
+    built.columns._make = lambda *args: asked.append(1) or make(*args)
+    assert len(list(built)) == 40
+    assert len(asked) == columns_module._MOST_MISSES
+
+
+def test_the_error_of_a_function_behind_names_the_first_and_the_last_sample(folder: Path) -> None:
+    told = []
+    for with_columns in (True, False):
+        built = Pipeline().sequential(str(folder)).batched(4).map(int).build(rank=0, world_size=1)
+        built.columns = built.columns if with_columns else None
+        with pytest.raises(SampleError) as caught:
+            next(iter(built))
+        told.append(str(caught.value))
+    assert told[0] == told[1]
+    assert "k000 to k003: map failed" in told[0]

@@ -1,0 +1,134 @@
+"""One field of many samples -> its values, all at once: `fields.decode_field` of each, for less."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from wdskit.codecs.fields import (
+    INT_FIELDS,
+    JSON_FIELDS,
+    NPY_FIELDS,
+    TEXT_FIELDS,
+    decode_field,
+    has_long_number,
+    read_npy_header,
+)
+from wdskit.dataset.many import Spans
+from wdskit.errors import DecodeError
+
+_MAGIC = b"\x93NUMPY\x01\x00"
+_LENGTH_AT = len(_MAGIC)  # of the header's length, two bytes
+
+
+class _Kind(NamedTuple):
+    """What the header of an npy file says, and where the elements start."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype[Any]
+    start: int
+
+
+def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
+    """The values of one field of many samples.
+
+    Args:
+        field: As in `decode_field`; of a field that it gives back as bytes, so does this.
+        spans: Where the bytes stand.
+
+    Raises:
+        DecodeError: As `decode_field`, of any of the samples.
+    """
+    kind = field.rpartition(".")[2].lower()
+    if kind in NPY_FIELDS:
+        return NpyColumn(field, spans)
+    if kind in JSON_FIELDS:
+        return _decode_json(field, spans.cut())
+    if kind in TEXT_FIELDS:
+        return _decode_text(field, spans.cut())
+    if kind in INT_FIELDS:
+        found = spans.cut()
+        are_digits = all(found) and b"".join(found).isdigit()
+        return list(map(int, found)) if are_digits else _one_by_one(field, found)
+    return spans
+
+
+def _one_by_one(field: str, found: list[bytes]) -> list[Any]:
+    return [decode_field(field, data) for data in found]
+
+
+def _decode_text(field: str, found: list[bytes]) -> list[Any]:
+    try:
+        return [str(data, "utf-8") for data in found]
+    except UnicodeDecodeError:
+        return _one_by_one(field, found)  # which says what is wrong
+
+
+def _decode_json(field: str, found: list[bytes]) -> list[Any]:
+    if has_long_number(b" ".join(found)):
+        return _one_by_one(field, found)
+    try:
+        return list(map(orjson.loads, found))
+    except orjson.JSONDecodeError:
+        return _one_by_one(field, found)  # NaN, a byte order mark, or damage
+
+
+class NpyColumn:
+    """Arrays of many samples that are still where they were read, each checked as `decode_field` does.
+
+    Args:
+        field: For messages.
+        spans: Where the files stand.
+
+    Attributes:
+        shape: Of each array, None where they differ in shape, dtype or order, or are in Fortran's.
+        dtype: Of each array, where `shape` is not None.
+
+    Raises:
+        DecodeError: One is not right.
+    """
+
+    def __init__(self, field: str, spans: Spans) -> None:
+        self._field = field
+        self._spans = spans
+        known: dict[bytes, _Kind] = {}
+        self._kinds = [self._kind(at, known) for at in range(len(spans.data))]
+        first = self._kinds[0]
+        is_one = len(known) == 1 and all(kind is first for kind in self._kinds) and not first.fortran_order
+        self.shape = first.shape if is_one else None
+        self.dtype = first.dtype
+
+    def __len__(self) -> int:
+        """Number of arrays."""
+        return len(self._kinds)
+
+    def arrays(self) -> list[Any]:
+        """As `decode_field` gives them."""
+        return [decode_field(self._field, data[start:stop]) for data, start, stop in zip(*self._spans, strict=True)]
+
+    def copy_to(self, stacked: NDArray[Any]) -> None:
+        """Write all arrays, which are of one kind, below each other: C-contiguous (n, *shape) of their dtype."""
+        rows = memoryview(stacked.reshape(-1).view(np.uint8).data)
+        size = stacked.nbytes // max(1, len(self))
+        for at, (data, _, stop) in enumerate(zip(*self._spans, strict=True)):
+            rows[at * size : (at + 1) * size] = data[stop - size : stop]
+
+    def _kind(self, at: int, known: dict[bytes, _Kind]) -> _Kind:
+        data, start, stop = self._spans.data[at], self._spans.starts[at], self._spans.stops[at]
+        length_at = start + _LENGTH_AT
+        header_bytes = _LENGTH_AT + 2 + int.from_bytes(data[length_at : length_at + 2], "little")
+        header = bytes(data[start : min(stop, start + header_bytes)])
+        kind = known.get(header) if header.startswith(_MAGIC) else None
+        if kind is None:
+            decode_field(self._field, data[start:stop])  # all checks
+            kind = _Kind(*read_npy_header(data[start:stop]))
+            known[header] = kind
+        elif math.prod(kind.shape) * kind.dtype.itemsize != stop - start - kind.start:
+            decode_field(self._field, data[start:stop])  # which says what is wrong
+            raise DecodeError(f"{self._field}: damaged npy file", field=self._field)
+        return kind

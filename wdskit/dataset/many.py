@@ -1,0 +1,253 @@
+"""Many samples at once, by columns: what `LocalShard.read` gives for each, in a tenth of the time.
+
+The samples are read into one buffer and their headers parsed together, the first of each, then the second, and so on.
+A sample with anything in it that is not plain is read by `LocalShard.read`, which knows all forms and all errors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.dataset.local import LocalShard
+from wdskit.files import Buffer
+from wdskit.limits import BLOCK_BYTES
+from wdskit.tar.plain import Headers, key_sizes, parse_headers, start_alike
+
+LARGE_BYTES = 32 << 10  # a larger sample is cut into its fields at once, while it is in the cache
+
+Ints = NDArray[np.int64]
+Run = tuple[LocalShard, int, int]
+"""Consecutive samples of a shard: the first one's number, and how many."""
+
+
+class Spans(NamedTuple):
+    """One field of many samples: bytes `starts[i]` to `stops[i]` of `data[i]`."""
+
+    data: list[Buffer]
+    starts: list[int]
+    stops: list[int]
+
+    def add(self, data: Buffer, start: int, stop: int) -> None:
+        """Append the field of another sample."""
+        self.data.append(data)
+        self.starts.append(start)
+        self.stops.append(stop)
+
+    def cut(self) -> list[bytes]:
+        """The field's bytes."""
+        return [bytes(data[start:stop]) for data, start, stop in zip(*self, strict=True)]
+
+
+class Many(NamedTuple):
+    """Samples by columns: their keys, and their fields in the order of the members, which is that of all."""
+
+    keys: list[str]
+    fields: dict[str, Spans]
+
+
+def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many | None:
+    """The samples of some runs, in their order; None where their fields, or the order of those, are not the same.
+
+    Args:
+        runs: Each is read at once.
+        viewed: Whether a field's bytes are only looked at, so that they need not be copied out of a large sample.
+
+    Raises:
+        IndexError, ShardError, StorageError: As `LocalShard.read`.
+    """
+    raw = _read(runs)
+    plain = locate(raw.data, raw.starts, raw.stops) if raw.data else _NOTHING
+    if plain is None:
+        return None
+    if not raw.apart and len(plain.keys) == len(raw.data):
+        return Many(plain.keys, {name: Spans(raw.data, *at) for name, at in plain.fields.items()})
+    return _mixed(runs, raw, plain, viewed)
+
+
+class _Raw(NamedTuple):
+    """Bytes of samples that have been read and not looked at yet.
+
+    Attributes:
+        data: For each small sample, bytes with it in them, and in these
+        starts: where it starts, and
+        stops: where it ends, with one block more behind it.
+        apart: The others, which `LocalShard.read` has to read, by their place among all.
+    """
+
+    data: list[Buffer]
+    starts: list[int]
+    stops: list[int]
+    apart: set[int]
+
+
+def _read(runs: Sequence[Run]) -> _Raw:
+    """Read what is not for `LocalShard.read`. Written flat: this is half of what a small sample costs."""
+    data: list[Buffer] = []
+    starts: list[int] = []
+    stops: list[int] = []
+    apart: set[int] = set()
+    pread = os.pread
+    for shard, first, count in runs:
+        offsets = shard.offsets
+        start = offsets[first]
+        size = offsets[first + count] - start
+        if size > count * LARGE_BYTES or not (shard.has_digest or shard.knows_edges(first, count)):
+            row = len(data) + len(apart)
+            apart.update(range(row, row + count))
+            continue
+        try:
+            part = pread(shard.file.fd, size + BLOCK_BYTES, start)
+        except OSError:
+            part = b""
+        if len(part) != size + BLOCK_BYTES:
+            part = shard.read_at(start, size + BLOCK_BYTES)  # which goes on where it stopped, or says what is wrong
+        if count == 1:
+            data.append(part)
+            starts.append(0)
+            stops.append(size)
+        else:
+            edges = [offset - start for offset in offsets[first : first + count + 1]]
+            data += [part] * count
+            starts += edges[:-1]
+            stops += edges[1:]
+    return _Raw(data, starts, stops, apart)
+
+
+def _mixed(runs: Sequence[Run], raw: _Raw, plain: Located, viewed: Callable[[str], bool]) -> Many | None:
+    """The samples in their order, where `LocalShard.read` has to read some."""
+    samples = [(shard, first + at) for shard, first, count in runs for at in range(count)]
+    rows = [row for row in range(len(samples)) if row not in raw.apart]
+    places = {rows[at]: place for place, at in enumerate(plain.rows.tolist())}
+    many: Many | None = None
+    for row, (shard, number) in enumerate(samples):
+        place = places.get(row)
+        fields: dict[str, tuple[Buffer, int, int]]
+        if place is None:
+            key, views = shard.read(number)
+            fields = {name: (view if viewed(name) else bytes(view), 0, len(view)) for name, view in views.items()}
+        else:
+            key, whole = plain.keys[place], raw.data[int(plain.rows[place])]
+            fields = {name: (whole, starts[place], stops[place]) for name, (starts, stops) in plain.fields.items()}
+        many = many or Many([], {name: Spans([], [], []) for name in fields})
+        if [*fields] != [*many.fields]:
+            return None
+        many.keys.append(key)
+        for name, (data, start, stop) in fields.items():
+            many.fields[name].add(data, start, stop)
+    return many
+
+
+_Fields = dict[str, tuple[list[int], list[int]]]
+
+
+class Located(NamedTuple):
+    """Samples of plain members in a buffer.
+
+    Attributes:
+        rows: Which of the samples that were looked for they are, int64 (n,), ascending.
+        keys: Their keys.
+        fields: Where the data of each field start and stop, in the order of the members.
+    """
+
+    rows: Ints
+    keys: list[str]
+    fields: _Fields
+
+
+_NOTHING = Located(np.empty(0, dtype=np.int64), [], {})
+
+
+class _Round(NamedTuple):
+    """The n-th member of each sample that has so many."""
+
+    rows: Ints
+    headers: Headers
+    key_sizes: Ints
+    starts: Ints
+    stops: Ints
+
+    def chosen(self, good: NDArray[np.bool_]) -> _Round:
+        """The members of good samples only."""
+        at = good[self.rows]
+        return _Round(self.rows[at], self.headers.chosen(at), self.key_sizes[at], self.starts[at], self.stops[at])
+
+
+def locate(data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]) -> Located | None:
+    """Parse samples, as far as they are plain members of one key which the member behind has not.
+
+    Args:
+        data: For each sample bytes with it in them, at least one; behind it stands the header of the next member, or
+            the end marker.
+        starts: Where in them it starts.
+        stops: Where it ends.
+
+    Returns:
+        The samples that are so; None where their fields are not the same.
+    """
+    ends = np.array(stops)
+    good = np.ones(len(data), dtype=np.bool_)
+    rounds: list[_Round] = []
+    rows, at = np.arange(len(data)), np.array(starts)
+    while len(rows):
+        chosen = data if len(rows) == len(data) else [data[row] for row in rows.tolist()]
+        headers = parse_headers(_blocks(chosen, at.tolist(), BLOCK_BYTES))
+        sizes = key_sizes(headers)
+        first = at + BLOCK_BYTES
+        after = first + -(-headers.sizes // BLOCK_BYTES) * BLOCK_BYTES
+        fine = headers.plain & (sizes > 0) & (after <= ends[rows])
+        if rounds:
+            fine &= sizes == rounds[0].key_sizes[rows]
+            fine &= start_alike(headers.names, rounds[0].headers.names[rows], sizes)
+        good[rows[~fine]] = False
+        rounds.append(_Round(rows, headers, sizes, first, first + headers.sizes))
+        more = fine & (after < ends[rows])
+        rows, at = rows[more], after[more]
+    names, sizes = rounds[0].headers.names, rounds[0].key_sizes
+    behind = _blocks(data, stops, names.shape[1])
+    good &= ~start_alike(behind, names, sizes + 1)  # with the dot
+    fields = _common_fields(rounds, good)
+    return None if fields is None else Located(np.flatnonzero(good), _keys(names[good], sizes[good]), fields)
+
+
+def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray[np.uint8]:
+    """`size` bytes from `starts[i]` of each of `data`, uint8 (n, size)."""
+    parts = [one[start : start + size] for one, start in zip(data, starts, strict=True)]
+    return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(-1, size)
+
+
+def _common_fields(rounds: Sequence[_Round], good: NDArray[np.bool_]) -> _Fields | None:
+    """Where each field of the good samples stands; None where they have not all the same."""
+    fields: _Fields = {}
+    for each in rounds:
+        chosen = each if good.all() else each.chosen(good)
+        if len(chosen.rows):
+            name = _common_field(chosen) if len(chosen.rows) == good.sum() else None
+            if name is None or name in fields or name.startswith("__"):
+                return None
+            fields[name] = chosen.starts.tolist(), chosen.stops.tolist()
+    return fields
+
+
+def _keys(names: NDArray[np.uint8], sizes: Ints) -> list[str]:
+    text, width = names.tobytes().decode("ascii"), names.shape[1]
+    starts = range(0, len(text), width)
+    return [text[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
+
+
+def _common_field(each: _Round) -> str | None:
+    """The field of all members of a round, None where they differ."""
+    names, firsts = each.headers.names, each.key_sizes + 1
+    lengths = each.headers.name_sizes - firsts
+    first, length = int(firsts[0]), int(lengths[0])
+    if (lengths != length).any():
+        return None
+    if (firsts == first).all():
+        found = names[:, first : first + length]
+    else:
+        found = names[np.arange(len(names))[:, None], firsts[:, None] + np.arange(length)]
+    return found[0].tobytes().decode("ascii").lower() if (found == found[0]).all() else None
