@@ -14,7 +14,7 @@ from wdskit.pipeline.timings import Pace, Timings
 if TYPE_CHECKING:
     import torch
 
-    from wdskit.pipeline.fused import FusedStep
+    from wdskit.pipeline.fused import FusedStep, Prepared
 
 Function = Callable[[Any, Origin], Any]
 
@@ -62,6 +62,7 @@ class Each:
 
     Attributes:
         writer: The one of `steps` that writes its image where `apply` is told to.
+        first: The first of `steps`, if it has two halves and nothing comes before it.
     """
 
     def __init__(self, run: Run, name: str, steps: tuple[Step, ...], parts: tuple[tuple[Step, ...], ...] = ()) -> None:
@@ -70,6 +71,7 @@ class Each:
         self.steps = steps
         self.parts = parts
         self.writer: FusedStep | None = None
+        self.first: FusedStep | None = None
         self._pace = Pace()
         self.kept: list[tuple[Origin, Any]] = []
         self.count = 0
@@ -94,7 +96,14 @@ class Each:
             self.run.origin = origin
             yield done
 
-    def apply(self, value: Any, origin: Origin, out: torch.Tensor | None = None, timings: Timings | None = None) -> Any:
+    def apply(
+        self,
+        value: Any,
+        origin: Origin,
+        out: torch.Tensor | None = None,
+        timings: Timings | None = None,
+        begun: Prepared | None = None,
+    ) -> Any:
         """One value after all steps.
 
         Args:
@@ -102,13 +111,16 @@ class Each:
             origin: Where it comes from.
             out: Where `writer` puts its image.
             timings: Takes a lap for each step, under its label. A lap has begun.
+            begun: What `first.prepare` made of the value.
 
         Raises:
             SampleError, PipelineError: A step failed; it names stage, shard and key.
         """
         for step in (*self.parts[origin.part], *self.steps) if self.parts else self.steps:
             try:
-                if out is not None and step.function is self.writer:
+                if begun is not None and step.function is self.first:
+                    value = self.first.carry_out(begun, out)
+                elif out is not None and step.function is self.writer:
                     value = self.writer(value, origin, out)
                 else:
                     value = step.function(value, origin)

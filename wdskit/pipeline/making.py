@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +12,7 @@ import torch
 
 from wdskit.errors import SampleError
 from wdskit.order.base import Ints
+from wdskit.pipeline.fused import Prepared, names_image
 from wdskit.pipeline.memory import Memory
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.timings import Timings, started
@@ -139,15 +141,37 @@ class Making:
     def _run_chunk(self, chunk: int) -> None:
         weight = self._timed.get(chunk)
         timings = None if weight is None else started(weight)
-        for at in range(chunk * CHUNK, min(len(self._found), (chunk + 1) * CHUNK)):
+        rows = range(chunk * CHUNK, min(len(self._found), (chunk + 1) * CHUNK))
+        begun = self._begin(rows, timings) if self._pipeline.each.first else {}
+        for at in rows:
             try:
-                self._results[at] = self._one(at, self._rows[at] if self._rows else None, timings)
+                self._results[at] = self._one(at, timings, begun.pop(at, None))
             except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
                 self._errors[at] = err
                 return
         if timings is not None:
             self._pipeline.chunk_pace.end(timings)
             self._chunk_timings.append(timings)
+
+    def _begin(self, rows: range, timings: Timings | None) -> dict[int, Prepared]:
+        """Read samples, and do what comes before their pixels. What goes wrong with one is left to `_one`."""
+        first, shards = self._pipeline.each.first, self._pipeline.shards
+        assert first is not None
+        begun: dict[int, Prepared] = {}
+        samples = []
+        for at in rows:
+            place, shard, sample = self._found[at]
+            with contextlib.suppress(Exception):
+                path, key, part, fields = shards.read(shard, sample, names_image)
+                samples.append((at, Origin(path, key, 0, place, part), fields))
+        if timings is not None:
+            timings.lap("read", len(rows))
+        for at, origin, fields in samples:
+            with contextlib.suppress(Exception):
+                begun[at] = first.prepare({"__key__": origin.key, "__url__": origin.url, **fields}, origin)
+        if timings is not None:
+            timings.lap("headers", len(rows))
+        return begun
 
     def finish(self) -> Made:
         """The batch, with its mask if the tail is padded.
@@ -243,12 +267,15 @@ class Making:
             self.run(chunk)
         self._raise_first()
 
-    def _one(self, at: int, out: torch.Tensor | None, timings: Timings | None) -> tuple[Any, Origin, str | None]:
+    def _one(self, at: int, timings: Timings | None, begun: Prepared | None) -> tuple[Any, Origin, str | None]:
         """A sample behind all one-to-one stages; with the origin of the bad one and the reason, where another stands
         in for it.
         """
         place, shard, sample = self._found[at]
+        out = self._rows[at] if self._rows else None
         try:
+            if begun is not None:
+                return self._pipeline.each.apply(None, begun.origin, out, timings, begun), begun.origin, None
             return *self._sample(place, shard, sample, out, timings), None
         except SampleError as err:
             if not self._forgives(err):

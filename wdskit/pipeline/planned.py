@@ -78,6 +78,8 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         self.shards, self.each, self.batched, self.behind = shards, each, batched, behind
         self.run = run
         self.plan = plan
+        first = each.steps[0].function if each.steps and not each.parts else None
+        each.first = first if isinstance(first, FusedStep) else None
         if batched is not None and isinstance(batched.collate, Collate):
             each.writer = _writer(each.steps)
         self.chunk_pace, self.batch_pace = Pace(), Pace()

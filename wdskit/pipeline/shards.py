@@ -64,8 +64,15 @@ class OpenShards:
         self.__dict__.update(state)
         self._begin()
 
-    def read(self, shard: int, sample: int) -> tuple[str, str, int, dict[str, bytes]]:
+    def read(
+        self, shard: int, sample: int, viewed: Callable[[str], bool] | None = None
+    ) -> tuple[str, str, int, dict[str, Any]]:
         """Path, key, number of the part, and the fields of one sample.
+
+        Args:
+            shard: Its number.
+            sample: Its number in the shard.
+            viewed: Says of a field's name whether its bytes come as a memoryview of what was read, without a copy.
 
         Raises:
             ShardError: Its shard is not right.
@@ -76,7 +83,10 @@ class OpenShards:
         inner = shard - int(self._stops[at]) + len(table)
         local = self._shard(shard, table, inner)
         key, fields = local.read(table.number(inner, sample))
-        return local.path, key, self.parts[at], {name: bytes(view) for name, view in fields.items()}
+        if viewed is None:
+            return local.path, key, self.parts[at], {name: bytes(view) for name, view in fields.items()}
+        given = {name: view if viewed(name) else bytes(view) for name, view in fields.items()}
+        return local.path, key, self.parts[at], given
 
     def mean_bytes(self, shards: Ints) -> int:
         """Bytes of some samples in these shards, as many as each is named: that of the mean sample of each."""
