@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from wdskit.loader.advice import Setting, advise
-from wdskit.loader.stats_types import LoaderStats, StageStats
+from wdskit.loader.advice import Setting, advise, is_crowded
+from wdskit.loader.stats_types import LoaderStats, StageStats, percent
 
 # What each stage takes for a sample, in seconds, and the part of it on a CPU.
 QUICK_READ = {"read": (0.1e-3, 0.9)}
@@ -61,8 +61,8 @@ def setting_of(workers: int = 1, threads: int = 1, num_cpus: int = 4, prefetch: 
     return Setting(workers, threads, prefetch, prefetch * max(1, workers), num_cpus)
 
 
-def told(stats: LoaderStats, setting: Setting) -> str:
-    advice = advise(stats, setting)
+def told(stats: LoaderStats, setting: Setting, *, crowded: bool = False) -> str:
+    advice = advise(stats, setting, crowded=crowded)
     assert advice is not None
     return advice
 
@@ -155,11 +155,26 @@ def test_nothing_is_made_ahead():
     )
 
 
-def test_cpus_that_others_hold():
-    """All threads that make sense, busy, and hardly running."""
+@pytest.mark.parametrize("cpu_ratio", [0.45, 0.25, 0.1])
+def test_cpus_that_others_hold(cpu_ratio):
+    """Threads that are busy and hardly run, on a machine with more work than CPUs: no word of the GIL or storage."""
+    stages = {"read": (2.0e-3, cpu_ratio), "decode": (2.1e-3, cpu_ratio)}
+    advice = told(stats_of(stages, busy=1.0, threads=4), setting_of(threads=4), crowded=True)
+    assert f"ran in {percent(cpu_ratio)} of that, since other programs hold the CPUs; `decode` takes 51 %" in advice
+
+
+def test_cpus_that_are_too_few_for_the_threads():
     stages = {"read": (0.2e-3, 0.45), "decode": (2.0e-3, 0.45)}
-    stats = stats_of(stages, busy=1.0, threads=4)
-    assert "ran in 45 % of that, since other programs hold the CPUs" in told(stats, setting_of(threads=4))
+    advice = told(stats_of(stages, busy=1.0, threads=4), setting_of(threads=4))
+    assert "ran in 45 % of that, as 4 CPUs let them" in advice
+
+
+def test_a_machine_is_crowded_by_the_load_of_others(monkeypatch):
+    """Its own threads left out."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    for load, threads, crowded in ((3.9, 1, False), (5.0, 1, True), (8.0, 5, False), (9.1, 5, True)):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert is_crowded(setting_of(threads=threads)) == crowded
 
 
 KNOB = re.compile(r"Use (workers|threads|prefetch): (\d+)")
@@ -176,7 +191,7 @@ def test_advice_is_one_sentence_that_names_another_value(workers, threads, num_c
         stages = {"read": (read_share * 1e-3, read_cpu), "decode": ((1 - read_share) * 1e-3, decode_cpu)}
         for (ready, empty), told_stages in itertools.product(((0.0, 1.0), (2.0, 0.4), (3.9, 0.0)), (stages, {})):
             stats = stats_of(told_stages, busy=busy, threads=setting.num_threads, ready=ready, empty=empty)
-            advice = told(stats, setting)
+            advice = told(stats, setting, crowded=busy == 0.4)
             assert advice.startswith("The consumer waited 50 % of the time: ")
             assert "\n" not in advice
             assert advice.endswith((".", ". "))

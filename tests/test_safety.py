@@ -41,8 +41,12 @@ def told(tmp_path_factory, script_environment):
     return json.loads(done.stdout)
 
 
-OWN_EVENTS = {"pickle.find_class ('torch.utils.data._utils.worker', '_IterableDatasetStopIteration')"}
-"""What torch itself sends from a worker process to say that it is done."""
+OWN_EVENTS = {
+    "pickle.find_class ('torch.utils.data._utils.worker', '_IterableDatasetStopIteration')",
+    "pickle.find_class ('wdskit.pipeline.timings', 'Histogram')",
+    "pickle.find_class ('wdskit.pipeline.timings', '_restored')",
+}
+"""What torch itself sends from a worker process to say that it is done, and we to say how long stages took."""
 
 
 def test_nothing_in_shards_rows_or_configurations_runs(told):

@@ -207,13 +207,11 @@ def test_long_work_is_always_timed(clock):
         pace.end(timings)
 
 
-def test_rare_long_pieces_do_not_count_for_more_than_they_are(clock):
-    """One piece of a hundred takes a hundred times as long. Were a piece's weight settled by its own length, or did
-    the next one always come a stride later, they would count for a tenth of what they are, or for ten times.
-    """
+def share_told(clock) -> float:
+    """What a pace tells of work of which one piece in a hundred takes a hundred times as long, to what it is."""
     pace, told, total_s = Pace(), Timings(), 0.0
-    durations = [1e-3 if number % 101 == 7 else 1e-5 for number in range(400_000)]
-    for seconds in durations:
+    for number in range(400_000):
+        seconds = 1e-3 if number % 101 == 7 else 1e-5
         timings = pace.begin()
         clock.work(seconds)
         total_s += seconds
@@ -221,7 +219,24 @@ def test_rare_long_pieces_do_not_count_for_more_than_they_are(clock):
             timings.lap("decode")
             pace.end(timings)
             told.merge(timings)
-    assert told.stages["decode"].total_s == pytest.approx(total_s, rel=0.3)
+    return told.stages["decode"].total_s / total_s
+
+
+def test_rare_long_pieces_count_for_what_they_are(clock):
+    assert share_told(clock) == pytest.approx(1, rel=0.3)
+
+
+def test_weights_settled_by_a_pieces_own_length_are_seen(clock, monkeypatch):
+    """Were they, long ones would count for too little."""
+    end = Pace.end
+
+    def weighed(self, timings):
+        end(self, timings)
+        for each in timings.stages.values():
+            each.total_s *= self.stride / timings.weight
+
+    monkeypatch.setattr(Pace, "end", weighed)
+    assert share_told(clock) != pytest.approx(1, rel=0.3)
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 3, 1000, 5000])

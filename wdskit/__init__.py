@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from wdskit.loader.gather import gather_valid
     from wdskit.loader.peers import check_same_batches
     from wdskit.loader.plan import plan
+    from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import pack
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
@@ -52,6 +53,7 @@ __all__ = [
     "FolderIndexError",
     "ImageTooLarge",
     "KeyRuleError",
+    "LoaderStats",
     "LocalShard",
     "PackError",
     "Pipeline",
@@ -63,6 +65,7 @@ __all__ = [
     "SampleError",
     "SelectionError",
     "ShardError",
+    "StageStats",
     "StateError",
     "StorageError",
     "VerifyResult",
@@ -82,6 +85,8 @@ __all__ = [
 
 _HOMES = {
     "Finding": "wdskit.shards.findings",
+    "LoaderStats": "wdskit.loader.stats_types",
+    "StageStats": "wdskit.loader.stats_types",
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
     "check_same_batches": "wdskit.loader.peers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from wdskit.loader.stats_types import LoaderStats, StageStats, duration, percent
@@ -48,30 +49,36 @@ class Setting(NamedTuple):
         return self.num_processes * self.threads
 
 
-def advise(stats: LoaderStats, setting: Setting) -> str | None:
+def is_crowded(setting: Setting) -> bool:
+    """Whether other programs have had work for all CPUs of this machine, in the last minute."""
+    return os.getloadavg()[0] - setting.num_threads >= (os.cpu_count() or 1)
+
+
+def advise(stats: LoaderStats, setting: Setting, *, crowded: bool = False) -> str | None:
     """What to change, and the numbers it follows from; None where the consumer hardly waits, and so nothing would help.
 
     Args:
         stats: Of some steps.
         setting: How they were made.
+        crowded: Whether other programs want the CPUs: then threads that do not run do not wait for the GIL.
     """
     if stats.wait_ratio < WAIT_RATIO or stats.elapsed_s < MIN_WAITS_S:
         return None
     waited = f"The consumer waited {percent(stats.wait_ratio)} of the time"
-    return f"{waited}: {_reason(stats, setting)}"
+    return f"{waited}: {_reason(stats, setting, crowded=crowded)}"
 
 
-def _reason(stats: LoaderStats, setting: Setting) -> str:
+def _reason(stats: LoaderStats, setting: Setting, *, crowded: bool) -> str:
     if not setting.capacity:
         return "each item is made only when it is asked for. Use workers: 1, which makes them ahead."
     if stats.busy_ratio is None:
         return _without_stages(stats, setting)
     if stats.busy_ratio < _BUSY:
         return _idle(stats, setting, stats.busy_ratio)
-    waiting = _waits_most(stats, setting)
+    waiting = _waits_most(stats, setting, crowded=crowded)
     if waiting is not None:
         return _outside(waiting, stats.stages[waiting], setting)
-    return _saturated(stats, setting, stats.busy_ratio)
+    return _saturated(stats, setting, stats.busy_ratio, crowded=crowded)
 
 
 def _without_stages(stats: LoaderStats, setting: Setting) -> str:
@@ -95,7 +102,7 @@ def _idle(stats: LoaderStats, setting: Setting, busy_ratio: float) -> str:
     return f"{busy} and {ready}: the consumer's own Python code keeps them from running. Use workers: 1."
 
 
-def _waits_most(stats: LoaderStats, setting: Setting) -> str | None:
+def _waits_most(stats: LoaderStats, setting: Setting, *, crowded: bool) -> str | None:
     """The stage that waits for something outside: the others run when they want to, or else the CPUs are idle. Where
     threads wait for each other instead, all stages do, and one CPU is busy.
     """
@@ -106,7 +113,8 @@ def _waits_most(stats: LoaderStats, setting: Setting) -> str | None:
     rest = 1 - stage.share_ratio
     others = [each for other, each in stats.stages.items() if other != name]
     others_run = rest > 0.02 and sum(each.share_ratio * each.cpu_ratio for each in others) / rest > _WAITING
-    return name if others_run or stats.cpus / setting.num_processes < _IDLE_CPUS else None
+    is_idle = not crowded and stats.cpus / setting.num_processes < _IDLE_CPUS
+    return name if others_run or is_idle else None
 
 
 def _idle_ratio(stage: StageStats) -> float:
@@ -121,7 +129,7 @@ def _outside(name: str, stage: StageStats, setting: Setting) -> str:
     return f"{took}: {what}. Use threads: {2 * setting.threads}, which wait for more at once{way}."
 
 
-def _saturated(stats: LoaderStats, setting: Setting, busy_ratio: float) -> str:
+def _saturated(stats: LoaderStats, setting: Setting, busy_ratio: float, *, crowded: bool) -> str:
     """Threads that do all they can."""
     workers, threads, num_cpus = setting.workers, setting.threads, setting.num_cpus
     name, stage = max(stats.stages.items(), key=lambda item: item[1].share_ratio)
@@ -131,6 +139,8 @@ def _saturated(stats: LoaderStats, setting: Setting, busy_ratio: float) -> str:
     each_cpus = stats.cpus / setting.num_processes
     all_busy = stats.cpus >= 0.8 * num_cpus
     runs = sum(each.share_ratio * each.cpu_ratio for each in stats.stages.values())
+    if crowded and runs < 0.6:
+        return f"{busy}, but ran in {percent(runs)} of that, since other programs hold the CPUs; {largest}."
     if threads > 1 and runs < 0.6 and each_cpus < _ONE_CPU and not all_busy:
         held = (
             f"the {threads} threads of a process kept only {each_cpus:.1f} CPUs busy, because Python code holds the GIL"
@@ -140,5 +150,5 @@ def _saturated(stats: LoaderStats, setting: Setting, busy_ratio: float) -> str:
         wanted = max(threads + 1, num_cpus // setting.num_processes)
         return f"{busy}, and {stats.cpus:.1f} of {num_cpus} CPUs were. Use threads: {wanted}."
     if runs < 0.6 and not all_busy:
-        return f"{busy}, but ran in {percent(runs)} of that, since other programs hold the CPUs; {largest}."
+        return f"{busy}, but ran in {percent(runs)} of that, as {num_cpus} CPUs let them; {largest}."
     return f"all CPUs are in use ({stats.cpus:.1f} of {num_cpus}); {largest}. Make that stage cheaper."

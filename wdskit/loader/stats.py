@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
 from typing import Literal
 
-from wdskit.loader.advice import Setting, advise
+from wdskit.loader.advice import Setting, advise, is_crowded
 from wdskit.loader.stats_types import LoaderStats, StageStats
 from wdskit.pipeline.timings import Histogram, Timings
 
@@ -166,7 +166,8 @@ class Stats:
             stages={name: _stage(each, in_stages_s) for name, each in timings.stages.items()},
             advice=None,
         )
-        return replace(told, advice=advise(told, setting) if found.waits.num else None)
+        advice = advise(told, setting, crowded=is_crowded(setting)) if found.waits.num else None
+        return replace(told, advice=advice)
 
 
 def _stage(found: Histogram, in_stages_s: float) -> StageStats:
