@@ -1,4 +1,4 @@
-"""What every worker process does. Standard library only."""
+"""Processes: what every worker does, how many CPUs there are for them, and what they use. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_PROCESSES = Path("/proc")
 
 
 def end_with_parent() -> None:
@@ -42,3 +47,44 @@ def hear_ctrl_c() -> None:
     with contextlib.suppress(ValueError):  # not in a main thread
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def num_usable_cpus() -> int:
+    """CPUs that this process may use: those of its affinity, fewer where a container's quota says so."""
+    # macOS and Windows have no affinity.
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(num_cpus, _quota() or num_cpus))
+
+
+def _quota() -> int | None:
+    """The whole CPUs that control groups allow; a container sees its own as the root of all."""
+    try:
+        allowed, _, period = (_CGROUPS / "cpu.max").read_text().partition(" ")
+        return None if allowed == "max" else -(-int(allowed) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+def cpu_s_of_tree() -> float | None:
+    """CPU seconds that this process and all below it that live have used so far; None where only Linux could tell."""
+    if not _PROCESSES.is_dir():
+        return None
+    total = time.process_time()
+    for pid in _below(os.getpid()):
+        with contextlib.suppress(OSError):  # it has ended
+            total += time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives: all threads, to the ns
+    return total
+
+
+def _below(pid: int) -> list[int]:
+    """The processes that descend from `pid`."""
+    children: dict[int, list[int]] = {}
+    for folder in _PROCESSES.iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(folder.name))
+    found = list(children.get(pid, ()))
+    for each in found:  # grows on the way
+        found += children.get(each, ())
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -11,7 +10,7 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 from wdskit.errors import WdskitError
-from wdskit.processes import deaf_to_ctrl_c, end_with_parent, hear_ctrl_c
+from wdskit.processes import deaf_to_ctrl_c, end_with_parent, hear_ctrl_c, num_usable_cpus
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -27,8 +26,7 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
         num_shards: Shards to read.
         num_bytes: Their size, None where it is unknown.
     """
-    # macOS and Windows have no affinity.
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_cpus = num_usable_cpus()
     num_wanted = num_cpus if num_bytes is None else num_bytes // WORKER_BYTES
     return max(1, min(num_cpus, num_shards, num_wanted))
 
