@@ -51,7 +51,8 @@ def make_loader(
         process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
         workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`.
         threads: Threads a process for one-to-one stages.
-        prefetch: Items that each worker has ready ahead.
+        prefetch: Batches made ahead of the consumer: of a planned source in all, at least two a worker; of a
+            stream by each worker.
         persistent_workers: Whether workers live on between epochs.
         start_method: "fork", "spawn" or "forkserver". Without: torch's default, but never "fork" once CUDA is
             initialised.

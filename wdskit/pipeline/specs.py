@@ -250,7 +250,10 @@ class LoaderSpec(BaseModel):
 
     workers: Natural = Field(1, description="Worker processes; 0: this process.")
     threads: Count = Field(1, description="Threads in each process.")
-    prefetch: Count = Field(4, description="Batches that each worker has ready ahead.")
+    prefetch: Count = Field(
+        4,
+        description="Batches made ahead: of a planned source in all, at least two a worker; of a stream by each.",
+    )
     persistent_workers: Bool = Field(True, description="Whether workers live on between epochs.")
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
         None,
