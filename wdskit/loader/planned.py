@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wdskit.loader.budget import Budget
+from wdskit.loader.handover import hand_over, make_mover
 from wdskit.loader.loader import Loader
 from wdskit.loader.makers import Ahead, make_maker
 from wdskit.loader.passes import Pass, Passes
@@ -62,8 +63,9 @@ class PlannedLoader(Loader):
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
         if spec.workers:
             check_sendable(pipeline.pipeline, choose_start_method(spec.start_method))
+        self._mover = make_mover(pipeline, spec)
         maker = make_maker(pipeline, spec.workers, functools.partial(choose_start_method, spec.start_method))
-        self._ahead = Ahead(maker, _num_ahead(spec))
+        self._ahead = Ahead(maker, _num_ahead(spec, pipeline.run.num_threads))
 
     @property
     def epoch(self) -> int:
@@ -105,8 +107,9 @@ class PlannedLoader(Loader):
             self._budget.count = 0
         num_steps = len(running.steps)
         step = 0
+        taken = self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job))
         try:
-            for made in self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job)):
+            for made in taken if self._mover is None else hand_over(taken, self._mover):
                 self._check_rank()
                 for item, bad in self._of_steps(running, step, made):
                     self._budget.spend(running.epoch, bad)
@@ -141,8 +144,8 @@ class PlannedLoader(Loader):
             yield item, [bad[position]] if position in bad else []
 
 
-def _num_ahead(spec: LoaderSpec) -> int:
+def _num_ahead(spec: LoaderSpec, num_threads: int) -> int:
     """Jobs at work or ready ahead of the consumer: none in its own thread, and each process has work to go on with."""
-    if not spec.workers and spec.threads == 1:
+    if not spec.workers and num_threads == 1:
         return 0
     return max(spec.prefetch, 2 * spec.workers)

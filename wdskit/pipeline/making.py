@@ -50,10 +50,17 @@ class Bad(NamedTuple):
 
 
 class Made(NamedTuple):
-    """What became of a job: the batch (without `batched`, a list of samples), and the samples that were bad."""
+    """What became of a job.
+
+    Attributes:
+        value: The batch; without `batched`, a list of samples.
+        bad: The samples that were bad.
+        raw: Field or place of images that are uint8 as yet, where numbers were to follow (`finish_numbers`).
+    """
 
     value: Any
     bad: tuple[Bad, ...]
+    raw: int | str | None = None
 
 
 class Making:
@@ -76,6 +83,7 @@ class Making:
         self._errors: dict[int, BaseException] = {}
         self._slot: torch.Tensor | None = None
         self._rows: tuple[torch.Tensor, ...] = ()
+        self._is_raw = False
 
     def prepare(self) -> int:
         """Find out which samples these are, and give the number of chunks."""
@@ -88,8 +96,9 @@ class Making:
         if writer is not None and batched is not None:
             assert writer.out_shape is not None
             shape = (len(self._found), *writer.out_shape)
-            self._slot = self._memory.empty(shape, writer.ending.dtype, channels_last=True)
+            self._slot = self._memory.empty(shape, writer.out_ending.dtype, channels_last=True)
             self._rows = self._slot.unbind()
+            self._is_raw = writer.out_ending != writer.ending
         return -(-len(self._found) // CHUNK)
 
     def run(self, chunk: int) -> None:
@@ -124,7 +133,8 @@ class Making:
         if self._pipeline.batched is None:
             return Made(list(values) if tail == "drop" else list(map(with_mask, values, valid.tolist())), bad)
         batch = self._together(list(values), list(origins), ready)
-        return Made(batch if tail == "drop" else with_mask(batch, torch.from_numpy(valid)), bad)
+        raw = ready if self._is_raw else None
+        return Made(batch if tail == "drop" else with_mask(batch, torch.from_numpy(valid)), bad, raw)
 
     def _raise_first(self) -> None:
         if not self._errors:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import webdataset
 
 from wdskit.errors import PipelineError
@@ -19,6 +20,7 @@ from wdskit.order.steps import Steps, Tail
 from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.framing import Ending
 from wdskit.pipeline.functions import OnValue, Rename, ToDict, ToTuple
 from wdskit.pipeline.fused import FusedStep
 from wdskit.pipeline.making import Job, Made, Making
@@ -81,6 +83,16 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
+
+    def leave_numbers(self) -> Ending | None:
+        """Have batches of images made as uint8 where that is possible, `Made.raw` says in which: what is left to do to
+        them, in `framing.finish_batch`. None where nothing is.
+        """
+        writer = self.each.writer
+        if writer is None or self.behind is not None or writer.ending.dtype == torch.uint8:
+            return None
+        writer.write_uint8()
+        return writer.ending
 
     def make(self, job: Job, memory: Memory = FRESH) -> Made:
         """The batch of a job, with its mask if the tail is padded.
