@@ -90,6 +90,11 @@ def bench_command(
     if json:
         print_json(dataclasses.asdict(result))
         return
+    show_result(result)
+
+
+def show_result(result: BenchResult) -> None:
+    """Print a result for people."""
     console = make_console()
     console.print(facts_table(_facts(result)))
     for table in (_parts(result), _loaders(result)):
@@ -116,7 +121,11 @@ def _facts(result: BenchResult) -> Iterator[tuple[str, str]]:
     yield "source", f"{result.source}, {shards}; samples of {format_bytes(result.sample_bytes)}{batch}{ranks}"
     device = "no GPU" if result.device == "cpu" else result.device
     yield "machine", f"{plural(result.num_cpus, 'CPU')}, {device}; Python {result.python}, torch {result.torch}"
-    repeats = "once" if result.repeats == 1 else f"{result.repeats} times in turns, medians and their spread"
+    repeats = (
+        "once"
+        if result.repeats == 1
+        else f"{result.repeats} times in turns; medians, and ± the repeat that is furthest away"
+    )
     yield "measured", f"{result.seconds:g} s each, {repeats}"
 
 
@@ -127,7 +136,7 @@ def _parts(result: BenchResult) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     table.add_column("  without a loader", no_wrap=True)
-    for title in ("samples/s", "", "bytes/s", "CPU ms"):
+    for title in ("samples/s", "", "bytes/s", "CPU ms", ""):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for part in result.parts:
         is_limit = part.what == "decode" and part.samples_per_s == result.limit
@@ -136,7 +145,8 @@ def _parts(result: BenchResult) -> Table:
             _rate(part.samples_per_s),
             _spread(part.samples_per_s),
             format_bytes(part.bytes_per_s),
-            f"{part.cpu_ms.median:.3f}",
+            _ms(part.cpu_ms),
+            "= the limit" if is_limit else "",
             style="bold" if is_limit else None,
         )
     return table
@@ -170,7 +180,7 @@ def _loaders(result: BenchResult) -> Table:
             _rate(each.alone),
             _spread(each.alone),
             f"{each.limit_ratio.median:.0%}",
-            "" if each.cpu_ms is None else f"{each.cpu_ms.median:.2f}",
+            _ms(each.cpu_ms),
             f"{each.first_batch_s.median:.2f} s",
             *busy,
             _rate(each.headspace),
@@ -182,13 +192,17 @@ def _loaders(result: BenchResult) -> Table:
 def _setting(loader: LoaderBench, result: BenchResult) -> str:
     workers, threads = loader.setting
     mark = "*" if loader.setting == result.advice.setting else " "
-    return f"{mark} {workers} x {threads}"
+    return f"{mark} {workers} x {threads}{' now' if loader.setting == result.configured else ''}"
 
 
 def _rate(rate: Measured | None) -> str:
     if rate is None:
         return ""
     return f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}"
+
+
+def _ms(cpu_ms: Measured | None) -> str:
+    return "" if cpu_ms is None else f"{cpu_ms.median:#.3g}"
 
 
 def _spread(rate: Measured) -> str:

@@ -54,33 +54,32 @@ def explain(chosen: LoaderBench, loaders: Sequence[LoaderBench], parts: Sequence
     )
     if read < decode and chosen.alone.median >= 0.7 * read:
         return f"reading is what limits: it gives {read:,.0f} samples/s where {decode:,.0f} could be decoded."
+    locked = _held_back(parts)
+    if workers > 1 and locked is not None:
+        by_threads, by_processes = locked
+        msg = f"the stages wait for Python's lock (GIL): threads of one process decode {by_threads:,.0f} samples/s, "
+        return f"{msg}as many processes {by_processes:,.0f}."
     inside = _fastest([each for each in loaders if not each.setting.workers])
-    if workers and inside is not None and inside.beside_python is not None and chosen.beside_python is not None:
+    if workers == 1 and inside is not None and inside.beside_python is not None and chosen.beside_python is not None:
         kept, left = chosen.beside_python.median, inside.beside_python.median
         if left < _COLLAPSE * kept:
             msg = f"beside a busy Python thread, threads of the training process fall to {left:,.0f} samples/s, since "
             return f"{msg}all wait for its lock (GIL); these keep {kept:,.0f}."
-    locked = _held_back(parts)
-    if workers > 1 and locked is not None:
-        by_threads, by_processes = locked
-        msg = f"the stages hold Python's lock: threads of one process decode {by_threads:,.0f} samples/s together, as "
-        return f"{msg}many processes {by_processes:,.0f}."
     return _as_compared(chosen, loaders)
 
 
 def _as_compared(chosen: LoaderBench, loaders: Sequence[LoaderBench]) -> str:
-    workers = chosen.setting.workers
     fastest = _fastest(loaders)
-    if fastest is None or fastest.setting == chosen.setting:
-        less = _fastest([each for each in loaders if each.setting.workers < workers])
-        if less is None:
-            return "it is the fastest of those that were tried."
-        msg = f"it is the fastest; with {_told(less.setting)} there are {less.alone.median:,.0f} samples/s for its"
-        return f"{msg} {chosen.alone.median:,.0f}."
-    if fastest.setting.workers < workers or not workers:
-        return "it loses least where the training process is busy."
-    msg = f"nothing is faster by more than {1 - NEAR:.0%} throughout, and it needs the fewest processes and threads"
-    return f"{msg} for that."
+    if len(loaders) == 1:
+        return "no other was tried."
+    if fastest is not None and fastest.setting != chosen.setting:
+        if fastest.alone.median * NEAR > chosen.alone.median:
+            return f"{_told(fastest.setting)} is faster alone, but loses more where the training process is busy."
+        return f"nothing is faster by more than {1 - NEAR:.0%}, and of those as fast it needs the fewest processes."
+    second = _fastest([each for each in loaders if each.setting != chosen.setting])
+    assert second is not None
+    msg = f"it is the fastest: {chosen.alone.median:,.0f} samples/s, and {second.alone.median:,.0f} with"
+    return f"{msg} {_told(second.setting)}."
 
 
 def _fastest(loaders: Sequence[LoaderBench]) -> LoaderBench | None:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
 from wdskit.loader.planned import PlannedLoader
+from wdskit.loader.threads import run_here
 from wdskit.order.steps import Steps
 from wdskit.pipeline.buffering import Batched
+from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import Each, Step
-from wdskit.pipeline.planned import Job, PlannedPipeline
+from wdskit.pipeline.making import Job, Making
+from wdskit.pipeline.memory import FRESH, Memory
+from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.processes import cpu_s_of_tree
 
 STEP_SHARE = 0.5
@@ -51,7 +55,7 @@ class Watch:
         plan, spec = loader.pipeline.plan, loader.spec
         self._per_item = plan.batch if plan.is_batched else 1
         self._round = max(1, spec.workers)  # batches of several workers come in bursts of as many
-        self._ahead = spec.prefetch * self._round if spec.workers or spec.threads > 1 else 0
+        self._ahead = max(spec.prefetch, 2 * spec.workers) if spec.workers or spec.threads > 1 else 0
         self._seconds = seconds
         self._items = iter(loader)
 
@@ -119,10 +123,10 @@ def measure_loader(loader: PlannedLoader, seconds: float, busy: Busy) -> Rates:
 
 
 def measure_headspace(loader: PlannedLoader, item: Any, seconds: float) -> float:
-    """Samples/s where an item costs nothing. The loader is of no other use behind that.
+    """Samples/s where an item costs nothing.
 
     Args:
-        loader: Not iterated yet, with an epoch that does not end.
+        loader: Not iterated yet, with an epoch that does not end. It is of no other use behind that.
         item: From `ready_item`.
         seconds: Length of the measurement.
     """
@@ -199,31 +203,59 @@ class FreeShards:
         return "", "", 0, {}
 
 
-class Ready:
-    """Stands in for what makes samples or batches: gives the one it has."""
+class FreeSample:
+    """Stands in for the one-to-one stages: gives the sample that it has."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    def __init__(self, sample: Any) -> None:
+        self.sample = sample
 
-    def __call__(self, *_: object) -> Any:
-        """The value."""
-        return self.value
+    def __call__(self, _: object, __: object) -> Any:
+        """The sample."""
+        return self.sample
+
+
+class FreeBatch(Collate):
+    """Stands in for what makes batches: memory as the batch that it has would lie in, with nothing written into it."""
+
+    def __init__(self, batch: Any) -> None:
+        super().__init__(frozenset(), frozenset())
+        self.batch = batch
+
+    def __call__(  # of whatever values
+        self, _samples: Sequence[Any], memory: Memory = FRESH, _ready: Mapping[Any, torch.Tensor] | None = None
+    ) -> Any:
+        """A batch."""
+        return _unwritten(self.batch, memory)
+
+
+def _unwritten(value: Any, memory: Memory) -> Any:
+    if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+        channels_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+        return memory.empty(value.shape, value.dtype, channels_last=channels_last)
+    if isinstance(value, dict):
+        return {name: _unwritten(item, memory) for name, item in value.items()}
+    return tuple(_unwritten(item, memory) for item in value) if type(value) is tuple else value
 
 
 def ready_item(pipeline: PlannedPipeline) -> Any:
     """The first item of a pipeline of one thread: a batch, or without `batched` a sample."""
     plan, place = pipeline.plan, pipeline.run.place
     steps = Steps(plan.epoch_samples, plan.batch, place.world_size, plan.tail)
-    value = pipeline.make(Job(0, steps.positions(place.rank, 0), plan.epoch_samples)).value
-    return value if plan.is_batched else value[0]
+    made = run_here(Making(pipeline, Job(0, steps.range(place.rank, 0, 1), plan.epoch_samples), FRESH))
+    return made.value if plan.is_batched else made.value[0]
 
 
 def make_free(loader: PlannedLoader, item: Any) -> None:
-    """Let a loader that was not iterated yet hand out one item that is there already, again and again."""
+    """Let a loader that was not iterated yet hand out an item that costs nothing, again and again.
+
+    Args:
+        loader: It is of no other use behind that.
+        item: From `ready_item`, to be like.
+    """
     pipeline = loader.pipeline
     plan, run = pipeline.plan, pipeline.run
     pipeline.shards = FreeShards()  # type: ignore[assignment]
-    pipeline.each = Each(run, "ready", (Step("ready", Ready(None if plan.is_batched else item)),))
-    pipeline.batched = Batched(run, Ready(item), plan.batch, partial=True) if plan.is_batched else None
+    pipeline.each = Each(run, "free", (Step("free", FreeSample(None if plan.is_batched else item)),))
+    pipeline.batched = Batched(run, FreeBatch(item), plan.batch, partial=True) if plan.is_batched else None
     pipeline.behind = None
     pipeline.plan = dataclasses.replace(plan, tail="drop")  # the mask is there already

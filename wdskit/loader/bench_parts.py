@@ -18,9 +18,11 @@ from typing_extensions import Self
 
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure, sendable
+from wdskit.loader.memory import Ring
 from wdskit.order.steps import Steps
-from wdskit.pipeline.planned import Job, PlannedPipeline
-from wdskit.processes import end_with_parent
+from wdskit.pipeline.making import Job
+from wdskit.pipeline.planned import PlannedPipeline
+from wdskit.processes import deaf_to_ctrl_c, end_with_parent
 
 HELD_SAMPLES = 256
 HELD_BYTES = 32 << 20  # they are sent to each process where that is not forked
@@ -152,25 +154,27 @@ class PartRunner:
         )
 
     def _thread(self, task: Task, step: int, counter: _Counter) -> None:
+        torch.set_num_threads(1)  # of this thread
         work = self._read if task.what == "read" else self._decode
+        ring = Ring()
         start = time.perf_counter()
         try:
             while counter.seconds < task.seconds:
-                counter.num_bytes += work(step)
+                counter.num_bytes += work(step, ring)
                 counter.samples += self.steps.batch
                 counter.seconds = time.perf_counter() - start
                 step += task.every
         except BaseException as err:  # noqa: BLE001 (raised by who waits for the thread)
             counter.error = err
 
-    def _read(self, step: int) -> int:
+    def _read(self, step: int, _: Ring) -> int:
         positions = self.steps.positions(self.reading.run.place.rank, step)
         found = zip(*(column.tolist() for column in self.reading.plan.order.take(positions)), strict=True)
         return sum(_size(self.reading.shards.read(shard, sample)) for shard, sample in found)
 
-    def _decode(self, step: int) -> int:
-        positions = self.steps.positions(self.decoding.run.place.rank, step)
-        self.decoding.make(Job(0, positions, self.steps.num_samples))
+    def _decode(self, step: int, ring: Ring) -> int:
+        positions = self.steps.range(self.decoding.run.place.rank, step, step + 1)
+        self.decoding.make(Job(0, positions, self.steps.num_samples), ring)
         return 0
 
 
@@ -193,20 +197,24 @@ class Parts:
         held = hold_samples(pipeline)
         self.sample_bytes = sum(map(_size, held.samples)) / len(held.samples)
         self._step = 0
-        context = multiprocessing.get_context(start_method)
+        context: Any = multiprocessing.get_context(start_method)
         self._ways: list[Any] = []
         self._processes: list[Any] = []
         try:
-            for number in range(processes):
-                here, there = context.Pipe()
-                process: Any = context.Process(target=_serve, args=(there, number, pipeline, held), daemon=True)  # type: ignore[attr-defined]
-                process.start()
-                there.close()
-                self._ways.append(here)
-                self._processes.append(process)
+            with deaf_to_ctrl_c():
+                for number in range(processes):
+                    self._start(context, number, pipeline, held)
         except BaseException:
             self.close()
             raise
+
+    def _start(self, context: Any, number: int, pipeline: PlannedPipeline, held: HeldShards) -> None:
+        here, there = context.Pipe()
+        process = context.Process(target=_serve, args=(there, number, pipeline, held), daemon=True)
+        process.start()
+        there.close()
+        self._ways.append(here)
+        self._processes.append(process)
 
     def __enter__(self) -> Self:
         return self
@@ -250,6 +258,7 @@ class Parts:
 def _serve(way: Any, number: int, pipeline: PlannedPipeline, held: HeldShards) -> None:
     """A process: task after task, until it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process hears Ctrl-C and ends this one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     end_with_parent()
     torch.set_num_threads(1)
     runner = PartRunner(pipeline, held)

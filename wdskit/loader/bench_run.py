@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import platform
 import statistics
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from wdskit.loader.bench_loops import (
 from wdskit.loader.bench_parts import Done, Parts, What
 from wdskit.loader.bench_subject import Subject
 from wdskit.loader.bench_types import Advice, BenchResult, LoaderBench, Measured, PartBench, Refused, Setting
-from wdskit.pipeline.specs import LoaderSpec
+from wdskit.loader.starting import choose_start_method
 from wdskit.pipeline.writing import settings_to_yaml
 from wdskit.processes import num_usable_cpus
 
@@ -80,7 +79,7 @@ class Turns:
                 progress(what, num_done, total)
             num_done += 1
 
-        with Parts(pipeline, self.num_cpus, _start_method(self.subject.spec)) as parts:
+        with Parts(pipeline, self.num_cpus, choose_start_method(self.subject.spec.start_method)) as parts:
             for line in self.parts:
                 parts.run(**line._asdict(), seconds=min(WARM_UP_S, self.seconds))
             item = ready_item(pipeline)
@@ -117,10 +116,11 @@ class Turns:
         limits = [done.samples_per_s for done in limit]
         loaders = tuple(_loader(each, self.rates[each], self.headspaces[each], limits) for each in self.settings)
         chosen = choose(loaders)
+        said = self.subject.spec.model_dump(exclude_defaults=True, exclude={"workers", "threads"})
         source, spec = self.subject.pipe.stages[0], self.subject.spec
         advice = Advice(
             chosen.setting,
-            settings_to_yaml("loader", spec.model_dump(exclude_defaults=True) | chosen.setting._asdict()),
+            settings_to_yaml("loader", chosen.setting._asdict() | said),
             explain(chosen, loaders, parts),
             chosen.limit_ratio.median,
             chosen.cpu_ms and chosen.cpu_ms.median / statistics.median(map(_cpu_ms, limit)),
@@ -178,10 +178,3 @@ def _loader(
 def _measured(values: Sequence[float | None]) -> Measured | None:
     known = [value for value in values if value is not None]
     return Measured.of(known) if known else None
-
-
-def _start_method(spec: LoaderSpec) -> str:
-    """As the loader's workers start."""
-    said = spec.start_method or multiprocessing.get_start_method(allow_none=True)
-    said = said or multiprocessing.get_all_start_methods()[0]
-    return "forkserver" if said == "fork" and torch.cuda.is_initialized() else said

@@ -41,7 +41,7 @@ class Subject:
 
     def loader(self, setting: Setting) -> PlannedLoader:
         """A new one. Nothing starts before it is iterated."""
-        settings = self.spec.model_dump() | setting._asdict()
+        settings = self.spec.model_dump() | setting._asdict() | {"persistent_workers": False}  # they end with a pass
         loader = make_loader(
             self.pipe,
             transforms=self._transforms,
