@@ -36,7 +36,7 @@ QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1, "workers": [0, 1], "thre
 def _two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with two CPUs, so that two processes decode."""
     for module in (bench_run, bench_subject):
-        monkeypatch.setattr(module, "num_usable_cpus", lambda: 2)
+        monkeypatch.setattr(module, "usable_cores", lambda: 2)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_the_figures_of_a_result_agree_with_each_other(pictures: Path) -> None:
 
 
 def test_the_advice_is_yaml_that_keeps_what_the_configuration_says(pictures: Path, tmp_path: Path) -> None:
-    config = config_of(pictures, workers=3, prefetch=7, start_method="fork")
+    config = config_of(pictures, workers=3, threads=1, prefetch=7, start_method="fork")
     result = wdskit.bench(config, **QUICK | {"workers": [1], "threads": [2]}, alone=True)
     assert result.advice.setting == Setting(1, 2)
     assert result.configured == Setting(3, 1)
@@ -342,21 +342,6 @@ def test_cpu_time_of_the_tree_counts_children_that_run() -> None:
     assert before is not None
     assert after is not None
     assert after - before >= 0.15
-
-
-@pytest.mark.parametrize(
-    ("quota", "expected"),
-    [("max 100000", 3), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 3), ("", 3)],
-)
-def test_usable_cpus_are_those_of_the_affinity_and_the_quota(
-    quota: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "cpu.max").write_text(f"{quota}\n")
-    monkeypatch.setattr(processes, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 5})
-    assert processes.num_usable_cpus() == expected
-    (tmp_path / "cpu.max").unlink()
-    assert processes.num_usable_cpus() == 3
 
 
 def test_a_picture_is_drawn(numbers: str, tmp_path: Path) -> None:

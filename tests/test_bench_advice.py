@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from wdskit.loader.bench_advice import choose, default_settings, explain, spread_ratio, warn
@@ -98,6 +100,9 @@ def test_what_makes_the_figures_doubtful_is_told() -> None:
     narrow = [loader(1, 4, 1000, headspace=1500)]
     (told,) = warn(narrow, narrow[0], num_cpus=4)
     assert told.startswith("free batches come at no more than 1,500 samples/s")
+    fast = [dataclasses.replace(quiet[0], limit_ratio=rate(1.4))]
+    (told,) = warn(fast, fast[0], num_cpus=4)
+    assert told.startswith("a loader came to 140% of the decode limit")
     noisy = [LoaderBench(Setting(0, 1), rate(100, 140, 90), *[rate(1)] * 3, None, None, rate(1e6))]
     (told,) = warn(noisy, noisy[0], num_cpus=1)
     assert told.startswith("repeats of one setting differ by up to 40%")

@@ -1,4 +1,4 @@
-"""Processes: what every worker does, how many CPUs there are for them, and what they use. Standard library only."""
+"""Processes: what every worker does, and the CPU time that they use. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
 
-_CGROUPS = Path("/sys/fs/cgroup")
 _PROCESSES = Path("/proc")
 
 
@@ -47,22 +46,6 @@ def hear_ctrl_c() -> None:
     with contextlib.suppress(ValueError):  # not in a main thread
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def num_usable_cpus() -> int:
-    """CPUs that this process may use: those of its affinity, fewer where a container's quota says so."""
-    # macOS and Windows have no affinity.
-    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(num_cpus, _quota() or num_cpus))
-
-
-def _quota() -> int | None:
-    """The whole CPUs that control groups allow; a container sees its own as the root of all."""
-    try:
-        allowed, _, period = (_CGROUPS / "cpu.max").read_text().partition(" ")
-        return None if allowed == "max" else -(-int(allowed) // int(period))
-    except (OSError, ValueError):
-        return None
 
 
 def cpu_s_of_tree() -> float | None:

@@ -121,12 +121,8 @@ def _facts(result: BenchResult) -> Iterator[tuple[str, str]]:
     yield "source", f"{result.source}, {shards}; samples of {format_bytes(result.sample_bytes)}{batch}{ranks}"
     device = "no GPU" if result.device == "cpu" else result.device
     yield "machine", f"{plural(result.num_cpus, 'CPU')}, {device}; Python {result.python}, torch {result.torch}"
-    repeats = (
-        "once"
-        if result.repeats == 1
-        else f"{result.repeats} times in turns; medians, and ± the repeat that is furthest away"
-    )
-    yield "measured", f"{result.seconds:g} s each, {repeats}"
+    turns = f", {result.repeats} times in turns: medians, and how far the repeats are from them"
+    yield "measured", f"{result.seconds:g} s each{turns if result.repeats > 1 else ', once'}"
 
 
 def _parts(result: BenchResult) -> Table:
@@ -218,7 +214,7 @@ def _print_advice(result: BenchResult) -> None:
     if advice.cpu_ratio is not None:
         told += f" with {advice.cpu_ratio:.2f} times its CPU time a sample"
     if advice.setting == result.configured:
-        told += ", and is what the configuration says already"
+        told += ", and is what the configuration comes to already"
     make_console().print(f"{told}: {advice.reason}")
     for refused in result.refused:
         print(f"\nNot tried: {_told(refused.setting)}: {escape_lines(refused.reason)}")

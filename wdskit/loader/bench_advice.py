@@ -13,6 +13,7 @@ _MANY = 16  # processes above which each with a single thread is not tried: they
 _COLLAPSE = 0.5
 _NOISE = 0.25
 _LOCKED = 1.15
+_IMPOSSIBLE = 1.1
 
 
 def default_settings(num_cpus: int) -> list[Setting]:
@@ -108,6 +109,9 @@ def warn(loaders: Sequence[LoaderBench], chosen: LoaderBench, *, num_cpus: int) 
     spread = max(spread_ratio(each.alone) for each in loaders)
     if spread > _NOISE:
         msg = f"repeats of one setting differ by up to {spread:.0%} from their median: this machine has other work too."
+        found.append(f"{msg}\n  Run it when it is quiet, or with more --repeats.")
+    elif chosen.limit_ratio.median > _IMPOSSIBLE:
+        msg = f"a loader came to {chosen.limit_ratio.median:.0%} of the decode limit: this machine has other work too."
         found.append(f"{msg}\n  Run it when it is quiet, or with more --repeats.")
     if chosen.headspace.median < 2 * chosen.alone.median:
         msg = (

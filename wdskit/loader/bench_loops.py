@@ -52,10 +52,10 @@ class Watch:
     """
 
     def __init__(self, loader: PlannedLoader, seconds: float) -> None:
-        plan, spec = loader.pipeline.plan, loader.spec
+        plan, spec, num_threads = loader.pipeline.plan, loader.spec, loader.pipeline.run.num_threads
         self._per_item = plan.batch if plan.is_batched else 1
         self._round = max(1, spec.workers)  # batches of several workers come in bursts of as many
-        self._ahead = max(spec.prefetch, 2 * spec.workers) if spec.workers or spec.threads > 1 else 0
+        self._ahead = max(spec.prefetch, 2 * spec.workers) if spec.workers or num_threads > 1 else 0
         self._seconds = seconds
         self._items = iter(loader)
 

@@ -23,8 +23,8 @@ from wdskit.loader.bench_parts import Done, Parts, What
 from wdskit.loader.bench_subject import Subject
 from wdskit.loader.bench_types import Advice, BenchResult, LoaderBench, Measured, PartBench, Refused, Setting
 from wdskit.loader.starting import choose_start_method
+from wdskit.pipeline.defaults import usable_cores
 from wdskit.pipeline.writing import settings_to_yaml
-from wdskit.processes import num_usable_cpus
 
 WARM_UP_S = 0.2
 
@@ -59,7 +59,7 @@ class Turns:
         self.subject, self.settings, self.refused = subject, settings, refused
         self.seconds, self.repeats = seconds, repeats
         self.alone, self.is_configured = alone, is_configured
-        self.num_cpus = num_usable_cpus()
+        self.num_cpus = usable_cores()
         pairs = dict.fromkeys([(1, 1), (1, self.num_cpus), (self.num_cpus, 1)])
         whats: tuple[What, What] = ("read", "decode")
         self.parts: dict[_Line, list[Done]] = {_Line(what, *pair): [] for what in whats for pair in pairs}
@@ -117,7 +117,6 @@ class Turns:
         loaders = tuple(_loader(each, self.rates[each], self.headspaces[each], limits) for each in self.settings)
         chosen = choose(loaders)
         said = self.subject.spec.model_dump(exclude_defaults=True, exclude={"workers", "threads"})
-        source, spec = self.subject.pipe.stages[0], self.subject.spec
         advice = Advice(
             chosen.setting,
             settings_to_yaml("loader", chosen.setting._asdict() | said),
@@ -127,7 +126,7 @@ class Turns:
             warn(loaders, chosen, num_cpus=self.num_cpus),
         )
         return BenchResult(
-            source=source.name,
+            source=self.subject.pipe.stages[0].name,
             num_shards=sum(map(len, pipeline.shards.tables)),
             sample_bytes=sample_bytes,
             batch=pipeline.plan.batch,
@@ -139,7 +138,7 @@ class Turns:
             seconds=self.seconds,
             repeats=self.repeats,
             training_step_s=None if self.step is None else self.step.seconds,
-            configured=Setting(spec.workers, spec.threads) if self.is_configured else None,
+            configured=self.subject.configured if self.is_configured else None,
             parts=parts,
             limit=Measured.of(limits),
             loaders=loaders,

@@ -12,8 +12,8 @@ from wdskit.loader.factory import make_loader
 from wdskit.loader.opening import Opened
 from wdskit.loader.planned import PlannedLoader
 from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.defaults import default_threads, usable_cores
 from wdskit.pipeline.specs import WithEpochSpec
-from wdskit.processes import num_usable_cpus
 
 ENDLESS = 10**9
 """Batches of the epoch that is measured: no end of one, where loaders pause, falls into a measurement."""
@@ -29,6 +29,8 @@ class Subject:
     def __init__(self, opened: Opened, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
         self.spec = opened.loader
         self.pipe = opened.pipe
+        workers, threads = self.spec.workers, self.spec.threads
+        self.configured = Setting(workers, threads or default_threads(self.pipe.stages, workers))
         self.world_size = world_size
         self._transforms = transforms
         self._plugins = plugins
@@ -63,13 +65,13 @@ def settings_of(
     Raises:
         PipelineError: A setting that was asked for cannot run, or none can.
     """
-    here = Setting(subject.spec.workers, subject.spec.threads)
+    here = subject.configured
     is_asked = workers is not None or threads is not None
     if is_asked:
         pairs = ((w, t) for w in workers or [here.workers] for t in threads or [here.threads])
         wanted = [Setting(*pair) for pair in pairs]
     else:
-        wanted = default_settings(num_usable_cpus()) + ([here] if is_configured else [])
+        wanted = default_settings(usable_cores()) + ([here] if is_configured else [])
     found, refused = [], []
     for setting in sorted(set(wanted)):
         try:

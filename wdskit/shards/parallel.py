@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -10,7 +11,7 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 from wdskit.errors import WdskitError
-from wdskit.processes import deaf_to_ctrl_c, end_with_parent, hear_ctrl_c, num_usable_cpus
+from wdskit.processes import deaf_to_ctrl_c, end_with_parent, hear_ctrl_c
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -26,7 +27,8 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
         num_shards: Shards to read.
         num_bytes: Their size, None where it is unknown.
     """
-    num_cpus = num_usable_cpus()
+    # macOS and Windows have no affinity.
+    num_cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     num_wanted = num_cpus if num_bytes is None else num_bytes // WORKER_BYTES
     return max(1, min(num_cpus, num_shards, num_wanted))
 
