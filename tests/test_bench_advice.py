@@ -94,17 +94,20 @@ def test_each_reason_is_told() -> None:
 
 def test_what_makes_the_figures_doubtful_is_told() -> None:
     quiet = [loader(1, 4, 1000)]
-    assert warn(quiet, quiet[0], num_cpus=4) == ()
-    (told,) = warn(quiet, quiet[0], num_cpus=8)
+    assert warn(quiet, quiet[0], PARTS, num_cpus=4) == ()
+    (told,) = warn(quiet, quiet[0], PARTS, num_cpus=8)
     assert told == "no setting that was tried uses all 8 CPUs; the decode limit does."
     narrow = [loader(1, 4, 1000, headspace=1500)]
-    (told,) = warn(narrow, narrow[0], num_cpus=4)
+    (told,) = warn(narrow, narrow[0], PARTS, num_cpus=4)
     assert told.startswith("free batches come at no more than 1,500 samples/s")
+    small = [dataclasses.replace(PARTS[0], cpu_ms=rate(0.05)), dataclasses.replace(PARTS[1], cpu_ms=rate(0.018))]
+    (told,) = warn(quiet, quiet[0], small, num_cpus=4)
+    assert told.startswith("reading a sample takes 0.05 ms of CPU and decoding it 0.018: reading decides here")
     fast = [dataclasses.replace(quiet[0], limit_ratio=rate(1.4))]
-    (told,) = warn(fast, fast[0], num_cpus=4)
+    (told,) = warn(fast, fast[0], PARTS, num_cpus=4)
     assert told.startswith("a loader came to 140% of the decode limit")
     noisy = [LoaderBench(Setting(0, 1), rate(100, 140, 90), *[rate(1)] * 3, None, None, rate(1e6))]
-    (told,) = warn(noisy, noisy[0], num_cpus=1)
+    (told,) = warn(noisy, noisy[0], PARTS, num_cpus=1)
     assert told.startswith("repeats of one setting differ by up to 40%")
 
 

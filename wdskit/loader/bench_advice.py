@@ -103,7 +103,9 @@ def _held_back(parts: Sequence[PartBench]) -> tuple[float, float] | None:
     return None
 
 
-def warn(loaders: Sequence[LoaderBench], chosen: LoaderBench, *, num_cpus: int) -> tuple[str, ...]:
+def warn(
+    loaders: Sequence[LoaderBench], chosen: LoaderBench, parts: Sequence[PartBench], *, num_cpus: int
+) -> tuple[str, ...]:
     """What makes the figures doubtful, or better ones impossible."""
     found = []
     spread = max(spread_ratio(each.alone) for each in loaders)
@@ -113,6 +115,12 @@ def warn(loaders: Sequence[LoaderBench], chosen: LoaderBench, *, num_cpus: int) 
     elif chosen.limit_ratio.median > _IMPOSSIBLE:
         msg = f"a loader came to {chosen.limit_ratio.median:.0%} of the decode limit: this machine has other work too."
         found.append(f"{msg}\n  Run it when it is quiet, or with more --repeats.")
+    read, decode = (
+        min(each.cpu_ms.median for each in parts if each.what == what) for what in ("read", "decode")
+    )  # fmt: skip
+    if read > decode:
+        msg = f"reading a sample takes {read:.2g} ms of CPU and decoding it {decode:.2g}: reading decides here, and the"
+        found.append(f"{msg} decode limit\n  is out of reach.")
     if chosen.headspace.median < 2 * chosen.alone.median:
         msg = (
             f"free batches come at no more than {chosen.headspace.median:,.0f} samples/s: handing them over is a limit."

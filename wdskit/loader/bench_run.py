@@ -123,7 +123,7 @@ class Turns:
             explain(chosen, loaders, parts),
             chosen.limit_ratio.median,
             chosen.cpu_ms and chosen.cpu_ms.median / statistics.median(map(_cpu_ms, limit)),
-            warn(loaders, chosen, num_cpus=self.num_cpus),
+            warn(loaders, chosen, parts, num_cpus=self.num_cpus),
         )
         return BenchResult(
             source=self.subject.pipe.stages[0].name,
