@@ -30,6 +30,7 @@ from wdskit.errors import (
 
 if TYPE_CHECKING:
     from wdskit.dataset.local import LocalShard
+    from wdskit.loader.bench import bench
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
     from wdskit.loader.peers import check_same_batches
@@ -71,6 +72,7 @@ __all__ = [
     "VerifyResult",
     "WdskitError",
     "__version__",
+    "bench",
     "check_same_batches",
     "gather_valid",
     "load_config",
@@ -89,6 +91,7 @@ _HOMES = {
     "StageStats": "wdskit.loader.stats_types",
     "LocalShard": "wdskit.dataset.local",
     "Pipeline": "wdskit.pipeline.builder",
+    "bench": "wdskit.loader.bench",
     "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
     "RepairResult": "wdskit.shards.repairing",

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from wdskit import __version__
+from wdskit.cli.bench import bench_command
 from wdskit.cli.cat import cat_command
 from wdskit.cli.config import app as config_app
 from wdskit.cli.console import print_error
@@ -63,6 +64,7 @@ app.command("info")(info_command)
 app.command("ls")(ls_command)
 app.command("split")(split_command)
 app.command("plan")(plan_command)
+app.command("bench")(bench_command)
 app.command("verify")(verify_command)
 app.command("repair")(repair_command)
 app.command("cat")(cat_command)

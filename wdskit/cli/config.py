@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wdskit.cli.console import escape, print_error
+from wdskit.cli.plugins import Plugins, import_plugins
 
 if TYPE_CHECKING:
     from wdskit.pipeline.config import Config
@@ -24,10 +23,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first, such as loader.workers=4. Repeatable."),
 ]
-Plugins = Annotated[
-    list[str] | None,
-    typer.Option("--plugin", metavar="PKG", help="Import this module, which registers functions. Repeatable."),
-]
 
 
 @app.command()
@@ -36,8 +31,7 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
 
     Exit code: 0 without problems, 1 with problems, 2 where FILE or a plugin cannot be read.
     """
-    for plugin in plugins or []:
-        _import(plugin)
+    import_plugins(plugins)
     config = _load(file, overrides)
     print(f"{escape(str(file))}: ok")
     for name, stages in config.pipelines.items():
@@ -80,17 +74,6 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
         raise typer.Exit(1) from err
     except StorageError as err:
         print_error(err)
-        raise typer.Exit(2) from err
-
-
-def _import(plugin: str) -> None:
-    """Import a module that the user named on the command line; like `python -m`, also one in the current folder."""
-    if os.getcwd() not in sys.path:  # noqa: PTH109 (sys.path holds text)
-        sys.path.append(os.getcwd())  # noqa: PTH109
-    try:
-        importlib.import_module(plugin)
-    except Exception as err:
-        print_error(ImportError(f"--plugin {plugin}: cannot be imported: {type(err).__name__}: {err}"))
         raise typer.Exit(2) from err
 
 

@@ -6,11 +6,12 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 PIPE_WIDTH = 100
 """Columns of a table that goes to a file or a pipe, where COLUMNS says nothing."""
@@ -34,10 +35,14 @@ def escape(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def escape_lines(text: str) -> str:
+    """The text with its line ends kept and everything else that a terminal could act on shown."""
+    return "\n".join(map(escape, text.split("\n")))
+
+
 def print_error(error: BaseException) -> None:
     """The error's message on stderr, plain, its lines kept."""
-    message = "\n".join(map(escape, str(error).split("\n")))
-    print(message, file=sys.stderr)
+    print(escape_lines(str(error)), file=sys.stderr)
 
 
 def print_json(value: object) -> None:
@@ -68,6 +73,19 @@ def plural(count: int, noun: str) -> str:
     return f"{format_count(count)} {noun}{ending}"
 
 
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """One fact a line."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, show_edge=False, show_header=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for fact in facts:
+        table.add_row(*fact)
+    return table
+
+
 def ignored_note(num_ignored: int) -> str:
     """The note on members that belong to no sample."""
     return f"Note: {plural(num_ignored, 'member')} in no sample (`wdskit ls SHARD --members` lists all)."
@@ -93,3 +111,19 @@ def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(escape(title), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def show_steps() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar with the time left on stderr while the block runs, where that is a terminal.
+
+    Yields:
+        The function to tell: what comes next, steps so far, steps in all.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = make_console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda what, done, total: bar.update(task, description=escape(what), completed=done, total=total)

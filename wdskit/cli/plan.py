@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural, print_json
+from wdskit.cli.console import (
+    escape,
+    escape_lines,
+    facts_table,
+    format_bytes,
+    format_count,
+    make_console,
+    plural,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,21 +84,16 @@ def plan_command(
         print_json(dataclasses.asdict(told))
         return
     console = make_console()
-    console.print(_facts(_of_epoch(told) if isinstance(told, EpochPlan) else _of_stream(told)))
+    console.print(facts_table(_of_epoch(told) if isinstance(told, EpochPlan) else _of_stream(told)))
     if isinstance(told, EpochPlan) and len(told.parts) > 1:
         console.print()
         console.print(_parts(told.parts))
     if isinstance(told, EpochPlan) and told.quality is not None:
         console.print()
-        console.print(_facts(_of_quality(told.quality)))
+        console.print(facts_table(_of_quality(told.quality)))
         print(told.quality.verdict)
     for warning in told.warnings:
         print(f"\nWarning: {escape_lines(warning)}")
-
-
-def escape_lines(text: str) -> str:
-    """The text with its line ends kept and everything else that a terminal could act on shown."""
-    return "\n".join(map(escape, text.split("\n")))
 
 
 def _of_epoch(told: EpochPlan) -> Iterator[tuple[str, str]]:
@@ -152,19 +156,6 @@ def _spread(spread: Spread) -> str:
 def _bytes(spread: Spread) -> str:
     least, most = format_bytes(spread.least), format_bytes(spread.most)
     return most if least == most else f"{least} to {most}"
-
-
-def _facts(facts: Iterator[tuple[str, str]]) -> Table:
-    """One fact a line."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, show_edge=False, show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for fact in facts:
-        table.add_row(*fact)
-    return table
 
 
 def _parts(parts: tuple[PartPlan, ...]) -> Table:

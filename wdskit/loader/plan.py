@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wdskit.errors import PipelineError
+from wdskit.loader.opening import open_config
+from wdskit.loader.picture import check_picture
 from wdskit.loader.plan_epoch import open_epoch, plan_epoch
-from wdskit.loader.plan_picture import check_picture, draw
+from wdskit.loader.plan_picture import draw
 from wdskit.loader.plan_quality import measure
 from wdskit.loader.plan_stream import plan_stream
 from wdskit.loader.plan_types import EpochPlan, StreamPlan
 from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.source_specs import PlannedSpec
-from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 
 
 def plan(
@@ -55,7 +56,7 @@ def plan(
     for name, (value, least) in numbers.items():
         if type(value) is not int or value < least:
             raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
-    pipe, loader, errors = _read(config, pipeline, overrides)
+    pipe, loader, errors = open_config(config, pipeline, overrides, caller="plan")
     num_workers = loader.workers if workers is None else workers
     if not isinstance(pipe.stages[0], PlannedSpec):
         if quality or plot is not None:
@@ -70,16 +71,3 @@ def plan(
     if plot is not None:
         draw(opened, plot, classes)
     return dataclasses.replace(told, quality=measure(opened, classes)) if quality else told
-
-
-def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[Pipeline, LoaderSpec, ErrorsSpec]:
-    """The pipeline, checked, and how it is run."""
-    if isinstance(config, Pipeline):
-        if pipeline is not None or overrides:
-            raise PipelineError("plan(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
-        config.check()
-        return config, LoaderSpec(), ErrorsSpec()
-    from wdskit.pipeline.config import load_config  # a pipeline built in Python needs no YAML
-
-    loaded = load_config(config, overrides=overrides)
-    return Pipeline(loaded.pipeline(pipeline)), loaded.loader, loaded.errors

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.errors import PipelineError, StorageError
-from wdskit.files import publish_bytes
+from wdskit.loader.picture import COLOURS, GREY, save_picture
 from wdskit.loader.plan_epoch import Epoch
 from wdskit.loader.plan_quality import sorted_data
 from wdskit.order.quality import SortedData, expected_classes, mixing
 
-KINDS = (".png", ".svg")
 NUM_RANKS = 3
 NUM_STEPS = 120
 NUM_OF_BATCH = 16
-
-_COLOURS = ("#0072B2", "#E69F00", "#009E73")  # told apart by colour-blind eyes too (Okabe and Ito)
-_GREY = "#888888"
 
 
 class Trace(NamedTuple):
@@ -30,20 +23,6 @@ class Trace(NamedTuple):
 
     steps: NDArray[np.int64]
     depths: NDArray[np.float64]
-
-
-def check_picture(path: str | os.PathLike[str]) -> None:
-    """Refuse a picture that could not be drawn, before anything is computed.
-
-    Raises:
-        PipelineError: Another kind of file, or matplotlib is not installed.
-    """
-    if Path(path).suffix.lower() not in KINDS:
-        raise PipelineError(f"{path}: a picture is drawn as .png or .svg.")
-    try:
-        import matplotlib  # noqa: F401, ICN001 (only whether it is there)
-    except ImportError as err:
-        raise PipelineError("a picture needs matplotlib.\n  Install it: pip install 'wdskit[plot]'.") from err
 
 
 def trace(epoch: Epoch, data: SortedData, rank: int, number: int) -> Trace:
@@ -84,13 +63,7 @@ def draw(epoch: Epoch, path: str | os.PathLike[str], classes: int | None = None)
     left.set_yticks([0, 0.25, 0.5, 0.75, 1], ["first", "", "middle", "", "last"])
     figure.legend(*left.get_legend_handles_labels(), loc="upper right", ncols=NUM_RANKS, fontsize=9, markerscale=4)
     _draw_classes(figure.add_subplot(grid[1, :]), epoch, data)
-    kind = Path(path).suffix.lower()[1:]
-    stream = io.BytesIO()
-    figure.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    try:
-        publish_bytes(Path(path), stream.getvalue())
-    except OSError as err:
-        raise StorageError(f"{path}: the picture cannot be written: {err.strerror}.", url=str(path)) from err
+    save_picture(figure, path)
 
 
 def _title(epoch: Epoch) -> str:
@@ -113,7 +86,7 @@ def _draw_reads(axes: Any, epoch: Epoch, data: SortedData, number: int) -> None:
             told.depths,
             s=min(20, max(4, 3000 / len(beside))),
             linewidths=0,
-            color=_COLOURS[rank],
+            color=COLOURS[rank],
             label=f"rank {rank}",
         )
     axes.set_title(
@@ -130,19 +103,19 @@ def _draw_classes(axes: Any, epoch: Epoch, data: SortedData) -> None:
     found = mixing(epoch.data.order, data, steps, epoch.start)
     least = min(int(table.counts.sum()) for table in epoch.data.tables)
     ideal = expected_classes(data.num_classes, least, steps.batch)
-    axes.axhline(ideal, color=_GREY, linestyle="--", linewidth=1.2, label=f"uniform draw: {ideal:.1f}")
+    axes.axhline(ideal, color=GREY, linestyle="--", linewidth=1.2, label=f"uniform draw: {ideal:.1f}")
     if found is not None:
         mean = found.of_ranks.mean(axis=1)
         axes.fill_between(
             found.steps,
             found.of_ranks.min(axis=1),
             found.of_ranks.max(axis=1),
-            color=_COLOURS[0],
+            color=COLOURS[0],
             alpha=0.2,
             linewidth=0,
             label="all ranks",
         )
-        axes.plot(found.steps, mean, color=_COLOURS[0], marker="o", markersize=3, label=f"mean: {mean.mean():.1f}")
+        axes.plot(found.steps, mean, color=COLOURS[0], marker="o", markersize=3, label=f"mean: {mean.mean():.1f}")
     axes.set_ylim(0, 1.15 * max(ideal, 1 if found is None else found.of_ranks.max()))
     axes.set_title(
         f"different classes in a rank's batch, were the data sorted into {data.num_classes:,}", fontsize=10, loc="left"

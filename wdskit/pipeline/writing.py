@@ -35,6 +35,11 @@ def config_to_yaml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
+def settings_to_yaml(name: str, settings: Mapping[str, Any]) -> str:
+    """Settings that stand under one name, on one line: `loader: {workers: 1, threads: 4}`."""
+    return f"{name}: {_value(settings, name)}"
+
+
 def _stage(stage: Stage, origin: str) -> str:
     if not isinstance(stage, StageSpec):
         raise _has_function(origin)

@@ -1,0 +1,189 @@
+"""What `wdskit bench` prints, whole, of figures that do not vary; and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from shards import write_numbers
+
+from wdskit.cli.bench import show_result
+from wdskit.loader.bench_types import Advice, BenchResult, LoaderBench, Measured, PartBench, Refused, Setting
+from wdskit.shards.indexing import index_folder
+
+CONFIG = """\
+version: 1
+pipelines:
+  train:
+    - exact: data
+    - decode
+    - batched: {global_size: 4}
+  mapped:
+    - exact: data
+    - map: first_of_two
+    - batched: 4
+  flow:
+    - stream: data
+    - batched: 4
+loader: {workers: 1, prefetch: 2}
+"""
+
+QUICK = ("--seconds", "0.01", "--repeats", "1", "--alone", "--workers", "0,1", "--threads", "1")
+
+SHOWN = """\
+ source     exact, 1,281 shards; samples of 110 kB in batches of 64, one rank of 8
+ machine    4 CPUs, NVIDIA H100; Python 3.11.7, torch 2.13.0
+ measured   1 s each, 3 times in turns: medians, and how far the repeats are from them
+
+  without a loader          samples/s       bytes/s  CPU ms
+─────────────────────────────────────────────────────────────────────────
+  raw read, 1 thread           24,000  ±4%  2.64 GB  0.0410
+  decode only, 1 thread           790  ±3%  86.9 MB    1.27
+  decode only, 4 processes      2,900  ±1%   319 MB    1.35  = the limit
+
+  workers x     loader       of the   CPU   first  beside    beside    head-
+  threads    samples/s        limit    ms   batch  Python  training    space
+─────────────────────────────────────────────────────────────────────────────
+  0 x 1            780  ±2%     27%  1.30  0.09 s    31.5       640   91,000
+  1 x 1 now        775  ±2%     27%  1.30  0.30 s     770       770   88,000
+* 1 x 4          2,760  ±1%     95%  1.38  0.31 s   2,090     2,700  123,456
+
+loader: {workers: 1, threads: 4, pin_memory: true}
+
+It reaches 95% of the decode limit with 1.02 times its CPU time a sample: beside a busy Python
+thread, those fall.
+
+Not tried: workers: 4, threads: 1: it cannot run.
+  Do this.
+
+Warning: this machine has other work.
+  Do that.
+"""
+
+
+def near(value: float, spread: float = 0.0) -> Measured:
+    return Measured(value, value * (1 - spread), value * (1 + spread))
+
+
+@pytest.fixture
+def result() -> BenchResult:
+    """Figures as those of a quiet machine."""
+    parts = (
+        PartBench("read", 1, 1, near(24_000, 0.04), 2.64e9, near(0.041)),
+        PartBench("decode", 1, 1, near(790, 0.03), 86.9e6, near(1.27)),
+        PartBench("decode", 4, 1, near(2900, 0.01), 319e6, near(1.35)),
+    )
+    loaders = tuple(
+        LoaderBench(Setting(*setting), near(alone, spread), *map(near, (share, cpu, first, python, training, space)))
+        for setting, alone, spread, share, cpu, first, python, training, space in (
+            ((0, 1), 780, 0.02, 0.27, 1.30, 0.09, 31.5, 640, 91_000),
+            ((1, 1), 775, 0.02, 0.27, 1.30, 0.30, 770, 770, 88_000),
+            ((1, 4), 2760, 0.01, 0.95, 1.38, 0.31, 2090, 2700, 123_456),
+        )
+    )
+    return BenchResult(
+        source="exact",
+        num_shards=1281,
+        sample_bytes=110_000,
+        batch=64,
+        world_size=8,
+        num_cpus=4,
+        device="NVIDIA H100",
+        python="3.11.7",
+        torch="2.13.0",
+        seconds=1.0,
+        repeats=3,
+        training_step_s=0.011,
+        configured=Setting(1, 1),
+        parts=parts,
+        limit=near(2900, 0.01),
+        loaders=loaders,
+        refused=(Refused(Setting(4, 1), "it cannot run.\n  Do this."),),
+        advice=Advice(
+            Setting(1, 4),
+            "loader: {workers: 1, threads: 4, pin_memory: true}",
+            "beside a busy Python thread, those fall.",
+            0.95,
+            1.02,
+            ("this machine has other work.\n  Do that.",),
+        ),
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In the current folder: `data` of 10 samples, and `a.yaml`; one CPU."""
+    write_numbers(tmp_path / "data", [6, 4])
+    index_folder(tmp_path / "data", workers=1)
+    (tmp_path / "a.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    return tmp_path
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_a_result_is_shown_whole_at_every_width(
+    columns: int, result: BenchResult, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_result(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    shown = "\n".join(line.rstrip() for line in lines)
+    assert shown.split("\n\n")[1:4] == SHOWN.split("\n\n")[1:4]  # the tables, and what to paste
+    if columns == 100:
+        assert shown + "\n" == SHOWN
+
+
+def test_json_has_every_number_and_a_picture_is_drawn(folder: Path, run) -> None:
+    code, out, err = run("bench", "a.yaml", "--pipeline", "train", "--json", "--plot", "a.svg", *QUICK)
+    assert (code, err) == (0, "")
+    document = json.loads(out)
+    assert [each["setting"] for each in document["loaders"]] == [[0, 1], [1, 1]]
+    assert document["advice"]["yaml"].startswith("loader: {workers: ")
+    assert [(part["what"], part["processes"], part["threads"]) for part in document["parts"]] == [
+        ("read", 1, 1),
+        ("decode", 1, 1),
+    ]
+    assert (folder / "a.svg").read_text().startswith("<?xml")
+
+
+def test_overrides_the_world_size_and_plugins_count(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--set", "loader.prefetch=3", "--world-size", "2", *QUICK)
+    code, out, _ = run("bench", "a.yaml", "--pipeline", "train", *words)
+    assert code == 0
+    assert "in batches of 2, one rank of 2" in out
+    assert "prefetch: 3" in out
+    (folder / "two_firsts.py").write_text(
+        "import wdskit\n\n@wdskit.register('first_of_two')\ndef first_of_two(sample):\n    return sample\n"
+    )
+    code, _, err = run("bench", "a.yaml", "--pipeline", "mapped", *QUICK)
+    assert (code, "first_of_two: no function of this name is registered" in err) == (1, True)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, out, err = run("bench", "a.yaml", "--pipeline", "mapped", "--plugin", "two_firsts", *QUICK)
+    assert (code, err) == (0, "")
+    code, _, err = run("bench", "a.yaml", "--pipeline", "mapped", "--plugin", "no_such_module", *QUICK)
+    assert (code, err.startswith("--plugin no_such_module: cannot be imported")) == (2, True)
+
+
+def test_errors_end_it_with_their_message(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("bench", "a.yaml")[2] == "a.yaml: there are 3 pipelines; say which: `train`, `mapped` and `flow`."
+    code, out, err = run("bench", "a.yaml", "--pipeline", "flow")
+    assert (code, out) == (1, "")
+    assert err.startswith("bench: a stream cannot be read and decoded apart")
+    code, _, err = run("bench", "a.yaml", "--pipeline", "train", "--set", "pipelines.train.batched=11", *QUICK)
+    assert (code, err.split(",")[0]) == (1, "10 samples cannot fill one batch of 11 on each of 1 ranks")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    code, _, err = run("bench", "a.yaml", "--pipeline", "train", *QUICK)
+    assert (code, "--world-size" in err) == (1, True)
+
+
+@pytest.mark.parametrize("words", [("--workers", "x"), ("--workers", ""), ("--threads", "0,1"), ("--workers", "-1")])
+def test_a_list_that_is_none_is_a_wrong_command_line(words: tuple[str, str], folder: Path, run) -> None:
+    code, out, err = run("bench", "a.yaml", *words)
+    assert (code, out) == (2, "")
+    assert "is no list of whole numbers" in err
