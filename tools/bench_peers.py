@@ -209,18 +209,12 @@ def main() -> None:
     there = [contestant for contestant in wanted if contestant.name in pythons]
     driver = Driver(pythons, options.rounds, tell)
     data = str(options.folder.resolve() / "data")
-    tables = [
-        driver.measure(part, there) for part in parts(options.parts, data, quick=options.quick, seconds=options.seconds)
-    ]
-    found = {
-        "machine": report.machine(),
-        "rounds": options.rounds,
-        "versions": driver.versions,
-        "missing": missing,
-        "parts": tables,
-    }
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    found: dict[str, Any] = {"machine": report.machine(), "rounds": options.rounds, "missing": missing, "parts": []}
+    for part in parts(options.parts, data, quick=options.quick, seconds=options.seconds):
+        found["parts"].append(driver.measure(part, there))
+        found["versions"] = driver.versions
+        if options.json:  # after each part: all of them take an hour, and may be stopped
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
     if options.markdown:
         print(report.markdown(found))
     else:

@@ -87,4 +87,22 @@ CONTESTANTS = (
         workers=(Setting("grain", workers=DECODERS), Setting("DataLoader", workers=DECODERS, chain="torch")),
         images=(Setting("grain", workers=DECODERS),),
     ),
+    Contestant("energon", "Megatron energon", ("megatron-energon==7.4.1",)),
+    Contestant("dali", "DALI on the CPU", ("nvidia-dali-cuda120==2.4.0",), workers=THREADS, images=THREADS),
+    Contestant(
+        "ffcv",
+        "FFCV",
+        ("ffcv==1.0.2",),
+        workers=THREADS,
+        images=THREADS,
+        build="it is built here, and needs a C++ compiler, pkg-config and the headers of OpenCV and libturbojpeg",
+    ),
+    Contestant(
+        "spdl",
+        "SPDL",
+        ("spdl==0.8.0", "spdl-io==0.8.0", "spdl-core==0.8.0"),
+        workers=THREADS,
+        images=THREADS,
+        writes=False,
+    ),
 )

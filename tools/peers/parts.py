@@ -70,7 +70,7 @@ def parts(names: list[str], folder: str, *, quick: bool, seconds: float) -> list
     """The tables of some parts; `quick` ones are so small that they tell nothing."""
     found: list[Part] = []
     if "bytes" in names:
-        for size, num in ((3_000, 49_152), (100_000, 4_096)):
+        for size, num in ((3_000, 16_384), (100_000, 2_048)):
             num = 512 if quick else num
             job = Job("run", "bytes", f"{folder}/bytes-{size}-{num}", num, size, 16 if quick else 64, seconds=seconds)
             title = f"bytes only, {size // 1000} kB, batches of {job.batch}"
@@ -79,11 +79,11 @@ def parts(names: list[str], folder: str, *, quick: bool, seconds: float) -> list
                 Part(f"bytes-{size}-workers", f"{title}, {DECODERS} workers", "workers", job, quick),
             ]
     if "small" in names:
-        num = 1_024 if quick else 49_152
+        num = 1_024 if quick else 16_384
         job = Job("run", "small", f"{folder}/small-{num}", num, 2_000, 32 if quick else 256, seconds=seconds)
         found.append(Part("small", f"2 kB and JSON, batches of {job.batch}, one process", "alone", job, quick))
     if "images" in names:
-        num = 192 if quick else 3_072
+        num = 192 if quick else 2_048
         for dtype in ("uint8",) if quick else ("uint8", "float32"):
             batch = 8 if quick else 64
             job = Job("run", "images", f"{folder}/images-{num}", num, 0, batch, dtype, seconds=seconds)

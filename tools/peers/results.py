@@ -9,7 +9,7 @@ from typing import Any
 from peers.job import Job
 
 LEVELS = {"uint8": 1.0, "float32": 1 / 255 / 0.225}  # one of 255 levels
-ENOUGH = 3_072  # images; of fewer the crops differ more
+ENOUGH = 2_048  # images; of fewer the crops differ more
 MEAN_LEVELS = 3.0
 DEVIATION_RATIO = 0.06
 MAX_IN_ORDER = 0.5
