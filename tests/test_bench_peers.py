@@ -42,6 +42,8 @@ def test_the_driver_measures_those_who_are_there_and_names_the_others(repository
         assert all(line["cpu_ms_ratio"] > 0 for line in part["lines"])
     assert found["versions"].keys() >= {"wdskit", "webdataset", "torch"}
     assert str(tmp_path) not in done.stdout
+    again = python(tool, "--show", "found.json", "--markdown", repository=repository, cwd=tmp_path)
+    assert again.stdout == done.stdout
 
 
 CHECK = """
@@ -84,6 +86,9 @@ def test_who_delivers_something_else_is_found_out(kind: str, cheats: dict, repos
 def test_a_reason_tells_no_place_of_this_machine(repository: Path) -> None:
     """Of paths the last part stays, of addresses nothing."""
     code = "import sys; from peers.install import reason; print(reason(sys.argv[1]))"
-    text = "Looking in https://host.example/simple\nERROR: No file /opt/a/b.so at https://host.example/x\n"
-    done = python("-c", code, text, repository=repository, cwd=repository)
-    assert done.stdout == "ERROR: No file b.so at (address)\n"
+    lines = [
+        "Looking in https://host.example/simple",
+        "ERROR: No file /opt/a/b.so at https://h.example/x (host='h.example')",
+    ]
+    done = python("-c", code, "\n".join(lines), repository=repository, cwd=repository)
+    assert done.stdout == "ERROR: No file b.so at (address) (host=(address))\n"

@@ -2,6 +2,7 @@
 
     python tools/bench_peers.py [--only NAME ...] [--rounds N] [--parts bytes,small,images] [--quick]
                                 [--folder DIR] [--venvs DIR] [--json FILE] [--markdown]
+    python tools/bench_peers.py --show FILE ... [--markdown]
 
 Needs the extras `bench` and `dev`, and some 10 GB below --folder. Each contestant stands in tools/peers/ and runs in
 its own process, those with requirements of their own in an environment made below --venvs; one that cannot be
@@ -28,6 +29,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ class Driver:
         tell: Takes a line about what is going on.
     """
 
-    def __init__(self, pythons: dict[str, str], rounds: int, tell: Any) -> None:
+    def __init__(self, pythons: dict[str, str], rounds: int, tell: Callable[[str], object]) -> None:
         self.pythons, self.rounds, self.tell = pythons, rounds, tell
         self.versions: dict[str, str] = {}
         self.written: dict[tuple[str, str], str] = {}
@@ -178,6 +180,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--venvs", type=Path, default=Path(".bench"), help="for the contestants' environments")
     parser.add_argument("--no-install", action="store_true", help="take only those who are installed already")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every number of every run")
+    parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="what --json kept, instead of a run")
     parser.add_argument("--markdown", action="store_true", help="tables for a README")
     options = parser.parse_args()
     if options.rounds < MIN_ROUNDS and not options.quick:
@@ -188,14 +191,8 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def main() -> None:
-    """Install, measure, show."""
-    options = arguments()
-    errors = Console(stderr=True)
-
-    def tell(text: str) -> None:
-        errors.print(text, highlight=False, markup=False)
-
+def measure(options: argparse.Namespace, tell: Callable[[str], object]) -> dict[str, Any]:
+    """Install and measure."""
     wanted = [contestant for contestant in CONTESTANTS if contestant.name in options.only]
     pythons: dict[str, str] = {}
     missing: dict[str, str] = {}
@@ -215,6 +212,29 @@ def main() -> None:
         found["versions"] = driver.versions
         if options.json:  # after each part: all of them take an hour, and may be stopped
             options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def kept(files: list[Path]) -> dict[str, Any]:
+    """The parts of several runs; machine and rounds are the first one's."""
+    found, *others = [json.loads(path.read_text()) for path in files]
+    for other in others:
+        found["parts"] += other["parts"]
+        found["versions"] |= other["versions"]
+        found["missing"] |= other["missing"]
+    whole: dict[str, Any] = found
+    return whole
+
+
+def main() -> None:
+    """Measure, or take what was measured, and show it."""
+    options = arguments()
+    errors = Console(stderr=True)
+    found = (
+        kept(options.show)
+        if options.show
+        else measure(options, lambda text: errors.print(text, highlight=False, markup=False))
+    )
     if options.markdown:
         print(report.markdown(found))
     else:

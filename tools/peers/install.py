@@ -85,6 +85,7 @@ def reason(stderr: str) -> str:
 
 def scrub(text: str) -> str:
     """Without paths (their last part stays) and addresses."""
+    text = re.sub(r"host='[^']*'", "host=(address)", text)
     text = re.sub(r"\b\w+://\S+", "(address)", text)
     return re.sub(r"(?<![\w.])(/[\w.+@-]+)+", lambda found: found.group().rsplit("/", 1)[-1], text)
 

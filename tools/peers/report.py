@@ -11,6 +11,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from peers.results import headline
+
 Found = dict[str, Any]
 
 COLUMNS = ("samples/s", "x bare", "CPU ms", "x bare", "first batch s", "from start s", "next epoch s", "PSS MB")
@@ -58,7 +60,7 @@ def show(found: Found, console: Console) -> None:
         for line in part["lines"]:
             if line["problem"]:
                 console.print(f"{line['title']}: {line['problem']}", highlight=False, markup=False)
-        console.print()
+        console.print(f"{headline(part)}\n", highlight=False, markup=False)
     for name, why in found["missing"].items():
         console.print(f"{name} is missing: {why}", highlight=False, markup=False)
 
@@ -80,6 +82,7 @@ def markdown(found: Found) -> str:
         rows = [["", *COLUMNS], ["---", *("---:" for _ in COLUMNS)]]
         rows += [[line["title"], *cells(line)] for line in part["lines"] if not line["problem"]]
         texts.append("\n".join([f"**{part['title']}**", "", *(f"| {' | '.join(row)} |" for row in rows)]))
+        texts += filter(None, [headline(part)])
         texts += [f"{line['title']}: {line['problem']}." for line in part["lines"] if line["problem"]]
     texts += [f"{name} is missing: {why}." for name, why in found["missing"].items()]
     return "\n\n".join([*texts, about(found)]) + "\n"

@@ -85,3 +85,35 @@ def pixel_problems(job: Job, result: dict[str, Any], bare: dict[str, Any]) -> li
 def shape(job: Job) -> str:
     """A batch, as the tally describes it."""
     return f"{job.dtype} ({job.batch}, 3, 224, 224)" if job.kind == "images" else str(job.batch)
+
+
+def best(part: dict[str, Any], metric: str, *, ours: bool) -> str | None:
+    """The key of the best line of wdskit, or of all others but the bare loop."""
+    sign = 1 if metric == "samples_per_s" else -1
+    names = {line["key"]: line["key"].split()[0] for line in part["lines"] if not line["problem"]}
+    rivals = [line for line in part["lines"] if names.get(line["key"], "bare") != "bare"]
+    fitting = [line for line in rivals if (names[line["key"]] == "wdskit") == ours]
+    key: str | None = max(fitting, key=lambda line: sign * line[metric])["key"] if fitting else None
+    return key
+
+
+def against(part: dict[str, Any], metric: str, mine: str, other: str) -> float:
+    """The median of a line's ratios to another one of the same rounds."""
+    runs = part["runs"]
+    ratios: list[float] = [a[metric] / b[metric] for a, b in zip(runs[mine], runs[other], strict=True)]
+    return statistics.median(ratios)
+
+
+def headline(part: dict[str, Any]) -> str:
+    """Wdskit at its best beside webdataset's common recipe and the best of all others, or nothing without them."""
+    texts = []
+    titles = {line["key"]: line["title"] for line in part["lines"]}
+    usual = next((key for key in titles if key.split()[0] == "webdataset"), None)
+    for metric, unit in (("cpu_ms", "of the CPU time"), ("samples_per_s", "of the samples/s")):
+        mine, other = best(part, metric, ours=True), best(part, metric, ours=False)
+        if mine is None or other is None:
+            return ""
+        rivals = dict.fromkeys(filter(None, [usual if part["runs"].get(usual) else None, other]))
+        ratios = [f"{against(part, metric, mine, rival):.2f} {unit} of {titles[rival]}" for rival in rivals]
+        texts.append(f"{titles[mine]}: {', '.join(ratios)}")
+    return "; ".join(texts) + "."
