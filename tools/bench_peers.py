@@ -18,7 +18,8 @@ same round.
     PSS            of the tree, shared pages once; the most of eight samples in the warm-up epoch and one at the end
 
 Whoever delivers other samples, other shapes, other pixels (mean and deviation) or the packed order is not listed with
-numbers but with what was wrong. The consumer touches each page of each batch, the same way for all.
+numbers but with what was wrong. The consumer touches each page of each batch, the same way for all. All run with
+OMP_NUM_THREADS=1: four decoders are four, and no pools of threads within them.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from typing import Any
 
 import grain.python as grain
 import numpy as np
-from array_record.python.array_record_data_source import ArrayRecordDataSource
-from array_record.python.array_record_module import ArrayRecordWriter
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from torch.utils.data import DataLoader, Dataset
 
 from peers.data import once, samples
@@ -21,6 +20,8 @@ from peers.harness import Batch, Opened, main
 from peers.job import Job
 from peers.recipes import batches, columns, decoded
 
+WRITER = "group_size:1,uncompressed"  # random access; the samples are not to be compressed
+READER = "readahead_buffer_size:0"
 HEAD = 4  # bytes in front of a record's first field that tell its size
 
 
@@ -28,7 +29,7 @@ def prepare(job: Job) -> None:
     """One record a group, as random access wants it. A record is its first field, between its size and its second."""
 
     def write(folder: Path) -> None:
-        out = ArrayRecordWriter(str(folder / "all.array_record"), "group_size:1")
+        out = ArrayRecordWriter(str(folder / "all.array_record"), WRITER)
         for fields in samples(job):
             first, second = [*fields.values(), b""][:2]
             out.write(len(first).to_bytes(HEAD, "little") + first + second)
@@ -56,14 +57,15 @@ class Rows(Dataset[Any]):
     """For torch's DataLoader: a batch's records in one read."""
 
     def __init__(self, job: Job) -> None:
-        self.source = ArrayRecordDataSource(str(job.path / "grain" / "all.array_record"))
         self.job = job
+        self.reader: Any = None
 
     def __len__(self) -> int:
-        return len(self.source)
+        return self.job.num
 
     def __getitems__(self, numbers: list[int]) -> list[Any]:
-        return [row(self.job, record) for record in self.source.__getitems__(numbers)]
+        self.reader = self.reader or ArrayRecordReader(str(self.job.path / "grain" / "all.array_record"), READER)
+        return [row(self.job, record) for record in self.reader.read(numbers)]
 
 
 def open_(job: Job) -> Opened:

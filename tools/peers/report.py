@@ -25,6 +25,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
         "system": f"{platform.system()} {platform.release().split('-')[0]}",
         "python": platform.python_version(),
@@ -71,7 +72,7 @@ def about(found: Found) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))
     return (
         f"Medians of {found['rounds']} interleaved rounds on {where['cores']} cores ({where['cpu']}), "
-        f"{where['memory_gb']} GB, {where['system']}, Python {where['python']}; {versions}."
+        f"{where['memory_gb']} GB, {where['system']}, Python {where['python']}, load {where['load']} before; {versions}."
     )
 
 
