@@ -70,9 +70,10 @@ def about(found: Found) -> str:
     """Machine, versions and rounds in a paragraph."""
     where = found["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in sorted(found["versions"].items()))
+    machine = f"{where['cores']} cores ({where['cpu']}), {where['memory_gb']} GB, load {where['load']} before"
     return (
-        f"Medians of {found['rounds']} interleaved rounds on {where['cores']} cores ({where['cpu']}), "
-        f"{where['memory_gb']} GB, {where['system']}, Python {where['python']}, load {where['load']} before; {versions}."
+        f"Medians of {found['rounds']} interleaved rounds on {machine}, {where['system']}, Python {where['python']}; "
+        f"{versions}."
     )
 
 
