@@ -9,7 +9,7 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint faults peers bench clean
+.PHONY: help setup demo test lint faults peers bench bench-peers clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under two minutes after installation"
@@ -18,6 +18,7 @@ help:
 	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
 	@echo "make peers   what other programs read and write, in full"
 	@echo "make bench   speed of the tar reader beside webdataset's, of verify beside sha256sum, cost of images and order"
+	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
 	@echo "make clean   remove what the other commands made, .venv included"
 
 setup: $(STAMP)
@@ -63,6 +64,9 @@ bench: $(STAMP)
 	$(BIN)/python tools/bench_verify.py
 	$(BIN)/python tools/bench_image.py
 	$(BIN)/python tools/bench_order.py
+
+bench-peers: $(STAMP)
+	$(BIN)/python tools/bench_peers.py
 
 clean:
 	rm -rf .venv .demo .bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -96,7 +96,7 @@ def test_ci_runs_make_test(repository: Path) -> None:
     assert "make test" in script.read_text().splitlines()
 
 
-@pytest.mark.parametrize("target", ["test", "demo", "bench", "lint", "peers", "clean"])
+@pytest.mark.parametrize("target", ["test", "demo", "bench", "bench-peers", "lint", "peers", "clean"])
 def test_a_make_target_is_there(target: str, repository: Path) -> None:
     """`make -n` can plan it."""
     environment = {**os.environ, "MAKEFLAGS": ""}

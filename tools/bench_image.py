@@ -29,12 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from PIL import Image
-from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import bare
+from bare import TARGET
 from make_photos import load_photos
 
 from wdskit.pipeline import geometry
@@ -46,10 +46,8 @@ from wdskit.pipeline.specs import StreamSpec
 from wdskit.pipeline.transform_specs import NormalizeSpec, RandomFlipSpec, RandomResizedCropSpec
 from wdskit.pipeline.transforms import IMAGENET_MEAN, IMAGENET_STD
 
-TARGET = 224
 BATCH = 64
 MIN_ROUNDS = 7
-Box = tuple[int, int, int, int]
 Work = Callable[[range], object]
 CHUNK = 8
 
@@ -60,10 +58,7 @@ class Bench:
     def __init__(self, width: int, height: int, quality: int, num: int) -> None:
         self.files = [encode(photo.resize((width, height)), quality) for photo in load_photos().values()]
         self.num = num
-        self.batches = {
-            dtype: torch.empty((BATCH, 3, TARGET, TARGET), dtype=dtype).contiguous(memory_format=torch.channels_last)
-            for dtype in (torch.uint8, torch.float32)
-        }
+        self.batches = {dtype: bare.new_batch(BATCH, dtype) for dtype in (torch.uint8, torch.float32)}
         self.fused, self.fused_float = each(fuse=True), each(fuse=True, floats=True)
         self.apart, self.apart_float = each(fuse=False), each(fuse=False, floats=True)
         draws = self.fused.steps[0].function.transforms["random_resized_crop"]  # type: ignore[attr-defined]
@@ -97,20 +92,11 @@ class Bench:
 
     def bare(self, n: int) -> torch.Tensor:
         """Decode and resize."""
-        top, left, height, width = self.boxes[n]
-        full = simplejpeg.decode_jpeg_header(self.file(n))[:2]
-        covers = min(height, width) / TARGET
-        step = next((step for step in (8, 4, 2) if step <= covers), 1)
-        least = [-(-side // step) for side in full]
-        pixels = simplejpeg.decode_jpeg(self.file(n), "RGB", min_height=least[0], min_width=least[1])
-        part = pixels[top // step : (top + height) // step, left // step : (left + width) // step]
-        images = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
-        return functional.interpolate(images, (TARGET, TARGET), mode="bilinear", antialias=True)
+        return bare.decode_and_crop(self.file(n), self.boxes[n])
 
     def bare_float(self, n: int) -> None:
         """And normalize into a batch."""
-        out = self.slots[torch.float32][n].permute(1, 2, 0)
-        geometry.fill(out, self.bare(n)[0].permute(1, 2, 0), IMAGENET_MEAN, IMAGENET_STD)
+        bare.write(self.slots[torch.float32][n], self.bare(n))
 
     def pillow(self, n: int) -> np.ndarray[Any, Any]:
         """The common recipe with Pillow's own means."""
@@ -248,7 +234,7 @@ def main() -> None:
             print(
                 f"  {f'{args.threads} threads':<26} {'ms':>7} {'least':>7} {'x bare':>7} {'images/s':>9} {'x bare':>7}"
             )
-            some = {name: work for name, work in works.items() if name.startswith("bare") or "eights" in name}
+            some = {name: work for name, work in works.items() if name.startswith("bare") or ", " in name}
             compare(bench, some, args.rounds, args.threads)
 
 

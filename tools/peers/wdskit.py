@@ -1,0 +1,40 @@
+"""wdskit through its public face."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch  # noqa: F401  # its import is no part of the first batch, here as with the others
+
+from peers.data import make_shards
+from peers.harness import Batch, Opened, main
+from peers.job import Job
+from wdskit import Pipeline
+
+
+def pipeline(job: Job) -> Pipeline:
+    """`exact`, the default for training."""
+    source = Pipeline().exact(str(job.path / "tar" / "s-*.tar"), seed=7)
+    if job.kind == "bytes":
+        return source.to_tuple("bin").batched(job.batch)
+    if job.kind == "small":
+        return source.decode(only="json").to_tuple("bin", "json").batched(job.batch)
+    images = source.decode("rgb8").random_resized_crop(224)
+    if job.dtype == "float32":
+        images = images.normalize("imagenet")
+    return images.to_tuple("jpg", "cls").batched(job.batch)
+
+
+def open_(job: Job) -> Opened:
+    """A loader that goes on to the next epoch by itself."""
+    loader = pipeline(job).loader(workers=job.workers, threads=max(job.threads, 1))
+
+    def epoch() -> Iterator[Batch]:
+        for batch in loader:
+            yield (batch[0], None) if job.kind == "bytes" else (batch[0], batch[1])
+
+    return Opened(epoch)
+
+
+if __name__ == "__main__":
+    main(make_shards, open_, ("wdskit", "simplejpeg", "torch"))
