@@ -224,7 +224,7 @@ class Pipeline(Sources):
         from wdskit.pipeline.ranks import find_place
 
         self.check()
-        num_threads = parse_settings(LoaderSpec, {"threads": threads}, where="Pipeline.build").threads
+        num_threads = parse_settings(LoaderSpec, {"threads": threads}, where="Pipeline.build").threads or 1
         place = find_place(rank, world_size, process_group)
         if not isinstance(errors, ErrorsSpec):
             errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")

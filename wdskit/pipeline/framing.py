@@ -147,6 +147,24 @@ def write(part: Part, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
         out_hwc.copy_(pixels)
 
 
+def finish_batch(images: torch.Tensor, ending: Ending) -> torch.Tensor:
+    """The numbers of a batch that was written as uint8.
+
+    Args:
+        images: (batch, 3, height, width), uint8, on any device.
+        ending: What it would have been.
+
+    Returns:
+        float32 of the same shape, device and memory layout: on the CPU the same to the bit, on others to the last.
+    """
+    values = images.to(torch.float32)
+    if ending.normalize is None:
+        return values.div_(255)
+    mean, std = ending.normalize
+    scale, shift = geometry.channel_affine(tuple(mean), tuple(std), images.device)
+    return values.mul_(scale).add_(shift)
+
+
 def _wanted(part: Part, resized_nchw: torch.Tensor) -> torch.Tensor:
     """Resize a part there. Returns a view of what is wanted, (rows, columns, 3)."""
     part.resize_into(resized_nchw)

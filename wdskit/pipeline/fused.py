@@ -11,6 +11,7 @@ factor may be exactly 2 or 4, 38 to 42 dB, the worst 31 (a lawn, 5.4 levels); si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -52,6 +53,9 @@ def fused_step(specs: Sequence[StageSpec], apart: Sequence[Step], image_fields: 
 class FusedStep:
     """The step of a run of stages, as `fuse_plan.fuse` finds them.
 
+    Attributes:
+        out_ending: What is written where the caller says; `ending` unless `write_uint8` was called.
+
     Args:
         specs: Of the stages: decode, the crop, and what follows.
         apart: The same stages as steps of their own, for samples that are not the common case: several image fields, or
@@ -78,6 +82,7 @@ class FusedStep:
             to_tensor="to_tensor" in self.specs,
             normalize=mean_and_std(normalize) if normalize else None,
         )
+        self.out_ending = self.ending
 
     @property
     def out_shape(self) -> tuple[int, int, int] | None:
@@ -86,6 +91,10 @@ class FusedStep:
         if self.crop == "resize" and len(sizes) == 1 and isinstance(sizes[0], int):
             return None
         return (3, *pair(sizes[-1]))
+
+    def write_uint8(self) -> None:
+        """Leave what follows the pixels of images that are written into batches to somebody else."""
+        self.out_ending = replace(self.ending, is_float=False, to_tensor=False, normalize=None)
 
     def __call__(self, sample: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
         """`prepare` and `carry_out`, with their errors."""
@@ -131,7 +140,8 @@ class FusedStep:
 
         Args:
             prepared: By `prepare`, once.
-            out: Where to write the image, as `framing.write` takes it: `out_shape` and `ending.dtype` say what fits.
+            out: Where to write the image, as `framing.write` takes it: `out_shape` and `out_ending.dtype` say what
+                fits.
                 The field of the result is then `out` itself, or, of a sample that is not the common case, what it
                 would be without.
 
@@ -146,7 +156,7 @@ class FusedStep:
             if out is None:
                 values[field] = finish(part, self.ending, flip=flip)
             else:
-                write(part, self.ending, flip=flip, out=out)
+                write(part, self.out_ending, flip=flip, out=out)
                 values[field] = out
         except DecodeError as err:
             err.field = field

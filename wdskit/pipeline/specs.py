@@ -15,6 +15,7 @@ from wdskit.pipeline.spec_types import (
     Bool,
     Budget,
     Count,
+    Device,
     Function,
     Kind,
     Natural,
@@ -249,14 +250,25 @@ class LoaderSpec(BaseModel):
     model_config = StageSpec.model_config
 
     workers: Natural = Field(1, description="Worker processes; 0: this process.")
-    threads: Count = Field(1, description="Threads in each process.")
-    prefetch: Count = Field(4, description="Batches that each worker has ready ahead.")
+    threads: Count | None = Field(
+        None,
+        description="Threads in each process. Without: where images are decoded or functions called in workers of a "
+        "planned source, this machine's cores, shared by its ranks, at most 8; else 1.",
+    )
+    prefetch: Count = Field(
+        4,
+        description="Batches made ahead: of a planned source in all, at least two a worker; of a stream by each.",
+    )
     persistent_workers: Bool = Field(True, description="Whether workers live on between epochs.")
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
         None,
         description="How worker processes start. Without: as torch does, but never forked once CUDA is initialised.",
     )
     pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
+    device: Device | None = Field(
+        None,
+        description="Where batches of a planned source go: `cuda`, the current one, or `cuda:1`. Without: nowhere.",
+    )
 
 
 class ErrorsSpec(BaseModel):
