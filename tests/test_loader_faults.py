@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import gc
-import json
 import multiprocessing
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 import weakref
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from leaks import leftovers, memory_of, open_things, start_endless
 from shards import fail_on_7, number_of, write_numbers, write_shard
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -50,6 +49,10 @@ def die_once(marker: str, how: Callable[[], object], sample: Any) -> int:
         Path(marker).touch()
         how()
     return int(sample["cls"])
+
+
+def endless(six: str) -> str:
+    return f".stream({six!r}, resampled=True).split_by_worker().shuffle(5)"
 
 
 def kill_me() -> None:
@@ -89,7 +92,7 @@ def test_a_function_that_leaves_the_process_is_an_error(six, tmp_path):
 @pytest.mark.parametrize(("settings", "signals_group"), list(zip(WAYS, [True, True, False], strict=True)), ids=str)
 def test_ctrl_c_ends_everything_with_one_traceback(six, tmp_path, settings, signals_group):
     """A terminal sends SIGINT to all processes of the group, `kill -INT` to one."""
-    running, workers = start_endless(six, tmp_path, settings)
+    running, workers = start_endless(endless(six), tmp_path, settings)
     send = os.killpg if signals_group else os.kill
     send(running.pid, signal.SIGINT)
     _, errors = running.communicate(timeout=60)
@@ -101,43 +104,13 @@ def test_ctrl_c_ends_everything_with_one_traceback(six, tmp_path, settings, sign
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
 def test_workers_do_not_outlive_a_killed_main_process(six, tmp_path, start_method):
-    running, workers = start_endless(six, tmp_path, {"workers": 2, "start_method": start_method})
+    running, workers = start_endless(endless(six), tmp_path, {"workers": 2, "start_method": start_method})
     descriptors = [os.pidfd_open(worker) for worker in workers]
     running.kill()
     running.communicate(timeout=60)
     for descriptor in descriptors:
         assert select.select([descriptor], [], [], 30)[0], "the worker goes on without its main process"
         os.close(descriptor)
-
-
-def start_endless(six: str, folder: Path, settings: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
-    """A script in a process group of its own that reads without end; its workers run."""
-    script = f"""
-import json, multiprocessing, torch
-from shards import number_of
-from wdskit import Pipeline
-torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
-pipe = Pipeline().stream({six!r}, resampled=True).split_by_worker().shuffle(5).map(number_of).with_epoch(10**9)
-if __name__ == "__main__":
-    for number, _ in enumerate(pipe.loader(**{ {"start_method": "fork", **settings}!r})):
-        if number == 20:
-            print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
-"""
-    (folder / "endless.py").write_text(script)
-    command = [sys.executable, str(folder / "endless.py")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    running = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert running.stdout is not None
-    workers = json.loads(running.stdout.readline())
-    assert len(workers) == settings["workers"]
-    return running, workers
 
 
 # --- errors on their way
@@ -270,50 +243,6 @@ def test_what_cannot_reach_workers_is_refused_when_the_loader_is_made(six, start
 # --- what is left
 
 
-def open_things() -> dict[str, int]:
-    """Files, threads, children and shared memory of this process, once threads that are ending have ended."""
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":
-            thread.join(0.5)  # those of a queue that is closed end by themselves
-    maps = Path("/proc/self/maps").read_text()
-    return {
-        "files": len(list(Path("/proc/self/fd").iterdir())),
-        "threads": threading.active_count(),
-        "children": len(multiprocessing.active_children()),
-        "shared memory": maps.count("/dev/shm/") + maps.count("/torch_"),
-    }
-
-
-def leftovers(make: Callable[[], Any]) -> dict[str, int]:
-    """What a loader leaves when it is dropped after a whole epoch, a broken one and an error. No garbage collection:
-    reference counts alone have to do.
-    """
-    gc.collect()
-    gc.disable()
-    try:
-        before = open_things()
-        loader = make()
-        for stop_at in (10**9, 3):
-            use(loader, stop_at)
-        alive = weakref.ref(loader)
-        del loader
-        after = open_things()
-        left = {name: after[name] - before[name] for name in before if after[name] != before[name]}
-        return left | ({"loader": 1} if alive() is not None else {})
-    finally:
-        gc.enable()
-        gc.collect()
-
-
-def use(loader: Any, stop_at: int) -> None:
-    try:
-        for number, _ in enumerate(loader):
-            if number == stop_at:
-                break
-    except SampleError:
-        return
-
-
 ENDS = {
     "with_epoch": lambda p: p.shuffle(5).map(number_of).with_epoch(9),
     "a pass": lambda p: p.map(number_of).shuffle(5),
@@ -402,11 +331,6 @@ def test_fifty_epochs_leak_nothing(six, settings):
         assert memory_of(worker.pid) - size < 4 << 20
         assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) < 40
     assert loader.epoch == 55
-
-
-def memory_of(pid: int) -> int:
-    """Resident bytes of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_a_loader_used_in_another_thread_works_and_leaves_nothing(six):

@@ -117,7 +117,7 @@ def test_arguments_count_over_overrides_over_the_file(config):
     assert spec(overrides=["loader.threads=3"], threads=4, workers=1) == LoaderSpec(workers=1, threads=4)
     every = {"workers": 2, "threads": 5, "prefetch": 7, "persistent_workers": False, "start_method": "fork"}
     assert spec(**every) == LoaderSpec(**every)
-    assert set(every) | {"pin_memory"} == set(LoaderSpec.model_fields)
+    assert set(every) | {"pin_memory", "device"} == set(LoaderSpec.model_fields)
 
 
 def test_overrides_change_the_pipeline_too(config):

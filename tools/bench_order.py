@@ -33,7 +33,7 @@ from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.steps import Steps
-from wdskit.pipeline.planned import Job
+from wdskit.pipeline.making import Job
 
 RANKS = (1, 8, 64, 1000)
 BATCH = 256
@@ -82,7 +82,7 @@ class Runner:
         start = time.process_time()
         for _ in range(self.num_steps):
             self.next_step = (self.next_step + self.every) % len(self.steps)
-            job = Job(0, self.steps.positions(0, self.next_step), self.steps.num_samples)
+            job = Job(0, self.steps.range(0, self.next_step, self.next_step + 1), self.steps.num_samples)
             places = np.minimum(job.positions, job.num_samples - 1) + job.start
             shards, samples = self.order.take(places)
             list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True))

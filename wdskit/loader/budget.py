@@ -9,7 +9,7 @@ from pathlib import Path
 
 from wdskit.errors import SampleError
 from wdskit.files import append_lines, make_folders
-from wdskit.pipeline.planned import Bad
+from wdskit.pipeline.making import Bad
 from wdskit.pipeline.specs import ErrorsSpec
 
 

@@ -12,6 +12,7 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.defaults import default_threads
 from wdskit.pipeline.parsing import parse_settings
 from wdskit.pipeline.problems import show, wrong_kind
 from wdskit.pipeline.ranks import find_place
@@ -36,6 +37,7 @@ def make_loader(
     persistent_workers: bool | None = None,
     start_method: str | None = None,
     pin_memory: bool | None = None,
+    device: str | None = None,
     errors: Mapping[str, Any] | None = None,
 ) -> Loader:
     """Make the loader of one pipeline for this rank.
@@ -50,12 +52,16 @@ def make_loader(
         world_size: With `rank`.
         process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
         workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`.
-        threads: Threads a process for one-to-one stages.
-        prefetch: Items that each worker has ready ahead.
+        threads: Threads a process for one-to-one stages. Without: 1 if `workers` is 0, of a stream, and where there is
+            little to do; else this machine's cores, shared by its ranks, at most 8.
+        prefetch: Batches made ahead of the consumer: of a planned source in all, at least two a worker; of a
+            stream by each worker.
         persistent_workers: Whether workers live on between epochs.
         start_method: "fork", "spawn" or "forkserver". Without: torch's default, but never "fork" once CUDA is
             initialised.
         pin_memory: Whether batches come in page-locked memory, where there is a GPU.
+        device: Where batches of a planned source go: "cuda", the current one, or "cuda:1". They are copied there on a
+            stream of their own, one ahead; images cross as uint8, and are normalized there.
         errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's `errors`.
 
     Raises:
@@ -74,6 +80,7 @@ def make_loader(
         "persistent_workers": persistent_workers,
         "start_method": start_method,
         "pin_memory": pin_memory,
+        "device": device,
     }
     settings = spec.model_dump() | {name: value for name, value in said.items() if value is not None}
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
@@ -83,12 +90,14 @@ def make_loader(
     built = pipe.build(
         rank=place.rank,
         world_size=place.world_size,
-        threads=spec.threads,
+        threads=spec.threads or default_threads(pipe.stages, spec.workers),
         max_workers=spec.workers,
         transforms=transforms,
         errors=forgiven,
     )
     if isinstance(built, StreamPipeline):
+        if spec.device is not None:
+            raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         return StreamLoader(built, spec, process_group=process_group, told=rank is not None)
     return PlannedLoader(built, spec, forgiven, process_group=process_group, told=rank is not None)
 

@@ -99,6 +99,11 @@ class Passes:
             self._roll_over()
         return self._running
 
+    def following(self, running: Pass) -> Pass:
+        """The pass behind one, if nothing is set or loaded before it begins."""
+        start = running.start + self._samples_of(running.epoch)
+        return Pass(running.epoch + 1, start, self._steps(self._own_samples, 0))
+
     def received(self, running: Pass, step: int) -> None:
         """Note that the consumer is about to get the batch of `step`."""
         self.consumed = running.steps.consumed_after(step)

@@ -2,57 +2,22 @@
 
 from __future__ import annotations
 
-import traceback
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from torch.utils.data import Dataset, get_worker_info
-
 from wdskit.loader.budget import Budget
-from wdskit.loader.failures import Failure, sendable
+from wdskit.loader.handover import hand_over, make_mover
 from wdskit.loader.loader import Loader
+from wdskit.loader.makers import Ahead, make_maker
 from wdskit.loader.passes import Pass, Passes
-from wdskit.loader.workers import Workers
-from wdskit.pipeline.planned import Bad, Job, Made, PlannedPipeline
+from wdskit.loader.starting import check_sendable, choose_start_method
+from wdskit.pipeline.making import Bad, Job, Made
+from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 
 STEPS_A_JOB = 64
 """Steps that are made together where an item is a sample: one by one, the way between processes costs 0.2 ms each."""
-
-
-class _Jobs(Dataset[Any]):
-    """Makes the batch of a job; in a worker, what goes wrong comes out as a `Failure`."""
-
-    def __init__(self, pipeline: PlannedPipeline) -> None:
-        self.pipeline = pipeline
-
-    def __getitem__(self, job: Job) -> Any:
-        info = get_worker_info()
-        if info is None:
-            return self.pipeline.make(job)
-        try:
-            return self.pipeline.make(job)
-        except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
-            return Failure(sendable(err), traceback.format_exc(), info.id)
-
-
-class _Schedule:
-    """The jobs of the pass that runs now, in order; torch's DataLoader takes them as a sampler's indices."""
-
-    def __init__(self, rank: int, steps_a_job: int) -> None:
-        self.rank = rank
-        self.steps_a_job = steps_a_job
-        self.running: Pass | None = None
-
-    def __iter__(self) -> Iterator[Job]:
-        """The jobs of `running`."""
-        assert self.running is not None
-        _, start, steps = self.running
-        for first in range(0, len(steps), self.steps_a_job):
-            several = range(first, min(first + self.steps_a_job, len(steps)))
-            positions = np.concatenate([steps.positions(self.rank, step) for step in several])
-            yield Job(start, positions, steps.num_samples)
 
 
 class PlannedLoader(Loader):
@@ -93,10 +58,14 @@ class PlannedLoader(Loader):
             tail=plan.tail,
             fingerprint=plan.fingerprint,
         )
+        self._steps_a_job = 1 if plan.is_batched else STEPS_A_JOB
         num_samples = len(self._passes) * plan.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
-        self._schedule = _Schedule(self._place.rank, 1 if plan.is_batched else STEPS_A_JOB)
-        self._workers = Workers(_Jobs(pipeline), spec, stages=pipeline.pipeline, sampler=self._schedule)
+        if spec.workers:
+            check_sendable(pipeline.pipeline, choose_start_method(spec.start_method))
+        self._mover = make_mover(pipeline, spec)
+        maker = make_maker(pipeline, spec.workers, functools.partial(choose_start_method, spec.start_method))
+        self._ahead = Ahead(maker, _num_ahead(spec, pipeline.run.num_threads))
 
     @property
     def epoch(self) -> int:
@@ -133,20 +102,36 @@ class PlannedLoader(Loader):
         self._budget.count = state["bad"]
 
     def _items(self) -> Any:
-        running = self._schedule.running = self._passes.begin()
+        running = self._passes.begin()
         if not running.steps.consumed:
             self._budget.count = 0
+        num_steps = len(running.steps)
         step = 0
-        for made in self._workers if len(running.steps) else ():
-            self._check_rank()
-            for item, bad in self._of_steps(running, step, made):
-                self._budget.spend(running.epoch, bad)
-                self._passes.received(running, step)
-                step += 1
-                if step == len(running.steps):
-                    self._budget.count = 0
-                yield item
-        assert step == len(running.steps)
+        taken = self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job))
+        try:
+            for made in taken if self._mover is None else hand_over(taken, self._mover):
+                self._check_rank()
+                for item, bad in self._of_steps(running, step, made):
+                    self._budget.spend(running.epoch, bad)
+                    self._passes.received(running, step)
+                    step += 1
+                    if step == num_steps:
+                        self._budget.count = 0
+                    yield item
+                    del item
+                del made
+        finally:
+            if not self.spec.persistent_workers:
+                self._ahead.close()
+        assert step == num_steps
+
+    def _jobs(self, running: Pass) -> Iterator[Job]:
+        """The jobs of a pass, and those of the next one if there will be someone to make them."""
+        following = [self._passes.following(running)] if self.spec.persistent_workers else []
+        for _, start, steps in (running, *following):
+            for first in range(0, len(steps), self._steps_a_job):
+                stop = min(first + self._steps_a_job, len(steps))
+                yield Job(start, steps.range(self._place.rank, first, stop), steps.num_samples)
 
     def _of_steps(self, running: Pass, step: int, made: Made) -> Iterator[tuple[Any, Sequence[Bad]]]:
         """The items of a job, each with its bad samples; the first is that of `step`."""
@@ -157,3 +142,10 @@ class PlannedLoader(Loader):
         for number, item in enumerate(made.value):
             position = int(running.steps.positions(self._place.rank, step + number)[0]) if bad else -1
             yield item, [bad[position]] if position in bad else []
+
+
+def _num_ahead(spec: LoaderSpec, num_threads: int) -> int:
+    """Jobs at work or ready ahead of the consumer: none in its own thread, and each process has work to go on with."""
+    if not spec.workers and num_threads == 1:
+        return 0
+    return max(spec.prefetch, 2 * spec.workers)

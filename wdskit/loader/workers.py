@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import multiprocessing
 import os
-import pickle
 import re
 import weakref
 from collections.abc import Iterable, Iterator
@@ -16,10 +13,9 @@ from torch.utils.data import DataLoader
 
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure
+from wdskit.loader.starting import check_sendable, choose_start_method
 from wdskit.pipeline.specs import LoaderSpec
 from wdskit.processes import end_with_parent
-
-logger = logging.getLogger(__name__)
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed|exited)")  # torch's words
 
@@ -53,7 +49,7 @@ class Workers:
             pin_memory=spec.pin_memory and torch.cuda.is_available(),
         )
         if spec.workers:
-            _check_sendable(stages, self._start_method())
+            check_sendable(stages, choose_start_method(spec.start_method))
         weakref.finalize(self, _stop_persistent, self._loader, os.getpid()).atexit = False  # torch has its own
 
     def __iter__(self) -> Iterator[Any]:
@@ -65,7 +61,7 @@ class Workers:
         """
         loader = self._loader
         if self._spec.workers and loader._iterator is None:  # noqa: SLF001 (torch says nowhere else if workers run)
-            loader.multiprocessing_context = self._start_method()
+            loader.multiprocessing_context = choose_start_method(self._spec.start_method)
         items = iter(loader)
         try:
             for item in items:
@@ -81,23 +77,6 @@ class Workers:
             raise PipelineError(f"{msg}Often memory ran out: try fewer workers, or a smaller shuffle.") from err
         finally:
             del items  # a traceback kept by the user would keep the processes
-
-    def _start_method(self) -> str:
-        """How worker processes are to start now.
-
-        Raises:
-            PipelineError: They are to be forked, and CUDA is initialised.
-        """
-        said = self._spec.start_method
-        # Asking for the default would settle it, and a later set_start_method of the user's would fail.
-        default = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-        if (said or default) != "fork" or not torch.cuda.is_initialized():
-            return said or default
-        if said is None:
-            logger.info("CUDA is initialised, so workers are not forked: start_method is forkserver")
-            return "forkserver"
-        msg = "CUDA is initialised, so workers cannot be forked."
-        raise PipelineError(f"{msg}\n  Use start_method: forkserver, or leave it out.")
 
 
 def _start_worker(_: int) -> None:
@@ -127,23 +106,3 @@ def _death(err: RuntimeError) -> str:
 def _as_it_is(item: Any) -> Any:
     """Leave samples and batches alone; torch's default would turn arrays into tensors."""
     return item
-
-
-def _check_sendable(stages: Iterable[Any], method: str) -> None:
-    """Name the function or stage that cannot reach workers that are not forked.
-
-    Raises:
-        PipelineError: A lambda, a closure, or an object that does not pickle.
-    """
-    if method == "fork":
-        return
-    from multiprocessing.reduction import ForkingPickler
-
-    for stage in stages:
-        try:
-            ForkingPickler.dumps(stage)
-        except (pickle.PicklingError, AttributeError, TypeError) as err:
-            msg = f"a stage cannot reach workers under {method!r}: {err}."
-            raise PipelineError(
-                f"{msg}\n  Define the function at the top of a module, or use start_method: fork."
-            ) from err

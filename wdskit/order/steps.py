@@ -65,9 +65,14 @@ class Steps:
         Returns:
             int64 (batch,), ascending, positions of the epoch. With padding some can be `num_samples` or more.
         """
-        start = self.consumed + step * self.global_batch
-        first = start + (rank - start) % self.world_size
-        return np.arange(first, start + self.global_batch, self.world_size, dtype=np.int64)
+        found = self.range(rank, step, step + 1)
+        return np.arange(found.start, found.stop, found.step, dtype=np.int64)
+
+    def range(self, rank: int, first: int, stop: int) -> range:
+        """What a rank takes at steps `first` to `stop`: the positions of each step behind those of the one before."""
+        start = self.consumed + first * self.global_batch
+        own = start + (rank - start) % self.world_size
+        return range(own, own + (stop - first) * self.global_batch, self.world_size)
 
     def valid(self, positions: Ints) -> NDArray[np.bool_]:
         """Which of `positions` hold a sample of the epoch, and are no padding."""

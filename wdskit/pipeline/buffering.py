@@ -9,7 +9,9 @@ from typing import Any, Protocol
 from wdskit.errors import PipelineError
 from wdskit.order.draws import share
 from wdskit.order.keys import philox
+from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import stage_error
+from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.run import Origin, Run
 
 _WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
@@ -159,14 +161,24 @@ class Batched:
             batch, self.run.origin = self.collated(values, origins)
             yield batch
 
-    def collated(self, values: list[Any], origins: list[Origin]) -> tuple[Any, Origin]:
+    def collated(
+        self, values: list[Any], origins: list[Origin], memory: Memory = FRESH, ready: Mapping[Any, Any] | None = None
+    ) -> tuple[Any, Origin]:
         """A batch of these values, and its origin.
+
+        Args:
+            values: At least one.
+            origins: Of each.
+            memory: Where a batch is written; a function of the user's uses its own.
+            ready: Of the default collate: what stands already where the values are told to.
 
         Raises:
             SampleError, PipelineError: They do not make one; it names the first and the last.
         """
         origin = origins[-1]._replace(members=tuple(origins))
         try:
+            if isinstance(self.collate, Collate):
+                return self.collate(values, memory, ready or {}), origin
             return self.collate(values), origin
         except Exception as err:
             raise stage_error("batched", origin, err) from err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,20 @@ from numpy.typing import NDArray
 
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PipelineError
+from wdskit.pipeline.memory import FRESH, Memory
+from wdskit.pipeline.ragged import make_ragged
 
 _IMAGE_CHANNELS = frozenset({1, 3, 4})
 _NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
 
 
-def collate(samples: Sequence[Any], image_slots: frozenset[str | int] = frozenset()) -> Any:
+def collate(
+    samples: Sequence[Any],
+    image_slots: frozenset[str | int] = frozenset(),
+    memory: Memory = FRESH,
+    ready: Mapping[Any, torch.Tensor] | None = None,
+    ragged: frozenset[str | int] = frozenset(),
+) -> Any:
     """Make one batch of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
 
     In each slot int becomes a tensor of int64, bool of bool, float of float64, numpy scalars of their dtype; arrays and
@@ -27,9 +35,12 @@ def collate(samples: Sequence[Any], image_slots: frozenset[str | int] = frozense
         image_slots: Dict keys or tuple positions with images. There arrays (height, width[, 1, 3 or 4 channels]) and
             tensors ([channels, ]height, width) become (batch, channels, height, width) in channels_last memory; dtypes
             stay.
+        memory: Where tensors are written.
+        ready: Slots whose batch is there already; their values are not looked at.
+        ragged: Slots whose arrays differ in their first axis, which become a `Ragged`.
 
     Returns:
-        A tuple or dict of batches, or the batch of bare values. Tensors are fresh memory.
+        A tuple or dict of batches, or the batch of bare values.
 
     Raises:
         PipelineError: The samples, or their values in one slot, do not fit each other; it names the slot.
@@ -37,19 +48,28 @@ def collate(samples: Sequence[Any], image_slots: frozenset[str | int] = frozense
     if not samples:
         raise PipelineError("batched: a batch of no samples")
     first = samples[0]
+    ready = ready or {}
     if isinstance(first, tuple):
         _check_same([f"a tuple of {len(s)}" if isinstance(s, tuple) else type(s).__name__ for s in samples], "sample")
         return tuple(
-            _collate_slot(list(column), f"slot {place}", is_image=place in image_slots)
+            ready[place]
+            if place in ready
+            else make_ragged(column, f"slot {place}", memory)
+            if place in ragged
+            else _collate_slot(list(column), f"slot {place}", memory, is_image=place in image_slots)
             for place, column in enumerate(zip(*samples, strict=True))
         )
     if isinstance(first, dict):
         _check_keys(samples)
         return {
-            key: _collate_slot([sample[key] for sample in samples], f"`{key}`", is_image=key in image_slots)
+            key: ready[key]
+            if key in ready
+            else make_ragged([sample[key] for sample in samples], f"`{key}`", memory)
+            if key in ragged
+            else _collate_slot([sample[key] for sample in samples], f"`{key}`", memory, is_image=key in image_slots)
             for key in first
         }
-    return _collate_slot(list(samples), "the value", is_image=False)
+    return _collate_slot(list(samples), "the value", memory, is_image=False)
 
 
 class Collate:
@@ -58,18 +78,36 @@ class Collate:
     Args:
         slots: Their places in tuples.
         fields: Fields of dicts that hold images under names that do not say so.
+        ragged: Places in tuples and fields of dicts that become a `Ragged`. A dict has all of those that are names.
     """
 
-    def __init__(self, slots: frozenset[int], fields: frozenset[str]) -> None:
+    def __init__(
+        self, slots: frozenset[int], fields: frozenset[str], ragged: frozenset[str | int] = frozenset()
+    ) -> None:
         self.slots = slots
         self.fields = fields
+        self.ragged = ragged
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
-        """The batch of these samples."""
+    def __call__(
+        self, samples: Sequence[Any], memory: Memory = FRESH, ready: Mapping[Any, torch.Tensor] | None = None
+    ) -> Any:
+        """The batch of these samples, as `collate` makes it."""
         if isinstance(samples[0], dict):
             images = [name for name in samples[0] if name in self.fields or is_image_field(name)]
-            return collate(samples, frozenset(images))
-        return collate(samples, self.slots)
+            self.check_ragged(samples[0])
+            return collate(samples, frozenset(images), memory, ready, self.ragged)
+        return collate(samples, self.slots, memory, ready, self.ragged)
+
+    def check_ragged(self, fields: Collection[str]) -> None:
+        """Refuse a batch of dicts without a field that is to be ragged.
+
+        Raises:
+            PipelineError: It names the field.
+        """
+        missing = sorted(name for name in self.ragged if isinstance(name, str) and name not in fields)
+        if missing:
+            has = ", ".join(name for name in fields if not name.startswith("__"))
+            raise PipelineError(f"batched: ragged: no field `{missing[0]}`; the samples have: {has or 'none'}")
 
 
 def _check_keys(samples: Sequence[Any]) -> None:
@@ -90,16 +128,16 @@ def _check_keys(samples: Sequence[Any]) -> None:
             )
 
 
-def _collate_slot(values: list[Any], slot: str, *, is_image: bool) -> Any:
+def _collate_slot(values: list[Any], slot: str, memory: Memory, *, is_image: bool) -> Any:
     """The batch of one slot."""
     kinds = [_kind(value) for value in values]
     if all(kind == "" for kind in kinds):
         return values
     _check_same(kinds, slot)
     if kinds[0] == "tensor":
-        return _stack_tensors(values, slot, is_image=is_image)
+        return _stack_tensors(values, slot, memory, is_image=is_image)
     if kinds[0] == "array":
-        return _stack_arrays(values, slot, is_image=is_image)
+        return _stack_arrays(values, slot, memory, is_image=is_image)
     try:
         return torch.from_numpy(np.array(values, dtype=kinds[0]))
     except (OverflowError, TypeError) as err:
@@ -121,7 +159,7 @@ def _kind(value: object) -> str:
     return "float64" if isinstance(value, float) else ""
 
 
-def _stack_arrays(arrays: list[NDArray[Any]], slot: str, *, is_image: bool) -> torch.Tensor:
+def _stack_arrays(arrays: list[NDArray[Any]], slot: str, memory: Memory, *, is_image: bool) -> torch.Tensor:
     _check_same([str(array.dtype.newbyteorder("=")) for array in arrays], slot)
     shape = _common_shape(arrays, slot)
     first = arrays[0]
@@ -131,7 +169,7 @@ def _stack_arrays(arrays: list[NDArray[Any]], slot: str, *, is_image: bool) -> t
         dtype = torch.from_numpy(np.empty(0, first.dtype.newbyteorder("="))).dtype
     except TypeError as err:
         raise PipelineError(f"batched: {slot}: {err}") from err
-    stacked = torch.empty((len(arrays), *shape), dtype=dtype)
+    stacked = memory.empty((len(arrays), *shape), dtype)
     _fill(stacked.numpy(), arrays)
     if is_image and has_channels:
         return stacked.permute(0, 3, 1, 2)
@@ -143,18 +181,15 @@ def _fill(stacked: NDArray[Any], arrays: list[NDArray[Any]]) -> None:
         stacked[place] = array
 
 
-def _stack_tensors(tensors: list[torch.Tensor], slot: str, *, is_image: bool) -> torch.Tensor:
+def _stack_tensors(tensors: list[torch.Tensor], slot: str, memory: Memory, *, is_image: bool) -> torch.Tensor:
     _check_same([str(tensor.dtype) for tensor in tensors], slot)
     shape = _common_shape(tensors, slot)
-    if not is_image or len(shape) not in {2, 3}:
+    if any(tensor.device.type != "cpu" or tensor.requires_grad for tensor in tensors):
         return torch.stack(tensors)
+    if not is_image or len(shape) not in {2, 3}:
+        return torch.stack(tensors, out=memory.empty((len(tensors), *shape), tensors[0].dtype))
     channels = shape[0] if len(shape) == 3 else 1
-    images_bchw = torch.empty(
-        (len(tensors), channels, *shape[-2:]),
-        dtype=tensors[0].dtype,
-        device=tensors[0].device,
-        memory_format=torch.channels_last,
-    )
+    images_bchw = memory.empty((len(tensors), channels, *shape[-2:]), tensors[0].dtype, channels_last=True)
     for place, tensor in enumerate(tensors):
         images_bchw[place].copy_(tensor)
     return images_bchw

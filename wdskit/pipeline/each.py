@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError, SampleError, WdskitError
 from wdskit.pipeline.run import Origin, Run
+
+if TYPE_CHECKING:
+    import torch
+
+    from wdskit.pipeline.fused import FusedStep
 
 Function = Callable[[Any, Origin], Any]
 
@@ -41,6 +46,9 @@ class Each:
         name: For threads.
         steps: In their order.
         parts: Of a mixture: the steps that come before for samples of each part, by `origin.part`.
+
+    Attributes:
+        writer: The one of `steps` that writes its image where `apply` is told to.
     """
 
     def __init__(self, run: Run, name: str, steps: tuple[Step, ...], parts: tuple[tuple[Step, ...], ...] = ()) -> None:
@@ -48,6 +56,7 @@ class Each:
         self.name = name
         self.steps = steps
         self.parts = parts
+        self.writer: FusedStep | None = None
         self.kept: list[tuple[Origin, Any]] = []
         self.count = 0
         self.capacity = 2 * run.num_threads
@@ -63,15 +72,23 @@ class Each:
             self.run.origin = origin
             yield done
 
-    def apply(self, value: Any, origin: Origin) -> Any:
+    def apply(self, value: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
         """One value after all steps.
+
+        Args:
+            value: Before them.
+            origin: Where it comes from.
+            out: Where `writer` puts its image.
 
         Raises:
             SampleError, PipelineError: A step failed; it names stage, shard and key.
         """
         for step in (*self.parts[origin.part], *self.steps) if self.parts else self.steps:
             try:
-                value = step.function(value, origin)
+                if out is not None and step.function is self.writer:
+                    value = self.writer(value, origin, out)
+                else:
+                    value = step.function(value, origin)
             except StepFailed as failed:
                 raise stage_error(failed.stage, origin, failed.err) from failed.err
             except Exception as err:

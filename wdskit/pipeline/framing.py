@@ -106,3 +106,21 @@ def write(pixels: Pixels, ending: Ending, *, flip: bool, out: torch.Tensor) -> N
         out_hwc.copy_(source).div_(255)
     else:
         out_hwc.copy_(source)
+
+
+def finish_batch(images: torch.Tensor, ending: Ending) -> torch.Tensor:
+    """The numbers of a batch that was written as uint8.
+
+    Args:
+        images: (batch, 3, height, width), uint8, on any device.
+        ending: What it would have been.
+
+    Returns:
+        float32 of the same shape, device and memory layout: on the CPU the same to the bit, on others to the last.
+    """
+    values = images.to(torch.float32)
+    if ending.normalize is None:
+        return values.div_(255)
+    mean, std = ending.normalize
+    scale, shift = geometry.channel_affine(tuple(mean), tuple(std), images.device)
+    return values.mul_(scale).add_(shift)

@@ -38,6 +38,9 @@ def fused_step(specs: Sequence[StageSpec], apart: Sequence[Step], image_fields: 
 class FusedStep:
     """The step of a run of stages, as `fuse_plan.fuse` finds them.
 
+    Attributes:
+        out_ending: What is written where the caller says; `ending` unless `write_uint8` was called.
+
     Args:
         specs: Of the stages: decode, the crop, and what follows.
         apart: The same stages as steps of their own, for samples that are not the common case: several image fields, or
@@ -61,6 +64,7 @@ class FusedStep:
             to_tensor="to_tensor" in self.specs,
             normalize=mean_and_std(normalize) if normalize else None,
         )
+        self.out_ending = self.ending
 
     @property
     def out_shape(self) -> tuple[int, int, int] | None:
@@ -70,13 +74,18 @@ class FusedStep:
             return None
         return (3, *pair(sizes[-1]))
 
+    def write_uint8(self) -> None:
+        """Leave what follows the pixels of images that are written into batches to somebody else."""
+        self.out_ending = self.ending._replace(is_float=False, to_tensor=False, normalize=None)
+
     def __call__(self, sample: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
         """The sample with its fields decoded and its image cropped.
 
         Args:
             sample: Fields as bytes.
             origin: Its position.
-            out: Where to write the image, as `framing.write` takes it: `out_shape` and `ending.dtype` say what fits.
+            out: Where to write the image, as `framing.write` takes it: `out_shape` and `out_ending.dtype` say what
+                fits.
                 The field of the result is then `out` itself, or, of a sample that is not the common case, what it
                 would be without.
 
@@ -125,7 +134,7 @@ class FusedStep:
             flip = self.transforms["random_flip"].rng_at(origin).random() < self.specs["random_flip"].p
         if out is None:
             return finish(pixels, self.ending, flip=flip)
-        write(pixels, self.ending, flip=flip, out=out)
+        write(pixels, self.out_ending, flip=flip, out=out)
         return out
 
     def _run_apart(self, sample: Any, origin: Origin) -> Any:

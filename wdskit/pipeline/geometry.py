@@ -147,6 +147,15 @@ def fill(out_hwc: torch.Tensor, pixels: torch.Tensor, mean: Sequence[float], std
     rows.mul_(scale).add_(shift)
 
 
+@lru_cache(maxsize=32)
+def channel_affine(
+    mean: tuple[float, ...], std: tuple[float, ...], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale and shift, (channels, 1, 1) each, with uint8 pixels * scale + shift == what `normalize` makes of them."""
+    scale, shift = _affine(mean, std, 255.0, 1)
+    return scale.to(device)[:, None, None], shift.to(device)[:, None, None]
+
+
 def to_tensor(image: Image) -> torch.Tensor:
     """The image as a float32 tensor (channels, height, width), 0..1 if it was uint8, with its values if it was float.
 

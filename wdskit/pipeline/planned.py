@@ -6,59 +6,28 @@ arithmetic; here a job, which is the positions of one batch, becomes that batch.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 import webdataset
 
-from wdskit.errors import PipelineError, SampleError
-from wdskit.order.base import Ints, Order
+from wdskit.errors import PipelineError
+from wdskit.order.base import Order
 from wdskit.order.steps import Steps, Tail
 from wdskit.pipeline.buffering import Batched
+from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.columns import columns_of
-from wdskit.pipeline.each import Each
-from wdskit.pipeline.run import Origin, Run
+from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.framing import Ending
+from wdskit.pipeline.functions import OnValue, Rename, ToDict, ToTuple
+from wdskit.pipeline.fused import FusedStep
+from wdskit.pipeline.making import Job, Made, Making
+from wdskit.pipeline.memory import FRESH, Memory
+from wdskit.pipeline.run import Run
 from wdskit.pipeline.shards import OpenShards
-
-VALID = "__valid__"
-
-_FIELD_STAGES = frozenset({"decode", "to_tuple", "to_dict", "rename"})
-"""Stages whose failure means that a field is missing or cannot be decoded."""
-
-
-class Job(NamedTuple):
-    """One batch to make.
-
-    Attributes:
-        start: Where the epoch starts in the order's endless sequence.
-        positions: int64 (batch,), positions of the epoch.
-        num_samples: Positions of the epoch; those at or behind it are padding, for which any sample does.
-    """
-
-    start: int
-    positions: Ints
-    num_samples: int
-
-
-class Bad(NamedTuple):
-    """A sample that could not be had, and for which another stands."""
-
-    position: int
-    shard: str
-    key: str
-    reason: str
-
-
-class Made(NamedTuple):
-    """What became of a job: the batch (without `batched`, a list of samples), and the samples that were bad."""
-
-    value: Any
-    bad: tuple[Bad, ...]
 
 
 @dataclass(frozen=True)
@@ -108,6 +77,8 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         self.shards, self.each, self.batched, self.behind = shards, each, batched, behind
         self.run = run
         self.plan = plan
+        if batched is not None and isinstance(batched.collate, Collate):
+            each.writer = _writer(each.steps)
         self.columns = columns_of(shards, each, batched)
         self._pool: ThreadPoolExecutor | None = None
         self._next_epoch = 0
@@ -115,82 +86,32 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_pool": None}
 
-    def make(self, job: Job) -> Made:
+    def leave_numbers(self) -> Ending | None:
+        """Have batches of images made as uint8 where that is possible, `Made.raw` says in which: what is left to do to
+        them, in `framing.finish_batch`. None where nothing is.
+        """
+        writer = self.each.writer
+        if writer is None or self.behind is not None or writer.ending.dtype == torch.uint8:
+            return None
+        writer.write_uint8()
+        return writer.ending
+
+    def make(self, job: Job, memory: Memory = FRESH) -> Made:
         """The batch of a job, with its mask if the tail is padded.
 
         Raises:
             ShardError: A shard is not right.
             SampleError: A stage failed on a sample, and that is not forgiven.
         """
-        plan = self.plan
-        places = np.minimum(job.positions, job.num_samples - 1) + job.start
-        shards, samples = plan.order.take(places)
-        made = None if self.columns is None else self.columns.make(places, shards, samples)
-        if made is not None:
-            batch, origin = made
-            if self.behind is not None:
-                batch = self.behind.apply(batch, origin)
-            mask = torch.from_numpy(job.positions < job.num_samples)
-            return Made(batch if plan.tail == "drop" else with_mask(batch, mask), ())
-        found = zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True)
-        results = list(self._each_of(found))
-        values, origins, reasons = zip(*results, strict=True)
-        bad = tuple(
-            Bad(position, origin.url, origin.key, reason)
-            for position, origin, reason in zip(job.positions.tolist(), origins, reasons, strict=True)
-            if reason is not None and position < job.num_samples
-        )
-        valid = (job.positions < job.num_samples) & np.array([reason is None for reason in reasons])
-        if self.batched is None:
-            return Made(self._with_masks(list(values), valid), bad)
-        batch, origin = self.batched.collated(list(values), list(origins))
-        if self.behind is not None:
-            batch = self.behind.apply(batch, origin)
-        return Made(batch if plan.tail == "drop" else with_mask(batch, torch.from_numpy(valid)), bad)
-
-    def _with_masks(self, values: list[Any], valid: Any) -> list[Any]:
-        if self.plan.tail == "drop":
-            return values
-        return [with_mask(value, bool(one)) for value, one in zip(values, valid, strict=True)]
-
-    def _each_of(self, found: Iterator[tuple[int, int, int]]) -> Iterator[tuple[Any, Origin, str | None]]:
-        if self.run.num_threads == 1:
-            return itertools.starmap(self._one, found)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.run.num_threads, thread_name_prefix="wdskit")
-        return self._pool.map(self._one, *zip(*found, strict=True))
-
-    def _one(self, place: int, shard: int, sample: int) -> tuple[Any, Origin, str | None]:
-        """A sample behind all one-to-one stages; with the origin of the bad one and the reason, where another stands
-        in for it.
-        """
-        try:
-            return *self._sample(place, shard, sample), None
-        except SampleError as err:
-            if not self._forgives(err):
-                raise
-            first = err
-        for attempt in itertools.count(1):
-            other = self.plan.order.substitute(place, attempt)
-            if other is None:
-                msg = f"{first}\n  No sample near it can stand in for it: all {attempt} are bad."
-                raise SampleError(msg, stage=first.stage, shard=first.shard, key=first.key) from first
-            try:
-                value, _ = self._sample(place, *other)
-            except SampleError as err:
-                if not self._forgives(err):
-                    raise
-            else:
-                return value, Origin(first.shard, first.key, 0, place, 0), str(first)
-        raise AssertionError
-
-    def _sample(self, place: int, shard: int, sample: int) -> tuple[Any, Origin]:
-        path, key, part, fields = self.shards.read(shard, sample)
-        origin = Origin(path, key, 0, place, part)
-        return self.each.apply({"__key__": key, "__url__": path, **fields}, origin), origin
-
-    def _forgives(self, err: SampleError) -> bool:
-        return self.plan.forgives and (err.stage in _FIELD_STAGES or self.plan.forgives_functions)
+        making = Making(self, job, memory)
+        chunks = range(making.prepare())
+        if self.run.num_threads > 1:
+            self._pool = self._pool or ThreadPoolExecutor(self.run.num_threads, thread_name_prefix="wdskit")
+            list(self._pool.map(making.run, chunks))
+        else:
+            for chunk in chunks:
+                making.run(chunk)
+        return making.finish()
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch in this process: what `make_loader` gives, without worker processes, resume and error budget.
@@ -212,15 +133,19 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         start = self._next_epoch * plan.epoch_samples
         steps = Steps(plan.epoch_samples, plan.batch, place.world_size, plan.tail)
         for step in range(len(steps)):
-            made = self.make(Job(start, steps.positions(place.rank, step), plan.epoch_samples))
+            made = self.make(Job(start, steps.range(place.rank, step, step + 1), plan.epoch_samples))
             yield from [made.value] if plan.is_batched else made.value
         self._next_epoch += 1
 
 
-def with_mask(value: Any, mask: Any) -> Any:
-    """A batch or sample that carries its mask: as `__valid__` in a dict, as the last element of a tuple."""
-    if isinstance(value, Mapping):
-        return {**value, VALID: mask}
-    if isinstance(value, tuple):
-        return (*value, mask)
-    return (value, mask)
+def _writer(steps: Sequence[Step]) -> FusedStep | None:
+    """The step whose image nobody touches before it is batched, so that it can be written into the batch at once."""
+    for number, step in enumerate(steps):
+        if isinstance(step.function, FusedStep) and step.function.out_shape is not None:
+            behind = [later.function for later in steps[number + 1 :]]
+            moves = all(isinstance(each, OnValue) and isinstance(each.function, _MOVES) for each in behind)
+            return step.function if moves else None
+    return None
+
+
+_MOVES = (Rename, ToDict, ToTuple)

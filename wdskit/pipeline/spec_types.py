@@ -202,6 +202,12 @@ def _check_budget(value: object) -> int | str:
     raise refuse(wrong_kind(value, "a number of samples is needed, or a share such as `0.1%`"))
 
 
+def _check_device(value: object) -> str:
+    if isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value):
+        return value
+    raise refuse(wrong_kind(value, "`cuda` or `cuda:1` is needed"))
+
+
 _NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 _SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
 _RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
@@ -216,6 +222,9 @@ Budget = Annotated[
     int | str,
     PlainValidator(_check_budget),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9.]+%$"}]}),
+]
+Device = Annotated[
+    str, PlainValidator(_check_device), WithJsonSchema({"type": "string", "pattern": r"^cuda(:[0-9]+)?$"})
 ]
 Bool = Annotated[bool, Strict()]
 Number = Annotated[float, Strict()]

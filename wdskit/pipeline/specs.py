@@ -15,6 +15,8 @@ from wdskit.pipeline.spec_types import (
     Bool,
     Budget,
     Count,
+    Device,
+    FieldNames,
     Function,
     Kind,
     Natural,
@@ -158,12 +160,17 @@ class BatchedSpec(StageSpec):
     global_size: Count | None = Field(None, description="Instead: samples in the batches of all ranks together.")
     partial: Bool = Field(True, description="Of a stream: whether the last batch may be smaller; else it is dropped.")
     collate: Function | None = Field(None, description="Name of a registered function: list of samples to batch.")
+    ragged: FieldNames | None = Field(
+        None, description="Fields with arrays of different lengths, which become values and offsets."
+    )
 
     @model_validator(mode="after")
     def _check_one(self) -> BatchedSpec:
         if (self.size is None) == (self.global_size is None):
             what = "a size is missing" if self.size is None else "`size` and `global_size` exclude each other"
             raise refuse(f"{what}. Write `batched: 64`, or `batched: {{global_size: 4096}}`.")
+        if self.ragged is not None and self.collate is not None:
+            raise refuse("`ragged` does nothing where a `collate` of your own makes the batch; remove one.")
         return self
 
     def size_on(self, world_size: int) -> int:
@@ -249,14 +256,25 @@ class LoaderSpec(BaseModel):
     model_config = StageSpec.model_config
 
     workers: Natural = Field(1, description="Worker processes; 0: this process.")
-    threads: Count = Field(1, description="Threads in each process.")
-    prefetch: Count = Field(4, description="Batches that each worker has ready ahead.")
+    threads: Count | None = Field(
+        None,
+        description="Threads in each process. Without: where images are decoded or functions called in workers of a "
+        "planned source, this machine's cores, shared by its ranks, at most 8; else 1.",
+    )
+    prefetch: Count = Field(
+        4,
+        description="Batches made ahead: of a planned source in all, at least two a worker; of a stream by each.",
+    )
     persistent_workers: Bool = Field(True, description="Whether workers live on between epochs.")
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
         None,
         description="How worker processes start. Without: as torch does, but never forked once CUDA is initialised.",
     )
     pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
+    device: Device | None = Field(
+        None,
+        description="Where batches of a planned source go: `cuda`, the current one, or `cuda:1`. Without: nowhere.",
+    )
 
 
 class ErrorsSpec(BaseModel):

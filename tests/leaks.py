@@ -1,0 +1,98 @@
+"""What a loader leaves behind, and a script that uses one without end: for tests of faults."""
+
+from __future__ import annotations
+
+import gc
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wdskit import SampleError
+
+
+def open_things() -> dict[str, int]:
+    """Files, threads, children and shared memory of this process, once threads that are ending have ended."""
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(0.5)  # those of a queue that is closed end by themselves
+    maps = Path("/proc/self/maps").read_text()
+    return {
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": threading.active_count(),
+        "children": len(multiprocessing.active_children()),
+        "shared memory": maps.count("/dev/shm/") + maps.count("/torch_"),
+    }
+
+
+def leftovers(make: Callable[[], Any]) -> dict[str, int]:
+    """What a loader leaves when it is dropped after a whole epoch, a broken one and an error. No garbage collection:
+    reference counts alone have to do.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        before = open_things()
+        loader = make()
+        for stop_at in (10**9, 3):
+            use(loader, stop_at)
+        alive = weakref.ref(loader)
+        del loader
+        after = open_things()
+        left = {name: after[name] - before[name] for name in before if after[name] != before[name]}
+        return left | ({"loader": 1} if alive() is not None else {})
+    finally:
+        gc.enable()
+        gc.collect()
+
+
+def use(loader: Any, stop_at: int) -> None:
+    try:
+        for number, _ in enumerate(loader):
+            if number == stop_at:
+                break
+    except SampleError:
+        return
+
+
+def memory_of(pid: int) -> int:
+    """Resident bytes of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def start_endless(source: str, folder: Path, settings: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
+    """A script in a process group of its own that reads without end, with the expression of a source; its workers
+    run.
+    """
+    script = f"""
+import json, multiprocessing, torch
+from shards import number_of
+from wdskit import Pipeline
+torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 0.2
+pipe = Pipeline(){source}.map(number_of).with_epoch(10**9)
+if __name__ == "__main__":
+    for number, _ in enumerate(pipe.loader(**{ {"start_method": "fork", **settings}!r})):
+        if number == 20:
+            print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
+"""
+    (folder / "endless.py").write_text(script)
+    command = [sys.executable, str(folder / "endless.py")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    running = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert running.stdout is not None
+    workers = json.loads(running.stdout.readline())
+    assert len(workers) == settings["workers"]
+    return running, workers

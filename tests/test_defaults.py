@@ -1,0 +1,65 @@
+"""How many threads there are where nobody says: what the machine has for this rank, and none that only wait."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from shards import number_of, write_numbers
+
+from wdskit import Pipeline
+from wdskit.pipeline import defaults
+from wdskit.pipeline.defaults import default_threads, usable_cores
+from wdskit.shards.indexing import index_folder
+
+EXACT = Pipeline().exact("a")
+DECODES = EXACT.decode("rgb8").random_resized_crop(8).to_tuple("jpg", "cls").batched(4)
+LIGHT = EXACT.decode().rename(a="b").to_tuple("a").batched(4).with_epoch(3)
+
+
+@pytest.fixture(autouse=True)
+def twelve_cores(monkeypatch):
+    monkeypatch.setattr(defaults, "usable_cores", lambda: 12)
+
+
+@pytest.mark.parametrize(
+    ("pipe", "workers", "environ", "threads"),
+    [
+        (DECODES, 1, {}, 8),
+        (DECODES, 2, {}, 6),
+        (DECODES, 1, {"LOCAL_WORLD_SIZE": "4"}, 3),
+        (DECODES, 2, {"LOCAL_WORLD_SIZE": "4"}, 1),
+        (DECODES, 1, {"LOCAL_WORLD_SIZE": "16"}, 1),
+        (DECODES, 1, {"SLURM_NTASKS_PER_NODE": "2"}, 6),
+        (DECODES, 1, {"SLURM_NTASKS_PER_NODE": "2(x3)"}, 8),
+        (DECODES, 0, {}, 1),
+        (EXACT.map(number_of), 1, {}, 8),
+        (EXACT.map(number_of, global_rng=True), 1, {}, 1),
+        (LIGHT, 1, {}, 1),
+        (EXACT, 1, {}, 1),
+        (Pipeline().exact(mixture=[{"shards": "a", "weight": 1, "stages": [{"decode": "rgb8"}]}]).batched(2), 1, {}, 8),
+        (Pipeline().stream("a").decode("rgb8"), 1, {}, 1),
+    ],
+)
+def test_threads_share_the_machine(pipe, workers, environ, threads):
+    assert default_threads(pipe.stages, workers, environ) == threads
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000\n", 64), ("400000 100000\n", 4), ("50000 100000\n", 1), ("nonsense", 64), (None, 64)],
+)
+def test_a_containers_share_counts(tmp_path, monkeypatch, quota, cores):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cores(tmp_path / "cpu.max") == cores
+
+
+def test_a_loader_has_them_unless_it_is_told(tmp_path):
+    write_numbers(tmp_path, [9])
+    index_folder(tmp_path)
+    pipe = Pipeline().exact(tmp_path).map(number_of).batched(2)
+    assert pipe.loader(workers=1).pipeline.run.num_threads == 8
+    assert pipe.loader(workers=1, threads=3).pipeline.run.num_threads == 3
+    assert pipe.loader(workers=0).pipeline.run.num_threads == 1

@@ -1,0 +1,394 @@
+"""Planned batches from any number of processes and threads: the same to the bit, ahead of the consumer, and gone with
+the loader; what goes wrong has a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from leaks import leftovers, memory_of, open_things, start_endless
+from shards import fail_on_7, number_of, write_numbers, write_pictures, write_shard
+
+from wdskit import Pipeline, PipelineError, SampleError, ShardError
+from wdskit.loader import crew as crew_module
+from wdskit.loader.failures import WorkerTraceback
+from wdskit.shards.indexing import index_folder
+
+WAYS = [
+    {"workers": 0, "threads": 1},
+    {"workers": 0, "threads": 4},
+    {"workers": 1, "threads": 1},
+    {"workers": 1, "threads": 3},
+    {"workers": 2, "threads": 2},
+    {"workers": 3, "threads": 1},
+]
+PROCESSES = [way for way in WAYS if way["workers"]]
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory) -> str:
+    """Six indexed shards, 39 samples."""
+    folder = tmp_path_factory.mktemp("numbers")
+    write_numbers(folder, [4, 5, 6, 7, 8, 9])
+    index_folder(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [20, 0, 32, 25])
+    index_folder(folder)
+    return str(folder)
+
+
+def exact(shards: str) -> Pipeline:
+    return Pipeline().exact(shards, seed=5, lanes=4, window=9)
+
+
+def crops(pipe: Pipeline, size: int = 200) -> Pipeline:
+    return pipe.decode("rgb8").random_resized_crop(size).random_flip()
+
+
+def plain(batch: Any) -> list[Any]:
+    parts = list(batch.values()) if isinstance(batch, dict) else batch
+    return [part.numpy().tobytes() if isinstance(part, torch.Tensor) else part for part in parts]
+
+
+SHAPES: dict[str, Callable[[Pipeline], Pipeline]] = {
+    "uint8 tuples": lambda pipe: crops(pipe).to_tuple("jpg;png", "cls", "__key__"),
+    "float tuples": lambda pipe: crops(pipe).normalize("imagenet").to_tuple("cls", "jpg;png"),
+    "dicts": lambda pipe: crops(pipe).rename(image="jpg;png").to_dict("image", "cls"),
+    "tensors": lambda pipe: pipe.decode("torchrgb8").resize(230).center_crop(200).to_tuple("jpg;png", "cls"),
+    "a function behind": lambda pipe: crops(pipe).map_dict(cls=add_one).to_tuple("jpg;png", "cls"),
+    "bytes": lambda pipe: pipe.to_tuple("jpg;png", "__key__"),
+}
+
+
+def add_one(label: int) -> int:
+    return label + 1
+
+
+# --- the same from all
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_way_gives_the_same_batches_to_the_bit(pictures, name):
+    make = SHAPES[name](exact(pictures)).batched(16).loader
+    whole = None
+    for way in WAYS:
+        loader = make(**way)
+        found = [plain(batch) for _ in range(2) for batch in loader]
+        assert len(found) == 8
+        whole = whole or found
+        assert found == whole, way
+
+
+def test_batches_that_are_kept_stay_as_they_were(pictures):
+    """Memory is used again only when nobody can see it any more."""
+    for way in WAYS:
+        loader = SHAPES["uint8 tuples"](exact(pictures)).batched(16).loader(**way)
+        kept = [(batch, plain(batch)) for _ in range(3) for batch in loader]
+        assert all(plain(batch) == then for batch, then in kept)
+
+
+def test_images_are_written_where_their_batch_stands(pictures):
+    """Nobody touches them between; with a function between, they are copied."""
+    for name, is_written in (("uint8 tuples", True), ("dicts", True), ("a function behind", False)):
+        built = SHAPES[name](exact(pictures)).batched(16).build()
+        assert (built.each.writer is not None) == is_written, name
+
+
+@pytest.mark.parametrize("fields", [("cls", "__key__"), ("jpg;png", "jpg;png"), ("jpg;png",)], ids=str)
+def test_a_batch_without_its_image_or_with_two_of_it_is_as_without_shortcuts(pictures, fields):
+    found = []
+    for fuse in (True, False):
+        pipe = exact(pictures).decode("rgb8", fuse=fuse).random_resized_crop(200).to_tuple(*fields).batched(4)
+        for way in WAYS[:4]:
+            loader = pipe.loader(**way)
+            found.append([plain(batch) for _ in range(2) for batch in loader])
+    assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_every_start_method_gives_the_same(pictures, method):
+    make = SHAPES["float tuples"](exact(pictures)).batched(16).loader
+    expected = [plain(batch) for batch in make(workers=0)]
+    assert [plain(batch) for batch in make(workers=2, threads=2, start_method=method)] == expected
+
+
+# --- ahead of the consumer
+
+
+class Counted:
+    """Counts the samples that were made, in this process."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+        self.changed = threading.Condition()
+
+    def __call__(self, sample: Any) -> int:
+        with self.changed:
+            self.made.append(number_of(sample))
+            self.changed.notify_all()
+        return self.made[-1]
+
+    def wait_for(self, number: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.made) >= number, 30), len(self.made)
+
+
+def test_batches_are_made_ahead_and_no_more_than_told(numbers):
+    counted = Counted()
+    loader = exact(numbers).map(counted).batched(3).loader(workers=0, threads=2, prefetch=2)
+    batches = iter(loader)
+    next(batches)
+    counted.wait_for(9)
+    assert len(counted.made) == 9
+    next(batches)
+    counted.wait_for(12)
+    assert len(counted.made) == 12
+
+
+def test_the_next_epoch_is_begun_before_it_is_asked_for(numbers):
+    """And each sample of it is made once."""
+    counted = Counted()
+    loader = exact(numbers).map(counted).batched(3).loader(workers=0, threads=2, prefetch=2)
+    for epoch in range(4):
+        loader.set_epoch(epoch)
+        assert len([*loader]) == 13
+        counted.wait_for((epoch + 1) * 39 + 6)
+        assert len(counted.made) == (epoch + 1) * 39 + 6
+
+
+def test_what_was_made_ahead_for_another_epoch_is_not_used(numbers):
+    pipe = exact(numbers).map(number_of).batched(3)
+    for way in WAYS[1:]:
+        loader, expected = pipe.loader(**way), pipe.loader(workers=0)
+        for epoch in (0, 7, 7, 3):
+            for each in (loader, expected):
+                each.set_epoch(epoch)
+            assert torch.equal(torch.stack([*loader]), torch.stack([*expected]))
+
+
+def test_a_state_in_the_midst_of_what_is_ahead_goes_on_there(numbers):
+    pipe = exact(numbers).map(number_of).batched(3)
+    for way in WAYS[1:]:
+        loader = pipe.loader(**way)
+        whole = [batch.tolist() for batch in loader]
+        loader.set_epoch(0)
+        begun = iter(loader)
+        seen = [next(begun).tolist() for _ in range(5)]
+        del begun
+        loader.load_state_dict(loader.state_dict())
+        assert seen + [batch.tolist() for batch in loader] == whole
+
+
+# --- what goes wrong
+
+
+def die_once(marker: str, how: Callable[[], object], sample: Any) -> int:
+    if number_of(sample) == 5 and not Path(marker).exists():
+        Path(marker).touch()
+        how()
+    return number_of(sample)
+
+
+def kill_me() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave() -> None:
+    sys.exit("enough")
+
+
+@pytest.mark.parametrize("way", PROCESSES, ids=str)
+def test_a_dead_worker_is_named_at_once_and_then_replaced(numbers, tmp_path, way):
+    pipe = exact(numbers).map(functools.partial(die_once, str(tmp_path / "died"), kill_me)).batched(3)
+    loader = pipe.loader(**way)
+    others = set(multiprocessing.active_children())
+    begun = time.monotonic()
+    with pytest.raises(PipelineError, match=r"^a worker process died: worker \d \(pid \d+\) was killed by SIGKILL\.\n"):
+        list(loader)
+    assert time.monotonic() - begun < 10
+    assert not set(multiprocessing.active_children()) - others
+    assert sorted(torch.cat([*loader]).tolist()) == list(range(39))
+
+
+def test_a_worker_that_dies_while_nobody_waits_is_named_too(numbers):
+    loader = exact(numbers).map(number_of).batched(3).loader(workers=2)
+    begun = iter(loader)
+    next(begun)
+    victim = multiprocessing.active_children()[0]
+    victim.kill()
+    victim.join()
+    with pytest.raises(PipelineError, match=f"pid {victim.pid}"):
+        list(begun)
+
+
+@pytest.mark.parametrize("way", WAYS[1:], ids=str)
+def test_a_function_that_leaves_is_an_error_and_the_epoch_starts_again(numbers, tmp_path, way):
+    function = functools.partial(die_once, str(tmp_path / "died"), leave)
+    loader = exact(numbers).map(function).batched(3).loader(**way)
+    with pytest.raises((PipelineError, SystemExit), match="enough"):
+        list(loader)
+    assert loader.epoch == 0
+    assert sorted(torch.cat([*loader]).tolist()) == list(range(39))
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_an_error_of_a_function_names_stage_shard_and_key(numbers, way):
+    """From a worker process with its traceback there; what comes before is delivered first."""
+    loader = Pipeline().sequential(numbers).map(fail_on_7).batched(3).loader(**way)
+    seen = []
+    with pytest.raises(SampleError) as caught:
+        for batch in loader:
+            seen += map(int, batch["cls"])
+    assert seen == list(range(6))
+    assert (caught.value.stage, caught.value.key) == ("map", "n000007")
+    assert caught.value.shard == f"{numbers}/s-001.tar"
+    if way["workers"]:
+        assert type(caught.value.__cause__) is WorkerTraceback
+        assert "in fail_on_7" in str(caught.value.__cause__)
+
+
+def test_of_several_errors_in_a_batch_the_first_sample_counts(numbers):
+    def fail(sample: Any) -> None:
+        raise ValueError(number_of(sample))
+
+    loader = Pipeline().sequential(numbers).map(fail).batched(39).loader(workers=0, threads=4)
+    for _ in range(5):
+        with pytest.raises(SampleError, match="n000000"):
+            list(loader)
+
+
+def test_a_damaged_shard_keeps_its_facts(tmp_path):
+    path = write_shard(tmp_path / "a.tar", {f"k{at}": {"cls": b"%d" % at} for at in range(5)})
+    index_folder(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[3 * 1024 + 150] ^= 1
+    path.write_bytes(data)
+    for way in WAYS:
+        with pytest.raises(ShardError) as caught:
+            list(Pipeline().sequential(tmp_path).batched(5).loader(**way))
+        assert caught.value.shard == str(path)
+
+
+# --- what is left
+
+ENDS = {
+    "batches": lambda shards: exact(shards).map(number_of).batched(3),
+    "samples": lambda shards: exact(shards).map(number_of),
+    "bytes": lambda shards: exact(shards).batched(20),
+    "an error": lambda shards: exact(shards).map(fail_on_7).batched(3),
+}
+
+
+@pytest.mark.parametrize("way", [*WAYS, {"workers": 1, "threads": 2, "persistent_workers": False}], ids=str)
+@pytest.mark.parametrize("end", ENDS)
+def test_a_dropped_loader_leaves_nothing(numbers, end, way):
+    """No thread, process, descriptor or shared memory, after a whole epoch, a broken one and an error."""
+    make = functools.partial(ENDS[end](numbers).loader, **way)
+    leftovers(make)
+    assert leftovers(make) == {}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_fifty_epochs_leak_nothing(pictures, way):
+    loader = SHAPES["uint8 tuples"](exact(pictures)).batched(16).loader(**way)
+    for _ in range(5):
+        list(loader)
+    gc.collect()
+    before, workers = open_things(), multiprocessing.active_children()
+    sizes = {pid: memory_of(pid) for pid in (os.getpid(), *(worker.pid for worker in workers))}
+    for _ in range(50):
+        assert sum(1 for _ in loader) == 4
+    gc.collect()
+    after = open_things()
+    assert abs(after.pop("files") - before.pop("files")) < 8  # Python keeps one open for each block
+    assert after == before
+    for pid, size in sizes.items():
+        assert memory_of(pid) - size < 12 << 20, (pid, size, memory_of(pid))
+
+
+def test_threads_and_processes_that_do_not_persist_end_with_the_epoch(numbers):
+    for way in (*WAYS[1:], *WAYS[1:]):  # the first of a process also starts what multiprocessing keeps
+        loader = ENDS["batches"](numbers).loader(**way, persistent_workers=False)
+        before = open_things()
+        list(loader)
+        after = open_things()
+    assert after == before
+
+
+@pytest.mark.parametrize("way", [WAYS[1], WAYS[2], WAYS[4]], ids=str)
+@pytest.mark.parametrize("signals_group", [True, False])
+def test_ctrl_c_ends_everything_within_five_seconds_and_with_one_traceback(numbers, tmp_path, way, signals_group):
+    running, workers = start_endless(f".exact({numbers!r})", tmp_path, way)
+    (os.killpg if signals_group else os.kill)(running.pid, signal.SIGINT)
+    begun = time.monotonic()
+    _, errors = running.communicate(timeout=60)
+    assert time.monotonic() - begun < 5
+    assert running.returncode == -signal.SIGINT
+    assert errors.count("Traceback") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+
+
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_workers_do_not_outlive_a_killed_main_process(numbers, tmp_path, start_method):
+    way = {"workers": 2, "threads": 2, "start_method": start_method}
+    running, workers = start_endless(f".exact({numbers!r})", tmp_path, way)
+    descriptors = [os.pidfd_open(worker) for worker in workers]
+    running.kill()
+    running.communicate(timeout=60)
+    for descriptor in descriptors:
+        assert select.select([descriptor], [], [], 30)[0], "the worker goes on without its main process"
+        os.close(descriptor)
+
+
+def test_a_worker_that_does_not_end_is_killed(numbers, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew_module, "_PATIENCE_S", 0.1)
+    loader = exact(numbers).map(functools.partial(hang, str(tmp_path / "hangs"))).batched(3).loader(workers=1)
+    loader._ahead._maker.submit(next(loader._jobs(loader._passes.begin())))
+    while not (tmp_path / "hangs").exists():
+        pass
+    [worker] = [child.pid for child in multiprocessing.active_children()]
+    del loader
+    assert not multiprocessing.active_children()
+    assert not Path(f"/proc/{worker}").exists()
+
+
+def hang(marker: str, sample: Any) -> None:
+    Path(marker).touch()
+    threading.Event().wait()
+
+
+def test_workers_know_that_they_are_some(numbers):
+    """As in torch's loader: `get_worker_info` and generators that differ."""
+    loader = exact(numbers).map(who).loader(workers=3)
+    found = {tuple(each) for each in loader}
+    assert {(number, workers) for number, workers, _ in found} == {(0, 3), (1, 3), (2, 3)} or len(found) == 1
+    assert len({draw for *_, draw in found}) == len(found)
+
+
+_DRAWN: list[float] = []
+
+
+def who(sample: Any) -> list[float]:
+    info = torch.utils.data.get_worker_info()
+    if not _DRAWN:
+        _DRAWN.append(torch.rand(()).item())
+    return [info.id, info.num_workers, _DRAWN[0]]

@@ -1,0 +1,254 @@
+"""Batches on their way to a device: in order, ahead, and no thread left. What needs a GPU stands in a few calls of
+torch that these tests replace.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from leaks import open_things
+from shards import fail_on_7, number_of, write_numbers, write_pictures
+
+from wdskit import Pipeline, PipelineError, SampleError
+from wdskit.loader import handover
+from wdskit.loader import planned as planned_module
+from wdskit.loader.handover import finish_numbers, hand_over, make_mover, map_tensors
+from wdskit.pipeline.making import Made
+from wdskit.pipeline.specs import LoaderSpec
+from wdskit.shards.indexing import index_folder
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("numbers")
+    write_numbers(folder, [4, 5, 6, 7, 8, 9])
+    index_folder(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("pictures")
+    write_pictures(folder, [20, 0, 13])
+    index_folder(folder)
+    return str(folder)
+
+
+class Times10:
+    """Stands for a device: what it sends is ten times as much, and it says in which thread."""
+
+    def __init__(self) -> None:
+        self.threads: set[str] = set()
+        self.num_sent = 0
+
+    def send(self, value: Any) -> Any:
+        self.threads.add(threading.current_thread().name)
+        self.num_sent += 1
+        return map_tensors(value, lambda tensor: tensor * 10)
+
+    def receive(self, sent: Any) -> Any:
+        assert threading.current_thread() is threading.main_thread()
+        return sent
+
+
+def loader_with(mover: Any, monkeypatch, pipe: Pipeline, **settings: Any) -> Any:
+    monkeypatch.setattr(planned_module, "make_mover", lambda *_: mover)
+    return pipe.loader(**settings)
+
+
+@pytest.mark.parametrize("way", [{"workers": 0}, {"workers": 0, "threads": 3}, {"workers": 2}], ids=str)
+def test_batches_are_moved_in_order_in_a_thread_of_its_own(numbers, monkeypatch, way):
+    pipe = Pipeline().exact(numbers, seed=3).map(number_of).batched(3)
+    expected = [batch.tolist() for _ in range(2) for batch in [*pipe.loader(workers=0)]]
+    mover = Times10()
+    loader = loader_with(mover, monkeypatch, pipe, **way)
+    found = [(batch // 10).tolist() for _ in range(2) for batch in loader]
+    assert [*map(sorted, found[:13])] == [*map(sorted, expected[:13])]
+    assert found[:13] == expected[:13]
+    assert mover.threads == {"wdskit-handover"}
+
+
+def test_it_stands_where_the_consumer_stands_and_leaves_nothing(numbers, monkeypatch):
+    """A state counts what was handed out, not what was moved ahead."""
+    pipe = Pipeline().exact(numbers, seed=3).map(number_of).batched(3)
+    whole = [batch.tolist() for batch in pipe.loader(workers=0)]
+    loader = loader_with(Times10(), monkeypatch, pipe, workers=0, threads=2)
+    list(loader)
+    before = open_things()
+    for stop in range(1, 13):
+        loader.set_epoch(0)
+        batches = iter(loader)
+        seen = [(next(batches) // 10).tolist() for _ in range(stop)]
+        state = loader.state_dict()
+        del batches
+        assert open_things() == before
+        loader.load_state_dict(state)
+        assert seen + [(batch // 10).tolist() for batch in loader] == whole
+
+
+def test_no_more_is_moved_than_two_ahead():
+    mover = Times10()
+    moved = threading.Event()
+
+    def source() -> Iterator[torch.Tensor]:
+        for number in range(10):
+            if mover.num_sent == 3:
+                moved.set()
+            yield torch.tensor(number)
+
+    batches = hand_over(source(), mover)
+    assert next(batches) == 0
+    assert moved.wait(30)
+    assert mover.num_sent <= 4
+    assert [int(batch) for batch in batches] == [*range(10, 100, 10)]
+
+
+def test_an_error_comes_behind_the_batches_before_it(numbers, monkeypatch):
+    pipe = Pipeline().sequential(numbers).map(fail_on_7).batched(3)
+    loader = loader_with(Times10(), monkeypatch, pipe, workers=0, threads=2)
+    seen = []
+    with pytest.raises(SampleError, match="n000007"):
+        for batch in loader:
+            seen += map(int, batch["cls"])
+    assert seen == list(range(6))
+
+
+class Pair(NamedTuple):
+    one: Any
+    two: Any
+
+
+def test_every_tensor_of_a_batch_is_found():
+    value = {"a": torch.ones(2), "b": [torch.ones(1), "text"], "c": (torch.ones(1), None), "d": Pair(torch.ones(3), 5)}
+    found = map_tensors(value, lambda tensor: tensor + 1)
+    assert [t.sum().item() for t in (found["a"], found["b"][0], found["c"][0], found["d"].one)] == [4, 2, 2, 6]
+    assert (found["b"][1], found["c"][1], type(found["d"]), found["d"].two) == ("text", None, Pair, 5)
+
+
+ENDINGS = {
+    "normalized": lambda pipe: pipe.decode("rgb8").random_resized_crop(16).normalize("imagenet"),
+    "0..1": lambda pipe: pipe.decode("rgb").random_resized_crop(16),
+    "to_tensor": lambda pipe: pipe.decode("rgb8").resize(20).center_crop(16).to_tensor(),
+}
+SHAPES = {
+    "tuple": lambda pipe: pipe.to_tuple("cls", "jpg;png"),
+    "dict": lambda pipe: pipe.rename(image="jpg;png").to_dict("image", "cls"),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_images_cross_as_uint8_and_become_the_same_numbers_behind(pictures, ending, shape):
+    pipe = SHAPES[shape](ENDINGS[ending](Pipeline().exact(pictures, seed=1))).batched(8)
+    place = 1 if shape == "tuple" else "image"
+    built = pipe.build()
+    left = built.leave_numbers()
+    assert left is not None
+    loader = planned_module.PlannedLoader(built, LoaderSpec(workers=0, threads=2))
+    taken = loader._ahead.take(loader._jobs(loader._passes.begin()), 4)
+    for made, expected in zip(taken, pipe.loader(workers=0), strict=True):
+        assert made.value[place].dtype == torch.uint8
+        finished = finish_numbers(made, left).value
+        assert finished[place].is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(finished[place], expected[place])
+        assert type(finished) is type(expected)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda pipe: pipe.decode("rgb8").random_resized_crop(16).to_tuple("jpg;png"),
+        lambda pipe: pipe.decode("rgb").random_resized_crop(16).map(number_of),
+        lambda pipe: pipe.to_tuple("cls"),
+    ],
+)
+def test_where_somebody_else_sees_the_numbers_they_are_made_before(pictures, build):
+    assert build(Pipeline().exact(pictures)).batched(4).build().leave_numbers() is None
+
+
+def test_a_function_behind_the_batch_gets_numbers(pictures):
+    pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).map(lambda batch: batch)
+    assert pipe.build().leave_numbers() is None
+
+
+def test_a_device_that_is_not_there_is_refused(numbers):
+    pipe = Pipeline().exact(numbers).batched(2)
+    with pytest.raises(PipelineError, match=r"^device: cuda, but torch sees 0 CUDA devices here\.\n  Leave"):
+        pipe.loader(device="cuda")
+    with pytest.raises(PipelineError, match=r"^device: a stream's"):
+        Pipeline().stream(f"{numbers}/s-*.tar").loader(device="cuda")
+
+
+# --- torch's calls, as a device would see them
+
+
+class FakeCuda:
+    """Writes down what happens on which stream."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.seen: list[str] = []
+        self.current = "consumer"
+        side = SimpleNamespace(record_event=lambda: self.seen.append("event") or "event")
+        consumer = SimpleNamespace(wait_event=lambda event: self.seen.append(f"{self.current} waits for {event}"))
+        fakes = {
+            "device_count": lambda: 2,
+            "is_available": lambda: True,
+            "current_device": lambda: 1,
+            "Stream": lambda device: self.seen.append(f"stream on {device}") or side,
+            "stream": lambda _: self,
+            "current_stream": lambda _: consumer,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(handover, "pinned", lambda tensor: self.seen.append("pinned") or Moving(tensor, self))
+
+    def __enter__(self) -> None:
+        self.current = "side"
+
+    def __exit__(self, *_: object) -> None:
+        self.current = "consumer"
+
+
+class Moving:
+    def __init__(self, tensor: torch.Tensor, cuda: FakeCuda) -> None:
+        self.tensor = tensor
+        self.cuda = cuda
+
+    def to(self, device: torch.device, *, non_blocking: bool) -> torch.Tensor:
+        assert non_blocking
+        self.cuda.seen.append(f"{self.cuda.current} copies to {device}")
+        return self.tensor
+
+
+def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(pictures, monkeypatch):
+    cuda = FakeCuda(monkeypatch)
+    pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).build()
+    for name, device in (("cuda", "cuda:1"), ("cuda:0", "cuda:0")):
+        cuda.seen.clear()
+        mover = make_mover(pipe, LoaderSpec(device=name))
+        assert mover is not None
+        sent = mover.send(Made((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), (), 0))
+        received = mover.receive(sent)
+        assert received.value[0].dtype == torch.float32
+        assert cuda.seen == [
+            f"stream on {device}",
+            "pinned",
+            f"side copies to {device}",
+            "event",
+            "consumer waits for event",
+        ]
+
+
+def test_without_a_device_batches_are_pinned_where_there_is_one(pictures, monkeypatch):
+    built = Pipeline().exact(pictures).batched(4).build()
+    assert make_mover(built, LoaderSpec(pin_memory=True)) is None
+    cuda = FakeCuda(monkeypatch)
+    mover = make_mover(built, LoaderSpec(pin_memory=True))
+    assert mover is not None
+    mover.receive(mover.send(Made([torch.zeros(3)], ())))
+    assert cuda.seen == ["pinned"]

@@ -1,0 +1,221 @@
+"""The ring: a block is used again once nobody can see it any more, and never before."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from wdskit.loader import memory as memory_module
+from wdskit.loader import messages as messages_module
+from wdskit.loader.memory import MIN_BYTES, Block, Ring, SharedBlock, lent
+from wdskit.loader.messages import Message, pack, unpack
+
+SHAPE = (4, 3, 64, 96)
+
+
+def address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("kind", [Block, SharedBlock])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_tensor_is_what_was_asked_for(kind, dtype, channels_last):
+    tensor = Ring(kind).empty(SHAPE, dtype, channels_last=channels_last)
+    assert (tensor.shape, tensor.dtype) == (SHAPE, dtype)
+    assert tensor.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    tensor.fill_(3)
+    assert (tensor == 3).all()
+
+
+VIEWS = {
+    "itself": lambda tensor: tensor,
+    "a row": lambda tensor: tensor[1],
+    "flattened": lambda tensor: tensor.flatten(1)[:, 7:9],
+    "detached": lambda tensor: tensor.detach(),
+    "an array": lambda tensor: tensor.numpy(),
+    "part of an array": lambda tensor: tensor.numpy()[2:, 0],
+    "another tensor of an array": lambda tensor: torch.from_numpy(tensor.numpy()[0]),
+    "a memoryview": lambda tensor: memoryview(tensor.numpy()),
+    "through dlpack": torch.from_dlpack,
+    "a storage": lambda tensor: tensor.untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_memory_comes_back_with_the_last_that_shares_it_and_not_before(name):
+    ring = Ring()
+    first = ring.empty(SHAPE, torch.uint8)
+    place = address(first)
+    view = VIEWS[name](first)
+    del first
+    other = ring.empty(SHAPE, torch.uint8)
+    assert address(other) != place, "it was lent again while something still shares it"
+    del view
+    gc.collect()
+    assert address(ring.empty(SHAPE, torch.uint8)) == place
+
+
+def test_when_none_is_free_a_new_one_is_made():
+    ring = Ring()
+    held = [ring.empty(SHAPE, torch.uint8) for _ in range(20)]
+    assert len({address(tensor) for tensor in held}) == 20
+
+
+def test_sizes_that_vary_find_each_others_blocks_and_those_not_wanted_go():
+    """Ragged batches reuse memory; what is not used for long is given back to the system."""
+    ring, rng = Ring(SharedBlock), random.Random(1)
+    seen = {address(ring.empty([rng.randrange(500_000, 600_000)], torch.uint8)) for _ in range(300)}
+    assert len(seen) < 6
+    ring.empty([5_000_000], torch.uint8)
+    for _ in range(80):
+        ring.empty([100_000], torch.uint8)
+    assert len(ring.dropped) >= 1
+    assert len(ring._free) <= 3
+
+
+def test_small_tensors_are_left_to_malloc():
+    ring = Ring()
+    assert ring.locate(address(ring.empty([MIN_BYTES - 1], torch.uint8))) is None
+    assert ring.locate(ring.empty([MIN_BYTES], torch.uint8).data_ptr()) is not None
+
+
+def test_many_threads_never_share_a_block():
+    ring = Ring()
+    problems = []
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            tensor = ring.empty([MIN_BYTES], torch.uint8)
+            tensor.fill_(number)
+            if not (tensor == number).all():
+                problems.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert len(ring._free) + len(ring._lent) <= 8
+
+
+def test_the_check_of_sharing_catches_a_ring_that_takes_back_too_early(monkeypatch):
+    """The mutant: a block counts as free as soon as it is lent."""
+
+    def early(memory: Any, back: Any, number: int) -> Any:
+        back.append(number)
+        return np.frombuffer(memory, np.uint8)
+
+    monkeypatch.setattr(memory_module, "lent", early)
+    with pytest.raises(AssertionError, match="lent again"):
+        test_memory_comes_back_with_the_last_that_shares_it_and_not_before("a row")
+
+
+# --- messages
+
+
+def values() -> dict[str, Any]:
+    """Everything that a batch may hold."""
+    rng = np.random.default_rng(1)
+    images = torch.from_numpy(rng.integers(0, 255, (8, 64, 64, 3), dtype=np.uint8)).permute(0, 3, 1, 2)
+    return {
+        "channels_last": images,
+        "small": torch.arange(5),
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 3, 7),
+        "strided": torch.arange(40_000).view(200, 200)[::2, 1:],
+        "transposed": torch.arange(40_000).view(200, 200).t(),
+        "bfloat16": torch.ones(9000, dtype=torch.bfloat16),
+        "bool": torch.ones(9000, dtype=torch.bool),
+        "complex": torch.ones(9000, dtype=torch.complex64).conj(),
+        "with gradient": torch.ones(3, requires_grad=True),
+        "parameter": torch.nn.Parameter(torch.ones(9000)),
+        "array": rng.normal(size=(100, 100)),
+        "fortran": np.asfortranarray(rng.normal(size=(100, 100))),
+        "with gaps": rng.normal(size=(100, 100))[::3, ::2],
+        "objects": np.array([{"a": 1}, None], dtype=object),
+        "texts": ["é" * n for n in range(300)],
+        "bytes": [bytes(100_000), b"x", bytearray(9000)],
+        "dicts": [{"id": n, "boxes": [[1.5, n]], "none": None} for n in range(100)],
+        "twice": [images, images],
+    }
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        assert (one.dtype, one.shape, type(one)) == (other.dtype, other.shape, type(other))
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        return bool((one == other).all())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(type(one) is type(other) and one == other)
+
+
+def unpacked(message: Message, ring: Ring) -> Any:
+    """In the same process: blocks by number."""
+    return unpack(message, lambda number: lent(ring._lent[number].memory, ring._back, number))
+
+
+@pytest.mark.parametrize("name", values())
+def test_values_arrive_as_they_were(name):
+    ring = Ring(SharedBlock)
+    value = values()[name]
+    message = pickle.loads(pickle.dumps(pack(value, ring)))
+    assert same(value, unpacked(message, ring))
+
+
+def test_what_stands_in_the_ring_is_not_copied_and_layouts_stay():
+    ring = Ring(SharedBlock)
+    images = ring.empty(SHAPE, torch.float32, channels_last=True).fill_(2)
+    message = pack((images, [1, 2]), ring)
+    found = ring.locate(images.data_ptr())
+    assert found is not None
+    assert [part[:2] for part in message.buffers] == [found]
+    arrived, _ = unpacked(message, ring)
+    assert arrived.stride() == images.stride()
+    images.fill_(9)
+    assert (arrived == 9).all(), "it is another memory"
+
+
+def test_a_block_comes_back_when_both_sides_are_done_with_it():
+    ring = Ring(SharedBlock)
+    for local_first in (True, False):
+        images = ring.empty(SHAPE, torch.uint8)
+        arrived = unpacked(pack([images], ring), ring)
+        if local_first:
+            del images
+        else:
+            arrived.clear()
+        ring.lend(MIN_BYTES)
+        assert ring._lent, "one side still holds it"
+        images = None
+        arrived.clear()
+        ring.lend(MIN_BYTES)
+        assert not [block for block in ring._lent.values() if block.num_bytes > 2 * MIN_BYTES]
+
+
+def test_large_pickles_travel_in_shared_memory_and_small_ones_in_the_pipe():
+    ring = Ring(SharedBlock)
+    assert isinstance(pack([b"x"], ring).pickled, bytes)
+    large = pack(values()["dicts"] * 10, ring)
+    assert not isinstance(large.pickled, bytes)
+    assert len(pickle.dumps(large)) < 1000
+    assert messages_module._INLINE_BYTES <= 1 << 14, "a pipe holds 64 KiB"
+
+
+def test_shared_blocks_have_no_name_and_leave_no_descriptor():
+    block = SharedBlock(0, MIN_BYTES)
+    assert block.file is not None
+    block.close_file()
+    block.close_file()
+    np.frombuffer(block.memory, np.uint8)[:] = 1

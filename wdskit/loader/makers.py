@@ -1,0 +1,149 @@
+"""Who makes the batches of a planned loader: this thread, threads, or worker processes; and how far ahead."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from wdskit.loader.crew import Crew
+from wdskit.loader.memory import Ring
+from wdskit.loader.threads import Task, Threads, run_here
+from wdskit.pipeline.making import Job, Made, Making
+from wdskit.pipeline.planned import PlannedPipeline
+
+
+class Maker(Protocol):
+    """Makes batches of jobs, in any order."""
+
+    def submit(self, job: Job) -> Any:
+        """Begin with a job; gives its ticket."""
+        ...
+
+    def wait(self, ticket: Any) -> Made:
+        """The batch of a ticket, once; raises what went wrong with it."""
+        ...
+
+    def forget(self, tickets: Sequence[Any]) -> None:
+        """Do without batches that nobody has waited for."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads and processes; the next job brings new ones."""
+        ...
+
+
+class InThisThread:
+    """Makes a batch when it is waited for."""
+
+    def __init__(self, pipeline: PlannedPipeline) -> None:
+        self._pipeline = pipeline
+        self._ring = Ring()
+
+    def submit(self, job: Job) -> Job:
+        """See `Maker`."""
+        return job
+
+    def wait(self, ticket: Job) -> Made:
+        """See `Maker`."""
+        return run_here(Making(self._pipeline, ticket, self._ring))
+
+    def forget(self, tickets: Sequence[Job]) -> None:
+        """See `Maker`."""
+
+    def close(self) -> None:
+        """See `Maker`."""
+
+
+class InThreads:
+    """Threads of this process."""
+
+    def __init__(self, pipeline: PlannedPipeline) -> None:
+        self._pipeline = pipeline
+        self._ring = Ring()
+        self._threads: Threads | None = None
+
+    def submit(self, job: Job) -> Task:
+        """See `Maker`."""
+        if self._threads is None:
+            self._threads = Threads(self._pipeline.run.num_threads)
+        task = Task(Making(self._pipeline, job, self._ring))
+        self._threads.submit(task)
+        return task
+
+    def wait(self, ticket: Task) -> Made:
+        """See `Maker`."""
+        ticket.is_done.wait()
+        return ticket.result()
+
+    def forget(self, tickets: Sequence[Task]) -> None:
+        """See `Maker`."""
+        if self._threads is not None:
+            self._threads.forget(tickets)
+
+    def close(self) -> None:
+        """See `Maker`."""
+        if self._threads is not None:
+            self._threads.close()
+            self._threads = None
+
+
+def make_maker(pipeline: PlannedPipeline, num_workers: int, start_method: Any) -> Maker:
+    """The one for so many processes and the pipeline's threads."""
+    if num_workers:
+        return Crew(pipeline, num_workers, start_method)
+    return InThreads(pipeline) if pipeline.run.num_threads > 1 else InThisThread(pipeline)
+
+
+class Ahead:
+    """Batches in the order of their jobs, made ahead of who takes them.
+
+    What is ahead when a pass ends is the beginning of the next one; if that turns out to be another, it is forgotten.
+
+    Args:
+        maker: Who makes them.
+        num_ahead: How many jobs are at work or ready beside the one that is waited for.
+    """
+
+    def __init__(self, maker: Maker, num_ahead: int) -> None:
+        self._maker = maker
+        self._num_ahead = num_ahead
+        self._waiting: deque[tuple[Job, Any]] = deque()
+
+    def take(self, jobs: Iterator[Job], number: int) -> Iterator[Made]:
+        """The batches of the first `number` jobs; those behind are begun with."""
+        jobs = self._go_on(jobs)
+        for _ in range(number):
+            self._fill(jobs, 1)
+            _, ticket = self._waiting.popleft()
+            try:
+                self._fill(jobs, self._num_ahead)
+                made = self._maker.wait(ticket)
+            except BaseException:
+                self._forget()
+                raise
+            del ticket
+            yield made
+            del made  # while the next one is made, this one may be let go
+
+    def close(self) -> None:
+        """Forget what is ahead, and end threads and processes."""
+        self._waiting.clear()
+        self._maker.close()
+
+    def _go_on(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        first = list(itertools.islice(jobs, len(self._waiting)))
+        if first == [job for job, _ in self._waiting]:
+            return jobs
+        self._forget()
+        return itertools.chain(first, jobs)
+
+    def _fill(self, jobs: Iterator[Job], number: int) -> None:
+        for job in itertools.islice(jobs, max(0, number - len(self._waiting))):
+            self._waiting.append((job, self._maker.submit(job)))
+
+    def _forget(self) -> None:
+        tickets = [ticket for _, ticket in self._waiting]
+        self._waiting.clear()
+        self._maker.forget(tickets)

@@ -1,0 +1,176 @@
+"""Memory that is used again: a block comes back when the last tensor or array that shares it is collected.
+
+A float batch of 64 images in fresh memory costs 9,408 page faults, 0.44 ms of CPU an image; in a block that was used
+before, none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import mmap
+import os
+import tempfile
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from wdskit.pipeline.memory import FRESH
+
+MIN_BYTES = 1 << 16
+"""Less is left to malloc, which keeps what is given back to it."""
+
+_UNUSED_FOR = 64  # blocks that were not wanted for so many others are given back to the system
+
+Bytes = NDArray[np.uint8]
+
+
+class Block:
+    """Memory of this process.
+
+    Args:
+        number: Which of a ring's it is.
+        num_bytes: Its size.
+    """
+
+    def __init__(self, number: int, num_bytes: int) -> None:
+        self.number = number
+        self.num_bytes = num_bytes
+        self.memory = self._map()
+        self.address: int = np.frombuffer(self.memory, np.uint8).ctypes.data
+        self.holders = 0
+        self.last_used = 0
+
+    def _map(self) -> mmap.mmap:
+        return mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+class SharedBlock(Block):
+    """Memory that another process can map too, by its descriptor. It has no name that could be left behind, and is not
+    limited by the size of /dev/shm where the system has memfd.
+    """
+
+    def _map(self) -> mmap.mmap:
+        self.file: int | None = _anonymous_file()
+        os.ftruncate(self.file, self.num_bytes)
+        return mmap.mmap(self.file, self.num_bytes)
+
+    def close_file(self) -> None:
+        """Close the descriptor; the mapping stays."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+    def __del__(self) -> None:
+        self.close_file()
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("wdskit")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+class Ring:
+    """Blocks that are lent to one batch after another; where none is free, a new one is made. Safe to share between
+    threads.
+
+    Args:
+        kind: Of its blocks.
+
+    Attributes:
+        dropped: Numbers of blocks that were given back to the system.
+    """
+
+    def __init__(self, kind: type[Block] = Block) -> None:
+        self._kind = kind
+        self._numbers = itertools.count()
+        self._free: list[Block] = []
+        self._lent: dict[int, Block] = {}
+        self._back: deque[int] = deque()  # filled in the midst of anything: no lock may be taken there
+        self._lock = threading.Lock()
+        self._num_lent = 0
+        self.dropped: deque[int] = deque()
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool = False) -> torch.Tensor:
+        """See `pipeline.memory.Memory`."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if num_bytes < MIN_BYTES:
+            return FRESH.empty(shape, dtype, channels_last=channels_last)
+        flat = torch.from_numpy(self.lend(num_bytes)[:num_bytes]).view(dtype)
+        if not channels_last:
+            return flat.view(tuple(shape))
+        batch, channels, height, width = shape
+        return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+    def lend(self, num_bytes: int) -> Bytes:
+        """At least so many bytes. The block comes back when the last that shares them is collected."""
+        with self._lock:
+            self._collect()
+            block = self._best(num_bytes)
+            self._num_lent += 1
+            block.last_used = self._num_lent
+            self._lent[block.number] = block
+            block.holders += 1
+        return lent(block.memory, self._back, block.number)
+
+    def locate(self, address: int) -> tuple[int, int] | None:
+        """The number of the lent block that holds an address, and the address's place in it; None where none does."""
+        with self._lock:
+            for block in self._lent.values():
+                if 0 <= address - block.address < block.num_bytes:
+                    return block.number, address - block.address
+        return None
+
+    def hold(self, number: int) -> Block:
+        """Let a lent block not come back before it is also given to `give_back`."""
+        with self._lock:
+            block = self._lent[number]
+            block.holders += 1
+        return block
+
+    def give_back(self, number: int) -> None:
+        """Let go of a block that was held."""
+        self._back.append(number)
+
+    def _collect(self) -> None:
+        while self._back:
+            block = self._lent[self._back.popleft()]
+            block.holders -= 1
+            if not block.holders:
+                self._free.append(self._lent.pop(block.number))
+
+    def _best(self, num_bytes: int) -> Block:
+        """The smallest free block that does, if it is not much too large."""
+        for block in [block for block in self._free if self._num_lent - block.last_used > _UNUSED_FOR]:
+            self._free.remove(block)
+            self.dropped.append(block.number)
+        found = min(
+            (block for block in self._free if num_bytes <= block.num_bytes <= 2 * num_bytes + MIN_BYTES),
+            key=lambda block: (block.num_bytes, -block.last_used),
+            default=None,
+        )
+        if found is None:
+            return self._kind(next(self._numbers), _rounded(num_bytes))
+        self._free.remove(found)
+        return found
+
+
+def lent(memory: Any, back: deque[int], number: int) -> Bytes:
+    """All of some memory; `number` is put into `back` when the last that shares the array is collected."""
+    array: Bytes = np.frombuffer(memory, np.uint8)
+    weakref.finalize(array, back.append, number).atexit = False
+    return array
+
+
+def _rounded(num_bytes: int) -> int:
+    """So that sizes that vary a little find each other's blocks: up to an eighth more."""
+    step = max(MIN_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
+    return -(-num_bytes // step) * step

@@ -1,0 +1,183 @@
+"""The threads of one process that make batches: each takes a few samples at a time, of the oldest batch first."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from wdskit.pipeline.making import Made, Making
+
+_JOIN_S = 5.0  # a thread is in the midst of a few samples, unless a function of the user's hangs
+
+
+class Task:
+    """A batch in the making.
+
+    Args:
+        making: What is done.
+        done: Called by the last thread when the batch, or the error in its place, is there.
+
+    Attributes:
+        is_done: Set after that.
+    """
+
+    def __init__(self, making: Making, done: Callable[[Task], None] | None = None) -> None:
+        self.making = making
+        self.is_done = threading.Event()
+        self.made: Made | None = None
+        self.error: BaseException | None = None
+        self.num_chunks: int | None = None  # None before it is prepared
+        self.is_begun = False
+        self.next_chunk = 0
+        self.num_left = 0
+        self._done = done
+
+    def result(self) -> Made:
+        """What was made, once; raises what went wrong."""
+        made, error = self.made, self.error
+        self.made = self.error = None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # its traceback refers to this frame: a cycle would keep the batch alive
+        assert made is not None
+        return made
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Finish the batch, if nothing went wrong before."""
+        if error is None:
+            try:
+                self.made = self.making.finish()
+            except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+                error = err
+        self.error = error
+        del error  # its traceback refers to this frame: a cycle would keep the batch alive
+        if self._done is not None:
+            self._done(self)
+        self.is_done.set()
+
+
+def run_here(making: Making) -> Made:
+    """Make a batch in this thread, with one thread of torch's: in images of this size more only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for chunk in range(making.prepare()):
+            making.run(chunk)
+        return making.finish()
+    finally:
+        torch.set_num_threads(before)
+
+
+class Threads:
+    """Threads that work on tasks in the order in which these come.
+
+    Args:
+        number: How many.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._shared = _Shared()
+        before = torch.get_num_threads()
+        ready = threading.Barrier(number + 1)
+        threads = [
+            threading.Thread(target=_work, args=(self._shared, ready), name=f"wdskit-{at}", daemon=True)
+            for at in range(number)
+        ]
+        for thread in threads:
+            thread.start()
+        ready.wait()
+        torch.set_num_threads(before)  # those that were just started keep theirs
+        self._closing = weakref.finalize(self, _close, self._shared, threads, os.getpid())
+
+    def submit(self, task: Task) -> None:
+        """Add a task behind the others."""
+        with self._shared.changed:
+            self._shared.tasks.append(task)
+            self._shared.changed.notify_all()
+
+    def forget(self, tasks: Sequence[Task]) -> None:
+        """Leave tasks that have not been begun; they never end."""
+        with self._shared.changed:
+            for task in tasks:
+                if task in self._shared.tasks:
+                    self._shared.tasks.remove(task)
+
+    def close(self) -> None:
+        """End the threads, each after the samples that it is at."""
+        self._closing()
+
+
+class _Shared:
+    """What the threads know. They do not know `Threads`, so that it can go when nobody else knows it."""
+
+    def __init__(self) -> None:
+        self.tasks: deque[Task] = deque()
+        self.changed = threading.Condition()
+        self.is_closed = False
+
+    def next(self) -> tuple[Task, int | None] | None:
+        """A task to prepare (None), or a chunk of one; waits for it. None when it is time to go."""
+        with self.changed:
+            while not self.is_closed:
+                for task in self.tasks:
+                    if not task.is_begun:
+                        task.is_begun = True
+                        return task, None
+                    if task.num_chunks is not None:
+                        chunk = task.next_chunk
+                        task.next_chunk += 1
+                        if task.next_chunk == task.num_chunks:
+                            self.tasks.remove(task)
+                        return task, chunk
+                self.changed.wait()
+        return None
+
+
+def _work(shared: _Shared, ready: threading.Barrier) -> None:
+    torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
+    ready.wait()
+    while (found := shared.next()) is not None:
+        task, chunk = found
+        if chunk is None:
+            _prepare(shared, task)
+        else:
+            task.making.run(chunk)
+            with shared.changed:
+                task.num_left -= 1
+                is_last = not task.num_left
+            if is_last:
+                task.end()
+        del task, found  # while this thread waits, it holds no batch
+
+
+def _prepare(shared: _Shared, task: Task) -> None:
+    try:
+        num_chunks = task.making.prepare()
+    except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+        with shared.changed:
+            if task in shared.tasks:
+                shared.tasks.remove(task)
+        task.end(err)
+        return
+    with shared.changed:
+        task.num_chunks = task.num_left = num_chunks
+        shared.changed.notify_all()
+
+
+def _close(shared: _Shared, threads: list[threading.Thread], owner: int) -> None:
+    if os.getpid() != owner:  # a forked process has a copy, and no threads
+        return
+    with shared.changed:
+        shared.is_closed = True
+        shared.tasks.clear()
+        shared.changed.notify_all()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join(_JOIN_S)
