@@ -83,7 +83,8 @@ if __name__ == "__main__":
 """
     (folder / "endless.py").write_text(script)
     command = [sys.executable, str(folder / "endless.py")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(
         command,
         env=environment,

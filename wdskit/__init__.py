@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wdskit.packing.api import pack
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
+    from wdskit.pipeline.ragged import Ragged
     from wdskit.pipeline.registry import register
     from wdskit.shards.findings import Finding, VerifyResult
     from wdskit.shards.repairing import RepairResult, repair
@@ -60,6 +61,7 @@ __all__ = [
     "Pipeline",
     "PipelineError",
     "Problem",
+    "Ragged",
     "RankError",
     "RepairResult",
     "RowError",
@@ -94,6 +96,7 @@ _HOMES = {
     "bench": "wdskit.loader.bench",
     "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
+    "Ragged": "wdskit.pipeline.ragged",
     "RepairResult": "wdskit.shards.repairing",
     "VerifyResult": "wdskit.shards.findings",
     "load_config": "wdskit.pipeline.config",

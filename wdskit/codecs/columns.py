@@ -86,8 +86,8 @@ class NpyColumn:
         spans: Where the files stand.
 
     Attributes:
-        shape: Of each array, None where they differ in shape, dtype or order, or are in Fortran's.
-        dtype: Of each array, where `shape` is not None.
+        shapes: Of each array.
+        dtype: Of all arrays; None where they differ in it, or one is in Fortran's order.
 
     Raises:
         DecodeError: One is not right.
@@ -98,10 +98,9 @@ class NpyColumn:
         self._spans = spans
         known: dict[bytes, _Kind] = {}
         self._kinds = [self._kind(at, known) for at in range(len(spans.data))]
-        first = self._kinds[0]
-        is_one = len(known) == 1 and all(kind is first for kind in self._kinds) and not first.fortran_order
-        self.shape = first.shape if is_one else None
-        self.dtype = first.dtype
+        self.shapes = [kind.shape for kind in self._kinds]
+        dtypes = {kind.dtype if not kind.fortran_order else None for kind in known.values()}
+        self.dtype = dtypes.pop() if len(dtypes) == 1 else None
 
     def __len__(self) -> int:
         """Number of arrays."""
@@ -112,11 +111,13 @@ class NpyColumn:
         return [decode_field(self._field, data[start:stop]) for data, start, stop in zip(*self._spans, strict=True)]
 
     def copy_to(self, stacked: NDArray[Any]) -> None:
-        """Write all arrays, which are of one kind, below each other: C-contiguous (n, *shape) of their dtype."""
-        rows = memoryview(stacked.reshape(-1).view(np.uint8).data)
-        size = stacked.nbytes // max(1, len(self))
-        for at, (data, _, stop) in enumerate(zip(*self._spans, strict=True)):
-            rows[at * size : (at + 1) * size] = data[stop - size : stop]
+        """Write all arrays end to end into one that is C-contiguous, of their dtype and as large as they are."""
+        joined = memoryview(stacked.reshape(-1).view(np.uint8).data)
+        at = 0
+        for kind, data, start, stop in zip(self._kinds, *self._spans, strict=True):
+            size = stop - start - kind.start
+            joined[at : at + size] = data[stop - size : stop]
+            at += size
 
     def _kind(self, at: int, known: dict[bytes, _Kind]) -> _Kind:
         data, start, stop = self._spans.data[at], self._spans.starts[at], self._spans.stops[at]

@@ -15,9 +15,10 @@ from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.threads import run_here
 from wdskit.order.steps import Steps
 from wdskit.pipeline.buffering import Batched
+from wdskit.pipeline.by_columns import begin
 from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import Each, Step
-from wdskit.pipeline.making import Job, Making
+from wdskit.pipeline.making import Job
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.processes import cpu_s_of_tree
@@ -241,7 +242,7 @@ def ready_item(pipeline: PlannedPipeline) -> Any:
     """The first item of a pipeline of one thread: a batch, or without `batched` a sample."""
     plan, place = pipeline.plan, pipeline.run.place
     steps = Steps(plan.epoch_samples, plan.batch, place.world_size, plan.tail)
-    made = run_here(Making(pipeline, Job(0, steps.range(place.rank, 0, 1), plan.epoch_samples), FRESH))
+    made = run_here(begin(pipeline, Job(0, steps.range(place.rank, 0, 1), plan.epoch_samples), FRESH))
     return made.value if plan.is_batched else made.value[0]
 
 

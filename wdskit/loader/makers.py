@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from wdskit.loader.crew import Crew
 from wdskit.loader.memory import Ring
 from wdskit.loader.threads import Task, Threads, run_here
-from wdskit.pipeline.making import Job, Made, Making
+from wdskit.pipeline.by_columns import begin
+from wdskit.pipeline.making import Job, Made
 from wdskit.pipeline.planned import PlannedPipeline
 
 
@@ -51,7 +52,7 @@ class InThisThread:
 
     def wait(self, ticket: Job) -> Made:
         """See `Maker`."""
-        return run_here(Making(self._pipeline, ticket, self._ring))
+        return run_here(begin(self._pipeline, ticket, self._ring))
 
     def is_ready(self, ticket: Job) -> bool:  # noqa: ARG002 (none ever is)
         """See `Maker`."""
@@ -76,7 +77,7 @@ class InThreads:
         """See `Maker`."""
         if self._threads is None:
             self._threads = Threads(self._pipeline.run.num_threads)
-        task = Task(Making(self._pipeline, job, self._ring))
+        task = Task(begin(self._pipeline, job, self._ring))
         self._threads.submit(task)
         return task
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from wdskit.pipeline.making import Made, Making
+from wdskit.pipeline.by_columns import Work
+from wdskit.pipeline.making import Made
 
 _JOIN_S = 5.0  # a thread is in the midst of a few samples, unless a function of the user's hangs
 
@@ -26,7 +27,7 @@ class Task:
         is_done: Set after that.
     """
 
-    def __init__(self, making: Making, done: Callable[[Task], None] | None = None) -> None:
+    def __init__(self, making: Work, done: Callable[[Task], None] | None = None) -> None:
         self.making = making
         self.is_done = threading.Event()
         self.made: Made | None = None
@@ -34,6 +35,7 @@ class Task:
         self.num_chunks: int | None = None  # None before it is prepared
         self.is_begun = False
         self.next_chunk = 0
+        self.failed: BaseException | None = None
         self.num_left = 0
         self._done = done
 
@@ -56,14 +58,14 @@ class Task:
                 self.made = self.making.finish()
             except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
                 error = err
-        self.error = error
+        self.error, self.failed = error, None
         del error  # its traceback refers to this frame: a cycle would keep the batch alive
         if self._done is not None:
             self._done(self)
         self.is_done.set()
 
 
-def run_here(making: Making) -> Made:
+def run_here(making: Work) -> Made:
     """Make a batch in this thread, with one thread of torch's: in images of this size more only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -148,12 +150,18 @@ def _work(shared: _Shared, ready: threading.Barrier) -> None:
         if chunk is None:
             _prepare(shared, task)
         else:
-            task.making.run(chunk)
+            failed = None
+            try:
+                task.making.run(chunk)
+            except BaseException as err:  # noqa: BLE001 (not a sample's: memory ran out, for example)
+                failed = err
             with shared.changed:
+                task.failed = task.failed or failed
                 task.num_left -= 1
                 is_last = not task.num_left
+            del failed
             if is_last:
-                task.end()
+                task.end(task.failed)
         del task, found  # while this thread waits, it holds no batch
 
 

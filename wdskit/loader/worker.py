@@ -21,7 +21,8 @@ from wdskit.loader.failures import Failure, sendable
 from wdskit.loader.memory import Ring, SharedBlock
 from wdskit.loader.messages import Message, pack
 from wdskit.loader.threads import Task, Threads, run_here
-from wdskit.pipeline.making import Job, Made, Making
+from wdskit.pipeline.by_columns import Work, begin
+from wdskit.pipeline.making import Job, Made
 from wdskit.processes import end_with_parent
 
 
@@ -98,9 +99,9 @@ class _Office:
             self.ring.give_back(number)
         return order
 
-    def making(self, job: Job) -> Making:
+    def making(self, job: Job) -> Work:
         """A job of this pipeline in this memory."""
-        return Making(self.pipeline, job, self.ring)
+        return begin(self.pipeline, job, self.ring)
 
     def send(self, ticket: int, made: Made) -> None:
         """Send what was made."""

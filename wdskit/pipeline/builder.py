@@ -128,12 +128,14 @@ class Pipeline(Sources):
         global_size: int | None = None,
         partial: bool = True,
         collate: Fn | None = None,
+        ragged: Fields = None,
     ) -> Pipeline:
         """Batches of `size`, or of a rank's share of `global_size`; images as (B, C, H, W) in channels_last memory.
 
-        `partial` allows a shorter last one, of a stream.
+        `partial` allows a shorter last one, of a stream. `ragged` names fields with arrays of different lengths, which
+        become a `Ragged`: values and offsets.
         """
-        settings = {"size": size, "global_size": global_size, "partial": partial, "collate": collate}
+        settings = {"size": size, "global_size": global_size, "partial": partial, "collate": collate, "ragged": ragged}
         return self._with("batched", settings)
 
     def unbatched(self) -> Pipeline:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PipelineError
 from wdskit.pipeline.memory import FRESH, Memory
+from wdskit.pipeline.ragged import make_ragged
 
 _IMAGE_CHANNELS = frozenset({1, 3, 4})
 _NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
@@ -22,6 +23,7 @@ def collate(
     image_slots: frozenset[str | int] = frozenset(),
     memory: Memory = FRESH,
     ready: Mapping[Any, torch.Tensor] | None = None,
+    ragged: frozenset[str | int] = frozenset(),
 ) -> Any:
     """Make one batch of samples that are all tuples of one length, all dicts with the same keys, or all bare values.
 
@@ -35,6 +37,7 @@ def collate(
             stay.
         memory: Where tensors are written.
         ready: Slots whose batch is there already; their values are not looked at.
+        ragged: Slots whose arrays differ in their first axis, which become a `Ragged`.
 
     Returns:
         A tuple or dict of batches, or the batch of bare values.
@@ -51,6 +54,8 @@ def collate(
         return tuple(
             ready[place]
             if place in ready
+            else make_ragged(column, f"slot {place}", memory)
+            if place in ragged
             else _collate_slot(list(column), f"slot {place}", memory, is_image=place in image_slots)
             for place, column in enumerate(zip(*samples, strict=True))
         )
@@ -59,6 +64,8 @@ def collate(
         return {
             key: ready[key]
             if key in ready
+            else make_ragged([sample[key] for sample in samples], f"`{key}`", memory)
+            if key in ragged
             else _collate_slot([sample[key] for sample in samples], f"`{key}`", memory, is_image=key in image_slots)
             for key in first
         }
@@ -71,11 +78,15 @@ class Collate:
     Args:
         slots: Their places in tuples.
         fields: Fields of dicts that hold images under names that do not say so.
+        ragged: Places in tuples and fields of dicts that become a `Ragged`. A dict has all of those that are names.
     """
 
-    def __init__(self, slots: frozenset[int], fields: frozenset[str]) -> None:
+    def __init__(
+        self, slots: frozenset[int], fields: frozenset[str], ragged: frozenset[str | int] = frozenset()
+    ) -> None:
         self.slots = slots
         self.fields = fields
+        self.ragged = ragged
 
     def __call__(
         self, samples: Sequence[Any], memory: Memory = FRESH, ready: Mapping[Any, torch.Tensor] | None = None
@@ -83,8 +94,20 @@ class Collate:
         """The batch of these samples, as `collate` makes it."""
         if isinstance(samples[0], dict):
             images = [name for name in samples[0] if name in self.fields or is_image_field(name)]
-            return collate(samples, frozenset(images), memory, ready)
-        return collate(samples, self.slots, memory, ready)
+            self.check_ragged(samples[0])
+            return collate(samples, frozenset(images), memory, ready, self.ragged)
+        return collate(samples, self.slots, memory, ready, self.ragged)
+
+    def check_ragged(self, fields: Collection[str]) -> None:
+        """Refuse a batch of dicts without a field that is to be ragged.
+
+        Raises:
+            PipelineError: It names the field.
+        """
+        missing = sorted(name for name in self.ragged if isinstance(name, str) and name not in fields)
+        if missing:
+            has = ", ".join(name for name in fields if not name.startswith("__"))
+            raise PipelineError(f"batched: ragged: no field `{missing[0]}`; the samples have: {has or 'none'}")
 
 
 def _check_keys(samples: Sequence[Any]) -> None:

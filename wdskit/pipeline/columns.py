@@ -7,7 +7,7 @@ for a bad one, is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,10 +22,11 @@ from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.collate import Collate, collate
 from wdskit.pipeline.each import Each
 from wdskit.pipeline.functions import Decode, OnValue, Rename, ToDict, ToTuple
+from wdskit.pipeline.memory import FRESH, Memory
+from wdskit.pipeline.ragged import Ragged, make_ragged, offsets_of
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.shards import OpenShards
 
-Empty: TypeAlias = Callable[[Sequence[int], torch.dtype], torch.Tensor]
 Column: TypeAlias = Spans | NpyColumn | list[Any]
 """One field of all samples: bytes that are still where they were read, arrays that are, or values."""
 
@@ -33,11 +34,6 @@ _LISTED = frozenset({str, bytes, dict, list, type(None)})
 """Types of which a batch is a list."""
 
 _MOST_MISSES = 8  # batches in a row that could not be made so, before it is not tried any more
-
-
-def fresh(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of undefined values in memory of its own."""
-    return torch.empty(tuple(shape), dtype=dtype)
 
 
 class _NotColumns(Exception):
@@ -65,7 +61,12 @@ class Columns:
         self.num_made = 0
         self._misses = 0
 
-    def make(self, places: Ints, shards: Ints, samples: Ints, empty: Empty = fresh) -> tuple[Any, Origin] | None:
+    @property
+    def is_of_use(self) -> bool:
+        """Whether the last batches did not all have to be made sample by sample."""
+        return self._misses < _MOST_MISSES
+
+    def make(self, places: Ints, shards: Ints, samples: Ints, memory: Memory = FRESH) -> tuple[Any, Origin] | None:
         """The batch of some samples and its origin, whose `members` are the first and the last; None where it has to be
         made of samples one by one.
 
@@ -73,19 +74,17 @@ class Columns:
             places: Positions in the endless sequence, (n,).
             shards: Their shards.
             samples: Their numbers in these.
-            empty: Makes the tensors that arrays are stacked into.
+            memory: Where tensors are written.
         """
-        if self._misses >= _MOST_MISSES:
-            return None
         try:
-            made = self._make(places, shards, samples, empty)
+            made = self._make(places, shards, samples, memory)
         except Exception:  # noqa: BLE001 (it comes again sample by sample, where it is told or forgiven)
             made = None
         self._misses = self._misses + 1 if made is None else 0
         self.num_made += made is not None
         return made
 
-    def _make(self, places: Ints, shards: Ints, samples: Ints, empty: Empty) -> tuple[Any, Origin] | None:
+    def _make(self, places: Ints, shards: Ints, samples: Ints, memory: Memory) -> tuple[Any, Origin] | None:
         found = self.shards.read_many(shards, samples, viewed=_is_viewed)
         if found is None:
             return None
@@ -98,11 +97,20 @@ class Columns:
         )
         if isinstance(columns, dict):
             images = {name for name in columns if name in self.collate.fields or is_image_field(name)}
-            batch: Any = {name: _batch(column, name in images, empty) for name, column in columns.items()}
+            self.collate.check_ragged(columns)
+            batch: Any = {name: self._batch(name, column, name in images, memory) for name, column in columns.items()}
         else:
             slots = self.collate.slots
-            batch = tuple(_batch(column, place in slots, empty) for place, column in enumerate(columns))
+            batch = tuple(self._batch(place, column, place in slots, memory) for place, column in enumerate(columns))
         return batch, last._replace(members=(first, last))
+
+    def _batch(self, slot: str | int, column: Column, is_image: bool, memory: Memory) -> Any:  # noqa: FBT001 (private)
+        if slot not in self.collate.ragged:
+            return _batch(column, is_image, memory)
+        if isinstance(column, Spans):
+            raise _NotColumns  # bytes, which cannot be ragged
+        found = _ragged(column, memory) if isinstance(column, NpyColumn) else None
+        return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
 
 
 def columns_of(shards: OpenShards, each: Each, batched: Batched | None) -> Columns | None:
@@ -135,25 +143,38 @@ def _decoded(decode: Decode, name: str, column: Column) -> Column:
     return decode_column(name, column)
 
 
-def _batch(column: Column, is_image: bool, empty: Empty) -> Any:  # noqa: FBT001 (private)
+def _batch(column: Column, is_image: bool, memory: Memory) -> Any:  # noqa: FBT001 (private)
     """What `collate` makes of the column's values."""
     if isinstance(column, Spans):
         return column.cut()
     if isinstance(column, NpyColumn):
-        stacked = None if is_image else _stacked(column, empty)
+        stacked = None if is_image else _stacked(column, memory)
         if stacked is not None:
             return stacked
         column = column.arrays()
     if set(map(type, column)) <= _LISTED:
         return column.copy()  # a field may stand at two places
-    return collate([(value,) for value in column], frozenset({0} if is_image else ()))[0]
+    return collate([(value,) for value in column], frozenset({0} if is_image else ()), memory)[0]
 
 
-def _stacked(column: NpyColumn, empty: Empty) -> torch.Tensor | None:
-    """Arrays of one shape and a common dtype as one tensor, each copied once; None for others."""
-    if column.shape is None or column.dtype.kind not in "biufc" or not column.dtype.isnative:
+def _stacked(column: NpyColumn, memory: Memory) -> torch.Tensor | None:
+    """Arrays of one shape as one tensor, each copied once; None for others."""
+    return _joined(column, (len(column), *column.shapes[0]), memory) if len(set(column.shapes)) == 1 else None
+
+
+def _ragged(column: NpyColumn, memory: Memory) -> Ragged | None:
+    """Arrays that differ in their first axis only, each copied once; None for others."""
+    rests = {shape[1:] if shape else None for shape in column.shapes}
+    if len(rests) > 1 or None in rests:
         return None
-    dtype = torch.from_numpy(np.empty(0, column.dtype)).dtype
-    stacked = empty((len(column), *column.shape), dtype)
-    column.copy_to(stacked.numpy())
-    return stacked
+    offsets = offsets_of([shape[0] for shape in column.shapes])
+    values = _joined(column, (int(offsets[-1]), *column.shapes[0][1:]), memory)
+    return None if values is None else Ragged(values, offsets)
+
+
+def _joined(column: NpyColumn, shape: tuple[int, ...], memory: Memory) -> torch.Tensor | None:
+    if column.dtype is None or column.dtype.kind not in "biufc" or not column.dtype.isnative:
+        return None
+    joined = memory.empty(shape, torch.from_numpy(np.empty(0, column.dtype)).dtype)
+    column.copy_to(joined.numpy())
+    return joined

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from wdskit.errors import SampleError
 from wdskit.order.base import Ints
@@ -89,23 +90,20 @@ class Making:
         self._timings = Timings()
         self._timed: dict[int, int] = {}  # chunks that are, and for how many each counts
         self._chunk_timings: list[Timings] = []  # each from one thread
-        self._places = self._shards = self._samples = _NOTHING
-        self._columns: tuple[Any, Origin] | None = None
         self._slot: torch.Tensor | None = None
         self._rows: tuple[torch.Tensor, ...] = ()
         self._is_raw = False
 
     def prepare(self) -> int:
         """Find out which samples these are, and give the number of chunks."""
-        order, batched = self._pipeline.plan.order, self._pipeline.batched
-        positions = _as_array(self.job.positions)
-        places = np.minimum(positions, self.job.num_samples - 1) + self.job.start
-        shards, samples = order.take(places)
-        self._places, self._shards, self._samples = places, shards, samples
+        return self.prepare_found(*find(self._pipeline, self.job))
+
+    def prepare_found(self, places: Ints, shards: Ints, samples: Ints) -> int:
+        """As `prepare`, where it is known what `find` says."""
+        batched = self._pipeline.batched
+        self._found = list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True))
+        self._results = [(None, _NOBODY, None)] * len(self._found)
         self._timings.bytes_read = self._pipeline.shards.mean_bytes(shards)
-        if self._pipeline.columns is not None:
-            return 1  # it takes microseconds a sample, and Python's lock
-        self._list_samples()
         writer = self._pipeline.each.writer
         if writer is not None and batched is not None:
             assert writer.out_shape is not None
@@ -117,28 +115,8 @@ class Making:
         self._timed = self._pipeline.chunk_pace.pick(num_chunks)
         return num_chunks
 
-    def _list_samples(self) -> None:
-        numbers = (self._places.tolist(), self._shards.tolist(), self._samples.tolist())
-        self._found = list(zip(*numbers, strict=True))
-        self._results = [(None, _NOBODY, None)] * len(self._found)
-
     def run(self, chunk: int) -> None:
         """Make the samples of one chunk."""
-        if self._pipeline.columns is None:
-            self._run_chunk(chunk)
-            return
-        timings = self._pipeline.chunk_pace.begin()
-        self._columns = self._pipeline.columns.make(self._places, self._shards, self._samples, self._memory.empty)
-        if self._columns is None:
-            self._list_samples()
-            for each in range(-(-len(self._found) // CHUNK)):
-                self._run_chunk(each)
-        elif timings is not None:
-            timings.lap("read-and-batched", len(self._places))
-            self._pipeline.chunk_pace.end(timings)
-            self._chunk_timings.append(timings)
-
-    def _run_chunk(self, chunk: int) -> None:
         weight = self._timed.get(chunk)
         timings = None if weight is None else started(weight)
         rows = range(chunk * CHUNK, min(len(self._found), (chunk + 1) * CHUNK))
@@ -181,19 +159,16 @@ class Making:
             SampleError: A stage failed on a sample, and that is not forgiven.
         """
         self._raise_first()
-        if self._columns is not None:
-            return self._finish_columns(*self._columns)
         ready = self._place_of_slot()
         if self._slot is not None and ready is None:
             self._write_apart()
         values, origins, reasons = zip(*self._results, strict=True)
-        positions = _as_array(self.job.positions)
         bad = tuple(
             Bad(position, origin.url, origin.key, reason)
             for position, origin, reason in zip(self.job.positions, origins, reasons, strict=True)
             if reason is not None and position < self.job.num_samples
         )
-        valid = (positions < self.job.num_samples) & np.array([reason is None for reason in reasons])
+        valid = is_sample(self.job) & np.array([reason is None for reason in reasons])
         tail = self._pipeline.plan.tail
         for each in self._chunk_timings:
             self._timings.merge(each)
@@ -215,30 +190,17 @@ class Making:
             del err
 
     def _together(self, values: list[Any], origins: list[Origin], ready: Any) -> Any:
-        batched, behind = self._pipeline.batched, self._pipeline.behind
+        batched, pace = self._pipeline.batched, self._pipeline.batch_pace
         assert batched is not None
-        done = {} if ready is None else {ready: self._slot}
-        pace = self._pipeline.batch_pace
         timings = pace.begin()
-        batch, origin = batched.collated(values, origins, self._memory, done)
+        batch, origin = batched.collated(values, origins, self._memory, {} if ready is None else {ready: self._slot})
         if timings is not None:
             timings.lap("batched")
-        if behind is not None:
-            batch = behind.apply(batch, origin, timings=timings)
+        batch = run_behind(self._pipeline, batch, origin, timings)
         if timings is not None:
             pace.end(timings)
             self._timings.merge(timings)
         return batch
-
-    def _finish_columns(self, batch: Any, origin: Origin) -> Made:
-        behind = self._pipeline.behind
-        if behind is not None:
-            batch = behind.apply(batch, origin)
-        for each in self._chunk_timings:
-            self._timings.merge(each)
-        if self._pipeline.plan.tail == "pad":
-            batch = with_mask(batch, torch.from_numpy(_as_array(self.job.positions) < self.job.num_samples))
-        return Made(batch, (), timings=self._timings)
 
     def _place_of_slot(self) -> Any:
         """The field or place at which each sample has its own row of the slot; None if there is no such."""
@@ -280,19 +242,23 @@ class Making:
         except SampleError as err:
             if not self._forgives(err):
                 raise
-            first = err
+            return self._substitute(err.with_traceback(None), place, out, timings)
+
+    def _substitute(
+        self, bad: SampleError, place: int, out: torch.Tensor | None, timings: Timings | None
+    ) -> tuple[Any, Origin, str]:
         for attempt in itertools.count(1):
             other = self._pipeline.plan.order.substitute(place, attempt)
             if other is None:
-                msg = f"{first}\n  No sample near it can stand in for it: all {attempt} are bad."
-                raise SampleError(msg, stage=first.stage, shard=first.shard, key=first.key) from first
+                msg = f"{bad}\n  No sample near it can stand in for it: all {attempt} are bad."
+                raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
             try:
                 value, _ = self._sample(place, *other, out, timings)
             except SampleError as err:
                 if not self._forgives(err):
                     raise
             else:
-                return value, Origin(first.shard, first.key, 0, place, 0), str(first)
+                return value, Origin(bad.shard, bad.key, 0, place, 0), str(bad)
         raise AssertionError
 
     def _sample(
@@ -310,7 +276,22 @@ class Making:
 
 
 _NOBODY = Origin("", "", 0, 0, 0)
-_NOTHING = np.empty(0, np.int64)
+
+
+def find(pipeline: PlannedPipeline, job: Job) -> tuple[Ints, Ints, Ints]:
+    """Places of a job's samples in the endless sequence, their shards, and their numbers in these, (n,) each."""
+    places = np.minimum(_as_array(job.positions), job.num_samples - 1) + job.start
+    return places, *pipeline.plan.order.take(places)
+
+
+def is_sample(job: Job) -> NDArray[np.bool_]:
+    """Which positions of a job are no padding."""
+    return _as_array(job.positions) < job.num_samples
+
+
+def run_behind(pipeline: PlannedPipeline, batch: Any, origin: Origin, timings: Timings | None) -> Any:
+    """A batch behind the stages that take whole ones."""
+    return batch if pipeline.behind is None else pipeline.behind.apply(batch, origin, timings=timings)
 
 
 def _as_array(positions: range) -> Ints:

@@ -18,13 +18,14 @@ from wdskit.errors import PipelineError
 from wdskit.order.base import Order
 from wdskit.order.steps import Steps, Tail
 from wdskit.pipeline.buffering import Batched
+from wdskit.pipeline.by_columns import begin
 from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.columns import columns_of
 from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.framing import Ending
 from wdskit.pipeline.functions import OnValue, Rename, ToDict, ToTuple
 from wdskit.pipeline.fused import FusedStep
-from wdskit.pipeline.making import Job, Made, Making
+from wdskit.pipeline.making import Job, Made
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.run import Run
 from wdskit.pipeline.shards import OpenShards
@@ -107,7 +108,7 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
             ShardError: A shard is not right.
             SampleError: A stage failed on a sample, and that is not forgiven.
         """
-        making = Making(self, job, memory)
+        making = begin(self, job, memory)
         chunks = range(making.prepare())
         if self.run.num_threads > 1:
             self._pool = self._pool or ThreadPoolExecutor(self.run.num_threads, thread_name_prefix="wdskit")

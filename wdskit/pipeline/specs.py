@@ -16,6 +16,7 @@ from wdskit.pipeline.spec_types import (
     Budget,
     Count,
     Device,
+    FieldNames,
     Function,
     Kind,
     Natural,
@@ -160,12 +161,17 @@ class BatchedSpec(StageSpec):
     global_size: Count | None = Field(None, description="Instead: samples in the batches of all ranks together.")
     partial: Bool = Field(True, description="Of a stream: whether the last batch may be smaller; else it is dropped.")
     collate: Function | None = Field(None, description="Name of a registered function: list of samples to batch.")
+    ragged: FieldNames | None = Field(
+        None, description="Fields with arrays of different lengths, which become values and offsets."
+    )
 
     @model_validator(mode="after")
     def _check_one(self) -> BatchedSpec:
         if (self.size is None) == (self.global_size is None):
             what = "a size is missing" if self.size is None else "`size` and `global_size` exclude each other"
             raise refuse(f"{what}. Write `batched: 64`, or `batched: {{global_size: 4096}}`.")
+        if self.ragged is not None and self.collate is not None:
+            raise refuse("`ragged` does nothing where a `collate` of your own makes the batch; remove one.")
         return self
 
     def size_on(self, world_size: int) -> int:

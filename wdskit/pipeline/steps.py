@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -34,6 +35,7 @@ class StepMaker:
         self._seen: Counter[str] = Counter()
         self._images: set[str] = set()  # fields that hold images under names that do not say so
         self._slots: frozenset[int] = frozenset()  # places of images in a tuple
+        self._fields: tuple[str, ...] | None = None  # of a tuple
 
     def label(self, spec: Any) -> str:
         """The stage's name with how many of that name stand before it: a key of its random numbers."""
@@ -65,7 +67,8 @@ class StepMaker:
         """What makes a batch of a list of samples."""
         if spec.collate is not None:
             return self.resolve("batched", spec.collate)
-        return Collate(self._slots, frozenset(self._images))
+        ragged = [self._places(name) for name in spec.ragged or ()]
+        return Collate(self._slots, frozenset(self._images), frozenset(itertools.chain.from_iterable(ragged)))
 
     def resolve(self, stage: str, fn: Any) -> Callable[..., Any]:
         """A function by its name, or as it is."""
@@ -94,12 +97,22 @@ class StepMaker:
                 return OnValue(Rename(spec.names))
             case "to_tuple":
                 self._slots = frozenset(place for place, names in enumerate(spec.fields) if self._is_image(names))
+                self._fields = tuple(spec.fields)
                 return OnValue(ToTuple(spec.fields))
             case "to_dict":
                 self._images |= {names.split(";")[0] for names in spec.fields if self._is_image(names)}
                 return OnValue(ToDict(spec.fields))
             case _:
                 return Transform(self.run, label, make_transform(spec, frozenset(self._images)))
+
+    def _places(self, name: str) -> list[str | int]:
+        """Where a field stands in a sample: its name, or its places in a tuple."""
+        if self._fields is None:
+            return [name]
+        places: list[str | int] = [place for place, names in enumerate(self._fields) if name in names.split(";")]
+        if not places:
+            raise PipelineError(f"batched: ragged: no field `{name}` in to_tuple, which has {', '.join(self._fields)}.")
+        return places
 
     def _global_rng(self, spec: Any) -> bool:
         if spec.global_rng and self.run.num_threads > 1:

@@ -1,0 +1,76 @@
+"""One batch of a planned pipeline in the making by columns, and sample by sample where that does not work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from wdskit.order.base import Ints
+from wdskit.pipeline.making import Job, Made, Making, find, is_sample, run_behind, with_mask
+from wdskit.pipeline.memory import Memory
+from wdskit.pipeline.run import Origin
+from wdskit.pipeline.timings import Timings
+
+if TYPE_CHECKING:
+    from wdskit.pipeline.columns import Columns
+    from wdskit.pipeline.planned import PlannedPipeline
+
+
+class ByColumns:
+    """As `Making`, of a single chunk: it takes microseconds a sample, and Python's lock.
+
+    Args:
+        columns: Of the pipeline.
+        making: For what cannot be made so.
+        memory: Where the batch is written.
+    """
+
+    def __init__(self, pipeline: PlannedPipeline, columns: Columns, making: Making, memory: Memory) -> None:
+        self.job = making.job
+        self._pipeline = pipeline
+        self._columns = columns
+        self._making = making
+        self._memory = memory
+        self._found: tuple[Ints, Ints, Ints] | None = None
+        self._made: tuple[Any, Origin] | None = None
+        self._timings: Timings | None = None
+
+    def prepare(self) -> int:
+        """Find out which samples these are, and give the number of chunks."""
+        self._found = find(self._pipeline, self.job)
+        return 1
+
+    def run(self, _: int) -> None:
+        """Make the whole batch, or else its samples."""
+        assert self._found is not None
+        timings = self._pipeline.chunk_pace.begin()
+        self._made = self._columns.make(*self._found, self._memory)
+        if self._made is None:
+            for chunk in range(self._making.prepare_found(*self._found)):
+                self._making.run(chunk)
+        elif timings is not None:
+            timings.lap("read-to-batched", len(self._found[0]))
+            self._pipeline.chunk_pace.end(timings)
+            self._timings = timings
+
+    def finish(self) -> Made:
+        """As `Making.finish`."""
+        if self._made is None or self._found is None:
+            return self._making.finish()
+        timings = self._timings or Timings()
+        timings.bytes_read = self._pipeline.shards.mean_bytes(self._found[1])
+        batch = run_behind(self._pipeline, *self._made, None)
+        if self._pipeline.plan.tail == "pad":
+            batch = with_mask(batch, torch.from_numpy(is_sample(self.job)))
+        return Made(batch, (), timings=timings)
+
+
+Work: TypeAlias = Making | ByColumns
+
+
+def begin(pipeline: PlannedPipeline, job: Job, memory: Memory) -> Work:
+    """A job at work, in the way that suits the pipeline."""
+    making = Making(pipeline, job, memory)
+    columns = pipeline.columns
+    return making if columns is None or not columns.is_of_use else ByColumns(pipeline, columns, making, memory)
