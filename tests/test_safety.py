@@ -253,7 +253,7 @@ MODULES = {"subprocess", "shlex", "marshal", "shelve", "runpy", "code", "codeop"
 ALLOWED = {
     ("__init__.py", "importlib.import_module"),  # our own modules, by the table of lazy names
     ("loader/factory.py", "importlib.import_module"),  # plugins, named in Python
-    ("cli/config.py", "importlib.import_module"),  # plugins, named on the command line
+    ("cli/plugins.py", "importlib.import_module"),  # plugins, named on the command line
     ("loader/messages.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
 }
 

@@ -124,8 +124,8 @@ def _idle_ratio(stage: StageStats) -> float:
 def _outside(name: str, stage: StageStats, setting: Setting) -> str:
     took = f"`{name}` takes {percent(stage.share_ratio)} of the threads' time ({duration(stage.mean_s)} on average, "
     took += f"p99 {duration(stage.p99_s)}), and waits in {percent(1 - stage.cpu_ratio)} of that"
-    what = "the storage is slow" if name == "read" else "for something outside"
-    way = "" if name != "read" else ", or bring the shards nearer"
+    what = "the storage is slow" if name.startswith("read") else "for something outside"
+    way = "" if not name.startswith("read") else ", or bring the shards nearer"
     return f"{took}: {what}. Use threads: {2 * setting.threads}, which wait for more at once{way}."
 
 

@@ -203,6 +203,10 @@ class FreeShards:
         """An empty sample."""
         return "", "", 0, {}
 
+    def mean_bytes(self, _: object) -> int:
+        """Nothing is read."""
+        return 0
+
 
 class FreeSample:
     """Stands in for the one-to-one stages: gives the sample that it has."""
@@ -258,5 +262,5 @@ def make_free(loader: PlannedLoader, item: Any) -> None:
     pipeline.shards = FreeShards()  # type: ignore[assignment]
     pipeline.each = Each(run, "free", (Step("free", FreeSample(None if plan.is_batched else item)),))
     pipeline.batched = Batched(run, FreeBatch(item), plan.batch, partial=True) if plan.is_batched else None
-    pipeline.behind = None
+    pipeline.behind = pipeline.columns = None
     pipeline.plan = dataclasses.replace(plan, tail="drop")  # the mask is there already

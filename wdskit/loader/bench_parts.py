@@ -16,12 +16,15 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
+from wdskit.dataset.many import Ints, Spans
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure, sendable
 from wdskit.loader.memory import Ring
 from wdskit.order.steps import Steps
+from wdskit.pipeline.columns import columns_of
 from wdskit.pipeline.making import Job
 from wdskit.pipeline.planned import PlannedPipeline
+from wdskit.pipeline.shards import ManySamples
 from wdskit.processes import deaf_to_ctrl_c, end_with_parent
 
 HELD_SAMPLES = 256
@@ -73,9 +76,27 @@ class HeldShards:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["samples"])  # type: ignore[misc]  # a counter does not pickle
 
-    def read(self, _: int, __: int) -> Sample:
+    def read(self, _: int, __: int, ___: object = None) -> Sample:
         """One of the samples."""
         return self.samples[next(self._next) % len(self.samples)]
+
+    def read_many(self, shards: Ints, _: Ints, *, viewed: object) -> ManySamples | None:  # noqa: ARG002 (as OpenShards)
+        """Several of them, if they have the same fields."""
+        found = [self.read(0, 0) for _ in shards]
+        paths, keys, __, samples = zip(*found, strict=True)
+        if any(sample.keys() != samples[0].keys() for sample in samples):
+            return None
+        columns = {name: [sample[name] for sample in samples] for name in samples[0]}
+        spans = {name: Spans(data, [0] * len(data), [*map(len, data)]) for name, data in columns.items()}
+        return ManySamples([*paths], [*keys], spans)
+
+    def part(self, _: int) -> int:
+        """Of every sample."""
+        return 0
+
+    def mean_bytes(self, _: Ints) -> int:
+        """Nothing is read."""
+        return 0
 
 
 def hold_samples(pipeline: PlannedPipeline) -> HeldShards:
@@ -169,7 +190,12 @@ class PartRunner:
 
     def _read(self, step: int, _: Ring) -> int:
         positions = self.steps.positions(self.reading.run.place.rank, step)
-        found = zip(*(column.tolist() for column in self.reading.plan.order.take(positions)), strict=True)
+        shards, samples = self.reading.plan.order.take(positions)
+        if self.reading.columns is not None:
+            many = self.reading.shards.read_many(shards, samples, viewed=lambda _: False)
+            if many is not None:
+                return sum(sum(spans.stops) - sum(spans.starts) for spans in many.fields.values())
+        found = zip(shards.tolist(), samples.tolist(), strict=True)
         return sum(_size(self.reading.shards.read(shard, sample)) for shard, sample in found)
 
     def _decode(self, step: int, ring: Ring) -> int:
@@ -180,7 +206,8 @@ class PartRunner:
 
 def _with_shards(pipeline: PlannedPipeline, shards: Any) -> PlannedPipeline:
     changed = PlannedPipeline.__new__(PlannedPipeline)
-    changed.__dict__.update(pipeline.__getstate__() | {"shards": shards})
+    columns = columns_of(shards, pipeline.each, pipeline.batched)
+    changed.__dict__.update(pipeline.__getstate__() | {"shards": shards, "columns": columns})
     return changed
 
 

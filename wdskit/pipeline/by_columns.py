@@ -51,16 +51,17 @@ class ByColumns:
                 self._making.run(chunk)
         elif timings is not None:
             timings.lap("read-to-batched", len(self._found[0]))
-            self._pipeline.chunk_pace.end(timings)
             self._timings = timings
 
     def finish(self) -> Made:
         """As `Making.finish`."""
         if self._made is None or self._found is None:
             return self._making.finish()
+        batch = run_behind(self._pipeline, *self._made, self._timings)
+        if self._timings is not None:
+            self._pipeline.chunk_pace.end(self._timings)
         timings = self._timings or Timings()
         timings.bytes_read = self._pipeline.shards.mean_bytes(self._found[1])
-        batch = run_behind(self._pipeline, *self._made, None)
         if self._pipeline.plan.tail == "pad":
             batch = with_mask(batch, torch.from_numpy(is_sample(self.job)))
         return Made(batch, (), timings=timings)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wdskit.pipeline.source_specs import PlannedSpec
+
 MAX_THREADS = 8
 """More in one process wait for Python's lock: of a decode and crop a twentieth holds it."""
 
@@ -26,16 +28,18 @@ def default_threads(stages: Sequence[Any], num_workers: int, environ: Mapping[st
         num_workers: Worker processes.
         environ: Where torchrun and Slurm say how many ranks this machine has.
     """
-    if not num_workers or stages[0].name == "stream":
+    source = stages[0]
+    if not num_workers or not isinstance(source, PlannedSpec):
         return 1
-    at_work = [*stages[1:], *(stage for part in stages[0].mixture or () for stage in part.stages)]
+    at_work = [*stages[1:], *(stage for part in source.mixture or () for stage in part.stages)]
     if all(map(_is_light, at_work)) or any(getattr(stage, "global_rng", False) for stage in at_work):
         return 1
     return max(1, min(MAX_THREADS, usable_cores() // (local_ranks(environ) * num_workers)))
 
 
 def _is_light(stage: Any) -> bool:
-    return stage.name in _LIGHT or (stage.name == "decode" and stage.images is None)
+    name = getattr(stage, "name", None)  # of a function put in by `stage`, none
+    return name in _LIGHT or (name == "decode" and stage.images is None)
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
