@@ -1,4 +1,4 @@
-"""How many threads there are where nobody says: what the machine has for this rank, and none that only wait."""
+"""How many workers and threads there are where nobody says: what the machine has for this rank, and none that wait."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from shards import number_of, write_numbers
 
 from wdskit import Pipeline
 from wdskit.pipeline import defaults
-from wdskit.pipeline.defaults import default_threads, usable_cores
+from wdskit.pipeline.defaults import choose_crew, usable_cores
+from wdskit.pipeline.specs import LoaderSpec
 from wdskit.shards.indexing import index_folder
 
 EXACT = Pipeline().exact("a")
 DECODES = EXACT.decode("rgb8").random_resized_crop(8).to_tuple("jpg", "cls").batched(4)
+PARTS = Pipeline().exact(mixture=[{"shards": "a", "weight": 1, "stages": [{"decode": "rgb8"}]}]).batched(2)
 LIGHT = EXACT.decode().rename(a="b").to_tuple("a").batched(4).with_epoch(3)
 
 
@@ -23,26 +25,34 @@ def twelve_cores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("pipe", "workers", "environ", "threads"),
+    ("pipe", "said", "environ", "crew"),
     [
-        (DECODES, 1, {}, 8),
-        (DECODES, 2, {}, 6),
-        (DECODES, 1, {"LOCAL_WORLD_SIZE": "4"}, 3),
-        (DECODES, 2, {"LOCAL_WORLD_SIZE": "4"}, 1),
-        (DECODES, 1, {"LOCAL_WORLD_SIZE": "16"}, 1),
-        (DECODES, 1, {"SLURM_NTASKS_PER_NODE": "2"}, 6),
-        (DECODES, 1, {"SLURM_NTASKS_PER_NODE": "2(x3)"}, 8),
-        (DECODES, 0, {}, 1),
-        (EXACT.map(number_of), 1, {}, 8),
-        (EXACT.map(number_of, global_rng=True), 1, {}, 1),
-        (LIGHT, 1, {}, 1),
-        (EXACT, 1, {}, 1),
-        (Pipeline().exact(mixture=[{"shards": "a", "weight": 1, "stages": [{"decode": "rgb8"}]}]).batched(2), 1, {}, 8),
-        (Pipeline().stream("a").decode("rgb8"), 1, {}, 1),
+        (DECODES, {}, {}, (6, 2)),
+        (DECODES, {}, {"LOCAL_WORLD_SIZE": "4"}, (1, 2)),
+        (DECODES, {}, {"LOCAL_WORLD_SIZE": "2"}, (3, 2)),
+        (DECODES, {}, {"LOCAL_WORLD_SIZE": "16"}, (1, 1)),
+        (DECODES, {"workers": 1}, {}, (1, 8)),
+        (DECODES, {"workers": 2}, {}, (2, 6)),
+        (DECODES, {"workers": 1}, {"LOCAL_WORLD_SIZE": "4"}, (1, 3)),
+        (DECODES, {"workers": 2}, {"LOCAL_WORLD_SIZE": "4"}, (2, 1)),
+        (DECODES, {"workers": 1}, {"LOCAL_WORLD_SIZE": "16"}, (1, 1)),
+        (DECODES, {"workers": 1}, {"SLURM_NTASKS_PER_NODE": "2"}, (1, 6)),
+        (DECODES, {"workers": 1}, {"SLURM_NTASKS_PER_NODE": "2(x3)"}, (1, 8)),
+        (DECODES, {"workers": 0}, {}, (0, 1)),
+        (DECODES, {"threads": 5}, {}, (1, 5)),
+        (DECODES, {"workers": 3, "threads": 5}, {}, (3, 5)),
+        (EXACT.map(number_of), {"workers": 1}, {}, (1, 8)),
+        (EXACT.map(number_of, global_rng=True), {"workers": 1}, {}, (1, 1)),
+        (EXACT.map(number_of, global_rng=True), {}, {}, (8, 1)),
+        (LIGHT, {}, {}, (1, 1)),
+        (LIGHT, {"workers": 2}, {}, (2, 1)),
+        (EXACT, {}, {}, (1, 1)),
+        (PARTS, {"workers": 1}, {}, (1, 8)),
+        (Pipeline().stream("a").decode("rgb8"), {}, {}, (1, 1)),
     ],
 )
-def test_threads_share_the_machine(pipe, workers, environ, threads):
-    assert default_threads(pipe.stages, workers, environ) == threads
+def test_workers_and_threads_share_the_machine(pipe, said, environ, crew):
+    assert choose_crew(LoaderSpec(**said), pipe.stages, environ) == crew
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,8 @@ def test_a_loader_has_them_unless_it_is_told(tmp_path):
     write_numbers(tmp_path, [9])
     index_folder(tmp_path)
     pipe = Pipeline().exact(tmp_path).map(number_of).batched(2)
+    assert pipe.loader().pipeline.run.num_threads == 2
+    assert pipe.loader().spec.workers == 6
     assert pipe.loader(workers=1).pipeline.run.num_threads == 8
     assert pipe.loader(workers=1, threads=3).pipeline.run.num_threads == 3
     assert pipe.loader(workers=0).pipeline.run.num_threads == 1

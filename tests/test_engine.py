@@ -392,3 +392,19 @@ def who(sample: Any) -> list[float]:
     if not _DRAWN:
         _DRAWN.append(torch.rand(()).item())
     return [info.id, info.num_workers, _DRAWN[0]]
+
+
+def test_threads_that_make_batches_have_one_thread_of_torchs_and_the_caller_keeps_its_own(numbers):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for way in WAYS:
+            batches = exact(numbers).map(torch_threads).batched(3).loader(**way)
+            assert {int(number) for batch in batches for number in batch} == {1}, way
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def torch_threads(_: Any) -> int:
+    return torch.get_num_threads()

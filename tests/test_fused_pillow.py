@@ -39,7 +39,7 @@ def compare(data, size, count=2, decoded=None):
         if flip.random() < 0.5:
             part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         batch = torch.empty((2, 3, *size), dtype=torch.uint8, memory_format=torch.channels_last)
-        step({"jpg": data}, at(number), batch[1])
+        step({"jpg": data}, at(number), batch[1:2])
         result = batch[1].permute(1, 2, 0).numpy()
         worst = max(worst, int(np.abs(result.astype(int) - np.asarray(part)).max()))
     return worst

@@ -93,7 +93,7 @@ def test_what_is_written_into_a_batch_is_the_value_itself(images, ending):
     for number in range(8):
         batch.fill_(77)
         sample = {"jpg": FILES["jpeg"], "cls": b"1"}
-        out = batch[1]
+        out = batch[1:2]
         written = step(sample, at(number), out)
         assert written["jpg"] is out
         assert written["cls"] == 1

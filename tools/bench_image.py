@@ -67,7 +67,8 @@ class Bench:
         ]
         self.samples = [{"__key__": "a", "__url__": "a.tar", "jpg": self.file(n), "cls": b"7"} for n in range(num)]
         self.origins = [origin(n) for n in range(num)]
-        self.slots = {dtype: [batch[n % BATCH] for n in range(num)] for dtype, batch in self.batches.items()}
+        rows = {dtype: batch.split(1) for dtype, batch in self.batches.items()}
+        self.slots = {dtype: [each[n % BATCH] for n in range(num)] for dtype, each in rows.items()}
 
     def works(self) -> dict[str, Work]:
         """The chains by name."""
@@ -96,7 +97,7 @@ class Bench:
 
     def bare_float(self, n: int) -> None:
         """And normalize into a batch."""
-        bare.write(self.slots[torch.float32][n], self.bare(n))
+        bare.write(self.slots[torch.float32][n][0], self.bare(n))
 
     def pillow(self, n: int) -> np.ndarray[Any, Any]:
         """The common recipe with Pillow's own means."""
@@ -113,7 +114,7 @@ class Bench:
 
     def pillow_float(self, n: int) -> None:
         """And normalize into a batch."""
-        out = self.slots[torch.float32][n].permute(1, 2, 0)
+        out = self.slots[torch.float32][n][0].permute(1, 2, 0)
         geometry.fill(out, torch.from_numpy(self.pillow(n)), IMAGENET_MEAN, IMAGENET_STD)
 
     def stages(self, stage: Each) -> Work:

@@ -12,7 +12,7 @@ from wdskit.loader.factory import make_loader
 from wdskit.loader.opening import Opened
 from wdskit.loader.planned import PlannedLoader
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.defaults import default_threads, usable_cores
+from wdskit.pipeline.defaults import choose_crew, usable_cores
 from wdskit.pipeline.specs import WithEpochSpec
 
 ENDLESS = 10**9
@@ -29,8 +29,7 @@ class Subject:
     def __init__(self, opened: Opened, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
         self.spec = opened.loader
         self.pipe = opened.pipe
-        workers, threads = self.spec.workers, self.spec.threads
-        self.configured = Setting(workers, threads or default_threads(self.pipe.stages, workers))
+        self.configured = Setting(*choose_crew(self.spec, self.pipe.stages))
         self.world_size = world_size
         self._transforms = transforms
         self._plugins = plugins

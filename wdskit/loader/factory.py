@@ -12,7 +12,7 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.defaults import default_threads
+from wdskit.pipeline.defaults import choose_crew
 from wdskit.pipeline.parsing import parse_settings
 from wdskit.pipeline.problems import show, wrong_kind
 from wdskit.pipeline.ranks import find_place
@@ -52,9 +52,11 @@ def make_loader(
         rank: With `world_size`. Without: the process group given, torch.distributed, torchrun's environment, Slurm's.
         world_size: With `rank`.
         process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
-        workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`.
+        workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`. Without this
+            and `threads`, where images are decoded or functions called behind a planned source: one for two of this
+            machine's cores, shared by its ranks, at most 8, with two threads each; else 1.
         threads: Threads a process for one-to-one stages. Without: 1 if `workers` is 0, of a stream, and where there is
-            little to do; else this machine's cores, shared by its ranks, at most 8.
+            little to do; else this machine's cores, shared by its ranks and workers, at most 8.
         prefetch: Batches made ahead of the consumer: of a planned source in all, at least two a worker; of a
             stream by each worker.
         persistent_workers: Whether workers live on between epochs.
@@ -86,16 +88,18 @@ def make_loader(
         "device": device,
         "stats": stats,
     }
-    settings = spec.model_dump() | {name: value for name, value in said.items() if value is not None}
+    settings = spec.model_dump(exclude_unset=True) | {name: value for name, value in said.items() if value is not None}
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
+    num_workers, num_threads = choose_crew(spec, pipe.stages)
+    spec = spec.model_copy(update={"workers": num_workers, "threads": num_threads})
     if errors is not None:
         forgiven = parse_settings(ErrorsSpec, errors, where="make_loader: errors")
     place = find_place(rank, world_size, process_group)
     built = pipe.build(
         rank=place.rank,
         world_size=place.world_size,
-        threads=spec.threads or default_threads(pipe.stages, spec.workers),
-        max_workers=spec.workers,
+        threads=num_threads,
+        max_workers=num_workers,
         transforms=transforms,
         errors=forgiven,
     )

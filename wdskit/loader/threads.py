@@ -144,6 +144,7 @@ class _Shared:
 
 def _work(shared: _Shared, ready: threading.Barrier) -> None:
     torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
+    torch.get_num_threads()  # torch looks at the number again where a thread first asks, which may be later
     ready.wait()
     while (found := shared.next()) is not None:
         task, chunk = found

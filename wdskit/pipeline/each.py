@@ -14,7 +14,7 @@ from wdskit.pipeline.timings import Pace, Timings
 if TYPE_CHECKING:
     import torch
 
-    from wdskit.pipeline.fused import FusedStep, Prepared
+    from wdskit.pipeline.fused import FusedStep
 
 Function = Callable[[Any, Origin], Any]
 
@@ -102,7 +102,7 @@ class Each:
         origin: Origin,
         out: torch.Tensor | None = None,
         timings: Timings | None = None,
-        begun: Prepared | None = None,
+        start: int = 0,
     ) -> Any:
         """One value after all steps.
 
@@ -111,16 +111,15 @@ class Each:
             origin: Where it comes from.
             out: Where `writer` puts its image.
             timings: Takes a lap for each step, under its label. A lap has begun.
-            begun: What `first.prepare` made of the value.
+            start: 1 where `first` is done already.
 
         Raises:
             SampleError, PipelineError: A step failed; it names stage, shard and key.
         """
-        for step in (*self.parts[origin.part], *self.steps) if self.parts else self.steps:
+        steps = (*self.parts[origin.part], *self.steps) if self.parts else self.steps
+        for step in steps[start:] if start else steps:
             try:
-                if begun is not None and step.function is self.first:
-                    value = self.first.carry_out(begun, out)
-                elif out is not None and step.function is self.writer:
+                if out is not None and step.function is self.writer:
                     value = self.writer(value, origin, out)
                 else:
                     value = step.function(value, origin)

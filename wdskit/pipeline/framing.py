@@ -92,9 +92,9 @@ def decode_part(data: bytes, plan: Plan | None, frame_of: FrameOf, origin: Origi
     if plan:
         size, frame, step, grids = plan
         height, width = size if step == 1 else (-(-size[0] // step), -(-size[1] // step))
-        buffer, flat = _memory.decoded(3 * height * width)
+        buffer = _memory.decoded(3 * height * width)
         if decode_jpeg(data, size, step, buffer=buffer) is not None:
-            image = Decoded(flat, height, width)
+            image = Decoded(buffer, height, width)
             return take_scaled(image, frame, grids) if grids else take(image, frame)
     whole: Any = decode_image(data, "rgb8", max_pixels=max_pixels)
     height, width = whole.shape[:2]
@@ -123,22 +123,20 @@ def write(part: Part, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
         part: As `decode_part` gives it.
         ending: Says the dtype of `out`; it is the same whether for arrays or tensors.
         flip: Whether to exchange left and right.
-        out: Tensor (3, height, width) of a batch in channels_last memory.
+        out: Tensor (1, 3, height, width), one image of a batch in channels_last memory.
     """
-    rows, columns = part.wanted
-    assert out.shape == (3, rows, columns)
-    assert out.stride() == (1, 3 * columns, 3)
+    assert out.shape[2:] == part.wanted
     assert out.dtype == ending.dtype
     mirrored = part.mirrored() if flip else None
     if mirrored:
         part, flip = mirrored, False
     if out.dtype == torch.uint8 and part.size == part.wanted and not flip:
-        part.resize_into(out.unsqueeze(0))
+        part.resize_into(out)
         return
     pixels = _wanted(part, _memory.resized(part.size))
     if flip:
         pixels = pixels.flip(1)
-    out_hwc = out.permute(1, 2, 0)
+    out_hwc = out[0].permute(1, 2, 0)
     if ending.normalize:
         geometry.fill(out_hwc, pixels, *ending.normalize)
     elif ending.dtype == torch.float32:
@@ -180,18 +178,16 @@ class _Memory(threading.local):
 
     def __init__(self) -> None:
         self._decoded = np.empty(0, np.uint8)
-        self._flat = torch.from_numpy(self._decoded)
         self._resized = self.fresh((1, 1))
 
-    def decoded(self, num_bytes: int) -> tuple[NDArray[np.uint8], torch.Tensor]:
-        """One memory of as many bytes or more, as an array and as a tensor."""
+    def decoded(self, num_bytes: int) -> NDArray[np.uint8]:
+        """As many bytes or more."""
         if num_bytes <= len(self._decoded):
-            return self._decoded, self._flat
+            return self._decoded
         decoded = np.empty(num_bytes, np.uint8)
-        flat = torch.from_numpy(decoded)
         if num_bytes <= _MAX_KEPT_BYTES:
-            self._decoded, self._flat = decoded, flat
-        return decoded, flat
+            self._decoded = decoded
+        return decoded
 
     def resized(self, size: tuple[int, int]) -> torch.Tensor:
         """Tensor (1, 3, *size) of channels_last memory."""

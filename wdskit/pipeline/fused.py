@@ -140,9 +140,9 @@ class FusedStep:
 
         Args:
             prepared: By `prepare`, once.
-            out: Where to write the image, as `framing.write` takes it: `out_shape` and `out_ending.dtype` say what
-                fits. The field of the result is then `out` itself, or, of a sample that is not the common case, what it
-                would be without.
+            out: Where to write the image, as `framing.write` takes it: (1, *out_shape), of `out_ending.dtype`. The
+                field of the result is then `out` itself, or, of a sample that is not the common case, what it would be
+                without.
 
         Raises:
             StepFailed: From the error of the stage that failed.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from wdskit.errors import SampleError
 from wdskit.order.base import Ints
-from wdskit.pipeline.fused import Prepared, names_image
+from wdskit.pipeline.fused import names_image
 from wdskit.pipeline.memory import Memory
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.timings import Timings, started
@@ -109,7 +109,7 @@ class Making:
             assert writer.out_shape is not None
             shape = (len(self._found), *writer.out_shape)
             self._slot = self._memory.empty(shape, writer.out_ending.dtype, channels_last=True)
-            self._rows = self._slot.unbind()
+            self._rows = self._slot.split(1)
             self._is_raw = writer.out_ending != writer.ending
         num_chunks = -(-len(self._found) // CHUNK)
         self._timed = self._pipeline.chunk_pace.pick(num_chunks)
@@ -120,10 +120,10 @@ class Making:
         weight = self._timed.get(chunk)
         timings = None if weight is None else started(weight)
         rows = range(chunk * CHUNK, min(len(self._found), (chunk + 1) * CHUNK))
-        begun = self._begin(rows, timings) if self._pipeline.each.first else {}
+        decoded = self._decode(rows, timings) if self._pipeline.each.first else {}
         for at in rows:
             try:
-                self._results[at] = self._one(at, timings, begun.pop(at, None))
+                self._results[at] = self._one(at, timings, decoded.pop(at, None))
             except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
                 self._errors[at] = err
                 return
@@ -131,25 +131,32 @@ class Making:
             self._pipeline.chunk_pace.end(timings)
             self._chunk_timings.append(timings)
 
-    def _begin(self, rows: range, timings: Timings | None) -> dict[int, Prepared]:
-        """Read samples, and do what comes before their pixels. What goes wrong with one is left to `_one`."""
+    def _decode(self, rows: range, timings: Timings | None) -> dict[int, tuple[Any, Origin]]:
+        """Samples behind the first step, which decodes an image: first all are read, then all prepared, then the pixels
+        follow. One by one, all of it would run with caches that a decoder has filled, and hold Python's lock three to
+        five times as long. What goes wrong with one is left to `_one`.
+        """
         first, shards = self._pipeline.each.first, self._pipeline.shards
         assert first is not None
-        begun: dict[int, Prepared] = {}
-        samples = []
+        read, prepared, decoded = [], [], {}
         for at in rows:
             place, shard, sample = self._found[at]
             with contextlib.suppress(Exception):
                 path, key, part, fields = shards.read(shard, sample, names_image)
-                samples.append((at, Origin(path, key, 0, place, part), fields))
+                read.append((at, Origin(path, key, 0, place, part), fields))
         if timings is not None:
             timings.lap("read", len(rows))
-        for at, origin, fields in samples:
+        for at, origin, fields in read:
             with contextlib.suppress(Exception):
-                begun[at] = first.prepare({"__key__": origin.key, "__url__": origin.url, **fields}, origin)
+                prepared.append((at, first.prepare({"__key__": origin.key, "__url__": origin.url, **fields}, origin)))
         if timings is not None:
             timings.lap("headers", len(rows))
-        return begun
+        for at, each in prepared:
+            with contextlib.suppress(Exception):
+                decoded[at] = first.carry_out(each, self._rows[at] if self._rows else None), each.origin
+                if timings is not None:
+                    timings.lap(self._pipeline.each.steps[0].label)
+        return decoded
 
     def finish(self) -> Made:
         """The batch, with its mask if the tail is padded.
@@ -229,15 +236,18 @@ class Making:
             self.run(chunk)
         self._raise_first()
 
-    def _one(self, at: int, timings: Timings | None, begun: Prepared | None) -> tuple[Any, Origin, str | None]:
+    def _one(
+        self, at: int, timings: Timings | None, decoded: tuple[Any, Origin] | None
+    ) -> tuple[Any, Origin, str | None]:
         """A sample behind all one-to-one stages; with the origin of the bad one and the reason, where another stands
         in for it.
         """
         place, shard, sample = self._found[at]
         out = self._rows[at] if self._rows else None
         try:
-            if begun is not None:
-                return self._pipeline.each.apply(None, begun.origin, out, timings, begun), begun.origin, None
+            if decoded is not None:
+                value, origin = decoded
+                return self._pipeline.each.apply(value, origin, None, timings, 1), origin, None
             return *self._sample(place, shard, sample, out, timings), None
         except SampleError as err:
             if not self._forgives(err):

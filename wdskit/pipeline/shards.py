@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import resource
 import threading
@@ -51,6 +52,7 @@ class OpenShards:
         self._begin()
 
     def _begin(self) -> None:
+        self._stop_list: list[int] = self._stops.tolist()
         self._open: OrderedDict[int, LocalShard] = OrderedDict()
         self._lock = threading.Lock()
         self._mean_bytes: NDArray[np.float64] | None = None
@@ -78,9 +80,9 @@ class OpenShards:
             ShardError: Its shard is not right.
             StorageError, FolderIndexError: It cannot be opened, or its offsets are not those of this file.
         """
-        at = int(np.searchsorted(self._stops, shard, side="right"))
+        at = bisect.bisect_right(self._stop_list, shard) if len(self.tables) > 1 else 0
         table = self.tables[at]
-        inner = shard - int(self._stops[at]) + len(table)
+        inner = shard - self._stop_list[at] + len(table)
         local = self._shard(shard, table, inner)
         key, fields = local.read(table.number(inner, sample))
         if viewed is None:

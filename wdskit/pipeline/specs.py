@@ -257,11 +257,15 @@ class LoaderSpec(BaseModel):
     model_config = StageSpec.model_config
     items: ClassVar[dict[str, type[BaseModel]]] = {"stats": StatsSpec}
 
-    workers: Natural = Field(1, description="Worker processes; 0: this process.")
+    workers: Natural = Field(
+        1,
+        description="Worker processes; 0: this process. Without this and threads, where images are decoded or "
+        "functions called behind a planned source: one for two of this machine's cores, shared by its ranks.",
+    )
     threads: Count | None = Field(
         None,
-        description="Threads in each process. Without: where images are decoded or functions called in workers of a "
-        "planned source, this machine's cores, shared by its ranks, at most 8; else 1.",
+        description="Threads in each process. Without, where images are decoded or functions called behind a planned "
+        "source: this machine's cores, shared by its ranks and workers, at most 8; else, and with 0 workers, 1.",
     )
     prefetch: Count = Field(
         4,
