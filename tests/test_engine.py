@@ -265,6 +265,17 @@ def test_an_error_of_a_function_names_stage_shard_and_key(numbers, way):
         assert "in fail_on_7" in str(caught.value.__cause__)
 
 
+@pytest.mark.parametrize("way", PROCESSES, ids=str)
+def test_a_batch_that_does_not_pickle_is_an_error_and_no_dead_worker(numbers, way):
+    loader = exact(numbers).map(locked).batched(3).loader(**way)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        list(loader)
+
+
+def locked(_: Any) -> Any:
+    return threading.Lock()
+
+
 def test_of_several_errors_in_a_batch_the_first_sample_counts(numbers):
     def fail(sample: Any) -> None:
         raise ValueError(number_of(sample))

@@ -14,7 +14,7 @@ import torch
 from leaks import open_things
 from shards import fail_on_7, number_of, write_numbers, write_pictures
 
-from wdskit import Pipeline, PipelineError, SampleError
+from wdskit import Pipeline, PipelineError, Ragged, SampleError
 from wdskit.loader import handover
 from wdskit.loader import planned as planned_module
 from wdskit.loader.handover import finish_numbers, hand_over, make_mover, map_tensors
@@ -127,6 +127,8 @@ def test_every_tensor_of_a_batch_is_found():
     value = {"a": torch.ones(2), "b": [torch.ones(1), "text"], "c": (torch.ones(1), None), "d": Pair(torch.ones(3), 5)}
     found = map_tensors(value, lambda tensor: tensor + 1)
     assert [t.sum().item() for t in (found["a"], found["b"][0], found["c"][0], found["d"].one)] == [4, 2, 2, 6]
+    ragged = map_tensors(Ragged(torch.ones(3), torch.tensor([0, 1, 3])), lambda tensor: tensor + 1)
+    assert (ragged.values.tolist(), ragged.offsets.tolist()) == ([2, 2, 2], [1, 2, 4])
     assert (found["b"][1], found["c"][1], type(found["d"]), found["d"].two) == ("text", None, Pair, 5)
 
 

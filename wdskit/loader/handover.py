@@ -14,6 +14,7 @@ from wdskit.errors import PipelineError
 from wdskit.pipeline.framing import Ending, finish_batch
 from wdskit.pipeline.making import Made
 from wdskit.pipeline.planned import PlannedPipeline
+from wdskit.pipeline.ragged import Ragged
 from wdskit.pipeline.specs import LoaderSpec
 
 _NUM_AHEAD = 2  # one that is being moved while the other waits to be taken
@@ -116,6 +117,8 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
         return function(value)
     if isinstance(value, Mapping):
         return {name: map_tensors(each, function) for name, each in value.items()}
+    if isinstance(value, Ragged):
+        return Ragged(function(value.values), function(value.offsets))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(each, function) for each in value))
     if isinstance(value, (tuple, list)):

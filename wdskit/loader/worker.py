@@ -9,6 +9,7 @@ import signal
 import threading
 import traceback
 from collections import deque
+from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -103,9 +104,20 @@ class _Office:
         """A job of this pipeline in this memory."""
         return begin(self.pipeline, job, self.ring)
 
-    def send(self, ticket: int, made: Made) -> None:
-        """Send what was made."""
-        message = pack(made, self.ring)
+    def answer(self, ticket: int, make: Callable[[], Made]) -> None:
+        """Send what is made, or the error in its place, also that of a value which does not pickle.
+
+        Raises:
+            OSError: The main process is gone.
+        """
+        try:
+            message = pack(make(), self.ring)
+        except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
+            self._fail(ticket, err)
+        else:
+            self._send(ticket, message)
+
+    def _send(self, ticket: int, message: Message) -> None:
         with self._lock:
             new = {number: self.ring.hold(number) for number in message.blocks - self._known}
             dropped = [self.ring.dropped.popleft() for _ in range(len(self.ring.dropped))]
@@ -120,8 +132,7 @@ class _Office:
                 block.close_file()
                 self.ring.give_back(number)
 
-    def fail(self, ticket: int, err: BaseException) -> None:
-        """Send an error."""
+    def _fail(self, ticket: int, err: BaseException) -> None:
         trace = "".join(traceback.format_exception(err))
         with self._lock:
             self._connection.send(Reply(ticket, Failure(sendable(err), trace, self._number), (), ()))
@@ -139,14 +150,7 @@ def _serve_alone(office: _Office) -> None:
             if order.job is not None:
                 orders.append((order.ticket, order.job))
         ticket, job = orders.popleft()
-        try:
-            made = run_here(office.making(job))
-        except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
-            office.fail(ticket, err)
-            del err
-        else:
-            office.send(ticket, made)
-            del made  # it stands in memory that is wanted again
+        office.answer(ticket, functools.partial(run_here, office.making(job)))
 
 
 def _serve_threads(office: _Office) -> None:
@@ -155,13 +159,8 @@ def _serve_threads(office: _Office) -> None:
 
     def finish(ticket: int, task: Task) -> None:
         tasks.pop(ticket, None)
-        try:
-            try:
-                office.send(ticket, task.result())
-            except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
-                office.fail(ticket, err)
-        except OSError:
-            pass  # the main process is gone, which the other thread sees too
+        with contextlib.suppress(OSError):  # the main process is gone, which the other thread sees too
+            office.answer(ticket, task.result)
 
     while (order := office.order()) is not None:
         threads.forget([tasks.pop(ticket) for ticket in order.forgotten if ticket in tasks])
