@@ -15,7 +15,7 @@ from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
 from wdskit.packing import folder as folder_module
-from wdskit.packing.rows import FileBytes
+from wdskit.packing.references import FileBytes
 
 
 def test_a_folder_of_classes_becomes_images_with_numbers_and_json(tmp_path):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PackError, RowError
-from wdskit.packing.rows import FieldBytes, Row, field_of, file_bytes, make_row, row_error, to_json
+from wdskit.packing.references import FieldBytes
+from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error, to_json
 
 
 @dataclass(frozen=True)

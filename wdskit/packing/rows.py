@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from wdskit.codecs.fields import encode_field
 from wdskit.codecs.images import is_image_field
@@ -16,46 +16,10 @@ from wdskit.codecs.structure import check_image
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import DecodeError, KeyRuleError, RowError
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
+from wdskit.packing.references import FieldBytes, FileBytes
 
 _SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-
-
-@dataclass(frozen=True, slots=True)
-class FileBytes:
-    """The bytes of a file, read when they are packed.
-
-    Attributes:
-        path: The file.
-        num_bytes: Its size when the plan was made.
-    """
-
-    path: str
-    num_bytes: int
-
-    def read(self) -> bytes:
-        """The file's bytes.
-
-        Raises:
-            OSError: It cannot be read.
-            ValueError: It has another size than planned.
-        """
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            parts = []
-            left = self.num_bytes + 1  # the byte too many shows that it grew
-            while left and (part := os.read(fd, left)):
-                parts.append(part)
-                left -= len(part)
-            if left != 1:
-                now = os.fstat(fd).st_size
-                raise ValueError(f"it has {now} bytes now and had {self.num_bytes} when packing began")
-        finally:
-            os.close(fd)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-FieldBytes: TypeAlias = bytes | FileBytes
 
 
 @dataclass(frozen=True, slots=True)

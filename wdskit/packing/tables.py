@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PackError, RowError
-from wdskit.packing.rows import FieldBytes, Row, field_of, file_bytes, make_row, row_error, to_json
+from wdskit.packing.references import FieldBytes
+from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error, to_json
 
 IMAGE_COLUMNS = ("image", "file_name", "path")
 KEY_COLUMN = "key"
