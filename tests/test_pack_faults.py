@@ -30,7 +30,7 @@ from wdskit import PackError, WdskitError, pack
 from wdskit.files import Disk, Draft, draft_path
 from wdskit.packing import api, destination, fill
 from wdskit.packing.plan import row_bytes
-from wdskit.packing.workers import hold_folder
+from wdskit.shards.locking import hold_folder
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 

@@ -7,12 +7,12 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.index import ShardEntry, write_index
+from wdskit.dataset.index import Also, ShardEntry, write_index
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import DISK, Disk, make_folders, remove_drafts
 from wdskit.order.keys import permutation
@@ -21,8 +21,9 @@ from wdskit.packing.fill import OnSample, ShardJob, fill_shard
 from wdskit.packing.plan import Limits, Names, fill_in_turn
 from wdskit.packing.rows import Row
 from wdskit.packing.sources import Progress, Source, Tell, find_source, good_rows
-from wdskit.packing.workers import fill_in_worker, wait_for_workers
-from wdskit.shards.locking import lock_folder
+from wdskit.packing.workers import fill_in_worker
+from wdskit.shards.also import check_names, parse_also, publish_beside_folder
+from wdskit.shards.locking import lock_folder, wait_for_workers
 from wdskit.shards.parallel import map_shards
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.writer import END_BYTES
@@ -70,6 +71,8 @@ def pack(
     append: bool = False,
     image_column: str | None = None,
     key_column: str | None = None,
+    also: Sequence[str] = (),
+    split_name: str = "",
     progress: Tell | None = None,
     disk: Disk = DISK,
 ) -> PackResult:
@@ -96,6 +99,9 @@ def pack(
         append: Add to a folder that is indexed already. Its shards are read, for their keys.
         image_column: Of a manifest; see `packing.tables.Manifest`.
         key_column: Of a manifest.
+        also: Files for other readers beside the shards: some of `shards.also.KINDS`. With `append` those that are there
+            are renewed, and no others can be asked for.
+        split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         progress: Called now and then while rows are read and checked, after each sample that is written, or with
             several workers after each shard.
         disk: What writes.
@@ -108,6 +114,7 @@ def pack(
     start = time.perf_counter()
     _check_options(keys, workers, shuffle)
     limits = Limits(max_samples, max_bytes)
+    parse_also(also, split_name=split_name)
     with _told_as_pack_errors(Path(dest)):
         folder = _folder(os.fsdecode(dest))
         names = _names(folder, pattern)
@@ -126,13 +133,18 @@ def pack(
         with _told_as_pack_errors(folder):
             wait_for_workers(folder)
             target = open_destination(folder, append=append, classes=found.classes, disk=disk)
-        entries = _fill(rows, found, target, names, limits, workers=workers, tell=tell, disk=disk)
+        beside = target.beside(also, split_name)
+        entries = _fill(rows, found, target, names, limits, workers=workers, also=beside, tell=tell, disk=disk)
+        everything = (*target.entries, *entries)
         with _told_as_pack_errors(folder):
             lists = target.lists(found.classes, found.rejected)
             target.check_lists(lists)
             target.check_strays(entry.name for entry in entries)
             target.publish_lists(lists, disk=disk)
-            write_index(folder, (*target.entries, *entries), disk=disk)
+            publish_beside_folder(
+                folder, everything, also=beside, before=target.also, earlier=target.entries, disk=disk
+            )
+            write_index(folder, everything, also=beside, disk=disk)
     return PackResult(
         folder=folder,
         entries=tuple(entries),
@@ -225,6 +237,7 @@ def _fill(
     limits: Limits,
     *,
     workers: int,
+    also: Also,
     tell: Tell,
     disk: Disk,
 ) -> list[ShardEntry]:
@@ -232,7 +245,7 @@ def _fill(
     rows = target.refuse_taken(rows, tell) if target.append else rows
     first = target.first_number(names)
     jobs: Iterable[ShardJob] = (
-        ShardJob(target.folder / names[first + number], shard.rows, shard.num_bytes)
+        ShardJob(target.folder / names[first + number], shard.rows, shard.num_bytes, also)
         for number, shard in enumerate(fill_in_turn(rows, limits))
     )
     total: tuple[int, int] | tuple[None, None] = (None, None)
@@ -241,6 +254,7 @@ def _fill(
         total = sum(len(job.rows) for job in jobs), sum(job.num_bytes - END_BYTES for job in jobs)
         with _told_as_pack_errors(target.folder):
             target.check_free(jobs)
+            check_names([*(entry.name for entry in target.entries), *(job.path.name for job in jobs)], also)
             target.check_lists(target.lists(found.classes, found.rejected))
     done = [0, 0]
     tell(Progress("packing", 0, 0, *total))
