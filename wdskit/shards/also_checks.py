@@ -9,6 +9,7 @@ from typing import Any
 
 from wdskit.dataset.index import FolderIndex, ShardEntry
 from wdskit.dataset.others import INFO_NAMES, SIZES_NAME, counts_told
+from wdskit.dataset.patterns import expand_braces
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.shards.also import KINDS, shard_names
@@ -23,9 +24,7 @@ from wdskit.storage.urls import read_bytes
 MAX_BESIDE_BYTES = MAX_INDEX_BYTES
 
 
-def check_beside_shard(
-    path: str, record: ShardRecord, entry: ShardEntry, kinds: Sequence[str]
-) -> Iterator[Finding]:
+def check_beside_shard(path: str, record: ShardRecord, entry: ShardEntry, kinds: Sequence[str]) -> Iterator[Finding]:
     """What is not right with the files of one shard.
 
     Args:
@@ -119,13 +118,14 @@ def _info_problem(data: bytes, entries: Sequence[ShardEntry]) -> str:
 def _split_problem(data: bytes, entries: Sequence[ShardEntry]) -> str:
     """A user may give shards to other parts; but all that are named must be there, and all that are there be named."""
     import yaml
-    from braceexpand import braceexpand
 
     try:
         document: Any = yaml.safe_load(data)
         parts = document["split_parts"].values()
-        named = {name for names in (*parts, document.get("exclude", [])) for one in names for name in braceexpand(one)}
-    except (yaml.YAMLError, LookupError, AttributeError, TypeError, ValueError, RecursionError):
+        named = {
+            name for names in (*parts, document.get("exclude", [])) for one in names for name in expand_braces(one)
+        }
+    except (yaml.YAMLError, StorageError, LookupError, AttributeError, TypeError, ValueError, RecursionError):
         return "it does not read"
     wanted = {entry.name for entry in entries if entry.num_samples}
     if not wanted ^ {name for name in named if "/" not in name}:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from wdskit.dataset.keys import split_name
 from wdskit.files import Buffer
+from wdskit.limits import MAX_CHECKED_BYTES
 from wdskit.tar.window import Passed
 
 
@@ -21,7 +22,8 @@ class ShardRecord:
         offsets: Where their data start, in bytes.
         sizes: How long they are.
         keys: Of the samples.
-        documents: Their field `json`, None where they have none or it is not kept; as long as `keys`.
+        documents: Their field `json`, None where they have none, it is not kept, or over `limits.MAX_CHECKED_BYTES`; as
+            long as `keys`.
     """
 
     keep_json: bool = False
@@ -41,14 +43,15 @@ class ShardRecord:
         """
         self.names.append(name)
         self.offsets.append(offset)
-        self.sizes.append(data.num_bytes if isinstance(data, Passed) else memoryview(data).nbytes)
+        size = data.num_bytes if isinstance(data, Passed) else memoryview(data).nbytes
+        self.sizes.append(size)
         split = split_name(name)
         if split is None:
             return
         if not self.keys or self.keys[-1] != split[0]:
             self.keys.append(split[0])
             self.documents.append(None)
-        if self.keep_json and split[1] == "json":
+        if self.keep_json and split[1] == "json" and size <= MAX_CHECKED_BYTES:
             self.documents[-1] = bytes(data)
 
     def samples(self) -> Iterator[list[int]]:

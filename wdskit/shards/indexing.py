@@ -53,6 +53,10 @@ class _Job(NamedTuple):
     disk: Disk | None
 
 
+class _WriteError(StorageError):
+    """No fault of a shard, but of the disk that is written to."""
+
+
 class _Scan(NamedTuple):
     entry: ShardEntry
     offsets: array[int]  # 8 bytes a sample, where a tuple takes 40
@@ -176,6 +180,8 @@ def _scan_all(
     alone = workers == 1 or len(jobs) < 2
     results = map_shards(_scan if alone else _scan_in_worker, jobs, workers=workers)
     for result, size in zip(results, sizes.values(), strict=True):
+        if isinstance(result, _WriteError):
+            raise result
         if isinstance(result, WdskitError):
             faults.append(result)
         else:
@@ -207,7 +213,7 @@ def _scan(job: _Job) -> _Scan:
         try:
             publish_beside_shard(Path(path), scanned.entry, record, also=job.also, before=job.before, disk=job.disk)
         except OSError as err:
-            raise StorageError(f"{path}: what belongs beside it cannot be written: {err.strerror}.", url=path) from err
+            raise _WriteError(f"{path}: what belongs beside it cannot be written: {err.strerror}.", url=path) from err
     return _Scan(scanned.entry, array("Q", scanned.offsets), scanned.num_ignored)
 
 
