@@ -40,7 +40,7 @@ def pack_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Folder of images (sub-folder = class), or a .jsonl or .csv manifest.",
+            help="Folder of images (sub-folder = class), .jsonl, .csv or .tsv manifest, or - for paths on stdin.",
             show_default=False,
         ),
     ],
@@ -65,6 +65,14 @@ def pack_command(
         str, typer.Option(metavar="given|hashed", help="Keys: key column or image's path, or a hash of it.")
     ] = "given",
     append: Annotated[bool, typer.Option("--append", help="Add to a folder that is indexed already.")] = False,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see below."),
+    ] = None,
+    side_cars: Annotated[
+        str,
+        typer.Option(metavar="EXT,...", help="Files beside an image that belong to its sample: json,txt,seg.png."),
+    ] = "",
     image_column: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Manifest column with the image's path. Default: image, file_name or path."),
@@ -79,6 +87,9 @@ def pack_command(
     Writes shards (POSIX tar) with an .idx beside each, classes.json where folders are classes, and last index.bin and
     index.json. The same input gives the same bytes. A file has its name only once it is whole and on disk; after a
     kill, run the same command again.
+
+    SOURCE is read by what it is and its suffix. --from says it: folder, table (a manifest; on stdin JSONL), list
+    (paths, one a line) or list0 (as find -print0 writes them).
 
     In Python: wdskit.pack
     """
@@ -97,6 +108,8 @@ def pack_command(
             skip_bad=skip_bad,
             keys=keys,
             append=append,
+            from_=from_,
+            side_cars=[name.strip() for name in side_cars.split(",")] if side_cars else (),
             image_column=image_column,
             key_column=key_column,
             progress=show,

@@ -7,7 +7,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from wdskit.files import DISK, Disk, make_folders, remove_drafts
 from wdskit.order.keys import permutation
 from wdskit.packing.destination import Destination, check_place, open_destination
 from wdskit.packing.fill import OnSample, ShardJob, fill_shard
+from wdskit.packing.kinds import SourceOptions, find_source
 from wdskit.packing.plan import Limits, Names, fill_in_turn
 from wdskit.packing.rows import Row
-from wdskit.packing.sources import Progress, Source, Tell, find_source, good_rows
+from wdskit.packing.sources import Progress, Source, Tell, good_rows
 from wdskit.packing.workers import fill_in_worker, wait_for_workers
 from wdskit.shards.locking import lock_folder
 from wdskit.shards.parallel import map_shards
@@ -68,6 +69,8 @@ def pack(
     skip_bad: bool = False,
     keys: str = "given",
     append: bool = False,
+    from_: str | None = None,
+    side_cars: Sequence[str] = (),
     image_column: str | None = None,
     key_column: str | None = None,
     progress: Tell | None = None,
@@ -80,9 +83,10 @@ def pack(
     stopped is done again by the same call; no file that holds something else is overwritten.
 
     Args:
-        source: A folder of images (a sub-folder is a class), a manifest (.jsonl, .csv), or rows: dicts of `__key__` and
-            fields, whose values are bytes, a `pathlib.Path`, or what the field's name stands for (`cls` an int, ...).
-            Rows that can be read once only, as from a generator, are packed while they come.
+        source: A folder of images (a sub-folder is a class), a manifest (.jsonl, .csv, .tsv, with .gz or without), `-`
+            for paths on standard input, or rows: dicts of `__key__` and fields, whose values are bytes, a
+            `pathlib.Path`, or what the field's name stands for (`cls` an int, ...). Rows that can be read once only, as
+            from a generator or standard input, are packed while they come.
         dest: The folder to write to; created where it is missing. Not in the source.
         max_samples: Most samples in a shard.
         max_bytes: Most bytes of a shard's file.
@@ -94,7 +98,10 @@ def pack(
         keys: "given", or "hashed": a hash of the image's path, or of the key where a row has one, for names that not
             every reader would give back. Path and key stand in `json`.
         append: Add to a folder that is indexed already. Its shards are read, for their keys.
-        image_column: Of a manifest; see `packing.tables.Manifest`.
+        from_: What kind of source it is (a name of `packing.kinds.KINDS`), where its path does not say so.
+        side_cars: Of an image folder: extensions of the files beside an image that belong to its sample (`json`,
+            `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
+        image_column: Of a manifest; see `packing.records.Records`.
         key_column: Of a manifest.
         progress: Called now and then while rows are read and checked, after each sample that is written, or with
             several workers after each shard.
@@ -112,7 +119,7 @@ def pack(
         folder = _folder(os.fsdecode(dest))
         names = _names(folder, pattern)
         check_place(folder, source, append=append)
-    found = find_source(source, keys=keys, image_column=image_column, key_column=key_column)
+    found = find_source(source, SourceOptions(from_, keys, image_column, key_column, side_cars))
     if found.is_stream and (workers > 1 or shuffle is not None):
         what = "workers" if workers > 1 else "shuffle"
         raise PackError(
