@@ -151,7 +151,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
         (["photos", "out", "--keys", "random"], 1, "keys: 'random' is neither 'given' nor 'hashed'."),
         (["photos", "out", "--append"], 1, "index.json"),
-        (["photos", "out", "--image-column", "x"], 1, "photos: image and key columns belong to a manifest"),
+        (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a manifest, and this is"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
         (["photos", "out", "more"], 2, "Got unexpected extra argument"),
         (["photos"], 2, "Missing argument 'DEST'"),
@@ -214,6 +214,8 @@ OPTIONS = {
     "--skip-bad": ("a.jsonl out --skip-bad", lambda: Path("out/rejected.jsonl").exists()),
     "--keys": ("photos out --keys hashed", lambda: all(key.isalnum() for key in keys_in("out"))),
     "--append": ("b.jsonl there --append", lambda: keys_in("there") == ["x", "row-000000000"]),
+    "--from": ("list out --from list", lambda: keys_in("out") == ["photos/dog/0000"]),
+    "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
     "--key-column": ("b.jsonl out --key-column id", lambda: keys_in("out") == ["w"]),
 }
@@ -229,6 +231,8 @@ def test_an_option_does_what_its_help_says(run, photos, option):
     Path("a.jsonl").write_text('{"key": "x"}\nbad\n')
     Path("b.jsonl").write_text('{"id": "w", "photo": "photos/cat/0000.jpg"}\n')
     assert run("pack", "a.jsonl", "there", "--skip-bad")[0] == 0
+    Path("list").write_text("photos/dog/0000.jpg\n")
+    (photos / "dog" / "0000.txt").write_text("a dog")
     words, is_done = OPTIONS[option]
     assert run("pack", *words.split())[::2] == (0, "")
     assert is_done()

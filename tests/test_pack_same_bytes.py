@@ -17,7 +17,7 @@ from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
-from wdskit.packing import api, folder, running
+from wdskit.packing import api, folder, running, walking
 
 TINY = (Path(__file__).parent / "golden" / "tiny.jpg").read_bytes()
 
@@ -182,9 +182,18 @@ def test_times_modes_and_the_order_of_files_on_disk_change_nothing(tmp_path, sou
     assert bytes_in(tmp_path / "out") == reference
 
 
+def list_backwards(monkeypatch):
+    listed = walking.list_folder
+    for module in (walking, folder):
+        monkeypatch.setattr(module, "list_folder", lambda path: list(listed(path))[::-1])
+
+
+class Unsorted(list):
+    add = list.append
+
+
 def test_the_listing_order_of_a_folder_changes_nothing(tmp_path, source, reference, monkeypatch):
-    listed = folder._list
-    monkeypatch.setattr(folder, "_list", lambda path: listed(path)[::-1])
+    list_backwards(monkeypatch)
     pack(source, tmp_path / "out", **OPTIONS)
     assert bytes_in(tmp_path / "out") == reference
 
@@ -265,9 +274,9 @@ def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source
 @pytest.mark.parametrize("mutant", ["listing order", "locale's names"])
 def test_a_source_that_lets_the_machine_in_is_caught(tmp_path, source, reference, mutant, monkeypatch):
     if mutant == "listing order":
-        listed = folder._list
-        monkeypatch.setattr(folder, "_list", lambda path: listed(path)[::-1])
+        list_backwards(monkeypatch)
         monkeypatch.setattr(folder, "sorted", lambda items, key: list(items), raising=False)
+        monkeypatch.setattr(walking, "SortedBytes", Unsorted)
     else:
         monkeypatch.setattr(folder, "utf8_name", lambda name: os.fsencode(name).decode("latin-1"))
     pack(source, tmp_path / "out", **OPTIONS)

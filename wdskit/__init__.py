@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from wdskit.shards.findings import Finding, VerifyResult
     from wdskit.shards.repairing import RepairResult, repair
     from wdskit.shards.splitting import split
+    from wdskit.shards.statistics import stats
+    from wdskit.shards.statistics_types import ShardStats
     from wdskit.shards.verifying import verify
 
 __version__ = "0.1.0"
@@ -68,6 +70,7 @@ __all__ = [
     "SampleError",
     "SelectionError",
     "ShardError",
+    "ShardStats",
     "StageStats",
     "StateError",
     "StorageError",
@@ -84,6 +87,7 @@ __all__ = [
     "register",
     "repair",
     "split",
+    "stats",
     "verify",
 ]
 
@@ -104,7 +108,9 @@ _HOMES = {
     "pack": "wdskit.packing.api",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
+    "ShardStats": "wdskit.shards.statistics_types",
     "split": "wdskit.shards.splitting",
+    "stats": "wdskit.shards.statistics",
     "repair": "wdskit.shards.repairing",
     "verify": "wdskit.shards.verifying",
 }

@@ -37,3 +37,6 @@ MAX_CONFIG_BYTES = 1 << 20
 
 MAX_CONFIG_DEPTH = 32
 """Deepest nesting in a configuration file."""
+
+MAX_ROW_BYTES = 4 << 20
+"""Longest line of a manifest, and longest JSON of one sample; read by Python it takes up to 25 times as much."""

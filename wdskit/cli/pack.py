@@ -42,7 +42,7 @@ def pack_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Folder of images (sub-folder = class), or a .jsonl or .csv manifest.",
+            help="Folder of images (sub-folder = class), .jsonl, .csv or .tsv manifest, or - for paths on stdin.",
             show_default=False,
         ),
     ],
@@ -78,6 +78,14 @@ def pack_command(
     ] = "given",
     append: Annotated[bool, typer.Option("--append", help="Add to a folder that is indexed already.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see below."),
+    ] = None,
+    side_cars: Annotated[
+        str,
+        typer.Option(metavar="EXT,...", help="Files beside an image that belong to its sample: json,txt,seg.png."),
+    ] = "",
     image_column: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Manifest column with the image's path. Default: image, file_name or path."),
@@ -92,6 +100,9 @@ def pack_command(
     Writes shards (POSIX tar) with an .idx beside each, classes.json where folders are classes, and last index.bin and
     index.json. The same input gives the same bytes. A file has its name only once it is whole and on disk; after a
     kill, run the same command again.
+
+    SOURCE is read by what it is and its suffix. --from says it: folder, table (a manifest; on stdin JSONL), list
+    (paths, one a line) or list0 (as find -print0 writes them).
 
     In Python: wdskit.pack
     """
@@ -113,6 +124,8 @@ def pack_command(
             keys=keys,
             append=append,
             dry_run=dry_run,
+            from_=from_,
+            side_cars=[name.strip() for name in side_cars.split(",")] if side_cars else (),
             image_column=image_column,
             key_column=key_column,
             progress=show,

@@ -16,11 +16,12 @@ from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, make_folders, remove_drafts
 from wdskit.packing.destination import Destination, check_place, look_at_destination, open_destination
+from wdskit.packing.kinds import SourceOptions, find_source
 from wdskit.packing.options import PackOptions
 from wdskit.packing.plan import Names, make_limits
 from wdskit.packing.planning import Jobs, PackPlan, divide_rows, read_rows
 from wdskit.packing.running import fill_all, fill_stream
-from wdskit.packing.sources import Progress, Source, Tell, find_source
+from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.workers import wait_for_workers
 from wdskit.shards.locking import lock_folder
@@ -69,6 +70,8 @@ def pack(
     keys: str = "given",
     append: bool = False,
     dry_run: bool = False,
+    from_: str | None = None,
+    side_cars: Sequence[str] = (),
     image_column: str | None = None,
     key_column: str | None = None,
     progress: Tell | None = None,
@@ -81,9 +84,10 @@ def pack(
     stopped is done again by the same call; no file that holds something else is overwritten.
 
     Args:
-        source: A folder of images (a sub-folder is a class), a manifest (.jsonl, .csv), or rows: dicts of `__key__` and
-            fields, whose values are bytes, a `pathlib.Path`, or what the field's name stands for (`cls` an int, ...).
-            Rows that can be read once only, as from a generator, are packed while they come.
+        source: A folder of images (a sub-folder is a class), a manifest (.jsonl, .csv, .tsv, with .gz or without), `-`
+            for paths on standard input, or rows: dicts of `__key__` and fields, whose values are bytes, a
+            `pathlib.Path`, or what the field's name stands for (`cls` an int, ...). Rows that can be read once only, as
+            from a generator or standard input, are packed while they come.
         dest: The folder to write to; created where it is missing. Not in the source.
         max_samples: Most samples in a shard. Default: 10,000; with `num_shards`, any number.
         max_bytes: Most bytes of a shard's file. Default: 1 GB; with `num_shards`, any number.
@@ -99,7 +103,10 @@ def pack(
             every reader would give back. Path and key stand in `json`.
         append: Add to a folder that is indexed already. Its shards are read, for their keys.
         dry_run: Only plan: `plan` of the result tells what would be written, and nothing is.
-        image_column: Of a manifest; see `packing.tables.Manifest`.
+        from_: What kind of source it is (a name of `packing.kinds.KINDS`), where its path does not say so.
+        side_cars: Of an image folder: extensions of the files beside an image that belong to its sample (`json`,
+            `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
+        image_column: Of a manifest; see `packing.records.Records`.
         key_column: Of a manifest.
         progress: Called now and then while rows are read and checked, after each sample that is written, or with
             several workers after each shard.
@@ -125,7 +132,7 @@ def pack(
         folder = _folder(os.fsdecode(dest))
         names = _names(folder, pattern)
         check_place(folder, source, append=append)
-    found = find_source(source, keys=keys, image_column=image_column, key_column=key_column)
+    found = find_source(source, SourceOptions(from_, keys, image_column, key_column, side_cars))
     if found.is_stream:
         options.check_stream()
     tell = progress or _say_nothing

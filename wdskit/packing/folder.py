@@ -3,40 +3,90 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PackError, RowError
+from wdskit.packing.facts import field_with_facts
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error, to_json
+from wdskit.packing.side_cars import SideCars, Together
+from wdskit.packing.walking import is_folder, list_folder, utf8_name, walk_files
 
 
-@dataclass(frozen=True)
-class ImageFolder:
-    """What stands in a folder of images.
+class _Top(NamedTuple):
+    """What stands in the folder itself.
 
     Attributes:
-        root: The folder.
-        images: Paths below it, `/` between their parts, sorted by their bytes.
-        classes: Number of each class: its place among the sorted names of the sub-folders. Empty for a flat folder.
-        num_other: Files that are no images.
+        folders: Names of its sub-folders, sorted by their bytes.
+        image: The first of its images; empty without one.
+        num_images: How many they are.
     """
 
-    root: str
-    images: tuple[str, ...]
-    classes: dict[str, int]
-    num_other: int
+    folders: list[str]
+    image: str
+    num_images: int
+
+
+class ImageFolder:
+    """A folder of images, walked when its rows are asked for.
+
+    Args:
+        root: The folder.
+        side_cars: Extensions of the files beside an image that belong to its sample.
+
+    Attributes:
+        classes: Number of each class: its place among the sorted names of the sub-folders. Empty for a flat folder.
+        num_other: Files met so far that are neither images nor side-cars of one.
+
+    Raises:
+        PackError: It cannot be listed, or the name of a class is no UTF-8.
+    """
+
+    def __init__(self, root: str, *, side_cars: Sequence[str] = ()) -> None:
+        self.root = root
+        self.num_other = 0
+        self._side_cars = SideCars(side_cars)
+        self._top = _list_top(root, self._side_cars)
+        self.classes = {} if self._top.num_images else _classes(root, self._top.folders)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row an image: its bytes, `cls` and `json` with class, number and path; of a flat folder, path only."""
-        for path in self.images:
+        """A row an image, in the order of their paths' bytes: its bytes, `cls` and `json` with class, number and path
+        (of a flat folder, path only), and its side-cars. A side-car `json` is an object, which keeps what it says.
+
+        Raises:
+            PackError: There is no image, or images stand both in sub-folders and beside them.
+        """
+        num_images = 0
+        for found in self._images():
+            if self._top.num_images and "/" in found.image:
+                msg = f"{os.path.join(self.root, self._top.image)}: it stands beside the class folders, so it has no"
+                raise PackError(f"{msg} class.\n  Move it into one. There are {self._top.num_images} such images.")
+            num_images += 1
             try:
-                yield self._row(path, keys)
+                yield self._row(found, keys)
             except RowError as err:
                 yield err
+        if not num_images:
+            raise PackError(f"{self.root}: there is no image in this folder.")
 
-    def _row(self, path: str, keys: str) -> Row:
+    def _images(self) -> Iterator[Together]:
+        """The images and their side-cars; all other files are counted."""
+        if self._side_cars:
+            for paths in walk_files(self.root, together=True):
+                images, num_other = self._side_cars.sort_out(paths)
+                self.num_other += num_other
+                yield from images
+            return
+        for [path] in walk_files(self.root):
+            if is_image_field(field_of(path)):
+                yield Together(path, ())
+            else:
+                self.num_other += 1
+
+    def _row(self, found: Together, keys: str) -> Row:
+        path = found.image
         where = os.path.join(self.root, path)
         try:
             text = utf8_name(path)
@@ -46,80 +96,46 @@ class ImageFolder:
         fields: dict[str, FieldBytes] = {}
         if self.classes:
             name = text.split("/", 1)[0]
+            if name not in self.classes:
+                raise row_error(where, f"the folder {name!r} was not there when packing began")
             facts = {"cls": self.classes[name], "class": name, "path": text}
             fields["cls"] = b"%d" % self.classes[name]
-        fields["json"] = to_json(facts)
         fields[field_of(path)] = file_bytes(where, where)
+        for field, beside in found.beside:
+            if field in fields:
+                raise row_error(where, f"{beside}: it has the field {field!r} already", "Remove or rename one of them.")
+            fields[field] = file_bytes(os.path.join(self.root, beside), where)
+        fields["json"] = _json(facts, fields.get("json"), where)
         return make_row(os.path.splitext(text)[0], fields, where, keys=keys, path=text)
 
 
-def read_folder(root: str) -> ImageFolder:
-    """List a folder of images.
-
-    Hidden files and folders are passed over. Links to files are followed, and links to folders as long as they lead
-    nowhere that is being walked already.
-
-    Raises:
-        PackError: There is no image, images stand both in sub-folders and beside them, or the name of a class is no
-            UTF-8.
-    """
-    paths = sorted(_walk(root), key=os.fsencode)
-    images = [path for path in paths if is_image_field(field_of(path))]
-    if not images:
-        raise PackError(f"{root}: there is no image in this folder.")
-    beside = [path for path in images if "/" not in path]
-    if beside and len(beside) < len(images):
-        msg = f"{os.path.join(root, beside[0])}: it stands beside the class folders, so it has no class."
-        raise PackError(f"{msg}\n  Move it into one. There are {len(beside)} such images.")
-    classes = {} if beside else {name: number for number, name in enumerate(_class_names(root))}
-    return ImageFolder(root, tuple(images), classes, len(paths) - len(images))
+def _json(facts: dict[str, object], own: FieldBytes | None, where: str) -> bytes:
+    """The facts, before what a side-car says."""
+    if own is None or isinstance(own, bytes):
+        return to_json(facts)
+    try:
+        return field_with_facts(own, facts)
+    except (OSError, ValueError) as err:
+        problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
+        raise row_error(where, f"{own.path}: {problem}", "Mend or rename it, or use --skip-bad.") from err
 
 
-def utf8_name(name: str) -> str:
-    """The name of a file as its bytes read in UTF-8, whatever the locale makes of them.
+def _list_top(root: str, side_cars: SideCars) -> _Top:
+    folders: list[str] = []
+    first, num_images = "", 0
+    for entry in list_folder(root):
+        if is_folder(entry):
+            folders.append(entry.name)
+        elif is_image_field(field_of(entry.name)) and not side_cars.has(entry.name):
+            first = min(first or entry.name, entry.name, key=os.fsencode)
+            num_images += 1
+    return _Top(sorted(folders, key=os.fsencode), first, num_images)
 
-    Raises:
-        UnicodeDecodeError: They are no UTF-8.
-    """
-    return os.fsencode(name).decode()
 
-
-def _class_names(root: str) -> list[str]:
-    """Names of the sub-folders, sorted by their bytes."""
-    names = sorted((entry.name for entry in _list(root) if _is_folder(entry)), key=os.fsencode)
+def _classes(root: str, names: list[str]) -> dict[str, int]:
     for name in names:
         try:
             utf8_name(name)
         except UnicodeDecodeError as err:
             raise PackError(f"{os.path.join(root, name)}: the name of this class is no UTF-8. Rename it.") from err
-    return [utf8_name(name) for name in names]
-
-
-def _walk(root: str) -> Iterator[str]:
-    """Paths of the files below `root`, in no order."""
-    todo: list[tuple[str, str, tuple[str, ...]]] = [(root, "", ())]
-    while todo:
-        folder, prefix, above = todo.pop()
-        real = os.path.realpath(folder)
-        if real in above:
-            continue
-        for entry in _list(folder):
-            if _is_folder(entry):
-                todo.append((entry.path, f"{prefix}{entry.name}/", (*above, real)))
-            else:
-                yield prefix + entry.name
-
-
-def _list(folder: str) -> list[os.DirEntry[str]]:
-    """What stands in a folder, hidden entries left out."""
-    try:
-        return [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-    except OSError as err:
-        raise PackError(f"{folder}: cannot be listed: {err.strerror}.") from err
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads to itself, or where this user may not look: a file that cannot be read
-        return False
+    return {utf8_name(name): number for number, name in enumerate(names)}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from wdskit.errors import PackError, RowError
 from wdskit.packing.fill import check_rows
-from wdskit.packing.folder import read_folder
-from wdskit.packing.rows import Row, key_taken, python_rows
-from wdskit.packing.tables import SUFFIXES, Manifest
+from wdskit.packing.rows import Row, key_taken
 
 _SHOWN_REJECTS = 3
 
@@ -49,7 +46,7 @@ class Source:
         is_stream: The rows can be read once only, and are read while shards are written.
         is_held: Whoever gave the rows has them in memory, so that a plan of them need not go to disk.
         classes: Number of each class by name; empty where the source has none.
-        num_other: Files of an image folder that are no images.
+        reader: What they come from; None where that has nothing to tell.
         rejected: The rows that were left out so far.
     """
 
@@ -58,8 +55,13 @@ class Source:
     is_stream: bool = False
     is_held: bool = False
     classes: dict[str, int] = field(default_factory=dict)
-    num_other: int = 0
+    reader: object = None
     rejected: list[RowError] = field(default_factory=list)
+
+    @property
+    def num_other(self) -> int:
+        """Files of a folder, or members of archives, that are in no row so far."""
+        return getattr(self.reader, "num_other", 0)
 
     def nothing(self) -> PackError:
         """The error for a source without a row that can be packed."""
@@ -68,33 +70,6 @@ class Source:
             return PackError(f"{msg}.")
         first = "\n".join(f"  {err.where}: {err.problem}" for err in self.rejected[:_SHOWN_REJECTS])
         return PackError(f"{msg}: none of its {len(self.rejected)} rows is good. The first are bad because:\n{first}")
-
-
-def find_source(source: Any, *, keys: str, image_column: str | None, key_column: str | None) -> Source:
-    """What kind of source this is, and its rows.
-
-    Raises:
-        PackError: It is not there, of no known kind, or an option does not belong to it.
-    """
-    if not isinstance(source, (str, os.PathLike)):
-        if image_column is not None or key_column is not None:
-            raise PackError("the rows: image and key columns belong to a manifest, not to rows from Python.")
-        if not isinstance(source, Iterable):
-            raise PackError(f"{source!r} is no source. Give a folder, a manifest, or an iterable of rows.")
-        is_stream = not isinstance(source, Sequence)
-        return Source("the rows", python_rows(source, keys=keys), is_stream=is_stream, is_held=not is_stream)
-    path = os.fsdecode(source)
-    if not os.path.exists(path):
-        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
-    if os.path.isfile(path) and path.lower().endswith(SUFFIXES):
-        return Source(path, Manifest(path, image_column, key_column).rows(keys=keys))
-    if not os.path.isdir(path):
-        msg = f"{path}: this is neither a folder nor a manifest ({', '.join(SUFFIXES)})."
-        raise PackError(f"{msg}\n  Write it as one of these, or give its rows from Python.")
-    if image_column is not None or key_column is not None:
-        raise PackError(f"{path}: image and key columns belong to a manifest ({', '.join(SUFFIXES)}).")
-    folder = read_folder(path)
-    return Source(path, folder.rows(keys=keys), classes=folder.classes, num_other=folder.num_other)
 
 
 def streamed_rows(source: Source, *, skip_bad: bool) -> Generator[Row, None, None]:

@@ -29,12 +29,12 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
         folder: What the findings name where the key cannot be read again.
         reports: All shards that should have no key in common.
     """
-    repeated = _repeated([one.hashes for one in reports])
+    repeated = repeated_hashes([one.hashes for one in reports])
     if not len(repeated):
         return ()
     places: dict[int, list[tuple[ShardReport, int]]] = {}
     for report in reports:
-        for number in np.flatnonzero(_is_in(report.hashes, repeated)).tolist():
+        for number in np.flatnonzero(is_among(report.hashes, repeated)).tolist():
             known = places.get(int(report.hashes[number]))
             if known is None and len(places) < MAX_LISTED:
                 places[int(report.hashes[number])] = [(report, number)]
@@ -48,7 +48,7 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
     return tuple(found)
 
 
-def _repeated(parts: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+def repeated_hashes(parts: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     """Hashes that come more than once, sorted."""
     if not parts:
         return np.empty(0, dtype=np.uint64)
@@ -57,7 +57,8 @@ def _repeated(parts: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
     return np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
 
 
-def _is_in(hashes: NDArray[np.uint64], among: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def is_among(hashes: NDArray[np.uint64], among: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which of the hashes are among others, of which there is one at least and which are sorted."""
     at = np.minimum(np.searchsorted(among, hashes), len(among) - 1)
     return np.asarray(among[at] == hashes)
 

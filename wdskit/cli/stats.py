@@ -1,0 +1,217 @@
+"""`wdskit stats`: what a data set holds, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wdskit.cli.console import (
+    escape,
+    facts_table,
+    format_bytes,
+    format_count,
+    ignored_note,
+    make_console,
+    plural,
+    print_json,
+    show_bytes,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from wdskit.shards.statistics_types import ImageStats, NumberStats, ShardStats
+
+NUM_CLASSES_SHOWN = 12
+NUM_KEYS_SHOWN = 40
+
+
+def stats_command(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
+    sample: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.")] = 0,
+    digests: Annotated[bool, typer.Option("--digests", help="Find images that are the same bytes.")] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes that read. Default: the CPUs, fewer for little data.",
+            show_default=False,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Count what shards hold: classes, sizes, resolutions, JSON keys.
+
+    Reads headers, labels and JSON, and of an image its own header only; --digests reads all. A shard that is not right
+    is an error; an image, label or JSON that does not read is counted and the first are listed.
+
+    In Python: wdskit.stats
+    """
+    from wdskit.shards.statistics import stats
+
+    with show_bytes("counting") as show:
+        found = stats(path, sample=sample, seed=seed, digests=digests, workers=workers, progress=show)
+    if json:
+        print_json(found.as_dict())
+        return
+    console = make_console()
+    for number, table in enumerate(_tables(found)):
+        if number:
+            console.print()
+        console.print(table)
+    for line in _notes(found):
+        print(escape(line))
+
+
+def _tables(found: ShardStats) -> Iterator[Table]:
+    table = facts_table(_facts(found))
+    yield _titled(table, found.path)
+    if found.fields:
+        yield _fields(found)
+    if found.classes:
+        yield _classes(found)
+    for images in found.images:
+        yield _titled(facts_table(_of_images(images)), f"images, field {images.field}")
+    if found.json_keys:
+        yield _keys(found)
+
+
+def _titled(table: Table, title: str) -> Table:
+    from rich.text import Text
+
+    table.title = Text(escape(title), style="bold")
+    table.title_justify = "left"
+    return table
+
+
+def _facts(found: ShardStats) -> Iterator[tuple[str, str]]:
+    yield "samples", format_count(found.num_samples)
+    if found.sample:
+        yield "read", f"{format_count(found.num_read)} of them; all below is of these"
+    yield "size", f"{format_bytes(found.num_bytes)} in {plural(found.num_shards, 'shard')}"
+    if found.num_shards > 1:
+        least, most = found.shard_samples.min, found.shard_samples.max
+        between = f", {escape(found.shard_least)} and {escape(found.shard_most)}" if least < most else ""
+        yield "samples a shard", _range(found.shard_samples, format_count) + between
+        yield "bytes a shard", _range(found.shard_bytes, format_bytes)
+    yield "bytes a sample", _range(found.sample_sizes, format_bytes)
+    if found.num_bad:
+        yield "bad fields", format_count(found.num_bad)
+    if found.duplicates is not None:
+        yield "duplicates", _duplicates(found)
+
+
+def _duplicates(found: ShardStats) -> str:
+    twice = found.duplicates
+    if twice is None or not twice.num_samples:
+        return "none"
+    return f"{plural(twice.num_samples, 'sample')} of {plural(twice.num_contents, 'content')} that came before"
+
+
+def _range(numbers: NumberStats, show: object) -> str:
+    assert callable(show)
+    if numbers.min == numbers.max:
+        return f"{show(numbers.max)} each"
+    return f"{show(numbers.min)} to {show(numbers.max)}, median {show(numbers.p50)}"
+
+
+def _head_table(first: str, others: Sequence[str]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column(first, style="bold", overflow="fold")
+    for title in others:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def _fields(found: ShardStats) -> Table:
+    table = _head_table("field", ("samples", "size", "min", "mean", "p50", "p99", "max"))
+    for field in found.fields:
+        sizes = field.sizes
+        numbers = (sizes.total, sizes.min, sizes.mean, sizes.p50, sizes.p99, sizes.max)
+        table.add_row(escape(field.name), _part(field.num_samples, found.num_read), *map(format_bytes, numbers))
+    return table
+
+
+def _part(count: int, of: int) -> str:
+    return format_count(count) if count == of else f"{format_count(count)} ({count / of:.1%})"
+
+
+def _classes(found: ShardStats) -> Table:
+    """All classes in their order where they are few, else the commonest and the rarest."""
+    classes = found.classes or ()
+    shown = list(classes)
+    table = _head_table("class", ("number", "samples", "share"))
+    if len(classes) > NUM_CLASSES_SHOWN:
+        ranked = sorted(classes, key=lambda one: -one.num_samples)
+        half = NUM_CLASSES_SHOWN // 2
+        shown = [*ranked[:half], *ranked[-half:]]
+    total = sum(one.num_samples for one in classes)
+    for place, one in enumerate(shown):
+        if place == NUM_CLASSES_SHOWN // 2 and len(classes) > NUM_CLASSES_SHOWN:
+            table.add_row(f"... {format_count(len(classes) - len(shown))} between")
+        name = "-" if one.name is None else escape(one.name)
+        table.add_row(name, str(one.number), format_count(one.num_samples), f"{one.num_samples / total:.2%}")
+    return table
+
+
+def _of_images(images: ImageStats) -> Iterator[tuple[str, str]]:
+    yield "images", format_count(images.num_images)
+    yield "formats", _counted(images.formats, images.num_images)
+    yield "modes", _counted(images.modes, images.num_images)
+    yield "width", _range(images.widths, format_count)
+    yield "height", _range(images.heights, format_count)
+    yield "width / height", _range(images.aspects, lambda value: f"{value / 1000:.2f}")
+    if images.num_resolutions is None:
+        yield "resolutions", "over 100,000 different ones"
+        return
+    few = [f"{width}x{height} ({count:,})" for width, height, count in images.resolutions[:5] if count > 1]
+    common = f", the commonest {', '.join(few)}" if few else ""
+    yield "resolutions", f"{format_count(images.num_resolutions)} different{common}"
+
+
+def _counted(counts: dict[str, int], total: int) -> str:
+    if len(counts) == 1:
+        return f"{next(iter(counts))} all"
+    return ", ".join(f"{escape(name)} {count:,} ({count / total:.1%})" for name, count in counts.items())
+
+
+def _keys(found: ShardStats) -> Table:
+    several = len({one.field for one in found.json_keys}) > 1
+    table = _head_table("JSON key", ("samples", "types", "least", "most"))
+    for one in found.json_keys[:NUM_KEYS_SHOWN]:
+        name = f"{one.field}: {one.key}" if several else one.key or "(whole value)"
+        types = ", ".join(one.types)
+        if len(one.types) > 1:
+            types = ", ".join(f"{kind} {count:,}" for kind, count in one.types.items())
+        least, most = ("" if value is None else f"{value:,.6g}" for value in (one.min, one.max))
+        table.add_row(escape(name), _part(one.num_samples, found.num_read), types, least, most)
+    if len(found.json_keys) > NUM_KEYS_SHOWN:
+        table.add_row(f"... {plural(len(found.json_keys) - NUM_KEYS_SHOWN, 'more key')}; --json lists them")
+    return table
+
+
+def _notes(found: ShardStats) -> Iterator[str]:
+    for bad in found.bad:
+        yield f"Bad: {bad.shard}, {bad.key}.{bad.field}: {bad.problem}."
+    if found.num_bad > len(found.bad):
+        yield f"Bad: {format_count(found.num_bad - len(found.bad))} more."
+    for places in found.duplicates.first if found.duplicates else ():
+        yield "The same: " + ", ".join(f"{key} ({shard})" for shard, key in places) + "."
+    named = [one for one in found.classes or () if one.name is not None]
+    empty = [str(one.name) for one in named if not one.num_samples]
+    if empty and len(empty) < len(named) and not found.sample:
+        yield f"Note: {plural(len(empty), 'class')} of classes.json without any sample, first {empty[0]}."
+    if found.num_more_fields or found.num_more_keys:
+        yield "Note: over 1,000 different fields or JSON keys; those beyond are not told apart."
+    if found.num_ignored:
+        yield ignored_note(found.num_ignored)

@@ -1,0 +1,146 @@
+"""Rows from records, as tables have them: an image, a key, and columns that become the sample's JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from wdskit.codecs.images import is_image_field
+from wdskit.packing.references import FieldBytes
+from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error, to_json
+
+IMAGE_COLUMNS = ("image", "file_name", "path")
+KEY_COLUMN = "key"
+_CLASS_COLUMN = "cls"
+
+
+class _Key(NamedTuple):
+    """A row's key, and what is hashed in its stead when that is asked for."""
+
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Records:
+    """How a record becomes a row.
+
+    Attributes:
+        folder: Image paths are relative to it.
+        image_column: Column with the image's path. None: the first of `image`, `file_name` and `path` that a row has.
+        key_column: Column with the key. None: `key` where a row has it, else the image's path without extension, else
+            the row's number.
+    """
+
+    folder: str
+    image_column: str | None = None
+    key_column: str | None = None
+
+    def row(self, record: Mapping[str, Any], number: int, where: str, *, keys: str) -> Row:
+        """The row of a record: `json` with all columns, the image, and `cls` where a column of that name holds a whole
+        number.
+
+        Raises:
+            RowError: It cannot be packed.
+        """
+        image = self._image(record, where)
+        fields = {} if image is None else self.image_file(image, where)
+        return self.row_of(record, fields, image, number, where, keys=keys)
+
+    def row_of(
+        self,
+        record: Mapping[str, Any],
+        fields: dict[str, FieldBytes],
+        image: str | None,
+        number: int,
+        where: str,
+        *,
+        keys: str,
+    ) -> Row:
+        """The row of a record whose image is found already: `fields` has it, and `image` is its path where it has one.
+
+        Raises:
+            RowError: It cannot be packed.
+        """
+        try:
+            fields["json"] = to_json(record)
+        except (ValueError, TypeError) as err:
+            raise row_error(where, f"it cannot be written as JSON: {err}") from err
+        label = whole_number(record.get(_CLASS_COLUMN))
+        if label is not None:
+            fields.setdefault("cls", b"%d" % label)
+        key = self._key(record, image, number, where)
+        return make_row(key.text, fields, where, keys=keys, path=key.origin)
+
+    def image_file(self, image: str, where: str) -> dict[str, FieldBytes]:
+        """The field of an image by its path, in the folder where that is relative.
+
+        Raises:
+            RowError: It has no extension of an image, or there is no such file.
+        """
+        field = field_of(image)
+        if not is_image_field(field):
+            raise row_error(where, f"{image!r} has no extension of an image", "Name an image, or leave it empty.")
+        # Text of a table is UTF-8, and so is the file's name on the disk, whatever the locale says.
+        return {field: file_bytes(os.path.join(self.folder, os.fsdecode(image.encode())), where)}
+
+    def _image(self, record: Mapping[str, Any], where: str) -> str | None:
+        """The path in the image column, None where a row has no image."""
+        if self.image_column is not None and self.image_column not in record:
+            problem = f"it has no column {self.image_column!r}; it has {', '.join(map(repr, record))}"
+            raise row_error(where, problem, "Mend --image-column.")
+        names = IMAGE_COLUMNS if self.image_column is None else (self.image_column,)
+        for name in names:
+            value = record.get(name)
+            if value is None or value == "":
+                continue
+            return image_path(value, name, where)
+        return None
+
+    def _key(self, record: Mapping[str, Any], image: str | None, number: int, where: str) -> _Key:
+        """The key of a row: what its key column holds, else from the image's path, else from the row's number."""
+        if self.key_column is not None and self.key_column not in record:
+            problem = f"it has no column {self.key_column!r}; it has {', '.join(map(repr, record))}"
+            raise row_error(where, problem, "Mend --key-column.")
+        value = record.get(self.key_column or KEY_COLUMN)
+        if isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)
+        if value is not None and not isinstance(value, str):
+            raise row_error(where, f"its key {value!r} is neither text nor a whole number")
+        if value:
+            return _Key(value, value)
+        if self.key_column is not None:
+            raise row_error(where, f"its column {self.key_column!r} is empty", "Give each row a key.")
+        if image is None:
+            return _Key(f"row-{number:09d}", f"row-{number:09d}")
+        return _Key(key_of_path(image), image)
+
+
+def key_of_path(path: str) -> str:
+    """The key that a file's path gives: without extension, `./a//b.jpg` is `a/b`."""
+    return os.path.splitext(os.path.normpath(path))[0]
+
+
+def image_path(value: Any, column: str, where: str) -> str:
+    """What an image column holds, as a path.
+
+    Raises:
+        RowError: It is none.
+    """
+    if not isinstance(value, str) or "\x00" in value:
+        raise row_error(where, f"its column {column!r} holds {value!r}, no path")
+    return value
+
+
+def whole_number(value: Any) -> int | None:
+    """A label: an int, or decimal text as CSV has it."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() and value.isascii():
+        try:
+            return int(value)
+        except ValueError:  # +-3, or thousands of digits
+            return None
+    return None
