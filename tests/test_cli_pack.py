@@ -46,7 +46,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def without_speeds(text: str) -> str:
-    return re.sub(r"[\d.,]+(?= (s|samples/s|[kM]?B/s))", "N", text).replace("N kB/s", "N MB/s")
+    return re.sub(r"[\d.,]+(?= (s,|samples/s|[kM]?B/s))", "N", text).replace("N kB/s", "N MB/s")
 
 
 # What it says.
@@ -55,6 +55,31 @@ def without_speeds(text: str) -> str:
 def test_a_summary_says_what_was_written(run, photos):
     code, out, err = run("pack", "photos", "out", "--max-samples", "2")
     assert (code, without_speeds(out), err) == (0, SUMMARY, "")
+
+
+PLAN = """\
+folder       out
+would write  2 (out-000000.tar to out-000001.tar)
+samples      3, 1 to 2 a shard
+bytes        12.8 kB, 4.61 kB to 8.19 kB a shard
+fields       cls in 3
+             jpg in 3
+             json in 3
+keys         cat/0000 to dog/0000
+classes      2
+not packed   1 file that is no image
+time         N s, N samples/s"""
+
+
+def test_a_dry_run_says_what_would_be_written(run, photos):
+    (photos / "cat" / "notes.txt").write_text("x")
+    code, out, err = run("pack", "photos", "out", "--max-samples", "2", "--dry-run")
+    assert (code, without_speeds(out), err) == (0, PLAN, "")
+    assert not Path("out").exists()
+    (photos / "cat" / "0003.jpg").write_bytes(b"none")
+    _, out, _ = run("pack", "photos", "out", "--skip-bad", "--dry-run")
+    assert "rejected     1\n" in out
+    assert out.splitlines()[-1].startswith("rejected: photos/cat/0003.jpg: ")
 
 
 def test_rejected_rows_and_other_files_are_told(run, photos):
@@ -181,6 +206,9 @@ def fields_in(folder: str) -> set[str]:
 OPTIONS = {
     "--max-samples": ("photos out --max-samples 2", lambda: len(shards_in("out")) == 2),
     "--max-bytes": ("photos out --max-bytes 9.5kB", lambda: len(shards_in("out")) == 2),
+    "--num-shards": ("photos out --num-shards 2", lambda: len(shards_in("out")) == 2),
+    "--multiple-of": ("photos out --multiple-of 3", lambda: len(shards_in("out")) == 3),
+    "--dry-run": ("photos out --dry-run", lambda: not Path("out").exists()),
     "--shuffle": ("photos out --shuffle 1", lambda: keys_in("out") == ["cat/0001", "cat/0000", "dog/0000"]),
     "--workers": ("photos out --workers 2 --max-samples 1", lambda: len(keys_in("out")) == 3),
     "--pattern": ("photos out --pattern x%d.tar", lambda: shards_in("out") == ["x0.tar"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.rows import Row
+from wdskit.packing.spool import Rows
 from wdskit.shards.also import new_record, publish_beside_shard
 from wdskit.tar.writer import END_BYTES, TarWriter
 
@@ -25,7 +26,7 @@ class ShardJob:
     """A shard to fill: its file, its rows in order, the bytes that it will have, and what is kept beside it."""
 
     path: Path
-    rows: tuple[Row, ...]
+    rows: Rows
     num_bytes: int
     also: Also = NOTHING_ELSE
 
@@ -43,7 +44,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     offsets = []
     record = new_record(job.also)
     try:
-        check_free(job)
+        check_free(job.path, job.num_bytes)
         with publish(job.path, disk=disk) as draft:
             writer = TarWriter(draft.write)
             for row in job.rows:
@@ -70,14 +71,14 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     return entry
 
 
-def check_free(job: ShardJob) -> None:
-    """Refuse, without reading a row, to write where a file of another size has the shard's name.
+def check_free(path: Path, num_bytes: int) -> None:
+    """Refuse, without reading a row, to write a shard of so many bytes where a file of another size has its name.
 
     Raises:
         PackError: One has.
     """
-    if job.path.exists() and job.path.stat().st_size != job.num_bytes:
-        raise taken(job.path)
+    if path.exists() and path.stat().st_size != num_bytes:
+        raise taken(path)
 
 
 def taken(path: Path) -> PackError:
@@ -95,7 +96,7 @@ def _sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_rows(rows: Sequence[Row]) -> list[RowError | None]:
+def check_rows(rows: Iterable[Row]) -> list[RowError | None]:
     """Read each row as packing will, and say what is wrong with it."""
     return [_check_row(row) for row in rows]
 

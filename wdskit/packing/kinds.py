@@ -107,7 +107,8 @@ def _python_source(source: Any, how: SourceOptions) -> Source:
     _check_options("the rows", "these are rows from Python", (), how)
     if not isinstance(source, Iterable):
         raise PackError(f"{source!r} is no source. Give a folder, a manifest, or an iterable of rows.")
-    return Source("the rows", python_rows(source, keys=how.keys), is_stream=not isinstance(source, Sequence))
+    is_stream = not isinstance(source, Sequence)
+    return Source("the rows", python_rows(source, keys=how.keys), is_stream=is_stream, is_held=not is_stream)
 
 
 def _kind_of(path: str) -> str:
