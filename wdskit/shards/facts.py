@@ -29,14 +29,14 @@ class ReaderFacts:
     """What was seen: of each fact how often, and the first member."""
 
     counts: dict[Fact, int] = field(default_factory=dict)
-    first: dict[Fact, str] = field(default_factory=dict)
-    first_fields: list[tuple[str, ...]] = field(default_factory=list)  # of the first five samples
+    first: dict[Fact, tuple[str, int]] = field(default_factory=dict)  # its name and offset
+    first_samples: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # key and fields of five
     json_shapes: dict[str, dict[str, str]] = field(default_factory=dict)  # of each JSON field: type by name
 
-    def note(self, fact: Fact, name: str) -> None:
+    def note(self, fact: Fact, name: str, offset: int) -> None:
         """Count one."""
         self.counts[fact] = self.counts.get(fact, 0) + 1
-        self.first.setdefault(fact, shorten(name))
+        self.first.setdefault(fact, (shorten(name), offset))
 
 
 class MemberFacts:
@@ -51,6 +51,7 @@ class MemberFacts:
         self._facts = facts
         self._file = file
         self._stop = 0
+        self._start = 0  # of the member that is looked at
 
     def look(self, name: str, start: int, data: bytes) -> None:
         """One member.
@@ -60,16 +61,20 @@ class MemberFacts:
             start: Offset of its first header.
             data: Its bytes.
         """
+        self._start = start
         if start != self._stop:
-            self._facts.note("between", name)
+            self._note("between", name)
         size = data.num_bytes if isinstance(data, Passed) else len(data)
         self._stop = self._look_at_headers(name, start) + padded(size)
         self._look_at_name(name)
         split = split_name(name)
         if split is None:
-            self._facts.note("no_sample", name)
+            self._note("no_sample", name)
         elif not isinstance(data, Passed):
             self._look_at_value(name, split[1], data)
+
+    def _note(self, fact: Fact, name: str) -> None:
+        self._facts.note(fact, name, self._start)
 
     def _look_at_headers(self, name: str, start: int) -> int:
         """Note how the headers from `start` on are written; where the data begin."""
@@ -79,27 +84,27 @@ class MemberFacts:
             start += BLOCK_BYTES
             if kind not in (PAX_TYPE, PAX_GLOBAL_TYPE, GNU_LONG_NAME_TYPE):
                 break
-            self._facts.note("long_name" if kind == GNU_LONG_NAME_TYPE else "pax", name)
+            self._note("long_name" if kind == GNU_LONG_NAME_TYPE else "pax", name)
             start += padded(parse_octal(block[124:136], "size"))
         if block[257:265] != USTAR:
-            self._facts.note("magic", name)
+            self._note("magic", name)
         elif block[345]:
-            self._facts.note("prefix", name)
+            self._note("prefix", name)
         if block[135] not in b"\x00 " or block[124] & 0x80:
-            self._facts.note("size", name)
+            self._note("size", name)
         return start
 
     def _look_at_name(self, name: str) -> None:
         folder, _, base = name.rpartition("/")
         if any(map(str.isspace, name)):
-            self._facts.note("space", name)
+            self._note("space", name)
         if not name.isprintable():
-            self._facts.note("control", name)
+            self._note("control", name)
         if "." in folder:
-            self._facts.note("dotted_key", name)
+            self._note("dotted_key", name)
         extension = base.partition(".")[2]
         if extension != extension.lower():
-            self._facts.note("upper_case", name)
+            self._note("upper_case", name)
 
     def _look_at_value(self, name: str, field_name: str, data: bytes) -> None:
         kind = field_name.rpartition(".")[2]
@@ -109,7 +114,7 @@ class MemberFacts:
             elif kind in INT_FIELDS or kind in TEXT_FIELDS:
                 decode_field(field_name, data)
         except DecodeError:
-            self._facts.note("int" if kind in INT_FIELDS else "text" if kind in TEXT_FIELDS else "json", name)
+            self._note("int" if kind in INT_FIELDS else "text" if kind in TEXT_FIELDS else "json", name)
 
     def _look_at_json(self, name: str, field_name: str, value: object) -> None:
         """Compare the types at the top of a JSON value with the first that were seen."""
@@ -120,5 +125,5 @@ class MemberFacts:
             if kind != "NoneType" and known.get(at) == "NoneType":
                 known[at] = kind
             elif kind not in (known.get(at), "NoneType"):
-                self._facts.note("json", name)
+                self._note("json", name)
                 return
