@@ -188,6 +188,7 @@ OPTIONS = {
     "--append": ("b.jsonl there --append", lambda: keys_in("there") == ["x", "row-000000000"]),
     "--from": ("list out --from list", lambda: keys_in("out") == ["photos/dog/0000"]),
     "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
+    "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
     "--key-column": ("b.jsonl out --key-column id", lambda: keys_in("out") == ["w"]),
 }
@@ -203,6 +204,8 @@ def test_an_option_does_what_its_help_says(run, photos, option):
     Path("a.jsonl").write_text('{"key": "x"}\nbad\n')
     Path("b.jsonl").write_text('{"id": "w", "photo": "photos/cat/0000.jpg"}\n')
     assert run("pack", "a.jsonl", "there", "--skip-bad")[0] == 0
+    coco = {"images": [{"id": 1, "file_name": "cat/0001.jpg"}], "annotations": []}
+    Path("coco.json").write_text(json.dumps(coco))
     Path("list").write_text("photos/dog/0000.jpg\n")
     (photos / "dog" / "0000.txt").write_text("a dog")
     words, is_done = OPTIONS[option]
