@@ -28,7 +28,7 @@ from shards import WorkerKillingDisk, bytes_in, samples_in
 
 from wdskit import PackError, WdskitError, pack
 from wdskit.files import Disk, Draft, draft_path
-from wdskit.packing import api, destination, fill
+from wdskit.packing import api, destination, fill, running
 from wdskit.packing.plan import row_bytes
 from wdskit.packing.workers import hold_folder
 
@@ -245,15 +245,15 @@ def test_shards_that_are_not_published_whole_are_caught(tmp_path, scenarios, way
 def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, name, monkeypatch):
     scenarios[name].prepare(tmp_path / "known")
     scenarios[name].pack(tmp_path / "known", HastyDisk())
-    true_fill = api._fill
+    true_fill = api.fill_all
 
-    def hasty(rows, found, target, *args, **options):
-        (target.folder / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
-        return true_fill(rows, found, target, *args, **options)
+    def hasty(jobs, **options):
+        (jobs.folder / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
+        return true_fill(jobs, **options)
 
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(api, "_fill", hasty)
+            patch.setattr(api, "fill_all", hasty)
             scenario.pack(folder, disk)
 
     with pytest.raises(AssertionError):
@@ -269,7 +269,7 @@ def test_offsets_that_come_first_are_caught(tmp_path, scenarios, monkeypatch):
 
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
-            patch.setattr(api, "fill_shard", wrong)
+            patch.setattr(running, "fill_shard", wrong)
             scenario.pack(folder, disk)
 
     with pytest.raises(AssertionError):

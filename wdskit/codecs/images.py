@@ -7,6 +7,7 @@ its first bytes. Pillow's plugins are called directly: a limit of our own is com
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,6 +89,7 @@ _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 """What libjpeg says of pixel data that is cut or garbled. Pillow would go on and paint the rest of the image grey."""
 
 
+@functools.lru_cache(maxsize=1024)  # asked for each field of each sample
 def is_image_field(field: str) -> bool:
     """Whether a field holds an image by its name: the last component counts, in any case (`left.JPG` does)."""
     return field.rpartition(".")[2].lower() in IMAGE_FIELDS

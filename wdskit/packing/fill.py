@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, publish
 from wdskit.packing.rows import Row
+from wdskit.packing.spool import Rows
 from wdskit.tar.writer import END_BYTES, TarWriter
 
 OnSample = Callable[[int, int], None]
@@ -23,7 +24,7 @@ class ShardJob:
     """A shard to fill: its file, its rows in order, and the bytes that it will have."""
 
     path: Path
-    rows: tuple[Row, ...]
+    rows: Rows
     num_bytes: int
 
 
@@ -39,7 +40,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     fields: set[str] = set()
     offsets = []
     try:
-        check_free(job)
+        check_free(job.path, job.num_bytes)
         with publish(job.path, disk=disk) as draft:
             writer = TarWriter(draft.write)
             for row in job.rows:
@@ -61,14 +62,14 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     return ShardEntry(job.path.name, len(job.rows), draft.num_bytes, *told)
 
 
-def check_free(job: ShardJob) -> None:
-    """Refuse, without reading a row, to write where a file of another size has the shard's name.
+def check_free(path: Path, num_bytes: int) -> None:
+    """Refuse, without reading a row, to write a shard of so many bytes where a file of another size has its name.
 
     Raises:
         PackError: One has.
     """
-    if job.path.exists() and job.path.stat().st_size != job.num_bytes:
-        raise taken(job.path)
+    if path.exists() and path.stat().st_size != num_bytes:
+        raise taken(path)
 
 
 def taken(path: Path) -> PackError:
@@ -86,7 +87,7 @@ def _sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_rows(rows: Sequence[Row]) -> list[RowError | None]:
+def check_rows(rows: Iterable[Row]) -> list[RowError | None]:
     """Read each row as packing will, and say what is wrong with it."""
     return [_check_row(row) for row in rows]
 

@@ -133,7 +133,8 @@ def _python_source(source: Any, how: SourceOptions) -> Source:
     _check_options("the rows", "these are rows from Python", (), how)
     if not isinstance(source, Iterable):
         raise PackError(f"{source!r} is no source. Give a folder, a manifest, or an iterable of rows.")
-    return Source("the rows", python_rows(source, keys=how.keys), is_stream=not isinstance(source, Sequence))
+    is_stream = not isinstance(source, Sequence)
+    return Source("the rows", python_rows(source, keys=how.keys), is_stream=is_stream, is_held=not is_stream)
 
 
 def _kind_of(path: str) -> str:
@@ -147,7 +148,7 @@ def _kind_of(path: str) -> str:
     for suffix, kind in _SUFFIXES.items():
         if path.lower().endswith(suffix):
             return kind
-    msg = f"{path}: nothing is known to pack by this name ({', '.join(_SUFFIXES)}, or a folder)."
+    msg = f"{path}: this is neither a folder nor a file of a known suffix ({', '.join(_SUFFIXES)})."
     raise PackError(f"{msg}\n  Say what it is with --from; or write it as one of these, or give its rows from Python.")
 
 

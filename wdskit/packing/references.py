@@ -21,10 +21,12 @@ class FileBytes:
     Attributes:
         path: The file.
         num_bytes: Its size when the plan was made.
+        mtime_ns: When it was last changed then: for the plan of a run that was stopped, which is to go on.
     """
 
     path: str
     num_bytes: int
+    mtime_ns: int = 0
 
     def read(self) -> bytes:
         """The file's bytes.
