@@ -23,6 +23,7 @@ from shards import bytes_in, samples_in
 
 from wdskit.cli import app
 from wdskit.cli.pack import _facts, parse_size
+from wdskit.dataset.others import read_timm_info
 from wdskit.packing.sources import Progress
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
@@ -218,6 +219,8 @@ OPTIONS = {
     "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
     "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
+    "--also": ("photos out --also timm", lambda: Path("out/_info.json").exists()),
+    "--split-name": ("photos out --also timm --split-name x", lambda: "x" in read_timm_info("out")),
     "--key-column": ("b.jsonl out --key-column id", lambda: keys_in("out") == ["w"]),
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console
+from wdskit.cli.console import escape, format_bytes, format_count, make_console, split_kinds
 
 if TYPE_CHECKING:
     from wdskit.dataset.index import ShardEntry
@@ -98,6 +98,16 @@ def pack_command(
         str | None,
         typer.Option(metavar="NAME", help="Table's column with the key. Default: key, else the image's path."),
     ] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KINDS", help="Files for other readers too: wids,open_clip,timm,energon,dali,webshart,parquet."
+        ),
+    ] = None,
+    split_name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
+    ] = "",
 ) -> None:
     """Pack images and tables into shards.
 
@@ -137,6 +147,8 @@ def pack_command(
             images=images,
             image_column=image_column,
             key_column=key_column,
+            also=split_kinds(also),
+            split_name=split_name,
             progress=show,
         )
     _print_summary(result)

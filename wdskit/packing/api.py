@@ -23,8 +23,8 @@ from wdskit.packing.planning import Jobs, PackPlan, divide_rows, read_rows
 from wdskit.packing.running import fill_all, fill_stream
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
-from wdskit.packing.workers import wait_for_workers
-from wdskit.shards.locking import lock_folder
+from wdskit.shards.also import check_names, publish_beside_folder
+from wdskit.shards.locking import lock_folder, wait_for_workers
 from wdskit.storage.urls import is_local, local_path
 
 
@@ -75,6 +75,8 @@ def pack(
     images: str | os.PathLike[str] | None = None,
     image_column: str | None = None,
     key_column: str | None = None,
+    also: Sequence[str] = (),
+    split_name: str = "",
     progress: Tell | None = None,
     disk: Disk = DISK,
 ) -> PackResult:
@@ -111,6 +113,9 @@ def pack(
         images: Of COCO annotations: the folder of their images; by default that of the file.
         image_column: Of a table; see `packing.records.Records`, and `packing.arrow_columns.sort_columns`.
         key_column: Of a table.
+        also: Files for other readers beside the shards: some of `shards.also.KINDS`. With `append` those that are there
+            are renewed, and no others can be asked for.
+        split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         progress: Called now and then while rows are read and checked, after each sample that is written, or with
             several workers after each shard.
         disk: What writes.
@@ -130,6 +135,8 @@ def pack(
         append=append,
         workers=workers,
         dry_run=dry_run,
+        also=also,
+        split_name=split_name,
     )
     with _told_as_pack_errors(Path(dest)):
         folder = _folder(os.fsdecode(dest))
@@ -152,7 +159,7 @@ def pack(
         else:
             entries = fill_all(jobs, workers=workers, tell=tell, disk=disk)
         spool.close()
-        _complete(place.open(), found, entries, disk)
+        _complete(place.open(), found, entries, options, disk)
     return _result(folder, found, entries, plan, start)
 
 
@@ -194,14 +201,19 @@ def _opened(folder: Path, *, append: bool, classes: Mapping[str, int], disk: Dis
         yield target
 
 
-def _complete(target: Destination, found: Source, entries: Sequence[ShardEntry], disk: Disk) -> None:
+def _complete(
+    target: Destination, found: Source, entries: Sequence[ShardEntry], options: PackOptions, disk: Disk
+) -> None:
     """Write what stands beside the shards, the index last."""
+    also = target.beside(options.also, options.split_name)
     with _told_as_pack_errors(target.folder):
         lists = target.lists(found.classes, found.rejected)
         target.check_lists(lists)
         target.check_strays(entry.name for entry in entries)
         target.publish_lists(lists, disk=disk)
-        write_index(target.folder, (*target.entries, *entries), disk=disk)
+        together = (*target.entries, *entries)
+        publish_beside_folder(target.folder, together, also=also, before=target.also, earlier=target.entries, disk=disk)
+        write_index(target.folder, together, also=also, disk=disk)
 
 
 def _result(
@@ -228,8 +240,11 @@ def _plan(found: Source, place: _Place, spool: Spool, names: Names, options: Pac
         target = place.open()
         target.check_keys(spool, kept, tell)
         order, spans = divide_rows(spool, kept, limits=options.limits, shuffle=options.shuffle)
-        jobs = Jobs(target.folder, spool, order, spans, names, target.first_number(names))
-        target.check_free(jobs.plan().shards)
+        also = target.beside(options.also, options.split_name)
+        jobs = Jobs(target.folder, spool, order, spans, names, target.first_number(names), also)
+        shards = jobs.plan().shards
+        target.check_free(shards)
+        check_names([*(entry.name for entry in target.entries), *(shard.name for shard in shards)], also)
         target.check_lists(target.lists(found.classes, found.rejected))
     return jobs
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.grouping import ShardReader
-from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry, read_index
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import Disk, publish_bytes, remove_drafts
 from wdskit.packing.fill import check_free, taken
@@ -22,6 +22,7 @@ from wdskit.packing.planning import PlannedShard
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.spool import Ints, Spool, suspects
+from wdskit.shards.also import parse_also
 from wdskit.storage.urls import LocalFile
 
 REJECTED_NAME = "rejected.jsonl"
@@ -51,11 +52,25 @@ class Destination:
         folder: Where it is.
         append: Whether it is indexed, and added to.
         entries: Shards that it has already, from its index.
+        also: What the index says that is kept beside them for other readers.
     """
 
     folder: Path
     append: bool = False
     entries: tuple[ShardEntry, ...] = ()
+    also: Also = NOTHING_ELSE
+
+    def beside(self, kinds: Sequence[str], split_name: str) -> Also:
+        """What is to be kept beside all shards: these kinds, and what is kept already.
+
+        Raises:
+            PackError: The shards here have not all of them.
+        """
+        also = parse_also(kinds, split_name=split_name, before=self.also)
+        if self.append and also != self.also:
+            msg = f"{self.folder}: its shards were packed with other files for other readers beside them."
+            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --also ...` first, then add to them.")
+        return also
 
     def first_number(self, names: Names) -> int:
         """The number of the first new shard: behind all that the index has under this pattern."""
@@ -176,11 +191,13 @@ def look_at_destination(folder: Path, *, append: bool, classes: Mapping[str, int
     """
     check_place(folder, None, append=append)
     entries: tuple[ShardEntry, ...] = ()
+    also = NOTHING_ELSE
     if append:
-        entries = read_index(folder).entries
+        index = read_index(folder)
+        entries, also = index.entries, index.also
         _check_sizes(folder, entries)
         _check_classes(folder, classes)
-    return Destination(folder, append, entries)
+    return Destination(folder, append, entries, also)
 
 
 def open_destination(folder: Path, *, append: bool, classes: Mapping[str, int], disk: Disk) -> Destination:

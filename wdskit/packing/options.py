@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wdskit.errors import PackError
 from wdskit.packing.plan import Limits
+from wdskit.shards.also import parse_also
 
 
 @dataclass(frozen=True)
@@ -14,6 +16,7 @@ class PackOptions:
 
     Raises:
         PackError: One is out of range.
+        ConfigError: `also` holds what is no kind.
     """
 
     limits: Limits
@@ -24,6 +27,8 @@ class PackOptions:
     append: bool
     workers: int
     dry_run: bool
+    also: Sequence[str] = ()
+    split_name: str = ""
 
     def __post_init__(self) -> None:
         if self.keys not in ("given", "hashed"):
@@ -32,6 +37,7 @@ class PackOptions:
             raise PackError(f"workers: {self.workers!r} is no number of processes; 1 is this one.")
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
+        parse_also(self.also, split_name=self.split_name)
 
     def check_stream(self) -> None:
         """Refuse what needs a plan: rows come once only.

@@ -71,8 +71,9 @@ def fill_stream(
     rows = target.refuse_taken(rows, tell) if target.append else rows
     count = Count(tell, (None, None))
     first = target.first_number(names)
+    also = target.beside(options.also, options.split_name)
     return [
-        fill_shard(ShardJob(target.folder / names[number], *shard), disk=disk, on_sample=count)
+        fill_shard(ShardJob(target.folder / names[number], *shard, also=also), disk=disk, on_sample=count)
         for number, shard in enumerate(fill_in_turn(rows, options.limits), start=first)
     ]
 
