@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, publish
+from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.rows import Row
+from wdskit.packing.spool import Rows
+from wdskit.shards.also import new_record, publish_beside_shard
 from wdskit.tar.writer import END_BYTES, TarWriter
 
 OnSample = Callable[[int, int], None]
@@ -20,15 +23,16 @@ OnSample = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """A shard to fill: its file, its rows in order, and the bytes that it will have."""
+    """A shard to fill: its file, its rows in order, the bytes that it will have, and what is kept beside it."""
 
     path: Path
-    rows: tuple[Row, ...]
+    rows: Rows
     num_bytes: int
+    also: Also = NOTHING_ELSE
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
-    """Write one shard and its `.idx`, and return its line of the index.
+    """Write one shard, its `.idx` and what other readers want beside it, and return its line of the index.
 
     A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes.
 
@@ -38,13 +42,16 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     """
     fields: set[str] = set()
     offsets = []
+    record = new_record(job.also)
     try:
-        check_free(job)
+        check_free(job.path, job.num_bytes)
         with publish(job.path, disk=disk) as draft:
             writer = TarWriter(draft.write)
             for row in job.rows:
                 offsets.append(writer.offset)
                 for name, data in row.read():
+                    if record:
+                        record.add(name, writer.offset + BLOCK_BYTES, data)
                     writer.add(name, data)
                 fields.update(field for field, _ in row.fields)
                 if on_sample:
@@ -55,20 +62,23 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
                 raise taken(job.path)
         offsets.append(writer.offset - END_BYTES)
         write_offsets(job.path, offsets, disk=disk)
+        told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
+        entry = ShardEntry(job.path.name, len(job.rows), draft.num_bytes, *told)
+        if record:
+            publish_beside_shard(job.path, entry, record, also=job.also, before=NOTHING_ELSE, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
-    told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
-    return ShardEntry(job.path.name, len(job.rows), draft.num_bytes, *told)
+    return entry
 
 
-def check_free(job: ShardJob) -> None:
-    """Refuse, without reading a row, to write where a file of another size has the shard's name.
+def check_free(path: Path, num_bytes: int) -> None:
+    """Refuse, without reading a row, to write a shard of so many bytes where a file of another size has its name.
 
     Raises:
         PackError: One has.
     """
-    if job.path.exists() and job.path.stat().st_size != job.num_bytes:
-        raise taken(job.path)
+    if path.exists() and path.stat().st_size != num_bytes:
+        raise taken(path)
 
 
 def taken(path: Path) -> PackError:
@@ -86,7 +96,7 @@ def _sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_rows(rows: Sequence[Row]) -> list[RowError | None]:
+def check_rows(rows: Iterable[Row]) -> list[RowError | None]:
     """Read each row as packing will, and say what is wrong with it."""
     return [_check_row(row) for row in rows]
 
