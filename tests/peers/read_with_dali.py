@@ -1,5 +1,5 @@
-"""Prints what NVIDIA DALI reads on the CPU, as JSON: for each job, a folder and the fields to ask for, a list of samples,
-the sha256 of each field that is not empty; or why it fails.
+"""Prints what NVIDIA DALI reads on the CPU, as JSON: for each job, a folder and the fields to ask for, a list of
+samples, the sha256 of each field that is not empty; or why it fails.
 
 With `index` the shards are read by the `<shard>.idx` beside them, else without any, as DALI finds its own way.
 """
@@ -25,9 +25,8 @@ def read(folder, fields, index):
     indexes = [path.removesuffix(".tar") + ".idx" for path in paths] if index else []
     pipeline = reader(paths, indexes, fields, batch_size=1, num_threads=1, device_id=None, prefetch_queue_depth=1)
     pipeline.build()
-    num_samples = sum(size for size in [pipeline.epoch_size("reader")])
     samples = []
-    for _ in range(num_samples):
+    for _ in range(pipeline.epoch_size("reader")):
         arrays = [bytes(output.at(0)) for output in pipeline.run()]
         samples.append([None, {name: sha256(data) for name, data in zip(fields, arrays, strict=True) if data}])
     return samples

@@ -9,7 +9,7 @@ import sys
 
 logging.disable(logging.CRITICAL)
 
-from megatron.energon import (  # noqa: E402
+from megatron.energon import (
     Cooker,
     DefaultTaskEncoder,
     Sample,

@@ -17,7 +17,7 @@ class Anything(type):
 class StandIn(types.ModuleType):
     """A module that has whatever it is asked for."""
 
-    __path__ = []
+    __path__ = ()
 
     def __getattr__(self, name):
         if name.startswith("__"):

@@ -16,11 +16,12 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.shards.findings import shorten
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.header import GNU_LONG_NAME_TYPE, PAX_GLOBAL_TYPE, PAX_TYPE, USTAR, padded, parse_octal
+from wdskit.tar.pax import Overrides, parse_pax
 from wdskit.tar.window import Passed
 
 Fact = Literal[
-    "pax", "long_name", "prefix", "size", "magic", "between", "space", "control", "dotted_key", "upper_case",
-    "no_sample", "int", "text", "json",
+    "pax", "long_name", "prefix", "size", "space", "newline", "upper_case", "no_extension", "dot_file", "meta", "int",
+    "text", "json", "json_types",
 ]  # fmt: skip
 
 
@@ -50,7 +51,6 @@ class MemberFacts:
     def __init__(self, facts: ReaderFacts, file: LocalFile) -> None:
         self._facts = facts
         self._file = file
-        self._stop = 0
         self._start = 0  # of the member that is looked at
 
     def look(self, name: str, start: int, data: bytes) -> None:
@@ -62,47 +62,43 @@ class MemberFacts:
             data: Its bytes.
         """
         self._start = start
-        if start != self._stop:
-            self._note("between", name)
-        size = data.num_bytes if isinstance(data, Passed) else len(data)
-        self._stop = self._look_at_headers(name, start) + padded(size)
+        self._look_at_headers(name, start)
         self._look_at_name(name)
         split = split_name(name)
         if split is None:
-            self._note("no_sample", name)
+            hidden = name.rpartition("/")[2].startswith(".")
+            self._note("dot_file" if hidden else "meta" if name.startswith("__") else "no_extension", name)
         elif not isinstance(data, Passed):
             self._look_at_value(name, split[1], data)
 
     def _note(self, fact: Fact, name: str) -> None:
         self._facts.note(fact, name, self._start)
 
-    def _look_at_headers(self, name: str, start: int) -> int:
-        """Note how the headers from `start` on are written; where the data begin."""
+    def _look_at_headers(self, name: str, start: int) -> None:
+        """Note how the headers from `start` on are written."""
         while True:
             block = self._file.read_at(start, BLOCK_BYTES)
             kind = block[156]
             start += BLOCK_BYTES
             if kind not in (PAX_TYPE, PAX_GLOBAL_TYPE, GNU_LONG_NAME_TYPE):
                 break
-            self._note("long_name" if kind == GNU_LONG_NAME_TYPE else "pax", name)
-            start += padded(parse_octal(block[124:136], "size"))
-        if block[257:265] != USTAR:
-            self._note("magic", name)
-        elif block[345]:
+            size = parse_octal(block[124:136], "size")
+            if kind == GNU_LONG_NAME_TYPE:
+                self._note("long_name", name)
+            elif parse_pax(self._file.read_at(start, size)) != Overrides():
+                self._note("pax", name)
+            start += padded(size)
+        if block[257:265] == USTAR and block[345]:
             self._note("prefix", name)
         if block[135] not in b"\x00 " or block[124] & 0x80:
             self._note("size", name)
-        return start
 
     def _look_at_name(self, name: str) -> None:
-        folder, _, base = name.rpartition("/")
-        if any(map(str.isspace, name)):
+        if " " in name:
             self._note("space", name)
-        if not name.isprintable():
-            self._note("control", name)
-        if "." in folder:
-            self._note("dotted_key", name)
-        extension = base.partition(".")[2]
+        if "\n" in name:
+            self._note("newline", name)
+        extension = name.rpartition("/")[2].partition(".")[2]
         if extension != extension.lower():
             self._note("upper_case", name)
 
@@ -125,5 +121,5 @@ class MemberFacts:
             if kind != "NoneType" and known.get(at) == "NoneType":
                 known[at] = kind
             elif kind not in (known.get(at), "NoneType"):
-                self._note("json", name)
+                self._note("json_types", name)
                 return

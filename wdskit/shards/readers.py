@@ -1,14 +1,16 @@
 """For which other readers shards are safe: the rules of six of them, found by running each on hand-written files.
 
 webdataset 1.0.2 (which open_clip and timm read with), Hugging Face datasets 5.2, Megatron-Energon 7.4.1, wids 0.1.11,
-NVIDIA DALI 2.4 with and without its index.
+NVIDIA DALI 2.4 without an index, with that of its own tool, and with ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from wdskit.errors import ConfigError
+from wdskit.shards.also import shard_names
 from wdskit.shards.facts import Fact
 from wdskit.shards.findings import MAX_LISTED, Finding, ReaderVerdict
 from wdskit.shards.objections import (
@@ -25,30 +27,32 @@ READERS = ("hf", "dali", "energon", "wids", "open_clip", "timm")
 ALL = "all"
 
 _WHY: dict[Fact, str] = {
-    "pax": "a pax header",
+    "pax": "a pax header with a path or a size",
     "long_name": "a GNU long name",
     "prefix": "a name that is split over the header's prefix field",
     "size": "a size with 12 digits or in base 256",
-    "magic": "a header that is not ustar's",
-    "between": "a directory or a global header before the member",
-    "space": "a name with a space",
-    "control": "a name with characters that cannot be printed",
-    "dotted_key": "a folder with a dot in its name, where it cuts the key",
+    "space": "a name with a space, which breaks DALI's own index",
+    "newline": "a name with a line end",
     "upper_case": "an extension in upper case, which only webdataset lowers",
-    "no_sample": "a member of no sample, which it takes for one",
+    "no_extension": "a member without an extension, which is taken for a sample",
+    "dot_file": "a hidden file, which is taken for a sample",
+    "meta": "a member called `__...__`, which is taken for a sample",
     "int": "an integer field (cls, ...) that is none",
     "text": "a text field that is not UTF-8",
-    "json": "JSON that does not parse, or whose keys or types change",
+    "json": "JSON that does not parse",
+    "json_types": "JSON whose names or types change",
 }
-_TAR: tuple[Fact, ...] = ("size", "between", "control")
 _RULES: dict[str, tuple[Fact, ...]] = {
-    "hf": (*_TAR, "dotted_key", "upper_case", "no_sample", "int", "text", "json"),
-    "dali": (*_TAR, "pax", "long_name", "prefix", "magic", "space", "upper_case", "no_sample"),
-    "energon": (*_TAR, "upper_case", "no_sample"),
-    "wids": (*_TAR, "pax", "long_name", "prefix", "upper_case", "no_sample"),
-    "open_clip": ("size", "control", "text"),
-    "timm": ("size", "control", "int"),
+    "hf": ("upper_case", "meta", "int", "text", "json", "json_types"),
+    "dali": ("pax", "long_name", "size", "space", "upper_case", "no_extension", "dot_file", "meta"),
+    "energon": ("upper_case",),
+    "wids": ("pax", "long_name", "prefix", "size", "newline", "upper_case", "dot_file", "meta"),
+    "open_clip": ("int", "text", "json"),
+    "timm": ("int",),
 }
+_DALI_WITH_INDEX: tuple[Fact, ...] = ("upper_case",)
+"""What is left where `--also dali` has written an index. DALI and its own tool read headers in their own ways."""
+
 _OWN: dict[str, Callable[[Judged], Iterator[Objection]]] = {
     "hf": for_hf,
     "energon": for_energon,
@@ -94,13 +98,20 @@ def _objections(reader: str, judged: Judged) -> Iterator[Objection]:
     damaged = {one.file for one in judged.findings if one.kind in ("structure", "unreadable", "digest", "bytes")}
     for file in sorted(damaged):
         yield Objection("damage", file, "it is damaged, and others drop what is behind it without a word")
+    with_index = {one.path for one in judged.reports if reader == "dali" and _has_dali_index(one.path)}
     for fact in _RULES[reader]:
         for report in judged.reports:
+            if report.path in with_index and fact not in _DALI_WITH_INDEX:
+                continue
             if report.facts and fact in report.facts.counts:
                 name, offset = report.facts.first[fact]
                 yield Objection(fact, report.path, f"{_WHY[fact]}: {name!r}", offset, None, report.facts.counts[fact])
     if reader in _OWN:
         yield from _OWN[reader](judged)
+
+
+def _has_dali_index(path: str) -> bool:
+    return any((Path(path).parent / name).is_file() for name in shard_names(Path(path).name, ["dali"]))
 
 
 def _reasons(objections: Sequence[Objection]) -> tuple[str, ...]:
