@@ -12,6 +12,8 @@ from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, publish
 from wdskit.packing.rows import Row
+from wdskit.packing.treating import read_treated
+from wdskit.packing.treatment import UNTOUCHED, Treatment
 from wdskit.tar.writer import END_BYTES, TarWriter
 
 OnSample = Callable[[int, int], None]
@@ -27,7 +29,14 @@ class ShardJob:
     num_bytes: int
 
 
-def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
+def fill_shard(
+    job: ShardJob,
+    *,
+    treatment: Treatment = UNTOUCHED,
+    threads: int = 1,
+    disk: Disk = DISK,
+    on_sample: OnSample | None = None,
+) -> ShardEntry:
     """Write one shard and its `.idx`, and return its line of the index.
 
     A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes.
@@ -42,11 +51,11 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
         check_free(job)
         with publish(job.path, disk=disk) as draft:
             writer = TarWriter(draft.write)
-            for row in job.rows:
+            for row, treated in read_treated(job.rows, treatment, threads=threads):
                 offsets.append(writer.offset)
-                for name, data in row.read():
-                    writer.add(name, data)
-                fields.update(field for field, _ in row.fields)
+                for field, data in treated:
+                    writer.add(f"{row.key}.{field}", data)
+                fields.update(field for field, _ in treated)
                 if on_sample:
                     on_sample(1, writer.offset - offsets[-1])
             writer.finish()
