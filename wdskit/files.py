@@ -130,6 +130,20 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
     disk.fsync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
+    """A draft that never gets a final name: it is gone when the block ends, or by `remove_drafts` after a kill."""
+    draft = draft_path(path)
+    fd = disk.open(draft)
+    try:
+        yield Draft(fd, disk)
+    finally:
+        with contextlib.suppress(OSError):  # nothing in it has to last
+            disk.close(fd)
+        with contextlib.suppress(OSError):
+            disk.remove(draft)
+
+
 def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
     """`publish` a file whose bytes are at hand."""
     with publish(path, disk=disk) as draft:

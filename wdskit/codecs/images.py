@@ -7,6 +7,7 @@ its first bytes. Pillow's plugins are called directly: a limit of our own is com
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -88,9 +89,24 @@ _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 """What libjpeg says of pixel data that is cut or garbled. Pillow would go on and paint the rest of the image grey."""
 
 
+@functools.lru_cache(maxsize=1024)  # asked for each field of each sample
 def is_image_field(field: str) -> bool:
     """Whether a field holds an image by its name: the last component counts, in any case (`left.JPG` does)."""
     return field.rpartition(".")[2].lower() in IMAGE_FIELDS
+
+
+def field_of_bytes(start: bytes) -> str | None:
+    """The field that an image's first bytes name, None where they are those of no known format.
+
+    Args:
+        start: 12 bytes at least, where the image has them.
+    """
+    if start.startswith(b"RIFF"):
+        return "webp" if start[8:12] == b"WEBP" else None
+    for name, prefixes, _ in _FORMATS:
+        if start.startswith(prefixes):
+            return {"JPEG": "jpg", "TIFF": "tif"}.get(name, name.lower())
+    return None
 
 
 def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | torch.Tensor | Image.Image:

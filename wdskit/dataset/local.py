@@ -131,6 +131,23 @@ class LocalShard:
         """What stands where the offsets put a sample: whole members of one key. Its end is checked if that is easy."""
         start, stop = int(self._offsets[number]), int(self._offsets[number + 1])
         data = self.read_at(start, stop - start + BLOCK_BYTES)
+        plain = _plain_sample(data, stop - start)
+        if plain is None:
+            key, fields = self._parse_members(data, number, start, stop)
+        else:
+            key, fields = plain
+            if self.has_digest and not data.startswith(f"{key}.".encode(), stop - start):
+                return plain  # whatever stands behind, and be it damaged, is not of this sample
+        if not self._checked[number + 1] or self.has_digest:
+            behind = _plain_key(data[stop - start :])
+            if behind == key:
+                raise self._no_edge(number + 1, key)
+            if behind is not None:
+                self._checked[number + 1] = 1
+        return key, fields
+
+    def _parse_members(self, data: bytes, number: int, start: int, stop: int) -> tuple[str, dict[str, memoryview]]:
+        """Key and fields of a sample in any form that can be read."""
         key = None
         fields: dict[str, memoryview] = {}
         view = memoryview(data)
@@ -145,12 +162,6 @@ class LocalShard:
             fields[split[1]] = view[first:last]
         if key is None:
             raise self._error(start, f"sample {number} has no member")
-        if not self._checked[number + 1] or self.has_digest:
-            behind = _plain_key(data[stop - start :])
-            if behind == key:
-                raise self._no_edge(number + 1, key)
-            if behind is not None:
-                self._checked[number + 1] = 1
         return key, fields
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -190,6 +201,38 @@ class LocalShard:
 
 def _reopen(path: str, idx_sha256: str | None) -> LocalShard:
     return LocalShard(path, idx_sha256=idx_sha256)
+
+
+def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] | None:
+    """Key and fields of a sample whose members are plain and fill `data[:stop]`, nearly every one; None says nothing.
+
+    Written flat: 10 us for three members, which take three times as long one call a part.
+    """
+    view = memoryview(data)
+    fields: dict[str, memoryview] = {}
+    key = prefix = ""
+    at = 0
+    while at < stop:
+        plain = plain_member(data[at : at + BLOCK_BYTES])
+        if plain is None:
+            return None
+        name, size = plain
+        at += BLOCK_BYTES
+        if not key:
+            split = split_name(name)
+            if split is None:
+                return None
+            key, field = split
+            prefix = f"{key}."
+        else:
+            field = name[len(prefix) :].lower()
+            if not name.startswith(prefix) or not field or "/" in field:
+                return None
+        if field in fields:
+            return None
+        fields[field] = view[at : at + size]
+        at += -(-size // BLOCK_BYTES) * BLOCK_BYTES
+    return (key, fields) if at == stop and key else None
 
 
 def _plain_key(block: bytes) -> str | None:

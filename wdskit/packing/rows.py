@@ -17,7 +17,7 @@ from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.treatment import UNTOUCHED, Treatment
 
-_SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
+SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -35,9 +35,9 @@ class Row:
     fields: tuple[tuple[str, FieldBytes], ...]
     where: str
 
-    def sizes(self) -> Iterator[int]:
+    def sizes(self) -> list[int]:
         """Bytes of each field."""
-        return (_size_of(data) for _, data in self.fields)
+        return [len(data) if isinstance(data, bytes) else data.num_bytes for _, data in self.fields]
 
     def read(self, treatment: Treatment = UNTOUCHED) -> list[tuple[str, bytes]]:
         """Name and bytes of each field that is packed, images checked and treated, sorted by name.
@@ -81,10 +81,16 @@ def row_error(where: str, problem: str, remedy: str = "") -> RowError:
     return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
 
 
+def key_taken(row: Row, where: str) -> RowError:
+    """The error of a row whose key another one has."""
+    problem = f"its key {row.key!r} is that of {where} too"
+    return row_error(row.where, problem, "Keys must be unique. Rename one, or give each row a key.")
+
+
 def field_of(path: str) -> str:
     """The field that a file's extension names, in lower case, `jpeg` as `jpg`; empty without one."""
     extension = os.path.splitext(path)[1][1:].lower()
-    return _SAME_FIELD.get(extension, extension)
+    return SAME_FIELD.get(extension, extension)
 
 
 def file_bytes(path: str, where: str) -> FileBytes:
@@ -101,7 +107,7 @@ def file_bytes(path: str, where: str) -> FileBytes:
     if not stat.S_ISREG(status.st_mode):
         problem = "it is no file" if path == where else f"{path} is no file"
         raise row_error(where, problem, "Mend the path, or use --skip-bad.")
-    return FileBytes(path, status.st_size)
+    return FileBytes(path, status.st_size, status.st_mtime_ns)
 
 
 def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: str, path: str) -> Row:
@@ -173,7 +179,7 @@ def _python_row(row: Any, where: str, keys: str) -> Row:
             raise row_error(where, f"its field {name!r} is no text", "Name it like an extension: jpg, json, cls.")
         if name.startswith("__"):
             continue
-        field = _SAME_FIELD.get(name.lower(), name.lower())
+        field = SAME_FIELD.get(name.lower(), name.lower())
         if field in values:
             raise row_error(where, f"it has the field {field!r} twice", "Fields are written in lower case.")
         values[field] = value

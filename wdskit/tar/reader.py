@@ -7,6 +7,8 @@ stream that stops before its end marker, and a byte other than zero behind it.
 
 from __future__ import annotations
 
+import functools
+import struct
 import zlib
 from collections.abc import Iterator
 
@@ -36,6 +38,7 @@ _COMPRESSED = {
     b"BZh": "bzip2",
     b"PK\x03\x04": "zip",
 }
+_PLAIN = struct.Struct("100s24x11sB12x8sc100x8s80xB")  # name, size, what ends it, checksum, type, magic, prefix
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -55,6 +58,11 @@ class TarReader:
     def __init__(self, read: Read, *, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES) -> None:
         self._window = Window(read, shard, hold_bytes)
         self.stop = 0
+
+    @property
+    def offset(self) -> int:
+        """Offset behind the member that was yielded last, its padding included."""
+        return self._window.offset
 
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
         """Yield (name, offset of the member's first header block with its extension headers, data).
@@ -146,26 +154,32 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
 
     None says nothing but that `next_member` has to look.
     """
-    digits = block[124:135]
+    if len(block) < BLOCK_BYTES:
+        return None
+    name, digits, nul, checksum, kind, magic, prefix = _PLAIN.unpack_from(block)
     if (
-        len(block) < BLOCK_BYTES
-        or block[156] != 0x30
-        or block[257:265] != USTAR
-        or block[345]
-        or block[135]
+        zlib.adler32(block) & 0xFFFF != _adler_of(checksum)
+        or kind != b"0"
+        or magic != USTAR
+        or prefix
+        or nul
         or digits.strip(b"01234567")
     ):
         return None
-    try:
-        if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
-            return None
-    except HeaderError:
-        return None
     size = int(digits, 8)
-    name = block[:100].partition(b"\x00")[0]
+    name = name.partition(b"\x00")[0]
     if size > MAX_READ_MEMBER_BYTES or not name.isascii() or not name[-1:].isalnum():
         return None
     return name.decode("ascii"), size
+
+
+@functools.lru_cache(maxsize=4096)  # shards have a few hundred different checksums
+def _adler_of(checksum: bytes) -> int:
+    """`expected_adler`, or what no header has."""
+    try:
+        return expected_adler(checksum)
+    except HeaderError:
+        return -1
 
 
 def next_member(window: Window) -> tuple[str, int, int] | None:

@@ -1,0 +1,279 @@
+"""Expressions over a sample's key and its JSON, number and text fields: `json.width >= 256 and cls in (1, 2)`.
+
+simpleeval walks Python's syntax tree. What it may meet there is listed here, and refused before any sample is read
+where it is not: no assignment, comprehension, lambda, format string, slice or power; methods of text and `get` of an
+object by name, and nothing else of any value. A number, a text or a list can only become so large. So an expression
+reads nothing but the sample, ends in microseconds, and may come from anybody.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS
+from wdskit.errors import SelectionError
+
+if TYPE_CHECKING:
+    from simpleeval import SimpleEval
+
+MAX_CHARS = 2000
+MAX_NODES = 400
+MAX_DEPTH = 40
+MAX_BITS = 4096
+
+ReadField = Callable[[str], object]
+
+_NAMES = ("key", "fields")
+_FIELDS = JSON_FIELDS | INT_FIELDS | TEXT_FIELDS
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs, "bool": bool, "float": float, "int": int, "len": len, "max": max, "min": min,
+}  # fmt: skip
+_TEXT_METHODS = frozenset([
+    "startswith", "endswith", "lower", "upper", "casefold", "strip", "lstrip", "rstrip", "removeprefix", "removesuffix",
+    "split", "count", "find", "isalpha", "isascii", "isalnum", "isdecimal", "isdigit", "islower", "isupper",
+])  # fmt: skip
+_METHODS = _TEXT_METHODS | {"get"}
+_PLAIN_NODES = (ast.Constant, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List, ast.Set)
+_OWN_NODES = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
+_HELPERS = (ast.Load, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
+_CONSTANTS = (str, int, float, bool, type(None))
+
+
+class ExpressionError(ValueError):
+    """An expression has no answer for a sample; the message says why, without a place."""
+
+
+class MissingValue(ExpressionError):
+    """The sample lacks a field or a name in its JSON that the expression asks for."""
+
+
+class Expression:
+    """A condition on samples. Pickled, it is its text.
+
+    Args:
+        text: Python's syntax. `key` is the sample's key, `fields` the names of its fields, `json`, `cls`, `txt` and
+            others of their kinds what they hold; `json.a.b` is `json["a"]["b"]`.
+
+    Attributes:
+        text: As given.
+        fields: The fields that it may ask for.
+
+    Raises:
+        SelectionError: It is no such expression; the message shows the place.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._tree = _parse(text)
+        names = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
+        self.fields = frozenset(names - {*_NAMES, *_FUNCTIONS})
+        self._evaluator: SimpleEval | None = None
+        self._key: str = ""
+        self._names: Collection[str] = ()
+        self._read: ReadField = str
+
+    def __reduce__(self) -> tuple[type[Expression], tuple[str]]:
+        """Its text."""
+        return Expression, (self.text,)
+
+    def holds(self, key: str, fields: Collection[str], read: ReadField) -> bool:
+        """Whether it holds for a sample.
+
+        Args:
+            key: The sample's key.
+            fields: Names of its fields.
+            read: Gives the value of a field; called for those that the answer depends on.
+
+        Raises:
+            MissingValue: It asks for what the sample lacks.
+            ExpressionError: It has another kind of answer, or none.
+        """
+        if self._evaluator is None:
+            self._evaluator = self._make_evaluator()
+        self._key, self._names, self._read = key, fields, read
+        try:
+            answer = self._evaluator.eval(self.text, self._tree)
+        except ExpressionError:
+            raise
+        except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as err:
+            raise ExpressionError(str(err) or type(err).__name__) from err
+        if not isinstance(answer, bool):
+            raise ExpressionError(f"its answer is {_short(answer)}, neither true nor false")
+        return answer
+
+    def _make_evaluator(self) -> SimpleEval:
+        from simpleeval import EvalWithCompoundTypes
+
+        evaluator = EvalWithCompoundTypes(operators=_OPERATORS, functions={}, names={})
+        evaluator.nodes = {kind: evaluator.nodes[kind] for kind in _PLAIN_NODES if kind in evaluator.nodes} | {
+            ast.Name: self._name,
+            ast.Attribute: self._attribute,
+            ast.Subscript: self._subscript,
+            ast.Call: self._call,
+        }
+        return evaluator
+
+    def _value(self, node: ast.expr) -> Any:
+        """What a node stands for. Names are not handed to simpleeval, which would look through all of a JSON."""
+        own = {ast.Name: self._name, ast.Attribute: self._attribute, ast.Subscript: self._subscript}.get(type(node))
+        if own is not None:
+            return own(node)
+        assert self._evaluator is not None
+        return self._evaluator.eval(self.text, node)
+
+    def _name(self, node: Any) -> Any:
+        name = node.id
+        if name == "key":
+            return self._key
+        if name == "fields":
+            return tuple(self._names)
+        if name not in self._names:
+            raise MissingValue(f"it has no field {name!r}")
+        return self._read(name)
+
+    def _attribute(self, node: Any) -> Any:
+        return _item(self._value(node.value), node.attr)
+
+    def _subscript(self, node: Any) -> Any:
+        return _item(self._value(node.value), self._value(node.slice))
+
+    def _call(self, node: Any) -> Any:
+        values = [self._value(each) for each in node.args]
+        if isinstance(node.func, ast.Name):
+            return _FUNCTIONS[node.func.id](*values)
+        owner, name = self._value(node.func.value), node.func.attr
+        if not (name == "get" if isinstance(owner, dict) else isinstance(owner, str) and name in _TEXT_METHODS):
+            raise ExpressionError(f"{_short(owner)} has no {name}()")
+        return getattr(owner, name)(*values)
+
+
+def _parse(text: str) -> ast.expr:
+    """The tree of an expression in which every node is one of those that are listed here."""
+    if len(text) > MAX_CHARS:
+        raise _refused(text, f"it has {len(text)} characters, at most {MAX_CHARS} are read")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # SyntaxWarning, of escapes in text and the like
+            tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
+        at = err.offset if isinstance(err, SyntaxError) else None
+        why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
+        raise _refused(text, f"it cannot be read: {why}", at) from err
+    for num_nodes, (node, depth) in enumerate(_walk(tree), start=1):
+        problem = "it is nested too deeply" if depth > MAX_DEPTH else _problem(node)
+        if num_nodes > MAX_NODES:
+            problem = f"it has more than {MAX_NODES} parts"
+        if problem:
+            raise _refused(text, problem, getattr(node, "col_offset", 0) + 1)
+    return tree
+
+
+def _walk(tree: ast.expr) -> Iterator[tuple[ast.AST, int]]:
+    """Every node and its depth, the name of a function that is called left out."""
+    pending: list[tuple[ast.AST, int]] = [(tree, 1)]
+    while pending:
+        node, depth = pending.pop()
+        yield node, depth
+        below = list(ast.iter_child_nodes(node))
+        if isinstance(node, ast.Call):
+            below = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
+        pending += [(child, depth + 1) for child in below]
+
+
+def _problem(node: ast.AST) -> str:
+    """Why a node may not stand in an expression; empty where it may."""
+    match node:
+        case ast.Constant():
+            kinds = "text, numbers, True, False and None"
+            return "" if type(node.value) in _CONSTANTS else f"it holds {node.value!r}; there are {kinds}"
+        case ast.Name():
+            known = ", ".join([*_NAMES, *sorted(_FIELDS)])
+            return "" if node.id in _NAMES or node.id in _FIELDS else f"there is no {node.id!r}; there are {known}"
+        case ast.Attribute():
+            return f"{node.attr!r} begins with an underscore" if node.attr.startswith("_") else ""
+        case ast.Subscript():
+            return "a part of a list or text cannot be asked for" if isinstance(node.slice, ast.Slice) else ""
+        case ast.Call():
+            return _call_problem(node)
+        case ast.BinOp() | ast.UnaryOp():
+            return "" if type(node.op) in _OPERATORS else f"{type(node.op).__name__} is no operation that it may have"
+    return "" if isinstance(node, (*_PLAIN_NODES, *_HELPERS)) else f"{type(node).__name__} has no place in it"
+
+
+def _call_problem(node: ast.Call) -> str:
+    if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
+        return "arguments are given by their place"
+    match node.func:
+        case ast.Name(id=name):
+            return "" if name in _FUNCTIONS else f"there is no function {name}(); there are {', '.join(_FUNCTIONS)}"
+        case ast.Attribute(attr=name):
+            return "" if name in _METHODS else f"there is no method {name}(); there are {', '.join(sorted(_METHODS))}"
+    return "only functions and methods with a name can be called"
+
+
+def _refused(text: str, problem: str, column: int | None = None) -> SelectionError:
+    at = f" at {column}" if column else ""
+    return SelectionError(f"filter{at}: {_short(text)}: {problem}.")
+
+
+def _short(value: object) -> str:
+    shown = repr(value[:200] if isinstance(value, str | list | tuple) else value)
+    return f"{shown[:80]}..." if len(shown) > 80 else shown
+
+
+def _item(owner: Any, name: Any) -> Any:
+    """A member of a JSON object, or an item of a list or a text."""
+    if isinstance(owner, dict):
+        if name not in owner:
+            raise MissingValue(f"there is no {name!r} in {_short(list(owner))}")
+        return owner[name]
+    if not isinstance(owner, list | tuple | str) or type(name) is not int:
+        raise ExpressionError(f"{_short(owner)} has no {name!r}")
+    if not -len(owner) <= name < len(owner):
+        raise MissingValue(f"there is no item {name} in {_short(owner)}")
+    return owner[name]
+
+
+def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for numbers of a sane size only: texts and lists would repeat, join or format themselves."""
+
+    def limited(*values: Any) -> Any:
+        for value in values:
+            if not isinstance(value, int | float):
+                raise ExpressionError(f"{_short(value)} is no number")
+        result = function(*values)
+        if isinstance(result, int) and result.bit_length() > MAX_BITS:
+            raise ExpressionError(f"a number has more than {MAX_BITS} bits")
+        return result
+
+    return limited
+
+
+_NUMERIC: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    **{kind: _on_numbers(function) for kind, function in _NUMERIC.items()},
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, group: operator.contains(group, item),
+    ast.NotIn: lambda item, group: not operator.contains(group, item),
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
