@@ -23,6 +23,7 @@ from shards import bytes_in, samples_in
 
 from wdskit.cli import app
 from wdskit.cli.pack import _facts, parse_size
+from wdskit.dataset.others import read_timm_info
 from wdskit.packing.sources import Progress
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
@@ -45,7 +46,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def without_speeds(text: str) -> str:
-    return re.sub(r"[\d.,]+(?= (s|samples/s|[kM]?B/s))", "N", text).replace("N kB/s", "N MB/s")
+    return re.sub(r"[\d.,]+(?= (s,|samples/s|[kM]?B/s))", "N", text).replace("N kB/s", "N MB/s")
 
 
 # What it says.
@@ -54,6 +55,31 @@ def without_speeds(text: str) -> str:
 def test_a_summary_says_what_was_written(run, photos):
     code, out, err = run("pack", "photos", "out", "--max-samples", "2")
     assert (code, without_speeds(out), err) == (0, SUMMARY, "")
+
+
+PLAN = """\
+folder       out
+would write  2 (out-000000.tar to out-000001.tar)
+samples      3, 1 to 2 a shard
+bytes        12.8 kB, 4.61 kB to 8.19 kB a shard
+fields       cls in 3
+             jpg in 3
+             json in 3
+keys         cat/0000 to dog/0000
+classes      2
+not packed   1 file that is no image
+time         N s, N samples/s"""
+
+
+def test_a_dry_run_says_what_would_be_written(run, photos):
+    (photos / "cat" / "notes.txt").write_text("x")
+    code, out, err = run("pack", "photos", "out", "--max-samples", "2", "--dry-run")
+    assert (code, without_speeds(out), err) == (0, PLAN, "")
+    assert not Path("out").exists()
+    (photos / "cat" / "0003.jpg").write_bytes(b"none")
+    _, out, _ = run("pack", "photos", "out", "--skip-bad", "--dry-run")
+    assert "rejected     1\n" in out
+    assert out.splitlines()[-1].startswith("rejected: photos/cat/0003.jpg: ")
 
 
 def test_rejected_rows_and_other_files_are_told(run, photos):
@@ -110,7 +136,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", ""], 1, "'' is no folder to pack into. Write . for this one."),
         (["http://host/photos", "out"], 1, "http://host/photos: there is no such folder or file."),
         (["photos", "s3://bucket/out"], 1, "s3://bucket/out: the scheme `s3:` is not supported."),
-        (["table.parquet", "out"], 1, "table.parquet: this is neither a folder nor a manifest (.jsonl,"),
+        (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
         (["photos", "table.parquet"], 1, "table.parquet: this is a file, not a folder to pack into."),
         (["photos", "photos/out"], 1, "photos/out: it lies in the source photos, and would be a part of it"),
         (["photos", "out", "--max-bytes", "lots"], 2, "'lots' is no size"),
@@ -126,7 +152,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
         (["photos", "out", "--keys", "random"], 1, "keys: 'random' is neither 'given' nor 'hashed'."),
         (["photos", "out", "--append"], 1, "index.json"),
-        (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a manifest, and this is"),
+        (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a table of text or a Parq"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
         (["photos", "out", "more"], 2, "Got unexpected extra argument"),
         (["photos"], 2, "Missing argument 'DEST'"),
@@ -180,6 +206,9 @@ def fields_in(folder: str) -> set[str]:
 OPTIONS = {
     "--max-samples": ("photos out --max-samples 2", lambda: len(shards_in("out")) == 2),
     "--max-bytes": ("photos out --max-bytes 9.5kB", lambda: len(shards_in("out")) == 2),
+    "--num-shards": ("photos out --num-shards 2", lambda: len(shards_in("out")) == 2),
+    "--multiple-of": ("photos out --multiple-of 3", lambda: len(shards_in("out")) == 3),
+    "--dry-run": ("photos out --dry-run", lambda: not Path("out").exists()),
     "--shuffle": ("photos out --shuffle 1", lambda: keys_in("out") == ["cat/0001", "cat/0000", "dog/0000"]),
     "--workers": ("photos out --workers 2 --max-samples 1", lambda: len(keys_in("out")) == 3),
     "--pattern": ("photos out --pattern x%d.tar", lambda: shards_in("out") == ["x0.tar"]),
@@ -188,7 +217,10 @@ OPTIONS = {
     "--append": ("b.jsonl there --append", lambda: keys_in("there") == ["x", "row-000000000"]),
     "--from": ("list out --from list", lambda: keys_in("out") == ["photos/dog/0000"]),
     "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
+    "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
+    "--also": ("photos out --also timm", lambda: Path("out/_info.json").exists()),
+    "--split-name": ("photos out --also timm --split-name x", lambda: "x" in read_timm_info("out")),
     "--key-column": ("b.jsonl out --key-column id", lambda: keys_in("out") == ["w"]),
 }
 
@@ -203,6 +235,8 @@ def test_an_option_does_what_its_help_says(run, photos, option):
     Path("a.jsonl").write_text('{"key": "x"}\nbad\n')
     Path("b.jsonl").write_text('{"id": "w", "photo": "photos/cat/0000.jpg"}\n')
     assert run("pack", "a.jsonl", "there", "--skip-bad")[0] == 0
+    coco = {"images": [{"id": 1, "file_name": "cat/0001.jpg"}], "annotations": []}
+    Path("coco.json").write_text(json.dumps(coco))
     Path("list").write_text("photos/dog/0000.jpg\n")
     (photos / "dog" / "0000.txt").write_text("a dog")
     words, is_done = OPTIONS[option]

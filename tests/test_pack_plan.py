@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from disks import HastyDisk
 from hypothesis import given, settings
@@ -14,8 +16,8 @@ from images import make_folder
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
-from wdskit.packing import plan
-from wdskit.packing.plan import Limits, Names, fill_in_turn
+from wdskit.packing import api, plan
+from wdskit.packing.plan import Limits, Names, RowTooLarge, divide, fill_in_turn, make_limits, row_bytes
 from wdskit.packing.rows import Row
 
 ROWS = st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=3), min_size=1, max_size=30)
@@ -90,6 +92,156 @@ def test_a_planner_that_miscounts_is_caught(monkeypatch, name, value):
     with pytest.raises(AssertionError):
         for size in range(0, 2048, 100):
             check_plan(rows_of([[size]] * 40), 100, 20_000)
+
+
+def spans_of(rows: list[Row], limits: Limits) -> list[tuple[int, int]]:
+    """The number of rows and the bytes of each shard, as they are planned for all rows at once."""
+    blocks = np.array([row_bytes(row) // 512 for row in rows], dtype=np.uint32)
+    spans = divide(blocks, limits)
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+    assert spans[-1].stop == len(rows)
+    return [(span.stop - span.start, span.num_bytes) for span in spans]
+
+
+@given(sizes=ROWS, **LIMITS)
+@settings(deadline=None, max_examples=300)
+def test_rows_planned_at_once_go_where_those_of_a_stream_go(sizes, max_samples, max_bytes):
+    rows, limits = rows_of(sizes), Limits(max_samples, max_bytes)
+    assert spans_of(rows, limits) == [(len(shard.rows), shard.num_bytes) for shard in fill_in_turn(rows, limits)]
+
+
+def test_of_rows_that_are_too_large_the_first_is_told():
+    with pytest.raises(RowTooLarge) as caught:
+        divide(np.array([3, 9, 10], dtype=np.uint32), Limits(10, 512 * 10))
+    assert (caught.value.place, caught.value.num_bytes) == (1, 512 * 11)
+
+
+# Balanced shards.
+
+
+def test_a_number_of_shards_is_met_and_they_are_equal_within_one_sample():
+    """Every number of rows up to 40 in every number of shards."""
+    for num_rows in range(1, 41):
+        blocks = np.arange(1, num_rows + 1, dtype=np.uint32)
+        for number in range(1, num_rows + 1):
+            spans = divide(blocks, make_limits(None, None, num_shards=number))
+            counts = [span.stop - span.start for span in spans]
+            assert len(spans) == number
+            assert max(counts) - min(counts) <= 1
+            assert counts == sorted(counts, reverse=True)  # the rest is in the first ones: no stub at the end
+            assert [span.start for span in spans] == [0, *np.cumsum(counts)[:-1].tolist()]
+            assert spans[-1].stop == num_rows
+            assert all(512 * (int(blocks[a:b].sum()) + 2) == size for a, b, size in spans)
+        with pytest.raises(PackError, match=f"{num_rows} samples cannot fill {num_rows + 1} shards"):
+            divide(blocks, make_limits(None, None, num_shards=num_rows + 1))
+
+
+def test_a_multiple_is_the_least_that_the_limits_allow():
+    """Every number of rows up to 40, every multiple of up to 12, several limits, told by trying all numbers."""
+    for num_rows, step, max_samples, room in itertools.product(range(1, 41), range(1, 13), (1, 3, 7, 50), (4, 9, 1000)):
+        blocks = np.array([1 + number * 7 % 4 for number in range(num_rows)], dtype=np.uint32)
+        limits = make_limits(max_samples, 512 * (room + 2), multiple_of=step)
+        fits = None
+        for number in range(step, num_rows + 1, step):
+            spans = divide(blocks, make_limits(None, None, num_shards=number))
+            if all(b - a <= max_samples and size <= limits.max_bytes for a, b, size in spans):
+                fits = spans
+                break
+        if fits is None:
+            with pytest.raises(PackError, match=r"cannot fill|no multiple of"):
+                divide(blocks, limits)
+        else:
+            assert divide(blocks, limits) == fits
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"num_shards": 2, "max_samples": 4}, "of 2 shards one would have 5 samples, over max_samples 4"),
+        ({"num_shards": 2, "max_bytes": 5000}, "of 2 shards one would have 6144 bytes, over max_bytes 5000"),
+        ({"num_shards": 11}, "10 samples cannot fill 11 shards"),
+        ({"multiple_of": 11}, "10 samples cannot fill 11 shards"),
+        ({"multiple_of": 4, "max_samples": 1}, "no multiple of 4 up to the 10 samples makes shards within"),
+        ({"num_shards": 6, "multiple_of": 4}, "num_shards: 6 is no multiple of multiple_of, 4"),
+        ({"num_shards": 0}, "num_shards: 0 is no number of shards"),
+        ({"multiple_of": -1}, "multiple_of: -1 is no number of shards"),
+        ({"num_shards": 2.0}, "num_shards: 2.0 is no whole number"),
+    ],
+)  # fmt: skip
+def test_balanced_shards_that_cannot_be_made_are_an_error(tmp_path, options, problem):
+    with pytest.raises(PackError, match=problem):
+        pack([{"__key__": f"{n}", "cls": n} for n in range(10)], tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists() or list(bytes_in(tmp_path / "out")) == []
+
+
+def test_packed_shards_are_balanced(tmp_path):
+    rows = [{"__key__": f"{n:02d}", "cls": n} for n in range(50)]
+    result = pack(rows, tmp_path / "out", num_shards=4)
+    assert [entry.num_samples for entry in result.entries] == [13, 13, 12, 12]
+    result = pack(rows, tmp_path / "more", multiple_of=3, max_samples=10, shuffle=1)
+    assert [entry.num_samples for entry in result.entries] == [9, 9, 8, 8, 8, 8]
+    assert (
+        sorted(samples_in(tmp_path / "more")) == list(samples_in(tmp_path / "out")) == [f"{n:02d}" for n in range(50)]
+    )
+
+
+def test_a_number_of_shards_lifts_the_usual_limits_only():
+    assert make_limits(None, None) == Limits(10_000, 10**9)
+    assert make_limits(None, None, multiple_of=4) == Limits(10_000, 10**9, None, 4)
+    assert len(divide(np.ones(25_000, dtype=np.uint32), make_limits(None, None, num_shards=2))) == 2
+    assert make_limits(7, None, num_shards=2).max_samples == 7
+
+
+@pytest.mark.parametrize("option", ["num_shards", "multiple_of", "workers"])
+def test_a_stream_cannot_be_balanced(tmp_path, option):
+    with pytest.raises(PackError, match=f"{option}: rows that can be read once only"):
+        pack(iter([{"__key__": "a", "cls": 1}]), tmp_path / "out", **{option: 2})
+
+
+# Dry runs.
+
+
+@pytest.mark.parametrize("kind", ["folder", "rows", "large"])
+def test_a_dry_run_tells_what_is_written_and_writes_nothing(tmp_path, kind, monkeypatch):
+    if kind == "large":
+        monkeypatch.setattr(api, "ROWS_IN_MEMORY", 2)
+    source = make_folder(tmp_path / "photos", {"cat": 5, "dog": 4})
+    (source / "cat" / "0001.jpg").write_bytes(b"bad")
+    rows = [*({"__key__": f"{n:02d}", "cls": n, **({"txt": "x"} if n > 3 else {})} for n in range(9)), 5]
+    given = rows if kind == "rows" else source
+    options = {"shuffle": 5, "max_samples": 3, "skip_bad": True}
+    planned = pack(given, tmp_path / "out", dry_run=True, **options)
+    assert not (tmp_path / "out").exists()
+    assert planned.entries == ()
+    done = pack(given, tmp_path / "out", **options)
+    assert planned.plan == done.plan
+    assert [(s.name, s.num_samples, s.num_bytes) for s in planned.plan.shards] == [
+        (entry.name, entry.num_samples, entry.num_bytes) for entry in done.entries
+    ]
+    assert (planned.num_samples, planned.num_bytes) == (done.num_samples, done.num_bytes)
+    assert [str(err) for err in planned.rejected] == [str(err) for err in done.rejected]
+    samples = samples_in(tmp_path / "out")
+    assert planned.plan.first_key == next(iter(samples))
+    assert planned.plan.last_key == next(reversed(samples))
+    assert planned.plan.num_fields == {
+        field: sum(field in fields for fields in samples.values()) for field in planned.plan.num_fields
+    }
+    assert set(planned.plan.num_fields) == {field for fields in samples.values() for field in fields}
+
+
+def test_a_dry_run_refuses_what_a_run_would(tmp_path):
+    pack([{"__key__": "a", "cls": 1}], tmp_path / "out")
+    before = bytes_in(tmp_path / "out")
+    with pytest.raises(PackError, match="packed and indexed already"):
+        pack([{"__key__": "a", "cls": 1}], tmp_path / "out", dry_run=True)
+    with pytest.raises(RowError, match="its key 'a' is in"):
+        pack([{"__key__": "a", "cls": 1}], tmp_path / "out", append=True, dry_run=True)
+    assert pack([{"__key__": "b", "cls": 1}], tmp_path / "out", append=True, dry_run=True).plan.shards[0].name == (
+        "out-000001.tar"
+    )
+    assert bytes_in(tmp_path / "out") == before
+    with pytest.raises(PackError, match="dry_run: rows that can be read once only"):
+        pack(iter([{"__key__": "b", "cls": 1}]), tmp_path / "b", dry_run=True)
 
 
 @pytest.mark.parametrize(("samples", "num_bytes"), [(-1, 0), (1, 0), (0, -512), (0, 512)])
@@ -236,8 +388,8 @@ def test_a_folder_that_shards_cannot_be_called_after_needs_a_pattern(tmp_path, f
         ({"shuffle": -1}, "seed -1"),
         ({"shuffle": 2**64}, "seed 18446744073709551616"),
         ({"pattern": "x"}, "pattern: 'x'"),
-        ({"image_column": "x"}, "belongs to a manifest"),
-        ({"key_column": ""}, "belongs to a manifest"),
+        ({"image_column": "x"}, "belongs to a table"),
+        ({"key_column": ""}, "belongs to a table"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, problem):

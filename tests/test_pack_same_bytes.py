@@ -10,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from disks import SlowDisk
 from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
-from wdskit.packing import api, folder, walking
+from wdskit.packing import api, folder, running, walking
 
 TINY = (Path(__file__).parent / "golden" / "tiny.jpg").read_bytes()
 
@@ -153,6 +154,14 @@ def test_a_system_that_knows_ascii_only_gives_the_same(tmp_path, source, referen
     assert run(tmp_path, source, **ascii_only) == reference
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_plan_on_disk_changes_nothing(tmp_path, source, reference, workers, monkeypatch):
+    """As one has that is too large for memory; and nothing of it is left."""
+    monkeypatch.setattr(api, "ROWS_IN_MEMORY", 3)
+    pack(source, tmp_path / "out", workers=workers, **OPTIONS)
+    assert bytes_in(tmp_path / "out") == reference
+
+
 def test_a_relative_source_gives_the_same_as_an_absolute_one(tmp_path, source, reference):
     assert run(tmp_path, source.name, cwd=source.parent) == reference
     pack(f"{source}/../{source.name}//", tmp_path / "again", **OPTIONS)
@@ -246,19 +255,18 @@ def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference
 
 @pytest.mark.parametrize("mutant", ["a part a worker", "as they are done", "a seed a worker"])
 def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source, reference, mutant, monkeypatch):
-    true_fill, true_limits, true_map = api._fill, api.Limits, api.map_shards
+    true_limits, true_map, true_read = api.make_limits, running.map_shards, api.read_rows
     if mutant == "a part a worker":
-        monkeypatch.setattr(api, "Limits", lambda max_samples, max_bytes: true_limits(max_samples // 2, max_bytes))
+        monkeypatch.setattr(api, "make_limits", lambda most, *args, **options: true_limits(most // 2, *args, **options))
     elif mutant == "as they are done":
-        monkeypatch.setattr(api, "map_shards", lambda *args, **options: reversed(list(true_map(*args, **options))))
+        monkeypatch.setattr(running, "map_shards", lambda *args, **options: reversed(list(true_map(*args, **options))))
     else:
-        monkeypatch.setattr(
-            api,
-            "_fill",
-            lambda rows, *args, workers, **options: true_fill(
-                rows[workers:] + rows[:workers], *args, workers=workers, **options
-            ),
-        )
+
+        def read(found, spool, *, workers, **options):
+            true_read(found, spool, workers=workers, **options)
+            return np.roll(np.arange(len(spool)), workers)
+
+        monkeypatch.setattr(api, "read_rows", read)
     pack(source, tmp_path / "out", workers=2, **OPTIONS)
     assert bytes_in(tmp_path / "out") != reference
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console
+from wdskit.cli.console import escape, format_bytes, format_count, make_console, split_kinds
 
 if TYPE_CHECKING:
+    from wdskit.dataset.index import ShardEntry
     from wdskit.packing.api import PackResult
+    from wdskit.packing.planning import PlannedShard
     from wdskit.packing.sources import Progress, Tell
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -40,15 +42,25 @@ def pack_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Folder of images (sub-folder = class), .jsonl, .csv or .tsv manifest, or - for paths on stdin.",
+            help="What to pack: a folder, table, tar, ...; see above.",
             show_default=False,
         ),
     ],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to write the shards to.", show_default=False)],
-    max_samples: Annotated[int, typer.Option(metavar="N", min=1, help="Most samples in a shard.")] = 10_000,
+    max_samples: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000.")
+    ] = None,
     max_bytes: Annotated[
-        str, typer.Option(metavar="SIZE", help="Most bytes of a shard's file: 200MB, 1GiB, ...")
-    ] = "1GB",
+        str | None, typer.Option(metavar="SIZE", help="Most bytes of a shard's file: 200MB, 1GiB, ... Default: 1GB.")
+    ] = None,
+    num_shards: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="So many shards, equal within one sample, with no limits but yours."),
+    ] = None,
+    multiple_of: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Equal shards, a multiple of N (ranks x workers), within the limits."),
+    ] = None,
     shuffle: Annotated[
         int | None,
         typer.Option(metavar="SEED", min=0, help="Shuffle all rows with this seed. Default: keep their order."),
@@ -65,22 +77,37 @@ def pack_command(
         str, typer.Option(metavar="given|hashed", help="Keys: key column or image's path, or a hash of it.")
     ] = "given",
     append: Annotated[bool, typer.Option("--append", help="Add to a folder that is indexed already.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
     from_: Annotated[
         str | None,
-        typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see below."),
+        typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see above."),
     ] = None,
     side_cars: Annotated[
         str,
         typer.Option(metavar="EXT,...", help="Files beside an image that belong to its sample: json,txt,seg.png."),
     ] = "",
+    images: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of a COCO file's images. Default: the file's own."),
+    ] = None,
     image_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Manifest column with the image's path. Default: image, file_name or path."),
+        typer.Option(metavar="NAME", help="Table's column with the image. Default: image, file_name or path."),
     ] = None,
     key_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Manifest column with the key. Default: key, else the image's path."),
+        typer.Option(metavar="NAME", help="Table's column with the key. Default: key, else the image's path."),
     ] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KINDS", help="Files for other readers too: wids,open_clip,timm,energon,dali,webshart,parquet."
+        ),
+    ] = None,
+    split_name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
+    ] = "",
 ) -> None:
     """Pack images and tables into shards.
 
@@ -88,37 +115,47 @@ def pack_command(
     index.json. The same input gives the same bytes. A file has its name only once it is whole and on disk; after a
     kill, run the same command again.
 
-    SOURCE is read by what it is and its suffix. --from says it: folder, table (a manifest; on stdin JSONL), list
-    (paths, one a line) or list0 (as find -print0 writes them).
+    SOURCE is a folder of images (a sub-folder is a class), a table (.jsonl, .csv, .tsv, .parquet), COCO annotations
+    (.json), a folder that Hugging Face's datasets saved, tars or zips, or - for paths on stdin. Of .parquet, .tar and
+    .zip a folder or a pattern, too.
+
+    --from says what it is where its path does not: folder, table (on stdin JSONL), parquet, coco, hf, tar, zip, list
+    (paths, one a line), list0 (as find -print0 writes them).
 
     In Python: wdskit.pack
     """
     from wdskit.packing.api import pack
 
-    size = parse_size(max_bytes)
-    with _show_progress() as show:
+    size = None if max_bytes is None else parse_size(max_bytes)
+    with show_progress() as show:
         result = pack(
             source,
             dest,
             max_samples=max_samples,
             max_bytes=size,
+            num_shards=num_shards,
+            multiple_of=multiple_of,
             shuffle=shuffle,
             workers=workers,
             pattern=pattern,
             skip_bad=skip_bad,
             keys=keys,
             append=append,
+            dry_run=dry_run,
             from_=from_,
             side_cars=[name.strip() for name in side_cars.split(",")] if side_cars else (),
+            images=images,
             image_column=image_column,
             key_column=key_column,
+            also=split_kinds(also),
+            split_name=split_name,
             progress=show,
         )
     _print_summary(result)
 
 
 @contextlib.contextmanager
-def _show_progress() -> Iterator[Tell]:
+def show_progress() -> Iterator[Tell]:
     """A bar with samples/s, MB/s and the time left on stderr while the block runs, where that is a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn
 
@@ -170,26 +207,20 @@ def _say_nothing(_: Progress) -> None:
 
 
 def _print_summary(result: PackResult) -> None:
-    """The table that says what was written."""
+    """The table that says what was written, or what would be."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    first, last = result.entries[0].name, result.entries[-1].name
-    names = first if first == last else f"{first} to {last}"
     table.add_row("folder", escape(str(result.folder)))
-    table.add_row("shards", f"{format_count(len(result.entries))} ({escape(names)})")
-    table.add_row("samples", format_count(result.num_samples))
-    table.add_row("fields", escape(", ".join(sorted({field for entry in result.entries for field in entry.fields}))))
-    if result.classes:
-        table.add_row("classes", format_count(len(result.classes)))
-    table.add_row("bytes", format_bytes(result.num_bytes))
+    for name, value in _facts_of(result) if result.entries else _facts_of_plan(result):
+        table.add_row(name, escape(value))
     if result.rejected:
-        table.add_row("rejected", f"{format_count(len(result.rejected))}, listed in rejected.jsonl")
+        listed = ", listed in rejected.jsonl" if result.entries else ""
+        table.add_row("rejected", f"{format_count(len(result.rejected))}{listed}")
     if result.num_other:
         no_images = "file that is no image" if result.num_other == 1 else "files that are no images"
         table.add_row("not packed", f"{format_count(result.num_other)} {no_images}")
-    rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
-    table.add_row("time", f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s")
+    table.add_row("time", _time_of(result))
     console = make_console()
     with console.capture() as text:
         console.print(table)
@@ -197,3 +228,42 @@ def _print_summary(result: PackResult) -> None:
         print(text.get(), end="")
         for err in result.rejected[:_SHOWN_REJECTS]:
             print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
+
+
+def _facts_of(result: PackResult) -> Iterator[tuple[str, str]]:
+    """What was written."""
+    yield "shards", _names(result.entries)
+    yield "samples", format_count(result.num_samples)
+    yield "fields", ", ".join(sorted({field for entry in result.entries for field in entry.fields}))
+    if result.classes:
+        yield "classes", format_count(len(result.classes))
+    yield "bytes", format_bytes(result.num_bytes)
+
+
+def _facts_of_plan(result: PackResult) -> Iterator[tuple[str, str]]:
+    """What would be written."""
+    plan = result.plan
+    if plan is None:
+        return
+    yield "would write", _names(plan.shards)
+    for name, values, show in (
+        ("samples", [shard.num_samples for shard in plan.shards], format_count),
+        ("bytes", [shard.num_bytes for shard in plan.shards], format_bytes),
+    ):
+        yield name, f"{show(sum(values))}, {show(min(values))} to {show(max(values))} a shard"
+    for number, (field, count) in enumerate(plan.num_fields.items()):
+        yield "" if number else "fields", f"{field} in {format_count(count)}"
+    yield "keys", f"{plan.first_key} to {plan.last_key}"
+    if result.classes:
+        yield "classes", format_count(len(result.classes))
+
+
+def _names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
+    """`2 (a-000000.tar to a-000001.tar)`."""
+    first, last = shards[0].name, shards[-1].name
+    return f"{format_count(len(shards))} ({first if first == last else f'{first} to {last}'})"
+
+
+def _time_of(result: PackResult) -> str:
+    rate = f"{result.seconds:.1f} s, {format_count(round(result.num_samples / result.seconds))} samples/s"
+    return f"{rate}, {format_bytes(result.num_bytes / result.seconds)}/s" if result.entries else rate

@@ -95,6 +95,20 @@ def is_image_field(field: str) -> bool:
     return field.rpartition(".")[2].lower() in IMAGE_FIELDS
 
 
+def field_of_bytes(start: bytes) -> str | None:
+    """The field that an image's first bytes name, None where they are those of no known format.
+
+    Args:
+        start: 12 bytes at least, where the image has them.
+    """
+    if start.startswith(b"RIFF"):
+        return "webp" if start[8:12] == b"WEBP" else None
+    for name, prefixes, _ in _FORMATS:
+        if start.startswith(prefixes):
+            return {"JPEG": "jpg", "TIFF": "tif"}.get(name, name.lower())
+    return None
+
+
 def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | torch.Tensor | Image.Image:
     """Decode one image file.
 
@@ -163,12 +177,12 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
     try:
         image = plugin(io.BytesIO(data))
     except Exception as err:
-        raise _pillow_error(name, err) from err
+        raise pillow_error(name, err) from err
     check_pixels(*image.size, max_pixels=max_pixels)
     return image
 
 
-def _pillow_error(name: str, err: Exception) -> DecodeError:
+def pillow_error(name: str, err: Exception) -> DecodeError:
     """The error for whatever Pillow raises: SyntaxError, struct.error, OSError, ValueError, MemoryError, ..."""
     if isinstance(err, Image.DecompressionBombError):
         return ImageTooLarge(str(err))
@@ -239,7 +253,7 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
             del image.info["transparency"]  # convert drops it too, but with a warning
         return image.convert(mode)
     except Exception as err:
-        raise _pillow_error(image.format or "", err) from err
+        raise pillow_error(image.format or "", err) from err
 
 
 def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | torch.Tensor:

@@ -20,6 +20,8 @@ _CODES = frozenset(np.flatnonzero(_IS_MARKER).tolist())
 _NEAR_BYTES = 4096
 _FAR_BYTES = 64 << 10
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
+_PLAIN_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
+"""Tables, comments and what programs add: nothing is looked at but their length."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Start of frame of all codings; the three left out are Huffman tables, a reserved code and arithmetic conditioning."""
 
@@ -28,8 +30,8 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
     """Check that `data` is one whole image file.
 
     JPEG: every segment to the end mark (bytes after it are accepted: phones append previews). PNG: every chunk's
-    checksum to IEND. Other formats: what Pillow finds when it opens and verifies them, which does not reach to the end
-    of a GIF, BMP, TIFF or PPM.
+    checksum to IEND. WebP: the sizes of the file and of every chunk. Other formats, and WebP too: what Pillow finds
+    when it opens and verifies them, which does not reach to the end of a GIF, BMP, TIFF or PPM.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -41,6 +43,8 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
     elif view[:8] == PNG_START:
         _walk_png(view, max_pixels)
     else:
+        if bytes(view[:4]) == b"RIFF":
+            _walk_webp(view)
         image = open_pillow(view, max_pixels=max_pixels)
         try:
             image.verify()
@@ -50,8 +54,13 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
 
 def _walk_jpeg(view: memoryview, max_pixels: int) -> None:
     """Go from marker to marker; segments are stepped over, so that a preview's end mark inside one does not count."""
-    at, has_frame, has_scan = 2, False, False
+    at, has_frame, has_scan, size = 2, False, False, len(view)
     while True:
+        if at + 4 <= size and view[at] == 0xFF and view[at + 1] in _PLAIN_SEGMENTS:  # most, in a quarter of the time
+            end = at + 2 + (view[at + 2] << 8 | view[at + 3])
+            if at + 4 <= end <= size:
+                at = end
+                continue
         found = _find_marker(view, at)
         if found is None:
             raise DecodeError(f"JPEG, byte {len(view)}: the file stops before its end mark")
@@ -89,10 +98,7 @@ def _find_marker(view: memoryview, at: int) -> int | None:
         return found.start()
     for start in range(at + _NEAR_BYTES, len(view) - 1, _FAR_BYTES):
         part = np.frombuffer(view[start : start + _FAR_BYTES + 1], dtype=np.uint8)
-        found_any = (part[:-1] == 0xFF) & (part[1:] != 0)
-        if not found_any[found_any.argmax()]:  # four times as fast as looking where
-            continue
-        places = np.flatnonzero(found_any)
+        places = np.flatnonzero(part[:-1] == 0xFF)
         places = places[_IS_MARKER[part[places + 1]]]
         if len(places):
             return start + int(places[0])
@@ -129,3 +135,22 @@ def _walk_png(view: memoryview, max_pixels: int) -> None:
         at = end
     if not has_data:
         raise DecodeError(f"PNG, byte {at}: the end chunk comes before any pixel data")
+
+
+def _walk_webp(view: memoryview) -> None:
+    """Go from chunk to chunk: type, length, data, a byte of padding where the length is odd."""
+    end = 8 + int.from_bytes(view[4:8], "little")
+    if bytes(view[8:12]) != b"WEBP":
+        raise DecodeError(f"a RIFF file that is no WebP image; it starts with {bytes(view[:16])!r}")
+    if end > len(view):
+        raise DecodeError(f"WebP, byte 4: it promises {end} bytes, the file stops at byte {len(view)}")
+    at, kinds = 12, set()
+    while at + 8 <= end:
+        length = int.from_bytes(view[at + 4 : at + 8], "little")
+        kind = bytes(view[at : at + 4])
+        kinds.add(kind)
+        if at + 8 + length > end:
+            raise DecodeError(f"WebP, byte {at}: chunk {kind!r} of {length} bytes ends behind the file, at {end}")
+        at += 8 + length + length % 2
+    if not kinds & {b"VP8 ", b"VP8L", b"ANMF"}:
+        raise DecodeError(f"WebP, byte {end}: the file ends before any pixel data")

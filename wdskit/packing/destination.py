@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.grouping import ShardReader
-from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry, read_index
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import Disk, publish_bytes, remove_drafts
-from wdskit.packing.fill import ShardJob, check_free, taken
+from wdskit.packing.fill import check_free, taken
 from wdskit.packing.plan import Names
+from wdskit.packing.planning import PlannedShard
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Tell
+from wdskit.packing.spool import Ints, Spool, suspects
+from wdskit.shards.also import parse_also
 from wdskit.storage.urls import LocalFile
 
 REJECTED_NAME = "rejected.jsonl"
@@ -46,11 +52,25 @@ class Destination:
         folder: Where it is.
         append: Whether it is indexed, and added to.
         entries: Shards that it has already, from its index.
+        also: What the index says that is kept beside them for other readers.
     """
 
     folder: Path
     append: bool = False
     entries: tuple[ShardEntry, ...] = ()
+    also: Also = NOTHING_ELSE
+
+    def beside(self, kinds: Sequence[str], split_name: str) -> Also:
+        """What is to be kept beside all shards: these kinds, and what is kept already.
+
+        Raises:
+            PackError: The shards here have not all of them.
+        """
+        also = parse_also(kinds, split_name=split_name, before=self.also)
+        if self.append and also != self.also:
+            msg = f"{self.folder}: its shards were packed with other files for other readers beside them."
+            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --also ...` first, then add to them.")
+        return also
 
     def first_number(self, names: Names) -> int:
         """The number of the first new shard: behind all that the index has under this pattern."""
@@ -64,18 +84,36 @@ class Destination:
             RowError: One has.
             ShardError: A shard here is damaged.
         """
-        known: set[str] = set()
-        num_bytes, total_bytes = 0, sum(entry.num_bytes for entry in self.entries)
-        total_samples = sum(entry.num_samples for entry in self.entries)
-        for entry in self.entries:
-            tell(Progress("comparing", len(known), num_bytes, total_samples, total_bytes))
-            known.update(self._keys(entry))
-            num_bytes += entry.num_bytes
+        known = set(self._all_keys(tell))
         for row in rows:
             if row.key in known:
-                remedy = "Keys must be unique. Of a manifest without images, name a column of them: --key-column."
-                raise row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
+                raise self._key_taken(row)
             yield row
+
+    def check_keys(self, spool: Spool, kept: Ints | None, tell: Tell) -> None:
+        """Refuse planned rows, of which `kept` count, whose keys the shards here have already; as `refuse_taken`."""
+        hashes = np.array(array("q", map(hash, self._all_keys(tell))), dtype=np.int64)
+        found = suspects(spool, kept, hashes)
+        del hashes
+        if len(found):
+            known = {row.key for row in spool.take(found)}.intersection(self._all_keys(lambda _: None))
+            for row in spool.take(found):
+                if row.key in known:
+                    raise self._key_taken(row)
+
+    def _key_taken(self, row: Row) -> RowError:
+        remedy = "Keys must be unique. Of a manifest without images, name a column of them: --key-column."
+        return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
+
+    def _all_keys(self, tell: Tell) -> Iterator[str]:
+        num_keys = num_bytes = 0
+        total_bytes = sum(entry.num_bytes for entry in self.entries)
+        total_samples = sum(entry.num_samples for entry in self.entries)
+        for entry in self.entries:
+            tell(Progress("comparing", num_keys, num_bytes, total_samples, total_bytes))
+            yield from self._keys(entry)
+            num_keys += entry.num_samples
+            num_bytes += entry.num_bytes
 
     def _keys(self, entry: ShardEntry) -> Iterator[str]:
         path = str(self.folder / entry.name)
@@ -86,15 +124,15 @@ class Destination:
         finally:
             file.close()
 
-    def check_free(self, jobs: Sequence[ShardJob]) -> None:
+    def check_free(self, shards: Sequence[PlannedShard]) -> None:
         """Refuse shards in the way, and those that no index would know, before anything is written.
 
         Raises:
             PackError: Names one.
         """
-        for job in jobs:
-            check_free(job)
-        self.check_strays([job.path.name for job in jobs])
+        for shard in shards:
+            check_free(self.folder / shard.name, shard.num_bytes)
+        self.check_strays([shard.name for shard in shards])
 
     def check_strays(self, new: Iterable[str]) -> None:
         """Refuse shards that are neither indexed nor among the new ones.
@@ -144,8 +182,8 @@ class Destination:
             publish_bytes(self.folder / name, data, disk=disk)
 
 
-def open_destination(folder: Path, *, append: bool, classes: Mapping[str, int], disk: Disk) -> Destination:
-    """Look at a folder that is locked, and remove what a killed run left unfinished.
+def look_at_destination(folder: Path, *, append: bool, classes: Mapping[str, int]) -> Destination:
+    """Look at the folder to pack into.
 
     Raises:
         PackError: It is indexed and not to be added to, or its classes are others.
@@ -153,12 +191,20 @@ def open_destination(folder: Path, *, append: bool, classes: Mapping[str, int], 
     """
     check_place(folder, None, append=append)
     entries: tuple[ShardEntry, ...] = ()
+    also = NOTHING_ELSE
     if append:
-        entries = read_index(folder).entries
+        index = read_index(folder)
+        entries, also = index.entries, index.also
         _check_sizes(folder, entries)
         _check_classes(folder, classes)
+    return Destination(folder, append, entries, also)
+
+
+def open_destination(folder: Path, *, append: bool, classes: Mapping[str, int], disk: Disk) -> Destination:
+    """`look_at_destination` of a folder that is locked, from which what a killed run left unfinished is removed."""
+    destination = look_at_destination(folder, append=append, classes=classes)
     remove_drafts(folder, disk=disk)
-    return Destination(folder, append, entries)
+    return destination
 
 
 def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:

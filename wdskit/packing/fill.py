@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, publish
+from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.rows import Row
+from wdskit.packing.spool import Rows
+from wdskit.packing.treating import read_treated
+from wdskit.packing.treatment import UNTOUCHED, Treatment
+from wdskit.shards.also import new_record, publish_beside_shard
 from wdskit.tar.writer import END_BYTES, TarWriter
 
 OnSample = Callable[[int, int], None]
@@ -20,15 +25,27 @@ OnSample = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """A shard to fill: its file, its rows in order, and the bytes that it will have."""
+    """A shard to fill.
+
+    Attributes:
+        path: Its file.
+        rows: Its rows in order.
+        num_bytes: The bytes that it will have; None where only the treated rows tell.
+        also: What is kept beside it.
+        treatment: What happens to its samples.
+        threads: So many of them at a time.
+    """
 
     path: Path
-    rows: tuple[Row, ...]
-    num_bytes: int
+    rows: Rows
+    num_bytes: int | None
+    also: Also = NOTHING_ELSE
+    treatment: Treatment = UNTOUCHED
+    threads: int = 1
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
-    """Write one shard and its `.idx`, and return its line of the index.
+    """Write one shard, its `.idx` and what other readers want beside it, and return its line of the index.
 
     A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes.
 
@@ -38,37 +55,46 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     """
     fields: set[str] = set()
     offsets = []
+    record = new_record(job.also)
     try:
-        check_free(job)
+        check_free(job.path, job.num_bytes)
         with publish(job.path, disk=disk) as draft:
             writer = TarWriter(draft.write)
-            for row in job.rows:
+            for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
                 offsets.append(writer.offset)
-                for name, data in row.read():
+                for field, data in treated:
+                    name = f"{row.key}.{field}"
+                    if record:
+                        record.add(name, writer.offset + BLOCK_BYTES, data)
                     writer.add(name, data)
-                fields.update(field for field, _ in row.fields)
+                fields.update(field for field, _ in treated)
                 if on_sample:
                     on_sample(1, writer.offset - offsets[-1])
             writer.finish()
-            assert writer.offset == job.num_bytes
+            assert job.num_bytes in {None, writer.offset}
             if job.path.exists() and _sha256_of(job.path) != draft.sha256:
                 raise taken(job.path)
         offsets.append(writer.offset - END_BYTES)
         write_offsets(job.path, offsets, disk=disk)
+        told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
+        entry = ShardEntry(job.path.name, len(job.rows), draft.num_bytes, *told)
+        if record:
+            publish_beside_shard(job.path, entry, record, also=job.also, before=NOTHING_ELSE, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
-    told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
-    return ShardEntry(job.path.name, len(job.rows), draft.num_bytes, *told)
+    return entry
 
 
-def check_free(job: ShardJob) -> None:
-    """Refuse, without reading a row, to write where a file of another size has the shard's name.
+def check_free(path: Path, num_bytes: int | None) -> None:
+    """Refuse, without reading a row, to write a shard of so many bytes where a file of another size has its name.
+
+    None bytes, of which only the treated rows tell, are refused later if they are others.
 
     Raises:
         PackError: One has.
     """
-    if job.path.exists() and job.path.stat().st_size != job.num_bytes:
-        raise taken(job.path)
+    if num_bytes is not None and path.exists() and path.stat().st_size != num_bytes:
+        raise taken(path)
 
 
 def taken(path: Path) -> PackError:
@@ -86,7 +112,7 @@ def _sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_rows(rows: Sequence[Row]) -> list[RowError | None]:
+def check_rows(rows: Iterable[Row]) -> list[RowError | None]:
     """Read each row as packing will, and say what is wrong with it."""
     return [_check_row(row) for row in rows]
 

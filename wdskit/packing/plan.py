@@ -7,9 +7,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.errors import PackError
+from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.rows import Row, row_error
 from wdskit.tar.writer import END_BYTES, member_bytes
 
@@ -17,26 +21,139 @@ from wdskit.tar.writer import END_BYTES, member_bytes
 _PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.tar)")
 
 
+MAX_SAMPLES = 10_000
+MAX_BYTES = 1_000_000_000
+_NO_LIMIT = 1 << 62
+
+
 @dataclass(frozen=True)
 class Limits:
-    """How large a shard may become.
+    """How large a shard may become, and how many there are.
 
     Attributes:
         max_samples: Most samples.
         max_bytes: Most bytes of the file, headers, padding and end marker included.
+        num_shards: So many shards, equal within one sample; None for as many as the limits make.
+        multiple_of: A multiple of this number of shards, equal within one sample.
     """
 
     max_samples: int
     max_bytes: int
+    num_shards: int | None = None
+    multiple_of: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("max_samples", self.max_samples), ("max_bytes", self.max_bytes)):
-            if type(value) is not int:
+        for name, value in vars(self).items():
+            if type(value) is not int and (value is not None or name in {"max_samples", "max_bytes"}):
                 raise PackError(f"{name}: {value!r} is no whole number. From Python it is a number, as 1_000_000_000.")
         if self.max_samples < 1:
             raise PackError(f"max_samples: {self.max_samples} is too small; a shard holds at least one sample.")
         if self.max_bytes < END_BYTES + member_bytes(1):
             raise PackError(f"max_bytes: {self.max_bytes} is too small; an empty sample takes more.")
+        for name, number in (("num_shards", self.num_shards), ("multiple_of", self.multiple_of)):
+            if number is not None and number < 1:
+                raise PackError(f"{name}: {number} is no number of shards; the least is 1.")
+        if self.num_shards is not None and self.multiple_of is not None and self.num_shards % self.multiple_of:
+            raise PackError(f"num_shards: {self.num_shards} is no multiple of multiple_of, {self.multiple_of}.")
+
+    @property
+    def are_balanced(self) -> bool:
+        """Whether all shards are to be equal."""
+        return self.num_shards is not None or self.multiple_of is not None
+
+
+def make_limits(
+    max_samples: int | None, max_bytes: int | None, *, num_shards: int | None = None, multiple_of: int | None = None
+) -> Limits:
+    """Limits, of which those that nobody gave are the usual ones; none where the number of shards is said."""
+    usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (_NO_LIMIT, _NO_LIMIT)
+    most = usual[0] if max_samples is None else max_samples
+    return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards, multiple_of)
+
+
+class Span(NamedTuple):
+    """The rows of one shard, by their places in the order in which they are packed, and the bytes of its file."""
+
+    start: int
+    stop: int
+    num_bytes: int
+
+
+class RowTooLarge(Exception):
+    """The row at `place` makes a shard of `num_bytes` alone, over the limit."""
+
+    def __init__(self, place: int, num_bytes: int) -> None:
+        super().__init__(place, num_bytes)
+        self.place = place
+        self.num_bytes = num_bytes
+
+
+def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
+    """The shards of rows that take so many blocks of 512 bytes each, (num_rows,), in this order.
+
+    As `fill_in_turn`; or all shards equal within one sample, the larger ones first, where limits say so.
+
+    Raises:
+        RowTooLarge: A row alone is over `max_bytes`.
+        PackError: The number of shards that was asked for is over the limits, or there are fewer rows.
+    """
+    room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
+    too_large = np.flatnonzero(blocks > room)
+    if len(too_large):
+        place = int(too_large[0])
+        raise RowTooLarge(place, int(blocks[place]) * BLOCK_BYTES + END_BYTES)
+    ends = np.cumsum(blocks, dtype=np.int64)
+    return _balanced(ends, limits) if limits.are_balanced else list(_in_turn(ends, limits, room))
+
+
+def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[Span]:
+    start = done = 0
+    while start < len(ends):
+        most = ends[start : start + limits.max_samples]
+        stop = start + int(most.searchsorted(done + room, side="right"))
+        yield Span(start, stop, (int(ends[stop - 1]) - done) * BLOCK_BYTES + END_BYTES)
+        start, done = stop, int(ends[stop - 1])
+
+
+def _balanced(ends: NDArray[np.int64], limits: Limits) -> list[Span]:
+    num_rows, step = len(ends), limits.multiple_of or 1
+    number = limits.num_shards or step
+    if limits.num_shards is None:  # the least that may be enough
+        least = max(-(-num_rows // limits.max_samples), -(-int(ends[-1]) * BLOCK_BYTES // limits.max_bytes))
+        number = -(-least // step) * step
+    while number <= num_rows:
+        spans = _equal(ends, number)
+        if all(span.num_bytes <= limits.max_bytes and _len(span) <= limits.max_samples for span in spans):
+            return spans
+        if limits.num_shards is not None:
+            raise _over(spans, limits)
+        number += -(-(number // 1000 + 1) // step) * step  # a thousandth more, so that it ends soon
+    if limits.num_shards is None and number > step:
+        msg = f"multiple_of: no multiple of {step} up to the {num_rows} samples makes shards within max_samples"
+        raise PackError(f"{msg} {limits.max_samples} and max_bytes {limits.max_bytes}.\n  Raise --max-bytes.")
+    raise PackError(f"{num_rows} samples cannot fill {number} shards; each holds one at least. Take fewer shards.")
+
+
+def _equal(ends: NDArray[np.int64], number: int) -> list[Span]:
+    """So many shards, of which the first have one sample more where it does not come out even."""
+    least, more = divmod(len(ends), number)
+    numbers = np.arange(number + 1)
+    stops = numbers * least + np.minimum(numbers, more)
+    before = np.concatenate([[0], ends[stops[1:] - 1]])
+    sizes = np.diff(before) * BLOCK_BYTES + END_BYTES
+    return [Span(*three) for three in zip(stops[:-1].tolist(), stops[1:].tolist(), sizes.tolist(), strict=True)]
+
+
+def _len(span: Span) -> int:
+    return span.stop - span.start
+
+
+def _over(spans: list[Span], limits: Limits) -> PackError:
+    samples, size = max(map(_len, spans)), max(span.num_bytes for span in spans)
+    what = f"{size} bytes, over max_bytes {limits.max_bytes}"
+    if samples > limits.max_samples:
+        what = f"{samples} samples, over max_samples {limits.max_samples}"
+    return PackError(f"num_shards: of {len(spans)} shards one would have {what}.\n  Take more shards, or raise it.")
 
 
 class Shard(NamedTuple):
@@ -48,7 +165,7 @@ class Shard(NamedTuple):
 
 def row_bytes(row: Row) -> int:
     """Bytes that a row adds to a shard."""
-    return sum(map(member_bytes, row.sizes()))
+    return sum([member_bytes(size) for size in row.sizes()])
 
 
 def fill_in_turn(rows: Iterable[Row], limits: Limits) -> Iterator[Shard]:

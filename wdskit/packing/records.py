@@ -38,15 +38,23 @@ class Records:
     image_column: str | None = None
     key_column: str | None = None
 
-    def row(self, record: Mapping[str, Any], number: int, where: str, *, keys: str) -> Row:
+    def row(
+        self,
+        record: Mapping[str, Any],
+        number: int,
+        where: str,
+        *,
+        keys: str,
+        fields: Mapping[str, FieldBytes] | None = None,
+    ) -> Row:
         """The row of a record: `json` with all columns, the image, and `cls` where a column of that name holds a whole
-        number.
+        number. More fields may be given.
 
         Raises:
             RowError: It cannot be packed.
         """
         image = self._image(record, where)
-        fields = {} if image is None else self.image_file(image, where)
+        fields = {**(fields or {}), **({} if image is None else self.image_file(image, where))}
         return self.row_of(record, fields, image, number, where, keys=keys)
 
     def row_of(
@@ -129,9 +137,17 @@ def image_path(value: Any, column: str, where: str) -> str:
     Raises:
         RowError: It is none.
     """
-    if not isinstance(value, str) or "\x00" in value:
+    if not isinstance(value, str) or "\x00" in value or (not value.isascii() and not _is_utf8(value)):
         raise row_error(where, f"its column {column!r} holds {value!r}, no path")
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
+        return False
+    return True
 
 
 def whole_number(value: Any) -> int | None:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from wdskit.errors import PackError, RowError, WdskitError
+from wdskit.errors import PackError, RowError
 from wdskit.packing.fill import check_rows
-from wdskit.packing.plan import row_bytes
-from wdskit.packing.rows import Row, row_error
-from wdskit.shards.parallel import map_shards
+from wdskit.packing.rows import Row, key_taken
 
-_CHECK_ROWS = 256  # rows that a process checks at a time
-_TELL_ROWS = 1000
 _SHOWN_REJECTS = 3
 
 
@@ -49,14 +44,16 @@ class Source:
         name: For messages.
         rows: Each row, or what is wrong with it.
         is_stream: The rows can be read once only, and are read while shards are written.
+        is_held: Whoever gave the rows has them in memory, so that a plan of them need not go to disk.
         classes: Number of each class by name; empty where the source has none.
         reader: What they come from; None where that has nothing to tell.
-        rejected: The rows that `good_rows` has left out so far.
+        rejected: The rows that were left out so far.
     """
 
     name: str
     rows: Iterable[Row | RowError]
     is_stream: bool = False
+    is_held: bool = False
     classes: dict[str, int] = field(default_factory=dict)
     reader: object = None
     rejected: list[RowError] = field(default_factory=list)
@@ -75,33 +72,22 @@ class Source:
         return PackError(f"{msg}: none of its {len(self.rejected)} rows is good. The first are bad because:\n{first}")
 
 
-def good_rows(source: Source, *, skip_bad: bool, workers: int, tell: Tell) -> Iterator[Row]:
-    """The rows that can be packed, each with a key of its own.
+def streamed_rows(source: Source, *, skip_bad: bool) -> Generator[Row, None, None]:
+    """The rows of a stream that can be packed, each with a key of its own, while they come.
 
     Raises:
         RowError: A row is bad, and bad rows are not to be skipped; or two rows have one key.
     """
     places: dict[str, str] = {}
-    # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
-    with contextlib.closing(_good(source, skip_bad=skip_bad, workers=workers, tell=tell)) as rows:
-        for row in rows:
-            if row.key in places:
-                problem = f"its key {row.key!r} is that of {places[row.key]} too"
-                raise row_error(row.where, problem, "Keys must be unique. Rename one, or give each row a key.")
-            places[row.key] = row.where
-            yield row
-
-
-def _good(source: Source, *, skip_bad: bool, workers: int, tell: Tell) -> Generator[Row, None, None]:
-    """The rows that can be packed; bad ones are raised, or noted as rejected."""
     with contextlib.ExitStack() as stack:
+        # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
         if isinstance(source.rows, Generator):
             stack.callback(source.rows.close)
-        rows = source.rows if source.is_stream else _counted(source.rows, tell)
-        if skip_bad:
-            rows = map(_checked, rows) if source.is_stream else _all_checked(list(rows), workers, tell)
-        for row in rows:
+        for row in map(_checked, source.rows) if skip_bad else source.rows:
             if isinstance(row, Row):
+                if row.key in places:
+                    raise key_taken(row, places[row.key])
+                places[row.key] = row.where
                 yield row
             elif skip_bad:
                 source.rejected.append(row)
@@ -109,34 +95,6 @@ def _good(source: Source, *, skip_bad: bool, workers: int, tell: Tell) -> Genera
                 raise row
 
 
-def _counted(rows: Iterable[Row | RowError], tell: Tell) -> Iterator[Row | RowError]:
-    for number, row in enumerate(rows):
-        if number % _TELL_ROWS == 0:
-            tell(Progress("reading", number, 0, None, None))
-        yield row
-
-
 def _checked(row: Row | RowError) -> Row | RowError:
     """The row, or what is wrong with it."""
     return row if isinstance(row, RowError) else check_rows([row])[0] or row
-
-
-def _all_checked(rows: list[Row | RowError], workers: int, tell: Tell) -> Iterator[Row | RowError]:
-    """The rows, bad ones replaced by their errors, read in several processes."""
-    good = [row for row in rows if isinstance(row, Row)]
-    verdicts = itertools.chain.from_iterable(_verdicts(good, workers, tell))
-    return (row if isinstance(row, RowError) else next(verdicts) or row for row in rows)
-
-
-def _verdicts(rows: list[Row], workers: int, tell: Tell) -> Iterator[list[RowError | None]]:
-    """What is wrong with each row, in pieces."""
-    pieces = [rows[at : at + _CHECK_ROWS] for at in range(0, len(rows), _CHECK_ROWS)]
-    sizes = [sum(map(row_bytes, piece)) for piece in pieces]
-    num_rows = num_bytes = 0
-    for piece, size, result in zip(pieces, sizes, map_shards(check_rows, pieces, workers=workers), strict=True):
-        if isinstance(result, WdskitError):
-            raise result
-        num_rows += len(piece)
-        num_bytes += size
-        tell(Progress("checking", num_rows, num_bytes, len(rows), sum(sizes)))
-        yield result

@@ -1,0 +1,241 @@
+"""The plan pass: all rows of a source, which of them are good, and which goes where, before any is packed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from wdskit.dataset.index import NOTHING_ELSE, Also
+from wdskit.errors import RowError, WdskitError
+from wdskit.limits import BLOCK_BYTES
+from wdskit.order.keys import permutation
+from wdskit.packing.fill import ShardJob, check_rows
+from wdskit.packing.plan import Limits, Names, RowTooLarge, Span, divide
+from wdskit.packing.rows import Row, row_error
+from wdskit.packing.sources import Progress, Source, Tell
+from wdskit.packing.spool import Ints, Rows, Spool, check_unique
+from wdskit.shards.parallel import map_shards
+
+_CHECK_ROWS = 256  # rows that a process checks at a time
+_TELL_ROWS = 1000
+
+
+class PlannedShard(NamedTuple):
+    """One shard to be.
+
+    Attributes:
+        name: File name.
+        num_samples: Samples in it.
+        num_bytes: Bytes of its file.
+    """
+
+    name: str
+    num_samples: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """What `pack` is going to write: `wdskit pack --dry-run`.
+
+    Attributes:
+        shards: In order.
+        num_fields: Samples that have each field, by its name, sorted.
+        first_key: Key of the first sample.
+        last_key: Key of the last sample.
+    """
+
+    shards: tuple[PlannedShard, ...]
+    num_fields: Mapping[str, int]
+    first_key: str
+    last_key: str
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shards' files."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class Jobs(Sequence[ShardJob]):
+    """The shards to fill, in order; each is made when it is asked for, as its rows take memory.
+
+    Attributes:
+        folder: Where they are written.
+        spool: All rows.
+        order: Numbers of the rows in the order in which they are packed; None for all, in the source's.
+        spans: The rows of each shard, by their places in that order.
+        names: File names of the shards.
+        first: Number of the first shard.
+        also: What is kept beside them for other readers.
+    """
+
+    folder: Path
+    spool: Spool
+    order: Ints | None
+    spans: Sequence[Span]
+    names: Names
+    first: int
+    also: Also = NOTHING_ELSE
+
+    def __len__(self) -> int:
+        """Number of shards."""
+        return len(self.spans)
+
+    @overload
+    def __getitem__(self, number: int) -> ShardJob: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[ShardJob]: ...
+
+    def __getitem__(self, number: int | slice) -> ShardJob | Sequence[ShardJob]:
+        """One job, or several."""
+        if isinstance(number, slice):
+            return [self[at] for at in range(len(self))[number]]
+        span = self.spans[number]
+        return ShardJob(self.folder / self.names[self.first + number], self._rows(span), span.num_bytes, self.also)
+
+    def _rows(self, span: Span) -> Rows:
+        return self.spool.take(_places(self.order, span.start, span.stop))
+
+    def plan(self) -> PackPlan:
+        """What is going to be written."""
+        shards = [
+            PlannedShard(self.names[self.first + number], span.stop - span.start, span.num_bytes)
+            for number, span in enumerate(self.spans)
+        ]
+        num_fields: Counter[str] = Counter()
+        for names, count in self.spool.num_fields.items():
+            num_fields.update(dict.fromkeys(names, count))
+        first, last = (self.spool[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
+        return PackPlan(tuple(shards), dict(sorted((+num_fields).items())), first.key, last.key)
+
+
+def _places(order: Ints | None, start: int, stop: int) -> Ints:
+    return np.arange(start, stop) if order is None else order[start:stop]
+
+
+def read_rows(found: Source, spool: Spool, *, skip_bad: bool, workers: int, tell: Tell) -> Ints | None:
+    """Read all rows of a source into `spool`, and return the numbers of those that are packed, None for all.
+
+    Args:
+        found: The source; rows that are left out are noted as its rejected ones.
+        spool: Where the rows go.
+        skip_bad: Leave bad rows out instead of raising the first. All are read for that, in `workers` processes.
+        workers: Processes that read them.
+        tell: Told how far it is.
+
+    Raises:
+        RowError: A row is bad, or two rows have one key.
+        PackError: No row is left.
+    """
+    kept = _read(found, spool, skip_bad=skip_bad, workers=workers, tell=tell)
+    if not (len(spool) if kept is None else len(kept)):
+        raise found.nothing()
+    check_unique(spool, kept)
+    return kept
+
+
+def divide_rows(
+    spool: Spool, kept: Ints | None, *, limits: Limits, shuffle: int | None
+) -> tuple[Ints | None, list[Span]]:
+    """In which order rows are packed, None for all in the source's, and where in it each shard begins.
+
+    Raises:
+        RowError: A row alone is over the limit.
+        PackError: So many shards cannot be made of them.
+    """
+    spool.forget_hashes()
+    order = kept
+    if shuffle is not None:
+        order = permutation(len(spool) if kept is None else len(kept), "pack-shuffle", shuffle)
+        order = order if kept is None else kept[order]
+    blocks = np.frombuffer(spool.blocks, dtype=np.uint32)
+    try:
+        return order, divide(blocks if order is None else blocks[order], limits)
+    except RowTooLarge as err:
+        row = spool[int(_places(order, err.place, err.place + 1)[0])]
+        problem = f"its shard would have {err.num_bytes} bytes, over max_bytes {limits.max_bytes}, with it alone"
+        raise row_error(row.where, problem, "Raise --max-bytes.") from None
+
+
+def _read(found: Source, spool: Spool, *, skip_bad: bool, workers: int, tell: Tell) -> Ints | None:
+    """Fill the spool, and return the numbers of the rows that are good, None for all."""
+    bad: list[tuple[int, RowError]] = []
+    with contextlib.ExitStack() as stack:
+        # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
+        if isinstance(found.rows, Generator):
+            stack.callback(found.rows.close)
+        for row in _counted(found.rows, tell):
+            if isinstance(row, Row):
+                spool.add(row)
+            elif skip_bad:
+                bad.append((len(spool), row))
+            else:
+                raise row
+    spool.finish()
+    if not skip_bad:
+        return None
+    is_good = np.ones(len(spool), dtype=np.bool_)
+    for number, err in _bad_ones(spool, workers, tell):
+        is_good[number] = False
+        spool.num_fields[tuple([name for name, _ in spool[number].fields])] -= 1
+        bad.append((number, err))
+    found.rejected += [err for _, err in sorted(bad, key=lambda each: each[0])]
+    return None if is_good.all() else np.flatnonzero(is_good)
+
+
+def _counted(rows: Iterable[Row | RowError], tell: Tell) -> Iterator[Row | RowError]:
+    for number, row in enumerate(rows):
+        if number % _TELL_ROWS == 0:
+            tell(Progress("reading", number, 0, None, None))
+        yield row
+
+
+class _Pieces(Sequence[Rows]):
+    """All rows of a spool, some hundred at a time."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def __len__(self) -> int:
+        return (len(self._spool) + _CHECK_ROWS - 1) // _CHECK_ROWS
+
+    @overload
+    def __getitem__(self, number: int) -> Rows: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Rows]: ...
+
+    def __getitem__(self, number: int | slice) -> Rows | Sequence[Rows]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(len(self))[number]]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        start = number * _CHECK_ROWS
+        return self._spool.take(np.arange(start, min(start + _CHECK_ROWS, len(self._spool))))
+
+
+def _bad_ones(spool: Spool, workers: int, tell: Tell) -> Iterator[tuple[int, RowError]]:
+    """The rows that cannot be packed, told by reading all of them, in several processes."""
+    blocks = np.frombuffer(spool.blocks, dtype=np.uint32)
+    total = int(blocks.sum(dtype=np.int64)) * BLOCK_BYTES
+    number = num_bytes = 0
+    for verdicts in map_shards(check_rows, _Pieces(spool), workers=workers):
+        if isinstance(verdicts, WdskitError):
+            raise verdicts
+        yield from ((number + at, err) for at, err in enumerate(verdicts) if err is not None)
+        num_bytes += int(blocks[number : number + len(verdicts)].sum(dtype=np.int64)) * BLOCK_BYTES
+        number += len(verdicts)
+        tell(Progress("checking", number, num_bytes, len(spool), total))

@@ -1,0 +1,292 @@
+"""The rows of a plan: some in memory, many on disk.
+
+A plan holds all rows before the first is packed. Ten million of them would take gigabytes as objects, so beyond some
+thousand they are written to a draft, from which whoever packs a shard reads its own. In memory stay three numbers a
+row: where its record ends, the blocks that it takes in a shard, and a hash of its key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import struct
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from typing_extensions import Self
+
+from wdskit.files import DISK, Disk, Draft, draft_path, scratch
+from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.plan import row_bytes
+from wdskit.packing.references import KINDS, FieldBytes, Reference
+from wdskit.packing.rows import Row, key_taken
+
+ROWS_IN_MEMORY = 50_000
+"""Rows from which on a plan is on disk: some 50 MB as objects."""
+
+Ints = NDArray[np.int64]
+
+_HEAD = struct.Struct("<IQ")  # bytes of a record's JSON, and of the fields that it holds itself
+_FLUSH_BYTES = 1 << 20
+_READ_BYTES = 1 << 18
+_SCRATCH_NAME = "wdskit-plan"
+
+_KIND_OF: dict[type[Reference], str] = {kind: name for name, kind in KINDS.items()}
+_PARTS_OF: dict[type[Reference], Callable[[Reference], Iterable[Any]]] = {
+    kind: attrgetter("num_bytes", *(part.name for part in dataclasses.fields(kind))) for kind in KINDS.values()
+}  # num_bytes twice, so that there are always several
+
+
+def encode_row(row: Row) -> bytes:
+    """One record: lengths, JSON of texts and references, then the bytes of fields that are none."""
+    told: list[Any] = [0, row.key, row.where]
+    own = []
+    for name, data in row.fields:
+        if isinstance(data, bytes):
+            told.append((name, len(data)))
+            own.append(data)
+        else:
+            told.append((name, _KIND_OF[type(data)], *_PARTS_OF[type(data)](data)))
+    try:
+        text = orjson.dumps(told)
+    except TypeError:  # the name of a file is no UTF-8
+        _, key, where, *fields = told
+        text = orjson.dumps([1, key, _as_bytes(where), *([*map(_as_bytes, field)] for field in fields)])
+    data = b"".join(own)
+    return b"".join((_HEAD.pack(len(text), len(data)), text, data))
+
+
+def _as_bytes(part: Any) -> Any:
+    """Text with surrogates as one character a byte, which JSON can hold."""
+    return part.encode("utf-8", "surrogatepass").decode("latin-1") if isinstance(part, str) else part
+
+
+def _as_text(part: Any) -> Any:
+    return part.encode("latin-1").decode("utf-8", "surrogatepass") if isinstance(part, str) else part
+
+
+def decode_rows(data: bytes) -> Iterator[Row]:
+    """The rows of so many whole records."""
+    at = 0
+    while at < len(data):
+        text_bytes, own_bytes = _HEAD.unpack_from(data, at)
+        at += _HEAD.size + text_bytes
+        is_odd, key, where, *told = orjson.loads(data[at - text_bytes : at])
+        if is_odd:
+            where, told = _as_text(where), [[*map(_as_text, field)] for field in told]
+        fields: list[tuple[str, FieldBytes]] = []
+        end = at + own_bytes
+        for name, kind, *parts in told:
+            if parts:
+                fields.append((name, KINDS[kind](*parts[1:])))
+            else:
+                fields.append((name, data[at : at + kind]))
+                at += kind
+        assert at == end
+        yield Row(key, tuple(fields), where)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RecordedRows:
+    """Some rows of a plan on disk, by their records' bytes: small enough to be sent to another process.
+
+    Attributes:
+        path: The plan's file.
+        starts: Where each record begins.
+        stops: Where it ends.
+    """
+
+    path: str
+    starts: Ints
+    stops: Ints
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows in their order. Those that stand one behind the other are read together."""
+        if not len(self):
+            return
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for first, last in self._runs():
+                yield from decode_rows(read_exactly(fd, int(self.starts[first]), int(self.stops[last])))
+        finally:
+            os.close(fd)
+
+    def _runs(self) -> Iterator[tuple[int, int]]:
+        """Numbers of the first and the last row of each piece that is read at once."""
+        cuts = np.flatnonzero(self.starts[1:] != self.stops[:-1]).tolist()
+        first = 0
+        for last in [*cuts, len(self) - 1]:
+            while first <= last:
+                most = int(np.searchsorted(self.stops[first : last + 1], self.starts[first] + _READ_BYTES, "right"))
+                stop = max(first, first + most - 1)
+                yield first, stop
+                first = stop + 1
+
+
+def read_exactly(fd: int, start: int, stop: int) -> bytes:
+    """Bytes `start` to `stop` of a file.
+
+    Raises:
+        OSError: It ends before.
+    """
+    parts = []
+    while start < stop:
+        part = os.pread(fd, stop - start, start)
+        if not part:
+            raise OSError(0, "the plan is cut short; something has changed it")
+        parts.append(part)
+        start += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+Rows = Sequence[Row] | RecordedRows
+"""Rows with a length, to go through as often as one likes."""
+
+
+class Spool:
+    """The rows of a plan in the order of their source. Filled by `add`; `close` ends it.
+
+    Args:
+        room: Gives the folder for the rows on disk, when there are so many.
+        disk: What writes.
+        most: Rows that are kept in memory; None for any number, where whoever gave them has them in memory anyway.
+
+    Attributes:
+        blocks: Blocks of 512 bytes that each row takes in its shard.
+        hashes: A hash of each row's key, of this process.
+        num_fields: Rows by the names of their fields.
+    """
+
+    def __init__(self, room: Callable[[], Path], *, disk: Disk = DISK, most: int | None = ROWS_IN_MEMORY) -> None:
+        self.blocks = array("I")
+        self.hashes = array("q")
+        self.num_fields: Counter[tuple[str, ...]] = Counter()
+        self._rows: list[Row] = []
+        self._most = most
+        self._room = room
+        self._disk = disk
+        self._stack = contextlib.ExitStack()
+        self._draft: Draft | None = None
+        self._path = ""
+        self._stops = array("q", [0])
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.blocks)
+
+    def __enter__(self) -> Self:
+        """Itself; it is closed when the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """As `close`."""
+        self.close()
+
+    def close(self) -> None:
+        """Remove what is on disk."""
+        self._stack.close()
+
+    def add(self, row: Row) -> None:
+        """Append a row.
+
+        Raises:
+            OSError: The disk does not take it.
+        """
+        self.blocks.append(row_bytes(row) // BLOCK_BYTES)
+        self.hashes.append(hash(row.key))
+        self.num_fields[tuple([name for name, _ in row.fields])] += 1
+        if self._draft is None:
+            self._rows.append(row)
+            if self._most is not None and len(self._rows) > self._most:
+                self._to_disk()
+        else:
+            self._record(row)
+
+    def finish(self) -> None:
+        """Let all rows be there for others to read.
+
+        Raises:
+            OSError: The disk does not take them.
+        """
+        if self._draft is not None and self._pending:
+            self._draft.write(b"".join(self._pending))
+            self._pending, self._pending_bytes = [], 0
+
+    def take(self, numbers: Ints) -> Rows:
+        """The rows of these numbers, in their order, for this process or another. `finish` comes first."""
+        if self._draft is None:
+            return tuple([self._rows[number] for number in numbers.tolist()])
+        stops = np.frombuffer(self._stops, dtype=np.int64)
+        return RecordedRows(self._path, stops[numbers], stops[numbers + 1])
+
+    def forget_hashes(self) -> None:
+        """Give their memory back."""
+        self.hashes = array("q")
+
+    def __getitem__(self, number: int) -> Row:
+        """One row."""
+        (row,) = self.take(np.array([number]))
+        return row
+
+    def _to_disk(self) -> None:
+        path = self._room() / _SCRATCH_NAME
+        self._draft = self._stack.enter_context(scratch(path, disk=self._disk))
+        self._path = os.fspath(draft_path(path))
+        for row in self._rows:
+            self._record(row)
+        self._rows = []
+
+    def _record(self, row: Row) -> None:
+        data = encode_row(row)
+        self._stops.append(self._stops[-1] + len(data))
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= _FLUSH_BYTES:
+            self.finish()
+
+
+def suspects(spool: Spool, kept: Ints | None, values: NDArray[np.int64]) -> Ints:
+    """Numbers of the rows whose key has one of these hashes."""
+    hashes = np.frombuffer(spool.hashes, dtype=np.int64)
+    if kept is None:
+        return np.flatnonzero(np.isin(hashes, values))
+    found: Ints = kept[np.isin(hashes[kept], values)]
+    return found
+
+
+def check_unique(spool: Spool, kept: Ints | None) -> None:
+    """Refuse two rows of one key, told by their hashes, and by the keys themselves where hashes are equal.
+
+    Args:
+        spool: All rows.
+        kept: Numbers of those that count, None for all.
+
+    Raises:
+        RowError: Names the first row whose key an earlier one has.
+    """
+    hashes = np.frombuffer(spool.hashes, dtype=np.int64)
+    hashes = hashes.copy() if kept is None else hashes[kept]
+    hashes.sort()
+    twice = hashes[1:][hashes[1:] == hashes[:-1]]
+    del hashes
+    if not len(twice):
+        return
+    places: dict[str, str] = {}
+    for row in spool.take(suspects(spool, kept, twice)):
+        if row.key in places:
+            raise key_taken(row, places[row.key])
+        places[row.key] = row.where
