@@ -39,7 +39,7 @@ def check_magic(field: str, data: Buffer) -> None:
     Raises:
         DecodeError: It names the format that was found.
     """
-    wanted = _FORMAT_OF[field.rpartition(".")[2].lower()]
+    wanted = _FORMAT_OF.get(field) or _FORMAT_OF[field.rpartition(".")[2].lower()]
     start = bytes(data[:12])
     if start.startswith(_STARTS[wanted][0]) and wanted != "WebP":
         return
