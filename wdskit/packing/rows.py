@@ -18,6 +18,7 @@ from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.treatment import UNTOUCHED, Treatment
 
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
+_SHOWN_CHARS = 1000
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -77,6 +78,8 @@ def row_error(where: str, problem: str, remedy: str = "") -> RowError:
     """The error of one row; its place stays one line, whatever a file is called."""
     where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
+    if len(problem) > _SHOWN_CHARS:  # a cell of megabytes stands in it
+        problem = f"{problem[: _SHOWN_CHARS // 2]} ... {problem[-_SHOWN_CHARS // 4 :]}"
     msg = f"{where}: {problem}."
     return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
 
