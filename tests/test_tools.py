@@ -63,7 +63,13 @@ def test_the_packing_bench_compares_every_case(repository: Path, tmp_path: Path)
         [*command, "--folder", str(tmp_path)], cwd=repository, check=True, capture_output=True, text=True
     )
     lines = json.loads(done.stdout)["lines"]
-    cases = ["pack 100 kB", "pack 3 kB", "index 2.6 kB", "verify 2.6 kB", "index 97.1 kB", "verify 97.1 kB"]
+    sizes = ("2.6 kB", "97.1 kB")
+    cases = [
+        "pack 100 kB",
+        "pack 3 kB",
+        "reshard 5 kB",
+        *(f"{way} {size}" for size in sizes for way in ("index", "verify")),
+    ]
     assert [line["case"] for line in lines] == cases
     assert all(value > 0 for line in lines for value in line.values() if isinstance(value, float))
     assert [*tmp_path.iterdir()] == []

@@ -10,6 +10,8 @@ default.
   pack 100 kB  image files of 100 kB, one worker, digest and fsync, beside `tar cf` and `sync` of the archive
   pack 3 kB    image files of 3 kB, one worker, digest and fsync, beside a loop with webdataset's ShardWriter, which has
                neither
+  reshard 5 kB image and JSON of 5 kB in shards of 5,000, written anew in shards of 2,000, digest and fsync, beside a
+               loop from webdataset's reader to its ShardWriter
   index, verify  one shard of images of 2.5 kB or 97 kB and a little JSON, beside `sha256sum`: CPU time of one core.
                verify looks at the structure of every image
 """
@@ -32,7 +34,7 @@ from typing import NamedTuple
 
 from bench_verify import make_jpeg, write_shard
 
-from wdskit import pack
+from wdskit import pack, reshard
 from wdskit.dataset.scan import scan_shard
 from wdskit.shards.checking import check_shard
 from wdskit.shards.reports import ShardJob
@@ -189,6 +191,34 @@ def bench_packing(folder: Path, case: str, num_bytes: int, rounds: int) -> Line:
     return compare(case, made, times, "wdskit pack", theirs, 0.8 if is_large else 5, "wall")
 
 
+def reshard_with_webdataset(source: Path, target: Path) -> None:
+    """Read and write, nothing decoded."""
+    import webdataset
+
+    target.mkdir()
+    shards = sorted(map(str, source.glob("*.tar")))
+    samples = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
+    with webdataset.ShardWriter(str(target / "a-%06d.tar"), maxcount=2000, verbose=0) as writer:
+        for sample in samples:
+            writer.write({name: value for name, value in sample.items() if name not in {"__url__", "__local_path__"}})
+
+
+def bench_resharding(folder: Path, num_bytes: int, rounds: int) -> Line:
+    """Write shards anew."""
+    files, source, target = folder / "files", folder / "shards", folder / "resharded"
+    make_files(files, 96, num_bytes)
+    pack(files, source, max_samples=5000)
+    shutil.rmtree(files)
+    made = sum(path.stat().st_size for path in source.glob("*.tar"))
+    ways: dict[str, Way] = {
+        "wdskit reshard": lambda: reshard(str(source), target, max_samples=2000),
+        "webdataset": lambda: reshard_with_webdataset(source, target),
+    }
+    times = race(ways, rounds, clean=lambda: shutil.rmtree(target, ignore_errors=True))
+    shutil.rmtree(source)
+    return compare("reshard 5 kB", made, times, "wdskit reshard", "webdataset", 10, "wall")
+
+
 def bench_reading(folder: Path, side: int, num_bytes: int, rounds: int) -> list[Line]:
     """Index and verify one shard."""
     program = _program("sha256sum")
@@ -235,6 +265,7 @@ def main() -> None:
         lines = [
             bench_packing(folder, "pack 100 kB", num_bytes, args.rounds),
             bench_packing(folder, "pack 3 kB", num_bytes // 3, args.rounds),
+            bench_resharding(folder, num_bytes // 3, args.rounds),
             *bench_reading(folder, 64, num_bytes, args.rounds),
             *bench_reading(folder, 448, num_bytes, args.rounds),
         ]
