@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import pack
     from wdskit.packing.reshard import ReshardResult, reshard
+    from wdskit.packing.reshard_select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
@@ -70,6 +71,7 @@ __all__ = [
     "ReshardResult",
     "RowError",
     "SampleError",
+    "SelectResult",
     "SelectionError",
     "ShardError",
     "ShardStats",
@@ -89,6 +91,7 @@ __all__ = [
     "register",
     "repair",
     "reshard",
+    "select",
     "split",
     "stats",
     "verify",
@@ -111,6 +114,8 @@ _HOMES = {
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "reshard": "wdskit.packing.reshard",
+    "SelectResult": "wdskit.packing.reshard_select",
+    "select": "wdskit.packing.reshard_select",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.shards.statistics_types",
