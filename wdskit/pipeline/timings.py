@@ -1,8 +1,8 @@
 """How long each stage takes, as measured while batches are made.
 
-Clocks cost: a lap takes 1 to 3 us, a whole small sample 6. So where work is short only some of it is timed, and counts
-for what was not (`Pace`). The clock of a thread's own CPU time is a system call, 0.7 us on a quiet machine and up to 150
-where many threads start and stop, with Python's lock held: it runs in every eighth piece that is timed.
+Clocks cost: a lap takes 1 to 3 us, a small sample 6. So where work is short only some of it is timed, and counts for
+what was not (`Pace`). The clock of a thread's own CPU time is a system call: 0.7 us on a quiet machine, up to 150 where
+many threads start and stop, with Python's lock held. So it runs in every eighth piece that is timed.
 """
 
 from __future__ import annotations
