@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -55,6 +56,25 @@ def test_the_tar_bench_compares_at_both_sizes(repository: Path) -> None:
     assert all(len(line) == 5 and min(line) > 0 for line in lines)
 
 
+def test_the_packing_bench_compares_every_case(repository: Path, tmp_path: Path) -> None:
+    """One line a case, all its numbers over 0, and no file left. What they are is for a quiet machine."""
+    command = [sys.executable, "-W", "ignore", "tools/bench_pack.py", "--rounds", "3", "--megabytes", "1", "--json"]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path)], cwd=repository, check=True, capture_output=True, text=True
+    )
+    lines = json.loads(done.stdout)["lines"]
+    sizes = ("2.6 kB", "97.1 kB")
+    cases = [
+        "pack 100 kB",
+        "pack 3 kB",
+        "reshard 5 kB",
+        *(f"{way} {size}" for size in sizes for way in ("index", "verify")),
+    ]
+    assert [line["case"] for line in lines] == cases
+    assert all(value > 0 for line in lines for value in line.values() if isinstance(value, float))
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_the_image_bench_compares_all_chains(repository: Path) -> None:
     """Uint8 and float, each with three positive numbers; in threads with images/s and their ratio as well."""
     command = [sys.executable, "tools/bench_image.py", "--rounds", "7", "--num", "2", "--size", "90x80@90"]
@@ -66,6 +86,24 @@ def test_the_image_bench_compares_all_chains(repository: Path) -> None:
     cells = [" ".join(line[2:]).split() for line in lines]
     assert [len(row) for row in cells] == [3] * 12 + [5] * 6
     assert all(float(cell) > 0 for row in cells for cell in row)
+
+
+def test_the_engine_bench_tells_where_the_time_goes(load_tool, capsys, monkeypatch) -> None:
+    """A line a part whose shares are of the whole, and a line for each way of running the loader."""
+    tool = load_tool("bench_engine")
+    monkeypatch.setattr(tool, "COMBINATIONS", ((0, 1), (0, 2)))
+    monkeypatch.setattr(tool, "WARM", 1)
+    monkeypatch.setattr(sys, "argv", ["bench_engine.py", "--rounds", "1", "--epochs", "1", "--num", "128"])
+    tool.main()
+    lines = capsys.readouterr().out.splitlines()
+    parts = [line.rsplit("%", 1)[0].split() for line in lines[1:7]]
+    assert [line[0] for line in lines[1:7]] == ["o", "r", "i", "d", "s", "w"]
+    us = [float(cells[-2]) for cells in parts]
+    assert sum(us[:-1]) == pytest.approx(us[-1], abs=5)
+    assert parts[-1][-1] == "100"
+    ways = [line.split() for line in lines[8:]]
+    assert [" ".join(cells[:3]) for cells in ways] == ["0 x 1", "0 x 2"]
+    assert all(float(cell.replace(",", "")) > 0 for cells in ways for cell in cells[3:7])
 
 
 def test_the_order_bench_tells_all_costs(load_tool, capsys, monkeypatch) -> None:

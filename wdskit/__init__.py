@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from wdskit.loader.plan import plan
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import pack
+    from wdskit.packing.reshard import ReshardResult, reshard
+    from wdskit.packing.reshard_select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
@@ -66,8 +68,10 @@ __all__ = [
     "Ragged",
     "RankError",
     "RepairResult",
+    "ReshardResult",
     "RowError",
     "SampleError",
+    "SelectResult",
     "SelectionError",
     "ShardError",
     "ShardStats",
@@ -86,6 +90,8 @@ __all__ = [
     "plan",
     "register",
     "repair",
+    "reshard",
+    "select",
     "split",
     "stats",
     "verify",
@@ -101,11 +107,15 @@ _HOMES = {
     "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
     "Ragged": "wdskit.pipeline.ragged",
+    "ReshardResult": "wdskit.packing.reshard",
     "RepairResult": "wdskit.shards.repairing",
     "VerifyResult": "wdskit.shards.findings",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
+    "reshard": "wdskit.packing.reshard",
+    "SelectResult": "wdskit.packing.reshard_select",
+    "select": "wdskit.packing.reshard_select",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.shards.statistics_types",

@@ -14,6 +14,8 @@ from wdskit.files import DISK, Disk, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.rows import Row
 from wdskit.packing.spool import Rows
+from wdskit.packing.treating import read_treated
+from wdskit.packing.treatment import UNTOUCHED, Treatment
 from wdskit.shards.also import new_record, publish_beside_shard
 from wdskit.tar.writer import END_BYTES, TarWriter
 
@@ -23,12 +25,23 @@ OnSample = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """A shard to fill: its file, its rows in order, the bytes that it will have, and what is kept beside it."""
+    """A shard to fill.
+
+    Attributes:
+        path: Its file.
+        rows: Its rows in order.
+        num_bytes: The bytes that it will have; None where only the treated rows tell.
+        also: What is kept beside it.
+        treatment: What happens to its samples.
+        threads: So many of them at a time.
+    """
 
     path: Path
     rows: Rows
-    num_bytes: int
+    num_bytes: int | None
     also: Also = NOTHING_ELSE
+    treatment: Treatment = UNTOUCHED
+    threads: int = 1
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
@@ -47,17 +60,18 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
         check_free(job.path, job.num_bytes)
         with publish(job.path, disk=disk) as draft:
             writer = TarWriter(draft.write)
-            for row in job.rows:
+            for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
                 offsets.append(writer.offset)
-                for name, data in row.read():
+                for field, data in treated:
+                    name = f"{row.key}.{field}"
                     if record:
                         record.add(name, writer.offset + BLOCK_BYTES, data)
                     writer.add(name, data)
-                fields.update(field for field, _ in row.fields)
+                fields.update(field for field, _ in treated)
                 if on_sample:
                     on_sample(1, writer.offset - offsets[-1])
             writer.finish()
-            assert writer.offset == job.num_bytes
+            assert job.num_bytes in {None, writer.offset}
             if job.path.exists() and _sha256_of(job.path) != draft.sha256:
                 raise taken(job.path)
         offsets.append(writer.offset - END_BYTES)
@@ -71,13 +85,15 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
     return entry
 
 
-def check_free(path: Path, num_bytes: int) -> None:
+def check_free(path: Path, num_bytes: int | None) -> None:
     """Refuse, without reading a row, to write a shard of so many bytes where a file of another size has its name.
+
+    None bytes, of which only the treated rows tell, are refused later if they are others.
 
     Raises:
         PackError: One has.
     """
-    if path.exists() and path.stat().st_size != num_bytes:
+    if num_bytes is not None and path.exists() and path.stat().st_size != num_bytes:
         raise taken(path)
 
 
