@@ -68,7 +68,10 @@ class MemberFacts:
         if split is None:
             hidden = name.rpartition("/")[2].startswith(".")
             self._note("dot_file" if hidden else "meta" if name.startswith("__") else "no_extension", name)
-        elif not isinstance(data, Passed):
+            return
+        if not name.endswith(split[1]):
+            self._note("upper_case", name)
+        if not isinstance(data, Passed):
             self._look_at_value(name, split[1], data)
 
     def _note(self, fact: Fact, name: str) -> None:
@@ -98,9 +101,6 @@ class MemberFacts:
             self._note("space", name)
         if "\n" in name:
             self._note("newline", name)
-        extension = name.rpartition("/")[2].partition(".")[2]
-        if extension != extension.lower():
-            self._note("upper_case", name)
 
     def _look_at_value(self, name: str, field_name: str, data: bytes) -> None:
         kind = field_name.rpartition(".")[2]
