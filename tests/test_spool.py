@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from shards import bytes_in, samples_in
 
 from wdskit import RowError, pack
-from wdskit.packing import api, spool
+from wdskit.packing import api, recorded, spool
+from wdskit.packing.recorded import decode_rows, encode_row
 from wdskit.packing.references import KINDS, FileBytes
 from wdskit.packing.rows import Row
-from wdskit.packing.spool import Spool, check_unique, decode_rows, encode_row
+from wdskit.packing.spool import Spool, check_unique
 
 TEXTS = st.text(st.characters(codec=None, min_codepoint=1), max_size=12)  # surrogates too
 REFERENCES = st.builds(FileBytes, TEXTS, st.integers(0, 1 << 40), st.integers(0, 1 << 62))
@@ -54,10 +55,10 @@ def test_any_rows_are_given_back_in_any_order_by_any_process(rows, data):
 
 def test_rows_that_stand_together_are_read_together_and_no_more_than_a_piece_at_once(tmp_path, monkeypatch):
     rows = [Row(f"{n}", (("bin", bytes(n * 100)),), "here") for n in range(50)]
-    monkeypatch.setattr(spool, "_READ_BYTES", 5000)
+    monkeypatch.setattr(recorded, "_READ_BYTES", 5000)
     reads = []
-    true_read = spool.read_exactly
-    monkeypatch.setattr(spool, "read_exactly", lambda fd, a, b: reads.append(b - a) or true_read(fd, a, b))
+    true_read = recorded.read_exactly
+    monkeypatch.setattr(recorded, "read_exactly", lambda fd, a, b: reads.append(b - a) or true_read(fd, a, b))
     with filled(rows, most=0, folder=tmp_path) as made:
         assert list(made.take(np.arange(50))) == rows
         assert len(reads) < 40

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from wdskit.loader.plan import plan
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import pack
+    from wdskit.packing.finishing import finish_pack
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
@@ -79,6 +80,7 @@ __all__ = [
     "__version__",
     "bench",
     "check_same_batches",
+    "finish_pack",
     "gather_valid",
     "load_config",
     "make_loader",
@@ -106,6 +108,7 @@ _HOMES = {
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
+    "finish_pack": "wdskit.packing.finishing",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.shards.statistics_types",

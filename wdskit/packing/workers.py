@@ -2,7 +2,8 @@
 
 A worker ends by itself when its main process is gone, but it needs a moment to see that, in which it may go on to
 publish. The folder's lock is free by then. So each worker shares a lock on the folder itself for as long as it lives,
-and a run begins when nobody does. The kernel frees both locks, however a process ends.
+or on the log of the part of the run that it works for, and a run begins when nobody does. The kernel frees all locks,
+however a process ends.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from wdskit.files import Disk
 from wdskit.packing.fill import ShardJob, fill_shard
 
 
-def fill_in_worker(job: ShardJob, *, disk: Disk) -> ShardEntry:
-    """`fill_shard` in a worker process, and there only: the folder is held until the process ends."""
-    hold_folder(job.path.parent)
+def fill_in_worker(job: ShardJob, *, held: Path, disk: Disk) -> ShardEntry:
+    """`fill_shard` in a worker process, and there only: a folder or a file is held until the process ends."""
+    hold(held)
     return fill_shard(job, disk=disk)
 
 
 @functools.cache
-def hold_folder(folder: Path) -> int:
-    """Share the lock of a folder until this process ends, and end at once if it comes too late for that."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def hold(path: Path) -> int:
+    """Share the lock of a folder or file until this process ends, and end at once if it comes too late for that."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     _lock(fd, fcntl.LOCK_SH)
     parent = parent_process()
     if parent is not None and not parent.is_alive():
@@ -36,9 +37,9 @@ def hold_folder(folder: Path) -> int:
     return fd
 
 
-def wait_for_workers(folder: Path) -> None:
-    """Return once no worker of an earlier run holds the folder. Call it with the folder's own lock held."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def wait_for_workers(path: Path) -> None:
+    """Return once no worker of an earlier run holds a folder or file. Call it with that run's own lock held."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _lock(fd, fcntl.LOCK_EX)
     finally:
