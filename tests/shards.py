@@ -44,8 +44,9 @@ def write_numbers(folder: Path, counts: list[int]) -> str:
 
 
 def bytes_in(folder: Path) -> dict[str, bytes]:
-    """Every file of a packed folder by name, the lock left out."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != ".wdskit.lock"}
+    """Every file of a packed folder by its path in it, the lock left out."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.name != ".wdskit.lock" and path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def samples_in(folder: Path) -> dict[str, dict[str, bytes]]:

@@ -23,6 +23,7 @@ from shards import bytes_in, samples_in
 
 from wdskit.cli import app
 from wdskit.cli.pack import _facts, parse_size
+from wdskit.dataset.others import read_timm_info
 from wdskit.packing.sources import Progress
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
@@ -135,7 +136,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", ""], 1, "'' is no folder to pack into. Write . for this one."),
         (["http://host/photos", "out"], 1, "http://host/photos: there is no such folder or file."),
         (["photos", "s3://bucket/out"], 1, "s3://bucket/out: the scheme `s3:` is not supported."),
-        (["table.parquet", "out"], 1, "table.parquet: this is neither a folder nor a manifest (.jsonl,"),
+        (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
         (["photos", "table.parquet"], 1, "table.parquet: this is a file, not a folder to pack into."),
         (["photos", "photos/out"], 1, "photos/out: it lies in the source photos, and would be a part of it"),
         (["photos", "out", "--max-bytes", "lots"], 2, "'lots' is no size"),
@@ -151,7 +152,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
         (["photos", "out", "--keys", "random"], 1, "keys: 'random' is neither 'given' nor 'hashed'."),
         (["photos", "out", "--append"], 1, "index.json"),
-        (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a manifest, and this is"),
+        (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a table of text or a Parq"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
         (["photos", "out", "more"], 2, "Got unexpected extra argument"),
         (["photos"], 2, "Missing argument 'DEST'"),
@@ -171,8 +172,10 @@ def test_packing_twice_is_refused_with_the_way_out(run, photos):
     code, _, err = run("pack", "photos", "out")
     assert (code, err) == (
         1,
-        "out: this folder is packed and indexed already.\n"
-        "  Pack into another folder, add to it with --append, or replace it with --overwrite.",
+        (
+            "out: this folder is packed and indexed already.\n"
+            "  Pack into another folder, add to it with --append, or replace it with --overwrite."
+        ),
     )
 
 
@@ -221,7 +224,10 @@ OPTIONS = {
     "--append": ("b.jsonl there --append", lambda: keys_in("there") == ["x", "row-000000000"]),
     "--from": ("list out --from list", lambda: keys_in("out") == ["photos/dog/0000"]),
     "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
+    "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
+    "--also": ("photos out --also timm", lambda: Path("out/_info.json").exists()),
+    "--split-name": ("photos out --also timm --split-name x", lambda: "x" in read_timm_info("out")),
     "--key-column": ("b.jsonl out --key-column id", lambda: keys_in("out") == ["w"]),
 }
 
@@ -236,6 +242,8 @@ def test_an_option_does_what_its_help_says(run, photos, option):
     Path("a.jsonl").write_text('{"key": "x"}\nbad\n')
     Path("b.jsonl").write_text('{"id": "w", "photo": "photos/cat/0000.jpg"}\n')
     assert run("pack", "a.jsonl", "there", "--skip-bad")[0] == 0
+    coco = {"images": [{"id": 1, "file_name": "cat/0001.jpg"}], "annotations": []}
+    Path("coco.json").write_text(json.dumps(coco))
     Path("list").write_text("photos/dog/0000.jpg\n")
     (photos / "dog" / "0000.txt").write_text("a dog")
     words, is_done = OPTIONS[option]

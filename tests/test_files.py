@@ -25,7 +25,7 @@ from shards import write_shard
 from wdskit import pack
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.index import INDEX_NAME
-from wdskit.files import Disk, Draft, draft_path, make_folders, publish, publish_bytes, remove_drafts
+from wdskit.files import THREAD_BYTES, Disk, Draft, draft_path, make_folders, publish, publish_bytes, remove_drafts
 from wdskit.shards.indexing import index_folder
 
 PARTS = (b"first ", b"", b"second " * 3, bytearray(b"third"))
@@ -464,7 +464,7 @@ def test_a_file_that_outgrows_its_limit_is_told_and_leaves_nothing(tmp_path: Pat
 
 def test_a_write_that_a_signal_cuts_short_is_continued() -> None:
     """A pipe that nobody reads until the signal came: the kernel returns what it took so far."""
-    data = os.urandom(1 << 20)
+    data = os.urandom(THREAD_BYTES - 1)  # three times what a pipe takes, and no thread that no signal would reach
     read_end, write_end = os.pipe()
     interrupted = threading.Event()
     received = bytearray()
@@ -498,6 +498,65 @@ def test_a_write_that_a_signal_cuts_short_is_continued() -> None:
     assert bytes(received) == data
     assert len(counts) > 1
     assert sum(counts) == len(data)
+
+
+LARGE = [os.urandom(size) for size in (THREAD_BYTES, 10, THREAD_BYTES + 1, 3 * THREAD_BYTES, 0, THREAD_BYTES)]
+
+
+def test_large_pieces_are_written_in_their_order_by_one_thread_and_digested(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    threads: set[str] = set()
+
+    class Named(WatchedDisk):
+        def before(self, name, *args):
+            super().before(name, *args)
+            threads.add(f"{name} {threading.current_thread() is threading.main_thread()}")
+
+    disk = Named()
+    with publish(path, disk=disk) as draft:
+        for part in LARGE:
+            draft.write(part)
+        assert draft.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
+    assert path.read_bytes() == b"".join(LARGE)
+    assert draft.num_bytes == len(b"".join(LARGE))
+    assert disk.operations == ["open", *["write"] * 5, "fsync", "close", "rename", "fsync_folder"]
+    assert {"write True", "write False", "fsync True", "close True"} <= threads
+    assert not any(thread.name.startswith("wdskit-write") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("fail_at", range(9))
+def test_a_failure_in_the_thread_is_an_error_of_publish(tmp_path: Path, fail_at: int) -> None:
+    path = tmp_path / "large"
+    disk = FailingDisk(fail_at, errno.ENOSPC)
+    with pytest.raises(OSError, match="No space"), publish(path, disk=disk) as draft:
+        for part in LARGE:
+            draft.write(part)
+    assert [*tmp_path.iterdir()] == []
+    assert disk.operations.count("close") == (fail_at > 0)
+
+
+def test_a_file_that_is_given_up_is_closed_only_when_its_thread_is_done(tmp_path: Path) -> None:
+    """Ctrl-C in the middle: the descriptor's number may be another file's at once."""
+    order: list[str] = []
+    begun = threading.Event()
+
+    class Slow(Disk):
+        def write(self, fd, data):
+            begun.set()
+            os.fstat(fd)
+            order.append("written")
+            return super().write(fd, data)
+
+        def close(self, fd):
+            order.append("closed")
+            super().close(fd)
+
+    with pytest.raises(KeyboardInterrupt), publish(tmp_path / "large", disk=Slow()) as draft:
+        draft.write(LARGE[0])
+        begun.wait()
+        raise KeyboardInterrupt
+    assert order == ["written", "closed"]
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:

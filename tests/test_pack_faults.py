@@ -28,10 +28,10 @@ from images import make_folder
 from shards import WorkerKillingDisk, bytes_in, samples_in
 
 from wdskit import PackError, WdskitError, pack
-from wdskit.files import Disk, Draft, draft_path
+from wdskit.files import DRAFT_SUFFIX, Disk, Draft, draft_path
 from wdskit.packing import destination, fill, places, running
 from wdskit.packing.plan import row_bytes
-from wdskit.packing.workers import hold
+from wdskit.shards.locking import hold
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
@@ -46,15 +46,18 @@ class Scenario:
         source: As `pack` takes it.
         options: As `pack` takes them.
         before: What is packed there first, None for a folder that is not there.
+        also: Files for other readers that are kept there.
     """
 
     source: Any
     options: dict[str, Any]
     before: list[dict[str, Any]] | None = None
+    also: tuple[str, ...] = ()
 
     def prepare(self, folder: Path) -> None:
         if self.before is not None:
-            pack(self.before, folder, max_samples=2, pattern="p-%02d.tar", skip_bad=True, disk=HastyDisk())
+            options = {"max_samples": 2, "pattern": "p-%02d.tar", "skip_bad": True, "also": self.also}
+            pack(self.before, folder, disk=HastyDisk(), **options)
 
     def pack(self, folder: Path, disk: Disk) -> None:
         pack(self.source, folder, disk=disk, pattern="p-%02d.tar", **self.options)
@@ -69,7 +72,9 @@ BAD_ROW = {"__key__": "bad"}
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory) -> dict[str, Scenario]:
-    """Rows; a folder of classes with a bad image, shuffled; an addition, with bad rows before and now."""
+    """Rows; a folder of classes with a bad image, shuffled; an addition, with bad rows before and now; an addition to
+    shards with files for other readers beside them.
+    """
     photos = make_folder(tmp_path_factory.mktemp("faults") / "photos", {"cat": 3, "dog": 2})
     (photos / "cat" / "0001.jpg").write_bytes(b"bad")
     return {
@@ -78,10 +83,13 @@ def scenarios(tmp_path_factory) -> dict[str, Scenario]:
         "addition": Scenario(
             [*rows(3, 6), BAD_ROW], {"max_samples": 2, "skip_bad": True, "append": True}, [*rows(0, 3), BAD_ROW]
         ),
+        "beside": Scenario(
+            rows(3, 4), {"append": True}, rows(0, 3), also=("open_clip", "timm", "energon", "dali", "webshart")
+        ),
     }
 
 
-NAMES = pytest.mark.parametrize("name", ["rows", "folder", "addition"])
+NAMES = pytest.mark.parametrize("name", ["rows", "folder", "addition", "beside"])
 
 
 def remains_of(folder: Path) -> dict[str, bytes]:
@@ -89,7 +97,12 @@ def remains_of(folder: Path) -> dict[str, bytes]:
 
 
 def without_drafts(files: dict[str, bytes]) -> dict[str, bytes]:
-    return {name: data for name, data in files.items() if not name.startswith(".")}
+    """Nor what a run that goes on keeps for itself."""
+    return {
+        name: data
+        for name, data in files.items()
+        if not name.endswith(DRAFT_SUFFIX) and not name.startswith(".wdskit-pack")
+    }
 
 
 def check_remains(remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
@@ -101,7 +114,7 @@ def check_remains(remains: dict[str, bytes], before: dict[str, bytes], after: di
     for name, data in finals.items():
         assert data in (before.get(name), after.get(name))
         assert ".tar" not in name or before.get(name, data) == data
-        assert not name.endswith(".idx") or name.removesuffix(".idx") in finals
+        assert not name.endswith(".tar.idx") or name.removesuffix(".idx") in finals
     if finals.get("index.json") != before.get("index.json"):
         assert finals == after
 
@@ -156,9 +169,9 @@ def kill(*, half: bool) -> Callable[[Callable[[Disk], None], int], None]:
     return interrupt
 
 
-FAULTS = [("rows", errno.EIO), ("folder", errno.ENOSPC), ("addition", errno.ENOSPC)]
+FAULTS = [("rows", errno.EIO), ("folder", errno.ENOSPC), ("addition", errno.ENOSPC), ("beside", errno.EIO)]
 ALL_FAULTS = list(
-    itertools.product(["rows", "folder", "addition"], [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+    itertools.product(["rows", "folder", "addition", "beside"], [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 )
 
 
@@ -175,7 +188,7 @@ def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half
     sweep(scenarios[name], tmp_path, kill(half=half))
 
 
-@pytest.mark.parametrize("name", ["rows", "folder", "addition"] if ALL else ["addition"])
+@pytest.mark.parametrize("name", ["rows", "folder", "addition", "beside"] if ALL else ["addition"])
 def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
     """And a third: at one operation after the other in the same folder, until one is through."""
     scenario = scenarios[name]
@@ -259,6 +272,19 @@ def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, name, monkeypa
 
     with pytest.raises(AssertionError):
         sweep(scenarios[name], tmp_path, kill(half=False), mutant)
+
+
+def test_files_for_other_readers_that_come_behind_the_index_are_caught(tmp_path, scenarios, monkeypatch):
+    def mutant(scenario, folder, disk):
+        with monkeypatch.context() as patch:
+            later = []
+            patch.setattr(running, "publish_beside_folder", lambda *args, **options: later.append((args, options)))
+            scenario.pack(folder, disk)
+        for args, options in later:
+            running.publish_beside_folder(*args, **options)
+
+    with pytest.raises(AssertionError):
+        sweep(scenarios["beside"], tmp_path, kill(half=False), mutant)
 
 
 def test_offsets_that_come_first_are_caught(tmp_path, scenarios, monkeypatch):

@@ -129,12 +129,12 @@ def test_a_line_without_end_is_not_taken_into_memory(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "options", "problem"),
     [
-        ("photos", {"from_": "table"}, "this is a folder, and a manifest is none"),
-        ("m.txt", {"from_": "folder"}, "this is a file, and an image folder is none"),
+        ("photos", {"from_": "table"}, "this is a folder, and a table of text cannot be one"),
+        ("m.txt", {"from_": "folder"}, "this is a file, and an image folder cannot be one"),
         ("m.txt", {"from_": "films"}, "from: 'films' is no kind of source. There are folder, table, list"),
-        ("m.txt", {}, "m.txt: this is neither a folder nor a manifest"),
+        ("m.txt", {}, "m.txt: this is neither a folder nor a file of a known suffix"),
         ("gone", {"from_": "list"}, "gone: there is no such folder or file"),
-        ("-", {"from_": "folder"}, "standard input: an image folder is not read from there"),
+        ("-", {"from_": "folder"}, "standard input: an image folder cannot be read from there"),
         ("-", {"workers": 2}, "rows that can be read once only"),
     ],
 )

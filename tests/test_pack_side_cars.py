@@ -157,7 +157,7 @@ def test_what_is_no_extension_is_refused(tmp_path, names):
 
 def test_side_cars_belong_to_image_folders(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"key": "a"}\n')
-    with pytest.raises(PackError, match="side_cars belongs to an image folder, and this is a manifest"):
+    with pytest.raises(PackError, match="side_cars belongs to an image folder, and this is a table of text"):
         pack(tmp_path / "m.jsonl", tmp_path / "out", side_cars=["txt"])
     with pytest.raises(PackError, match="side_cars belongs to an image folder, and these are rows from Python"):
         pack([], tmp_path / "out", side_cars=["txt"])

@@ -251,8 +251,8 @@ def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, 
         ("m.jsonl", "", "m.jsonl: there is nothing to pack"),
         ("m.jsonl", "\n\n", "m.jsonl: there is nothing to pack"),
         ("m.csv", "image\n", "m.csv: there is nothing to pack"),
-        ("m.parquet", "", r"m.parquet: this is neither a folder nor a manifest \(.*\).\n  Write it as one of these"),
-        ("jsonl", "", "neither a folder nor a manifest"),
+        ("m.parquet", "", r"m.parquet: it cannot be read as Parquet"),
+        ("jsonl", "", "neither a folder nor a file of a known suffix"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path, name, text, problem):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shards import bytes_in, samples_in
 
@@ -26,6 +26,7 @@ ROWS = st.builds(lambda key, fields, where: Row(key, tuple(fields), where), st.t
 
 
 @given(st.lists(ROWS, max_size=6))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_record_is_the_row(rows):
     assert list(decode_rows(b"".join(map(encode_row, rows)))) == rows
 
@@ -39,7 +40,7 @@ def filled(rows: list[Row], *, most: int | None, folder: Path) -> Spool:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=12), st.data())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_any_rows_are_given_back_in_any_order_by_any_process(rows, data):
     numbers = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20)), dtype=np.int64)
     expected = [rows[number] for number in numbers]
@@ -77,10 +78,10 @@ def test_a_plan_that_was_cut_is_an_error(tmp_path):
 
 
 def test_every_kind_of_reference_may_stand_in_a_plan():
-    """Frozen, of texts and whole numbers: what a record can hold."""
+    """Frozen, of texts, whole numbers and truth values: what a record can hold."""
     for kind in KINDS.values():
         parts = {name: str(hint) for name, hint in kind.__annotations__.items()}
-        assert set(parts.values()) <= {"str", "int"}
+        assert set(parts.values()) <= {"str", "int", "bool"}
         assert kind.__dataclass_params__.frozen
 
 

@@ -72,12 +72,31 @@ def test_gnu_tar_lists_and_extracts_the_golden_shard(tmp_path):
 def test_bytes_do_not_depend_on_how_they_are_joined(join, monkeypatch):
     monkeypatch.setattr(writer_module, "_JOIN_BYTES", join)
     parts: list[bytes] = []
-    writer = TarWriter(parts.append)
+    writer = TarWriter(lambda data: parts.append(bytes(data)))
     for name, data in GOLDEN_MEMBERS:
         writer.add(name, data)
     writer.finish()
     assert b"".join(parts) == GOLDEN_SHARD.read_bytes()
-    assert len(parts) == {1: 7, 512: 7, 2000: 4, 1 << 30: 1}[join]
+
+
+@given(st.lists(st.integers(0, 5000), max_size=30), st.integers(512, 6000))
+def test_what_is_written_may_be_read_until_the_next_write_and_no_longer(sizes, join):
+    """A thread writes it meanwhile. Each piece is read when the next one comes: the same bytes."""
+    members = [(f"m{number}.bin", bytes([number + 1]) * size) for number, size in enumerate(sizes)]
+    pieces: list[bytes] = []
+    held: list[object] = []
+
+    def write(data):
+        pieces.extend(map(bytes, held))
+        held[:] = [data]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer_module, "_JOIN_BYTES", join)
+        writer = TarWriter(write)
+        for name, data in members:
+            writer.add(name, data)
+        writer.finish()
+    assert b"".join([*pieces, *map(bytes, held)]) == shard_of(members)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview], ids=lambda kind: kind.__name__)

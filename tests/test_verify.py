@@ -151,7 +151,7 @@ def test_ten_million_keys_take_240_megabytes(tmp_path):
 
 
 def verify_report(num: int):
-    from wdskit.shards.checking import ShardReport
+    from wdskit.shards.reports import ShardReport
 
     hashes = np.arange(num, dtype=np.uint64) * np.uint64(977)
     starts = np.arange(num + 1, dtype=np.uint64)

@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from wdskit.shards.checking import ShardJob, check_shard
+from wdskit.shards.checking import check_shard
+from wdskit.shards.reports import ShardJob
 from wdskit.tar.writer import TarWriter
 
 SIDES = (64, 256, 448)

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,6 +20,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 DRAFT_PREFIX = "."
 DRAFT_SUFFIX = ".wdskit-draft"
+
+THREAD_BYTES = 256 << 10
+"""From here on a write in a thread pays: handing it over takes 0.1 ms, in which 200 KB are digested."""
 
 
 class Disk:
@@ -72,28 +76,55 @@ DISK = Disk()
 
 
 class Draft:
-    """A file on its way to a final name. Made by `publish`."""
+    """A file on its way to a final name. Made by `publish`.
+
+    Large pieces are digested and written in a thread, beside whatever comes next; only one is on its way at a time, so
+    the disk's operations keep their order. An error is raised by the next call.
+    """
 
     def __init__(self, fd: int, disk: Disk) -> None:
         self._fd = fd
         self._disk = disk
         self._digest = hashlib.sha256()
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`, in as many writes as the disk wants."""
-        self._digest.update(data)
-        rest = memoryview(data).cast("B")
-        self.num_bytes += len(rest)
+        """Append all of `data`, in as many writes as the disk wants. It must not change before the next call."""
+        self.wait()
+        view = memoryview(data).cast("B")
+        self.num_bytes += len(view)
+        if len(view) < THREAD_BYTES:
+            self._write(view)
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="wdskit-write")
+        self._running = self._thread.submit(self._write, view)
+
+    def _write(self, rest: memoryview) -> None:
+        self._digest.update(rest)
         while rest:
             written = self._disk.write(self._fd, rest)
             if not written:  # POSIX leaves it open what that means; asking again might go on for ever
                 raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
             rest = rest[written:]
 
+    def wait(self) -> None:
+        """Return once all bytes are with the disk; raise what went wrong."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
+
+    def end(self) -> None:
+        """Let nothing run any more; what went wrong is passed over."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
     @property
     def sha256(self) -> str:
         """Hex digest of the bytes written so far."""
+        self.wait()
         return self._digest.hexdigest()
 
 
@@ -113,14 +144,17 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
     draft = draft_path(path)
     fd = disk.open(draft)
     closed = False
+    handle = Draft(fd, disk)
     try:
-        handle = Draft(fd, disk)
         yield handle
+        handle.wait()
+        handle.end()
         disk.fsync(fd)
         closed = True
         disk.close(fd)
         disk.rename(draft, path)
     except BaseException:
+        handle.end()
         with contextlib.suppress(OSError):  # the first error is the one to report
             if not closed:
                 disk.close(fd)
@@ -135,9 +169,11 @@ def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
     """A draft that never gets a final name: it is gone when the block ends, or by `remove_drafts` after a kill."""
     draft = draft_path(path)
     fd = disk.open(draft)
+    handle = Draft(fd, disk)
     try:
-        yield Draft(fd, disk)
+        yield handle
     finally:
+        handle.end()
         with contextlib.suppress(OSError):  # nothing in it has to last
             disk.close(fd)
         with contextlib.suppress(OSError):

@@ -38,5 +38,14 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIG_DEPTH = 32
 """Deepest nesting in a configuration file."""
 
+MAX_UNPACKED_BYTES = 32 << 20
+"""A member of a zip that claims to be larger must take more than a 200th of that in the zip."""
+
+MAX_UNPACK_RATIO = 200
+"""Photographs do not shrink at all, and text by 20 at most; deflate ends at 1032."""
+
+MAX_COCO_BYTES = 2 << 30
+"""Largest file of COCO annotations: four times that of its 118,000 training images. It is held in memory."""
+
 MAX_ROW_BYTES = 4 << 20
 """Longest line of a manifest, and longest JSON of one sample; read by Python it takes up to 25 times as much."""

@@ -73,6 +73,11 @@ def plural(count: int, noun: str) -> str:
     return f"{format_count(count)} {noun}{ending}"
 
 
+def split_kinds(text: str | None) -> list[str]:
+    """`dali,timm` as a list; empty for nothing."""
+    return [name.strip() for name in text.split(",")] if text else []
+
+
 def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
     """One fact a line."""
     from rich import box

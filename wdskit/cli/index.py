@@ -7,13 +7,25 @@ from typing import Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, ignored_note, plural, print_json, show_bytes
+from wdskit.cli.console import escape, format_bytes, ignored_note, plural, print_json, show_bytes, split_kinds
 
 
 def index_command(
     folder: Annotated[
         str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.", show_default=False)
     ],
+    also: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KINDS",
+            help="Keep files for other readers too: wids,open_clip,timm,energon,dali,webshart,parquet; or none.",
+            show_default=False,
+        ),
+    ] = None,
+    split_name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
+    ] = "",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -28,7 +40,9 @@ def index_command(
     """Index a folder of shards that others wrote.
 
     Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
-    shard is not right, all faults are listed and nothing is written. `pack` writes the index itself.
+    shard is not right, all faults are listed and no index is written. `pack` does so itself.
+
+    Files for other readers (--also) are written in the same pass, and renewed each time from then on.
 
     In Python: wdskit.shards.indexing.index_folder
     """
@@ -36,7 +50,7 @@ def index_command(
 
     start = time.perf_counter()
     with show_bytes("indexing") as show:
-        report = index_folder(folder, workers=workers, progress=show)
+        report = index_folder(folder, also=split_kinds(also), split_name=split_name, workers=workers, progress=show)
     seconds = time.perf_counter() - start
     index = report.index
     num_bytes = sum(entry.num_bytes for entry in index.entries)
@@ -48,6 +62,7 @@ def index_command(
                 "num_samples": index.num_samples,
                 "num_bytes": num_bytes,
                 "num_ignored": report.num_ignored,
+                "also": list(index.also.kinds),
                 "changed": list(report.changed),
                 "disagreeing": {file: list(names) for file, names in report.disagreeing.items()},
             }
@@ -57,6 +72,8 @@ def index_command(
         f"Indexed {escape(folder)}: {plural(len(index.entries), 'shard')}, {plural(index.num_samples, 'sample')}, "
         f"{format_bytes(num_bytes)} in {seconds:.1f} s ({format_bytes(num_bytes / seconds)}/s)."
     )
+    if index.also.kinds:
+        print(f"Beside them, for other readers: {', '.join(index.also.kinds)}.")
     if report.changed:
         print(
             f"Note: {plural(len(report.changed), 'shard')} with the size that the index said before and other bytes, "

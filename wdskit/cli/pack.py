@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console
+from wdskit.cli.console import escape, format_bytes, format_count, make_console, split_kinds
 
 if TYPE_CHECKING:
     from wdskit.dataset.index import ShardEntry
@@ -42,7 +42,7 @@ def pack_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="Folder of images (sub-folder = class), .jsonl, .csv or .tsv manifest, or - for paths on stdin.",
+            help="What to pack: a folder, table, tar, ...; see above.",
             show_default=False,
         ),
     ],
@@ -91,20 +91,34 @@ def pack_command(
     ] = None,
     from_: Annotated[
         str | None,
-        typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see below."),
+        typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see above."),
     ] = None,
     side_cars: Annotated[
         str,
         typer.Option(metavar="EXT,...", help="Files beside an image that belong to its sample: json,txt,seg.png."),
     ] = "",
+    images: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of a COCO file's images. Default: the file's own."),
+    ] = None,
     image_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Manifest column with the image's path. Default: image, file_name or path."),
+        typer.Option(metavar="NAME", help="Table's column with the image. Default: image, file_name or path."),
     ] = None,
     key_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Manifest column with the key. Default: key, else the image's path."),
+        typer.Option(metavar="NAME", help="Table's column with the key. Default: key, else the image's path."),
     ] = None,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KINDS", help="Files for other readers too: wids,open_clip,timm,energon,dali,webshart,parquet."
+        ),
+    ] = None,
+    split_name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
+    ] = "",
 ) -> None:
     """Pack images and tables into shards.
 
@@ -112,8 +126,12 @@ def pack_command(
     index.json. The same input gives the same bytes. A file has its name only once it is whole and on disk; after a
     kill, run the same command again.
 
-    SOURCE is read by what it is and its suffix. --from says it: folder, table (a manifest; on stdin JSONL), list
-    (paths, one a line) or list0 (as find -print0 writes them).
+    SOURCE is a folder of images (a sub-folder is a class), a table (.jsonl, .csv, .tsv, .parquet), COCO annotations
+    (.json), a folder that Hugging Face's datasets saved, tars or zips, or - for paths on stdin. Of .parquet, .tar and
+    .zip a folder or a pattern, too.
+
+    --from says what it is where its path does not: folder, table (on stdin JSONL), parquet, coco, hf, tar, zip, list
+    (paths, one a line), list0 (as find -print0 writes them).
 
     On several machines that share DEST, each does a part, as in a Slurm array 0-7 with --part $SLURM_ARRAY_TASK_ID/8.
     When all are through, `wdskit pack finish DEST` writes the index.
@@ -148,8 +166,11 @@ def pack_command(
             only=only,
             from_=from_,
             side_cars=[name.strip() for name in side_cars.split(",")] if side_cars else (),
+            images=images,
             image_column=image_column,
             key_column=key_column,
+            also=split_kinds(also),
+            split_name=split_name,
             progress=show,
         )
     _print_summary(result)

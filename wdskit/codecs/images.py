@@ -95,6 +95,20 @@ def is_image_field(field: str) -> bool:
     return field.rpartition(".")[2].lower() in IMAGE_FIELDS
 
 
+def field_of_bytes(start: bytes) -> str | None:
+    """The field that an image's first bytes name, None where they are those of no known format.
+
+    Args:
+        start: 12 bytes at least, where the image has them.
+    """
+    if start.startswith(b"RIFF"):
+        return "webp" if start[8:12] == b"WEBP" else None
+    for name, prefixes, _ in _FORMATS:
+        if start.startswith(prefixes):
+            return {"JPEG": "jpg", "TIFF": "tif"}.get(name, name.lower())
+    return None
+
+
 def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | torch.Tensor | Image.Image:
     """Decode one image file.
 

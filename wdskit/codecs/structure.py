@@ -20,6 +20,8 @@ _CODES = frozenset(np.flatnonzero(_IS_MARKER).tolist())
 _NEAR_BYTES = 4096
 _FAR_BYTES = 64 << 10
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
+_PLAIN_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
+"""Tables, comments and what programs add: nothing is looked at but their length."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Start of frame of all codings; the three left out are Huffman tables, a reserved code and arithmetic conditioning."""
 
@@ -50,8 +52,13 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
 
 def _walk_jpeg(view: memoryview, max_pixels: int) -> None:
     """Go from marker to marker; segments are stepped over, so that a preview's end mark inside one does not count."""
-    at, has_frame, has_scan = 2, False, False
+    at, has_frame, has_scan, size = 2, False, False, len(view)
     while True:
+        if at + 4 <= size and view[at] == 0xFF and view[at + 1] in _PLAIN_SEGMENTS:  # most, in a quarter of the time
+            end = at + 2 + (view[at + 2] << 8 | view[at + 3])
+            if at + 4 <= end <= size:
+                at = end
+                continue
         found = _find_marker(view, at)
         if found is None:
             raise DecodeError(f"JPEG, byte {len(view)}: the file stops before its end mark")
@@ -89,10 +96,7 @@ def _find_marker(view: memoryview, at: int) -> int | None:
         return found.start()
     for start in range(at + _NEAR_BYTES, len(view) - 1, _FAR_BYTES):
         part = np.frombuffer(view[start : start + _FAR_BYTES + 1], dtype=np.uint8)
-        found_any = (part[:-1] == 0xFF) & (part[1:] != 0)
-        if not found_any[found_any.argmax()]:  # four times as fast as looking where
-            continue
-        places = np.flatnonzero(found_any)
+        places = np.flatnonzero(part[:-1] == 0xFF)
         places = places[_IS_MARKER[part[places + 1]]]
         if len(places):
             return start + int(places[0])

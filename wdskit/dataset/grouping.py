@@ -10,6 +10,7 @@ from wdskit.errors import ShardError, StorageError
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader
 from wdskit.tar.walk import Span, TarWalk
+from wdskit.tar.watch import OnMember, WatchedReader
 from wdskit.tar.window import Read
 
 
@@ -22,6 +23,7 @@ class ShardReader:
     Args:
         read: As `tar.reader.TarReader` takes it.
         shard: Path or URL, for messages and `__url__`.
+        on_member: Told of each member before its sample is yielded, those that belong to none included.
 
     Attributes:
         num_samples: Samples yielded so far.
@@ -29,12 +31,13 @@ class ShardReader:
         num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
     """
 
-    def __init__(self, read: Read, *, shard: str) -> None:
+    def __init__(self, read: Read, *, shard: str, on_member: OnMember | None = None) -> None:
         self.shard = shard
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
-        self._members: TarReader | TarWalk = TarReader(read, shard=shard)
+        reader = TarReader(read, shard=shard)
+        self._members: TarReader | WatchedReader | TarWalk = WatchedReader(reader, on_member) if on_member else reader
 
     @property
     def stop(self) -> int:

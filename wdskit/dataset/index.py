@@ -58,11 +58,29 @@ class ShardEntry:
 
 
 @dataclass(frozen=True)
+class Also:
+    """What is kept beside the shards for other readers.
+
+    Attributes:
+        kinds: `dali`, `timm`, ...; see `shards.also`.
+        split_name: The split that all shards belong to, "" where their names say it.
+    """
+
+    kinds: tuple[str, ...] = ()
+    split_name: str = ""
+
+
+NOTHING_ELSE = Also()
+"""Beside the shards is what wdskit needs, and no more."""
+
+
+@dataclass(frozen=True)
 class FolderIndex:
     """The shards of a folder in the order of its index. `folder` is a path or a URL without a trailing slash."""
 
     folder: str
     entries: tuple[ShardEntry, ...]
+    also: Also = NOTHING_ELSE
 
     @property
     def num_samples(self) -> int:
@@ -125,14 +143,14 @@ def has_index(folder: str) -> bool:
     return (Path(local_path(folder) or ".") / INDEX_NAME).is_file()
 
 
-def write_index(folder: Path, entries: Sequence[ShardEntry], *, disk: Disk = DISK) -> None:
+def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Also = NOTHING_ELSE, disk: Disk = DISK) -> None:
     """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, then the JSON."""
-    data = _to_json(entries)
+    data = _to_json(entries, also)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
 
 
-def _to_json(entries: Iterable[ShardEntry]) -> bytes:
+def _to_json(entries: Iterable[ShardEntry], also: Also) -> bytes:
     lines = ",\n".join(
         "    "
         + json.dumps(
@@ -150,6 +168,9 @@ def _to_json(entries: Iterable[ShardEntry]) -> bytes:
     )
     shards = f"[\n{lines}\n  ]" if lines else "[]"
     head = f'  "__kind__": "{_KIND}",\n  "wids_version": 1,\n  "wdskit_index_version": {INDEX_VERSION},\n'
+    if also.kinds:
+        split = {"split_name": also.split_name} if also.split_name else {}
+        head += f'  "also": {json.dumps({"kinds": also.kinds, **split}, ensure_ascii=False)},\n'
     return f'{{\n{head}  "shardlist": {shards}\n}}\n'.encode()
 
 
@@ -173,10 +194,23 @@ def read_index(folder: str | Path) -> FolderIndex:
         raise FolderIndexError(msg, folder=folder) from err
     try:
         entries = tuple(_parse(document))
+        also = _parse_also(document.get("also", {}))
     except ValueError as err:
         msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
-    return FolderIndex(folder, entries)
+    return FolderIndex(folder, entries, also)
+
+
+def _parse_also(value: Any) -> Also:
+    if not isinstance(value, dict):
+        msg = f"`also` is {_SHORT.repr(value)}"
+        raise ValueError(msg)  # noqa: TRY004 (what is wrong is the file)
+    kinds, split_name = value.get("kinds", []), value.get("split_name", "")
+    texts = [*kinds, split_name] if isinstance(kinds, list) else [None]
+    if not all(isinstance(text, str) and text.isprintable() for text in texts):
+        msg = f"`also` is {_SHORT.repr(value)}"
+        raise ValueError(msg)
+    return Also(tuple(kinds), split_name)
 
 
 def _parse(document: Any) -> Iterable[ShardEntry]:

@@ -5,6 +5,7 @@ Key = the path up to the first dot after the last slash; field = the rest (WebDa
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 
@@ -14,6 +15,7 @@ from wdskit.limits import MAX_NAME_BYTES
 _META = re.compile(r"__[^/]*__($|/)")  # webdataset passes these over; energon and others keep notes there
 _FIELD = re.compile(r"[a-z0-9_+-]+(\.[a-z0-9_+-]+)*")
 _HASH_BYTES = 10
+_PLAIN_KEY = re.compile(r"(?!__)[A-Za-z0-9_+-]+(?:/(?!__)[A-Za-z0-9_+-]+)*")
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -47,6 +49,8 @@ def check_key(key: str) -> None:
 
 def _key_problem(key: str) -> str | None:
     """The first rule of formats that `key` breaks."""
+    if _PLAIN_KEY.fullmatch(key):  # nearly every one, in a tenth of the time
+        return None
     parts = key.split("/")
     if not key:
         return "it is empty"
@@ -79,6 +83,7 @@ def _encodes(text: str) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=1024)
 def check_field(field: str) -> None:
     """Refuse a field name that some reader would change.
 

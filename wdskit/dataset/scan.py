@@ -9,6 +9,7 @@ from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.offsets import digest_offsets
 from wdskit.storage.urls import LocalFile
+from wdskit.tar.watch import OnMember
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,13 @@ class ScannedShard:
     num_ignored: int
 
 
-def scan_shard(path: str, *, name: str) -> ScannedShard:
+def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> ScannedShard:
     """Read a local shard from end to end, every header, and digest its bytes in the same pass.
 
     Args:
         path: The file.
         name: What the index calls it.
+        on_member: Told of each member.
 
     Raises:
         ShardError: It is not right.
@@ -50,7 +52,7 @@ def scan_shard(path: str, *, name: str) -> ScannedShard:
 
     fields: set[str] = set()
     try:
-        reader = ShardReader(read, shard=path)
+        reader = ShardReader(read, shard=path, on_member=on_member)
         for sample in reader:
             fields.update(sample)
     finally:

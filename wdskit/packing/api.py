@@ -72,8 +72,11 @@ def pack(
     only: int | None = None,
     from_: str | None = None,
     side_cars: Sequence[str] = (),
+    images: str | os.PathLike[str] | None = None,
     image_column: str | None = None,
     key_column: str | None = None,
+    also: Sequence[str] = (),
+    split_name: str = "",
     progress: Tell | None = None,
     disk: Disk = DISK,
 ) -> PackResult:
@@ -84,10 +87,11 @@ def pack(
     stopped is done again by the same call; no file that holds something else is overwritten.
 
     Args:
-        source: A folder of images (a sub-folder is a class), a manifest (.jsonl, .csv, .tsv, with .gz or without), `-`
-            for paths on standard input, or rows: dicts of `__key__` and fields, whose values are bytes, a
-            `pathlib.Path`, or what the field's name stands for (`cls` an int, ...). Rows that can be read once only, as
-            from a generator or standard input, are packed while they come.
+        source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, with .gz or without, or
+            .parquet); COCO annotations (.json); a folder that `datasets` saved; tars or zips; of Parquet files, tars
+            and zips a folder or a pattern too. `-` for paths on standard input. Or rows: dicts of `__key__` and fields,
+            whose values are bytes, a `pathlib.Path`, or what the field's name stands for (`cls` an int, ...). Rows that
+            can be read once only, as from a generator or standard input, are packed while they come.
         dest: The folder to write to; created where it is missing. Not in the source.
         max_samples: Most samples in a shard. Default: 10,000; with `num_shards`, any number.
         max_bytes: Most bytes of a shard's file. Default: 1 GB; with `num_shards`, any number.
@@ -111,8 +115,12 @@ def pack(
         from_: What kind of source it is (a name of `packing.kinds.KINDS`), where its path does not say so.
         side_cars: Of an image folder: extensions of the files beside an image that belong to its sample (`json`,
             `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
-        image_column: Of a manifest; see `packing.records.Records`.
-        key_column: Of a manifest.
+        images: Of COCO annotations: the folder of their images; by default that of the file.
+        image_column: Of a table; see `packing.records.Records`, and `packing.arrow_columns.sort_columns`.
+        key_column: Of a table.
+        also: Files for other readers beside the shards: some of `shards.also.KINDS`. With `append` those that are there
+            are renewed, and no others can be asked for.
+        split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         progress: Called now and then while rows are read and checked, after each sample that is written, or with
             several workers after each shard.
         disk: What writes.
@@ -135,12 +143,14 @@ def pack(
         restart=restart,
         part=None if part is None else parse_part(part),
         only=only,
+        also=also,
+        split_name=split_name,
     )
     with told_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
         names = names_of(folder, pattern)
         check_place(folder, source, options)
-    how = SourceOptions(from_, keys, image_column, key_column, side_cars)
+    how = SourceOptions(from_, keys, image_column, key_column, side_cars, None if images is None else os.fspath(images))
     found = find_source(source, how)
     if found.is_stream:
         options.check_stream()

@@ -13,7 +13,7 @@ import numpy as np
 
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.grouping import ShardReader
-from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry, read_index
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import Disk, publish_bytes
 from wdskit.packing.fill import check_free, taken
@@ -24,6 +24,7 @@ from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.spool import Spool, suspects
+from wdskit.shards.also import parse_also
 from wdskit.storage.urls import LocalFile
 
 REJECTED_NAME = "rejected.jsonl"
@@ -57,12 +58,26 @@ class Destination:
         append: Whether it is indexed, and added to.
         entries: Shards that it has already and that stay, from its index.
         replaced: Names of the shards that are going to be replaced.
+        also: What the index says that is kept beside them for other readers.
     """
 
     folder: Path
     append: bool = False
     entries: tuple[ShardEntry, ...] = ()
     replaced: tuple[str, ...] = ()
+    also: Also = NOTHING_ELSE
+
+    def beside(self, kinds: Sequence[str], split_name: str) -> Also:
+        """What is to be kept beside all shards: these kinds, and what is kept already.
+
+        Raises:
+            PackError: The shards here have not all of them.
+        """
+        also = parse_also(kinds, split_name=split_name, before=self.also)
+        if self.append and also != self.also:
+            msg = f"{self.folder}: its shards were packed with other files for other readers beside them."
+            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --also ...` first, then add to them.")
+        return also
 
     def first_number(self, names: Names) -> int:
         """The number of the first new shard: behind all that the index has under this pattern."""
@@ -187,10 +202,10 @@ def look_at_destination(folder: Path, options: PackOptions, classes: Mapping[str
         return Destination(folder, replaced=tuple(entry.name for entry in old))
     if not options.append:
         return Destination(folder)
-    entries = read_index(folder).entries
-    _check_sizes(folder, entries)
+    index = read_index(folder)
+    _check_sizes(folder, index.entries)
     _check_classes(folder, classes)
-    return Destination(folder, append=True, entries=entries)
+    return Destination(folder, append=True, entries=index.entries, also=index.also)
 
 
 def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:

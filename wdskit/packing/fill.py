@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, Draft, publish
+from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.recorded import Rows
 from wdskit.packing.rows import Row
+from wdskit.shards.also import new_record, publish_beside_shard
+from wdskit.shards.also_record import ShardRecord
 from wdskit.tar.writer import END_BYTES, TarWriter
 
 OnSample = Callable[[int, int], None]
@@ -22,11 +25,20 @@ OnSample = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """A shard to fill: its file, its rows in order, the bytes that it will have, and their digest where it is known."""
+    """A shard to fill.
+
+    Attributes:
+        path: Its file.
+        rows: Its rows in order.
+        num_bytes: The bytes that it will have.
+        also: What is kept beside it for other readers.
+        sha256: Its digest, where it is filled again.
+    """
 
     path: Path
     rows: Rows
     num_bytes: int
+    also: Also = NOTHING_ELSE
     sha256: str | None = None
 
 
@@ -41,22 +53,27 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
         PackError: The folder cannot be written, the name is taken by a shard with other bytes, or these have not the
             digest that they should have.
     """
+    record = new_record(job.also)
     try:
         if job.sha256 is None and job.path.exists():
             check_free(job.path, job.num_bytes)
-            filled = _fill(job, hashlib.sha256(), on_sample)
+            filled = _fill(job, hashlib.sha256(), record, on_sample)
             if _sha256_of(job.path) != filled.sha256:
                 raise taken(job.path)
         else:
             with publish(job.path, disk=disk) as draft:
-                filled = _fill(job, draft, on_sample)
+                filled = _fill(job, draft, record, on_sample)
                 if job.sha256 not in (None, filled.sha256):
                     raise _other_bytes(job.path)
         write_offsets(job.path, filled.offsets, disk=disk)
+        told = filled.sha256, filled.fields, digest_offsets(filled.offsets)
+        entry = ShardEntry(job.path.name, len(job.rows), filled.num_bytes, *told)
+        if record:
+            before = NOTHING_ELSE if job.sha256 is None else job.also
+            publish_beside_shard(job.path, entry, record, also=job.also, before=before, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
-    told = filled.sha256, filled.fields, digest_offsets(filled.offsets)
-    return ShardEntry(job.path.name, len(job.rows), filled.num_bytes, *told)
+    return entry
 
 
 class _Filled(NamedTuple):
@@ -68,7 +85,9 @@ class _Filled(NamedTuple):
     offsets: list[int]
 
 
-def _fill(job: ShardJob, sink: Draft | hashlib._Hash, on_sample: OnSample | None) -> _Filled:
+def _fill(
+    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardRecord | None, on_sample: OnSample | None
+) -> _Filled:
     """Write the bytes of a shard to a draft, or only into a digest."""
     fields: set[str] = set()
     offsets = []
@@ -76,6 +95,8 @@ def _fill(job: ShardJob, sink: Draft | hashlib._Hash, on_sample: OnSample | None
     for row in job.rows:
         offsets.append(writer.offset)
         for name, data in row.read():
+            if record:
+                record.add(name, writer.offset + BLOCK_BYTES, data)
             writer.add(name, data)
         fields.update(field for field, _ in row.fields)
         if on_sample:

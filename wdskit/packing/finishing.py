@@ -7,16 +7,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index, write_index
+from wdskit.dataset.index import INDEX_NAME, Also, ShardEntry, read_index
 from wdskit.errors import PackError
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.packing.api import PackResult
 from wdskit.packing.destination import Destination
 from wdskit.packing.places import folder_of, remove_locks, told_as_pack_errors
 from wdskit.packing.record import RunRecord, log_paths, read_logs, read_record
+from wdskit.packing.running import publish_all
 from wdskit.packing.started import forget
-from wdskit.packing.workers import wait_for_workers
-from wdskit.shards.locking import lock_folder
+from wdskit.shards.locking import lock_folder, wait_for_workers
 
 _SHOWN = 10
 
@@ -48,13 +48,15 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
             done = " It is packed and indexed already." if (folder / INDEX_NAME).exists() else ""
             raise PackError(f"{folder}: no part of a run has been packed here.{done}")
         entries = _gather(folder, record)
-        before = read_index(folder).entries if record.options["append"] else ()
-        known = {entry.name for entry in before}
-        target = Destination(folder, entries=before)
+        target = Destination(folder)
+        if record.options["append"]:
+            index = read_index(folder)
+            target = Destination(folder, append=True, entries=index.entries, also=index.also)
+        known = {entry.name for entry in target.entries}
         target.check_strays(entry.name for entry in entries)
         remove_drafts(folder, disk=disk)
         if not all(entry.name in known for entry in entries):  # as where it was killed behind the index
-            write_index(folder, (*before, *entries), disk=disk)
+            publish_all(target, entries, Also(tuple(record.options["also"]), record.options["split_name"]), disk)
         forget(folder, disk)
         remove_locks(folder, disk)
     num_samples, num_bytes = sum(entry.num_samples for entry in entries), sum(entry.num_bytes for entry in entries)

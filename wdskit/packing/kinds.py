@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from wdskit.codecs.images import is_image_field
+from wdskit.dataset.patterns import expand_patterns, has_wildcards
 from wdskit.errors import PackError, RowError
+from wdskit.packing.coco import Coco
 from wdskit.packing.folder import ImageFolder
+from wdskit.packing.hf import INFO_NAME, SPLITS_NAME, STATE_NAME, SavedDataset
+from wdskit.packing.parquet import Parquet
 from wdskit.packing.paths import STDIN, PathList
-from wdskit.packing.rows import Row, python_rows
+from wdskit.packing.rows import Row, field_of, python_rows
 from wdskit.packing.sources import Source
 from wdskit.packing.tables import SUFFIXES, Manifest
+from wdskit.packing.tars import Tars
+from wdskit.packing.walking import is_folder, list_folder
+from wdskit.packing.zips import Zips
 
 
 class Reader(Protocol):
@@ -32,6 +41,7 @@ class SourceOptions:
         image_column: See `records.Records`.
         key_column: See `records.Records`.
         side_cars: Extensions of files beside an image that belong to its sample; see `side_cars.SideCars`.
+        images: Folder of a COCO file's images.
     """
 
     from_: str | None = None
@@ -39,6 +49,7 @@ class SourceOptions:
     image_column: str | None = None
     key_column: str | None = None
     side_cars: Sequence[str] = ()
+    images: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,17 +58,15 @@ class Kind:
 
     Attributes:
         told: What it is called in messages.
+        takes: What names one: a `file`, a `folder`, a `pattern` of files, `stdin`.
         read: Makes its reader.
         options: Those of `SourceOptions` that belong to it alone.
-        is_folder: Whether its path is a folder's.
-        takes_stdin: Whether it may come through standard input.
     """
 
     told: str
+    takes: tuple[str, ...]
     read: Callable[[str, SourceOptions], Reader]
     options: tuple[str, ...] = ()
-    is_folder: bool = False
-    takes_stdin: bool = False
 
 
 def _read_folder(path: str, how: SourceOptions) -> Reader:
@@ -68,16 +77,33 @@ def _read_table(path: str, how: SourceOptions) -> Reader:
     return Manifest(path, how.image_column, how.key_column)
 
 
+def _read_parquet(path: str, how: SourceOptions) -> Reader:
+    files = expand_files(path, ".parquet")
+    return Parquet(files, image_column=how.image_column, key_column=how.key_column)
+
+
+def _read_saved(path: str, how: SourceOptions) -> Reader:
+    return SavedDataset(path, image_column=how.image_column, key_column=how.key_column)
+
+
 _NOT_GIVEN: tuple[object, ...] = (None, (), [])
 _COLUMNS = ("image_column", "key_column")
 
 KINDS: dict[str, Kind] = {
-    "folder": Kind("an image folder", _read_folder, ("side_cars",), is_folder=True),
-    "table": Kind("a manifest", _read_table, _COLUMNS, takes_stdin=True),
-    "list": Kind("a list of paths", lambda path, _: PathList(path), takes_stdin=True),
-    "list0": Kind("a list of paths", lambda path, _: PathList(path, b"\x00"), takes_stdin=True),
+    "folder": Kind("an image folder", ("folder",), _read_folder, ("side_cars",)),
+    "table": Kind("a table of text", ("file", "stdin"), _read_table, _COLUMNS),
+    "list": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path)),
+    "list0": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path, b"\x00")),
+    "parquet": Kind("a Parquet table", ("file", "folder", "pattern"), _read_parquet, _COLUMNS),
+    "hf": Kind("a saved data set of Hugging Face", ("folder",), _read_saved, _COLUMNS),
+    "coco": Kind("COCO annotations", ("file",), lambda path, how: Coco(path, images=how.images), ("images",)),
+    "tar": Kind("tars", ("file", "folder", "pattern"), lambda path, _: Tars(path)),
+    "zip": Kind("zips", ("file", "folder", "pattern"), lambda path, _: Zips(expand_files(path, ".zip"))),
 }
 """The kinds, by the name that `--from` takes."""
+
+_SUFFIXES = {".parquet": "parquet", ".json": "coco", ".tar": "tar", ".zip": "zip", **dict.fromkeys(SUFFIXES, "table")}
+_FOLDERS_OF = (".parquet", ".tar")  # a folder of these alone is not one of images
 
 
 def find_source(source: Any, how: SourceOptions) -> Source:
@@ -112,16 +138,36 @@ def _python_source(source: Any, how: SourceOptions) -> Source:
 
 
 def _kind_of(path: str) -> str:
+    """The kind that a path names."""
     if path == STDIN:
         return "list"
     if os.path.isdir(path):
-        return "folder"
-    if not os.path.exists(path):
+        return _kind_of_folder(path)
+    if not os.path.exists(path) and not is_pattern(path):
         raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
-    if path.lower().endswith(SUFFIXES):
-        return "table"
-    msg = f"{path}: this is neither a folder nor a manifest ({', '.join(SUFFIXES)})."
-    raise PackError(f"{msg}\n  Write it as one of these, or give its rows from Python.")
+    for suffix, kind in _SUFFIXES.items():
+        if path.lower().endswith(suffix):
+            return kind
+    msg = f"{path}: this is neither a folder nor a file of a known suffix ({', '.join(_SUFFIXES)})."
+    raise PackError(f"{msg}\n  Say what it is with --from; or write it as one of these, or give its rows from Python.")
+
+
+def _kind_of_folder(path: str) -> str:
+    """A folder without an image or a sub-folder may be one of tables or tars; any other is one of images, unless
+    `datasets` has written it.
+    """
+    names = ((STATE_NAME, INFO_NAME), (SPLITS_NAME,))
+    if any(all(os.path.exists(os.path.join(path, name)) for name in together) for together in names):
+        return "hf"
+    suffixes = set()
+    for entry in list_folder(path):
+        if is_folder(entry) or is_image_field(field_of(entry.name)):
+            return "folder"
+        suffixes.add(os.path.splitext(entry.name)[1].lower())
+    found = [suffix for suffix in _FOLDERS_OF if suffix in suffixes]
+    if len(found) > 1:
+        raise PackError(f"{path}: there are {' and '.join(found)} in this folder. Say which with --from.")
+    return _SUFFIXES[found[0]] if found else "folder"
 
 
 def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOptions) -> None:
@@ -135,10 +181,36 @@ def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOption
 def _check_path(path: str, kind: Kind) -> None:
     """Refuse a path that cannot be of its kind, as far as that needs no look inside."""
     if path == STDIN:
-        if not kind.takes_stdin:
-            able = ", ".join(name for name, kind in KINDS.items() if kind.takes_stdin)
-            raise PackError(f"standard input: {kind.told} is not read from there. --from can be {able}.")
-    elif not os.path.exists(path):
+        if "stdin" not in kind.takes:
+            able = ", ".join(name for name, kind in KINDS.items() if "stdin" in kind.takes)
+            raise PackError(f"standard input: {kind.told} cannot be read from there. --from can be {able}.")
+        return
+    if not os.path.exists(path) and not ("pattern" in kind.takes and is_pattern(path)):
         raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
-    elif os.path.isdir(path) != kind.is_folder:
-        raise PackError(f"{path}: this is a {'file' if kind.is_folder else 'folder'}, and {kind.told} is none.")
+    what = "folder" if os.path.isdir(path) else "file" if os.path.exists(path) else "pattern"
+    if what not in kind.takes:
+        raise PackError(f"{path}: this is a {what}, and {kind.told} cannot be one.")
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path that does not exist names several."""
+    return has_wildcards(path) or "{" in path or "::" in path
+
+
+def expand_files(path: str, suffix: str) -> list[str]:
+    """The files that a path names: itself, those of a folder that end in `suffix`, or those that a pattern matches;
+    each pattern's sorted by their bytes.
+
+    Raises:
+        PackError: There is none.
+    """
+    found = []
+    for pattern in expand_patterns(path):
+        if os.path.isdir(pattern):
+            names = [entry.path for entry in list_folder(pattern) if entry.name.lower().endswith(suffix)]
+        else:
+            names = [pattern] if os.path.exists(pattern) else glob.glob(pattern)
+        if not names:
+            raise PackError(f"{pattern}: there is no {suffix} file by this name or in this folder.")
+        found += sorted(names, key=os.fsencode)
+    return found

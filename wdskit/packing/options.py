@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from wdskit.errors import PackError
 from wdskit.packing.plan import NO_LIMIT, Limits
+from wdskit.shards.also import parse_also
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class PackOptions:
 
     Raises:
         PackError: One is out of range.
+        ConfigError: `also` holds what is no kind.
     """
 
     limits: Limits
@@ -29,6 +32,8 @@ class PackOptions:
     restart: bool = False
     part: tuple[int, int] | None = None
     only: int | None = None
+    also: Sequence[str] = ()
+    split_name: str = ""
 
     def __post_init__(self) -> None:
         if self.keys not in ("given", "hashed"):
@@ -37,6 +42,7 @@ class PackOptions:
             raise PackError(f"workers: {self.workers!r} is no number of processes; 1 is this one.")
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
+        parse_also(self.also, split_name=self.split_name)
 
         given = {name: getattr(self, name) for name in ("append", "overwrite", "dry_run", "part", "only")}
         asked = [name for name, value in given.items() if value is not None and value is not False]

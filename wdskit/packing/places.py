@@ -17,8 +17,7 @@ from wdskit.packing.options import PackOptions
 from wdskit.packing.plan import Names
 from wdskit.packing.record import log_path, log_paths
 from wdskit.packing.started import clear_if_nothing_is_there, forget_if_over
-from wdskit.packing.workers import wait_for_workers
-from wdskit.shards.locking import lock_folder, share_folder
+from wdskit.shards.locking import lock_folder, share_folder, wait_for_workers
 from wdskit.storage.urls import is_local, local_path
 
 _PLAN = "wdskit-plan"

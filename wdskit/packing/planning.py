@@ -11,6 +11,7 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
+from wdskit.dataset.index import NOTHING_ELSE, Also
 from wdskit.errors import RowError, WdskitError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
@@ -78,6 +79,7 @@ class Jobs(Sequence[ShardJob]):
         spans: The rows of each shard, by their places in that order.
         names: File names of the shards.
         first: Number of the first shard.
+        also: What is kept beside them for other readers.
     """
 
     folder: Path
@@ -86,6 +88,7 @@ class Jobs(Sequence[ShardJob]):
     spans: Sequence[Span]
     names: Names
     first: int
+    also: Also = NOTHING_ELSE
 
     def __len__(self) -> int:
         """Number of shards."""
@@ -102,7 +105,7 @@ class Jobs(Sequence[ShardJob]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         span = self.spans[number]
-        return ShardJob(self.folder / self.name(number), self._rows(span), span.num_bytes)
+        return ShardJob(self.folder / self.name(number), self._rows(span), span.num_bytes, self.also)
 
     def name(self, number: int) -> str:
         """File name of one shard."""

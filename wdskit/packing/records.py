@@ -38,15 +38,23 @@ class Records:
     image_column: str | None = None
     key_column: str | None = None
 
-    def row(self, record: Mapping[str, Any], number: int, where: str, *, keys: str) -> Row:
+    def row(
+        self,
+        record: Mapping[str, Any],
+        number: int,
+        where: str,
+        *,
+        keys: str,
+        fields: Mapping[str, FieldBytes] | None = None,
+    ) -> Row:
         """The row of a record: `json` with all columns, the image, and `cls` where a column of that name holds a whole
-        number.
+        number. More fields may be given.
 
         Raises:
             RowError: It cannot be packed.
         """
         image = self._image(record, where)
-        fields = {} if image is None else self.image_file(image, where)
+        fields = {**(fields or {}), **({} if image is None else self.image_file(image, where))}
         return self.row_of(record, fields, image, number, where, keys=keys)
 
     def row_of(

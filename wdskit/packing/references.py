@@ -6,7 +6,10 @@ that a plan can be written and read back.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,8 +50,158 @@ class FileBytes:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-Reference: TypeAlias = FileBytes
+@dataclass(frozen=True, slots=True)
+class PartBytes:
+    """Bytes that stand somewhere in a file: a member of a tar, a cell of an Arrow file.
+
+    Attributes:
+        path: The file.
+        num_bytes: How many they are.
+        offset: Where they begin.
+        file_bytes: Size of the file when the plan was made.
+        mtime_ns: When the file was last changed then.
+    """
+
+    path: str
+    num_bytes: int
+    offset: int
+    file_bytes: int
+    mtime_ns: int = 0
+
+    def read(self) -> bytes:
+        """The bytes.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It has another size than planned.
+        """
+        with _opened(self.path, self.file_bytes) as fd:
+            return _read_part(fd, self.offset, self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ZipBytes:
+    """A member of a zip.
+
+    Attributes:
+        path: The zip.
+        num_bytes: Bytes of the member.
+        offset: Where its local header begins.
+        packed_bytes: Bytes that it takes in the zip.
+        is_deflated: Whether they are compressed.
+        crc: CRC-32 of the member.
+        file_bytes: Size of the zip when the plan was made.
+        mtime_ns: When the zip was last changed then.
+    """
+
+    path: str
+    num_bytes: int
+    offset: int
+    packed_bytes: int
+    is_deflated: bool
+    crc: int
+    file_bytes: int
+    mtime_ns: int = 0
+
+    def read(self) -> bytes:
+        """The member's bytes; no more of them are made than it is said to have.
+
+        Raises:
+            OSError: The zip cannot be read.
+            ValueError: It has another size than planned, or the member is damaged.
+        """
+        with _opened(self.path, self.file_bytes) as fd:
+            header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
+            if not header.startswith(ZIP_HEADER_START):
+                raise ValueError(f"no member begins at byte {self.offset}, where the directory of the zip has one")
+            name_bytes, extra_bytes = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
+            start = self.offset + ZIP_HEADER_BYTES + name_bytes + extra_bytes
+            data = _read_part(fd, start, self.packed_bytes)
+        if self.is_deflated:
+            data = self._inflated(data)
+        if zlib.crc32(data) != self.crc:
+            raise ValueError(f"the CRC-32 of the member at byte {self.offset} does not match its {len(data)} bytes")
+        return data
+
+    def _inflated(self, packed: bytes) -> bytes:
+        stream = zlib.decompressobj(-zlib.MAX_WBITS)
+        try:
+            data = stream.decompress(packed, self.num_bytes + 1)
+        except zlib.error as err:
+            raise ValueError(f"the member at byte {self.offset} is damaged: {err}") from err
+        if len(data) != self.num_bytes or not stream.eof:
+            msg = f"the member at byte {self.offset} does not have the {self.num_bytes} bytes that the zip promises"
+            raise ValueError(msg)
+        return data
+
+
+ZIP_HEADER_START = b"PK\x03\x04"
+ZIP_HEADER_BYTES = 30  # then its name and extra field, whose sizes stand in the last four (PKWARE APPNOTE 4.3.7)
+
+
+@contextlib.contextmanager
+def _opened(path: str, file_bytes: int) -> Iterator[int]:
+    """A file that has the size that it had."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        now = os.fstat(fd).st_size
+        if now != file_bytes:
+            raise ValueError(f"the file has {now} bytes now and had {file_bytes} when packing began")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read_part(fd: int, offset: int, num_bytes: int) -> bytes:
+    parts = []
+    stop = offset + num_bytes
+    while offset < stop and (part := os.pread(fd, stop - offset, offset)):  # one gives 2 GiB at most
+        parts.append(part)
+        offset += len(part)
+    if offset < stop:
+        raise ValueError(f"the file stops at byte {offset}, {stop - offset} bytes before the end of this field")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class CellBytes:
+    """A cell of a Parquet file.
+
+    Attributes:
+        path: The file.
+        num_bytes: Bytes of the cell.
+        group: Number of its row group.
+        row: Number of its row in that.
+        column: Name of its column: one of bytes, or of structs whose `bytes` are meant.
+        file_bytes: Size of the file when the plan was made.
+        mtime_ns: When the file was last changed then.
+    """
+
+    path: str
+    num_bytes: int
+    group: int
+    row: int
+    column: str
+    file_bytes: int
+    mtime_ns: int = 0
+
+    def read(self) -> bytes:
+        """The cell's bytes.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It is not the file that it was, or is damaged.
+        """
+        from wdskit.packing.parquet_cells import read_cell
+
+        data = read_cell(self.path, self.file_bytes, self.group, self.row, self.column)
+        if len(data) != self.num_bytes:
+            raise ValueError(f"its cell has {len(data)} bytes now and had {self.num_bytes} when packing began")
+        return data
+
+
+Reference: TypeAlias = FileBytes | PartBytes | ZipBytes | CellBytes
 FieldBytes: TypeAlias = bytes | Reference
 
-KINDS: dict[str, type[Reference]] = {"file": FileBytes}
+KINDS: dict[str, type[Reference]] = {"file": FileBytes, "part": PartBytes, "zip": ZipBytes, "cell": CellBytes}
 """The kinds of reference, by the name that a plan gives them."""

@@ -18,7 +18,7 @@ from wdskit.errors import DecodeError, KeyRuleError, RowError
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.references import FieldBytes, FileBytes
 
-_SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
+SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -85,7 +85,7 @@ def key_taken(row: Row, where: str) -> RowError:
 def field_of(path: str) -> str:
     """The field that a file's extension names, in lower case, `jpeg` as `jpg`; empty without one."""
     extension = os.path.splitext(path)[1][1:].lower()
-    return _SAME_FIELD.get(extension, extension)
+    return SAME_FIELD.get(extension, extension)
 
 
 def file_bytes(path: str, where: str) -> FileBytes:
@@ -174,7 +174,7 @@ def _python_row(row: Any, where: str, keys: str) -> Row:
             raise row_error(where, f"its field {name!r} is no text", "Name it like an extension: jpg, json, cls.")
         if name.startswith("__"):
             continue
-        field = _SAME_FIELD.get(name.lower(), name.lower())
+        field = SAME_FIELD.get(name.lower(), name.lower())
         if field in values:
             raise row_error(where, f"it has the field {field!r} twice", "Fields are written in lower case.")
         values[field] = value

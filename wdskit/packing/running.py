@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wdskit.dataset.index import ShardEntry, read_index, write_index
+from wdskit.dataset.index import Also, ShardEntry, read_index, write_index
 from wdskit.errors import PackError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.destination import Destination
@@ -25,6 +25,7 @@ from wdskit.packing.sources import Progress, Source, Tell, streamed_rows
 from wdskit.packing.spool import Spool, digest_blocks
 from wdskit.packing.started import Run, begin, compare
 from wdskit.packing.workers import fill_in_worker
+from wdskit.shards.also import check_names, publish_beside_folder
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
 
@@ -76,7 +77,9 @@ def plan_jobs(work: Work, place: Place, spool: Spool) -> Jobs:
         target = place.open()
         target.check_keys(spool, kept, work.tell)
         order, spans = divide_rows(spool, kept, limits=options.limits, shuffle=options.shuffle)
-        jobs = Jobs(target.folder, spool, order, spans, work.names, target.first_number(work.names))
+        also = target.beside(options.also, options.split_name)
+        jobs = Jobs(target.folder, spool, order, spans, work.names, target.first_number(work.names), also)
+        check_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also)
         if options.dry_run:
             _check_free(work, target, jobs)
     return jobs
@@ -92,14 +95,14 @@ def pack_planned(work: Work, place: Place, jobs: Jobs) -> Sequence[ShardEntry]:
     numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
     entries = fill_all(work, place, jobs, run, numbers)
     if part is None:
-        complete(target, work.found, entries, run)
+        complete(target, work.found, entries, jobs.also, run)
     return entries
 
 
 def _begin(work: Work, target: Destination, jobs: Jobs) -> Run:
     """Write the record, or take over what a run of the same record has done."""
     block_rows, blocks = digest_blocks(jobs.spool)
-    told = {**work.options.told(), **work.how, "pattern": work.names.pattern, "first": jobs.first}
+    told = _told(work, jobs.first, jobs.also)
     record = RunRecord(told, len(jobs.spool), block_rows, blocks, jobs.plan().shards)
     part = work.options.part
     if part is None:
@@ -107,6 +110,12 @@ def _begin(work: Work, target: Destination, jobs: Jobs) -> Run:
     with begins_part(work.stack, target.folder) as is_alone:
         record = dataclasses.replace(record, parts=part[1])
         return _begin_locked(work, target, jobs, record, is_alone)
+
+
+def _told(work: Work, first: int, also: Also) -> dict[str, Any]:
+    """All options that a shard, or what is beside it, could depend on, by name."""
+    told = {**work.options.told(), **work.how, "pattern": work.names.pattern, "first": first}
+    return {**told, "also": list(also.kinds), "split_name": also.split_name}
 
 
 def _begin_locked(work: Work, target: Destination, jobs: Jobs, record: RunRecord, is_alone: Callable[[], bool]) -> Run:
@@ -146,7 +155,7 @@ def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> Shard
         raise PackError(f"{msg}\n  The last that the source gives is {jobs.name(len(jobs) - 1)}.")
     entry = index.by_name[name]
     count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
-    job = dataclasses.replace(jobs[only], sha256=entry.sha256)
+    job = dataclasses.replace(jobs[only], sha256=entry.sha256, also=index.also)
     fill_shard(job, disk=work.disk, on_sample=count)
     return entry
 
@@ -195,7 +204,8 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
     target = place.open()
     rows = target.refuse_taken(rows, work.tell) if target.append else rows
     first = target.first_number(work.names)
-    told = {**work.options.told(), **work.how, "pattern": work.names.pattern, "first": first}
+    also = target.beside(work.options.also, work.options.split_name)
+    told = _told(work, first, also)
     with told_as_pack_errors(place.folder):
         record = RunRecord(told, None, 1, (), None)
         record = compare(
@@ -211,9 +221,9 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
     count = Count(work.tell, (None, None))
     entries = []
     for number, shard in enumerate(fill_in_turn(rows, work.options.limits), start=first):
-        job = ShardJob(target.folder / work.names[number], *shard)
+        job = ShardJob(target.folder / work.names[number], *shard, also=also)
         entries.append(fill_shard(job, disk=work.disk, on_sample=count))
-    complete(target, work.found, entries, run)
+    complete(target, work.found, entries, also, run)
     return entries
 
 
@@ -224,7 +234,7 @@ def _one_at_least(found: Source, rows: Iterator[Row]) -> Iterable[Row]:
     return itertools.chain([first], rows)
 
 
-def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], run: Run) -> None:
+def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], also: Also, run: Run) -> None:
     """Write what stands beside the shards, the index last; and forget the run."""
     with told_as_pack_errors(target.folder):
         lists = target.lists(found.classes, found.rejected)
@@ -232,6 +242,13 @@ def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], 
         now.check_lists(lists)
         now.check_strays(entry.name for entry in entries)
         now.publish_lists(lists, disk=run.disk)
-        write_index(target.folder, (*target.entries, *entries), disk=run.disk)
+        publish_all(target, entries, also, run.disk)
         run.end()
         remove_locks(target.folder, run.disk)
+
+
+def publish_all(target: Destination, entries: Sequence[ShardEntry], also: Also, disk: Disk) -> None:
+    """Write what is beside all shards for other readers, and the index."""
+    all_ = (*target.entries, *entries)
+    publish_beside_folder(target.folder, all_, also=also, before=target.also, earlier=target.entries, disk=disk)
+    write_index(target.folder, all_, also=also, disk=disk)

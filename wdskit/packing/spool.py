@@ -103,14 +103,14 @@ class Spool:
             self._record(row)
 
     def finish(self) -> None:
-        """Let all rows be there for others to read.
+        """Let all rows be there for others to read; nothing is added behind.
 
         Raises:
             OSError: The disk does not take them.
         """
-        if self._draft is not None and self._pending:
-            self._draft.write(b"".join(self._pending))
-            self._pending, self._pending_bytes = [], 0
+        if self._draft is not None:
+            self._flush(self._draft)
+            self._draft.wait()
 
     def take(self, numbers: Ints) -> Rows:
         """The rows of these numbers, in their order, for this process or another. `finish` comes first."""
@@ -154,8 +154,12 @@ class Spool:
         self._stops.append(self._stops[-1] + len(data))
         self._pending.append(data)
         self._pending_bytes += len(data)
-        if self._pending_bytes >= _FLUSH_BYTES:
-            self.finish()
+        if self._pending_bytes >= _FLUSH_BYTES and self._draft is not None:
+            self._flush(self._draft)
+
+    def _flush(self, draft: Draft) -> None:
+        draft.write(b"".join(self._pending))
+        self._pending, self._pending_bytes = [], 0
 
 
 def digest_blocks(spool: Spool) -> tuple[int, tuple[str, ...]]:

@@ -27,6 +27,7 @@ from wdskit.packing.record import (
     read_logs,
     read_record,
 )
+from wdskit.shards.also import folder_names, shard_names
 
 _LISTS = (CLASSES_NAME, REJECTED_NAME)
 
@@ -136,9 +137,12 @@ def clear_if_nothing_is_there(folder: Path, disk: Disk) -> None:
 
 def _files_of(folder: Path) -> Iterable[str]:
     """All files of a data set that its index knows, the index left out."""
-    for entry in read_index(folder).entries:
+    index = read_index(folder)
+    for entry in index.entries:
         yield entry.name
         yield offsets_path(entry.name).name
+        yield from shard_names(entry.name, index.also.kinds)
+    yield from folder_names(index.also)
     yield from (selection_path(folder, name).name for name in list_selections(folder))
     yield from _LISTS
 
@@ -166,8 +170,10 @@ def _published(folder: Path, record: RunRecord) -> list[str]:
 
 
 def _files(folder: Path, record: RunRecord) -> list[str]:
-    """Names of a run's shards and their offsets; of a stream of those shards that are there without a gap."""
-    return [file for name in _shards(folder, record) for file in (name, offsets_path(name).name)]
+    """Names of a run's shards and what is beside them; of a stream of those shards that are there without a gap."""
+    kinds = record.options["also"]
+    names = [[name, offsets_path(name).name, *shard_names(name, kinds)] for name in _shards(folder, record)]
+    return [file for files in names for file in files]
 
 
 def _shards(folder: Path, record: RunRecord) -> list[str]:

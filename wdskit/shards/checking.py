@@ -6,99 +6,40 @@ import hashlib
 import stat
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wdskit.codecs.checks import check_json, check_pixels, check_structure, is_json_field
 from wdskit.codecs.images import is_image_field
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.index import Also, ShardEntry
 from wdskit.dataset.keys import split_name
 from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.files import Buffer
-from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
+from wdskit.limits import MAX_CHECKED_BYTES
+from wdskit.shards.also import new_record
+from wdskit.shards.also_checks import check_beside_shard
 from wdskit.shards.facts import MemberFacts, ReaderFacts
-from wdskit.shards.findings import Finding, FindingList, ImageCheck, shorten
+from wdskit.shards.findings import FindingList, ImageCheck, shorten
 from wdskit.shards.freshness import compare_offsets
+from wdskit.shards.reports import (
+    MAX_FIELD_SETS,
+    OTHER_FIELDS,
+    Fields,
+    FieldSet,
+    ShardJob,
+    ShardReport,
+    sorted_sets,
+)
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader
+from wdskit.tar.watch import WatchedReader
 from wdskit.tar.window import Passed
 
-Fields = tuple[str, ...]
 Check = Callable[[Buffer], None]
 
-MAX_FIELD_SETS = 100
-"""Different sets of fields that are told apart in one shard."""
-
-OTHER_FIELDS: Fields = ("...",)
-"""What stands for all field sets beyond that."""
-
 DRAIN_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class ShardJob:
-    """One shard to look at. It is sent to a worker process.
-
-    Attributes:
-        path: The file.
-        entry: Its line in the folder's index; None without one.
-        has_offsets: Whether an .idx belongs beside it.
-        images: How each image is checked in this pass.
-        max_pixels: Most pixels of an image.
-        with_facts: Whether to collect what other readers trip over.
-    """
-
-    path: str
-    entry: ShardEntry | None = None
-    has_offsets: bool = False
-    images: ImageCheck = "none"
-    max_pixels: int = MAX_PIXELS
-    with_facts: bool = False
-
-
-@dataclass
-class FieldSet:
-    """Samples of a shard that have the same fields."""
-
-    count: int = 0
-    keys: list[str] = field(default_factory=list)  # the first few
-
-
-@dataclass(frozen=True)
-class ShardReport:
-    """What a pass found.
-
-    Attributes:
-        path: The file.
-        num_samples: Whole samples, in a damaged shard those before the damage.
-        num_bytes: Bytes of the file.
-        is_whole: Whether it was read to its end marker.
-        num_images: Images that were checked.
-        num_large: Members over `limits.MAX_CHECKED_BYTES`.
-        num_ignored: Members that belong to no sample.
-        findings: What is not right.
-        starts: Byte offset of each sample, then the end of the last, (num_samples + 1,) uint64; 8 bytes a sample.
-        hashes: 64 bits of each sample's key, (num_samples,) uint64; 8 bytes a sample.
-        field_sets: Samples by their fields, sorted.
-        facts: What other readers trip over, if it was asked for.
-    """
-
-    path: str
-    num_samples: int
-    num_bytes: int
-    is_whole: bool
-    num_images: int
-    num_large: int
-    num_ignored: int
-    findings: tuple[Finding, ...]
-    starts: NDArray[np.uint64]
-    hashes: NDArray[np.uint64]
-    field_sets: dict[Fields, FieldSet]
-    facts: ReaderFacts | None
 
 
 def hash_key(key: str) -> bytes:
@@ -142,6 +83,7 @@ class _Pass:
         self._field_sets: dict[Fields, FieldSet] = {}
         self._checks: dict[str, Check | None] = {}
         self._facts = ReaderFacts() if job.with_facts else None
+        self._record = new_record(Also(job.also)) if job.also else None
         self.num_images = self.num_large = self.num_ignored = 0
 
     def report(self) -> ShardReport:
@@ -186,11 +128,12 @@ class _Pass:
             ShardError: The tar is not right.
         """
         reader = TarReader(partial(self._read, file), shard=self._job.path, hold_bytes=MAX_CHECKED_BYTES)
+        members = WatchedReader(reader, self._record.add) if self._record is not None else reader
         facts = MemberFacts(self._facts, file) if self._facts is not None else None
         current = None
         first = 0
         fields: dict[str, None] = {}
-        for name, start, data in reader:
+        for name, start, data in members:
             if facts:
                 facts.look(name, start, data)
             split = split_name(name)
@@ -276,6 +219,10 @@ class _Pass:
         if self._job.has_offsets:
             entry = self._job.entry
             findings += compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
+        if self._record is not None and is_whole:
+            seen = Path(self._job.path).name, len(self._starts), self._num_bytes, self._digest.hexdigest()
+            found = check_beside_shard(self._job.path, self._record, ShardEntry(*seen, ()), self._job.also)
+            findings += tuple(found)
         return ShardReport(
             path=self._job.path,
             num_samples=len(self._starts),
@@ -287,16 +234,6 @@ class _Pass:
             findings=findings,
             starts=starts,
             hashes=np.frombuffer(bytes(self._hashes), dtype=np.uint64),
-            field_sets=_sorted_sets(self._field_sets),
+            field_sets=sorted_sets(self._field_sets),
             facts=self._facts,
         )
-
-
-def _sorted_sets(found: dict[Fields, FieldSet]) -> dict[Fields, FieldSet]:
-    """The order of the members in a sample says nothing."""
-    joined: dict[Fields, FieldSet] = {}
-    for names, one in found.items():
-        known = joined.setdefault(tuple(sorted(names)), FieldSet())
-        known.count += one.count
-        known.keys = (known.keys + one.keys)[:3]
-    return joined

@@ -7,7 +7,7 @@ from typing import Literal
 
 Kind = Literal[
     "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
-    "name", "repeated", "odd", "json", "image", "skew", "reader",
+    "name", "repeated", "odd", "json", "image", "skew", "reader", "beside",
 ]  # fmt: skip
 """What a finding is about.
 
@@ -15,7 +15,8 @@ Kind = Literal[
 and `unlisted` shards; `unreadable` files; `index` index.json or index.bin themselves; `offsets` the .idx; `name` a
 member whose name no sample should have; `repeated` keys in two shards, or twice in one; `odd` samples without the
 fields of the others; `json`, `image` a field that does not read; `skew` shards that do not feed all workers alike;
-`reader` what another reader would make of it.
+`reader` what another reader would make of it; `beside` a file for another reader that is kept beside the shards and
+does not match them.
 """
 
 ImageCheck = Literal["none", "structure", "decode"]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import stat
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
+from wdskit.dataset.index import Also, FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.others import counts_told
 from wdskit.dataset.scan import scan_shard
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
 from wdskit.files import DISK, Disk, remove_drafts
+from wdskit.shards.also import check_names, new_record, parse_also, publish_beside_folder, publish_beside_shard
 from wdskit.shards.folders import local_folder
-from wdskit.shards.locking import lock_folder
+from wdskit.shards.locking import hold, lock_folder, wait_for_workers
 from wdskit.shards.parallel import choose_workers, map_shards
 
 Progress = Callable[[int, int], None]
@@ -43,6 +44,19 @@ class IndexReport:
     disagreeing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+class _Job(NamedTuple):
+    """A shard to scan, and what to keep beside it. `disk` is None where nothing is."""
+
+    path: str
+    also: Also
+    before: Also
+    disk: Disk | None
+
+
+class _WriteError(StorageError):
+    """No fault of a shard, but of the disk that is written to."""
+
+
 class _Scan(NamedTuple):
     entry: ShardEntry
     offsets: array[int]  # 8 bytes a sample, where a tuple takes 40
@@ -52,6 +66,8 @@ class _Scan(NamedTuple):
 def index_folder(
     folder: str | Path,
     *,
+    also: Sequence[str] = (),
+    split_name: str = "",
     workers: int | None = None,
     progress: Progress | None = None,
     disk: Disk = DISK,
@@ -63,35 +79,45 @@ def index_folder(
 
     Args:
         folder: A local folder.
+        also: Files for other readers to keep beside the shards: some of `shards.also.KINDS`, besides those that the
+            index before says are kept; or `none` alone. They are written in the same pass, those of a shard at once.
+        split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,
             fewer where there is little to read.
         progress: Called after each shard with the bytes read so far and the bytes in all.
         disk: What writes.
 
     Raises:
-        FolderIndexError: A shard is not right, and then nothing was written; all shards at fault are listed. Or another
-            process is writing in the folder.
+        FolderIndexError: A shard is not right, and then no index was written; all at fault are listed. Or another
+            process is writing in the folder, or a file stands in the way that something else has written.
+        ConfigError: `also` holds what is no kind.
         StorageError: There is no such folder, no shard in it, or it cannot be written.
     """
     path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
+        wait_for_workers(path)
         sizes = _find_shards(path)
+        before = _index_before(path)
+        kept = parse_also(also, split_name=split_name, before=before.also)
+        check_names(sizes, kept)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
-        scans = _scan_all(path, sizes, num_workers, progress)
-        changed = _changed(path, scans)
         try:
             remove_drafts(path, disk=disk)
+            jobs = [_Job(str(path / name), kept, before.also, disk if new_record(kept) else None) for name in sizes]
+            scans = _scan_all(path, jobs, sizes, num_workers, progress)
+            entries = [scan.entry for scan in scans]
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
-            write_index(path, [scan.entry for scan in scans], disk=disk)
+            publish_beside_folder(path, entries, also=kept, before=before.also, earlier=before.entries, disk=disk)
+            write_index(path, entries, also=kept, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
-    index = FolderIndex(str(folder), tuple(scan.entry for scan in scans))
+    index = FolderIndex(str(folder), tuple(entries), kept)
     return IndexReport(
         index=index,
         num_ignored=sum(scan.num_ignored for scan in scans),
         workers=min(num_workers, len(sizes)),
-        changed=changed,
+        changed=_changed(before, entries),
         disagreeing=_disagreeing(path, index),
     )
 
@@ -109,13 +135,17 @@ def _disagreeing(folder: Path, index: FolderIndex) -> dict[str, tuple[str, ...]]
     return found
 
 
-def _changed(folder: Path, scans: Iterable[_Scan]) -> tuple[str, ...]:
-    """Shards of which the index that is to be replaced has the size, but another digest."""
+def _index_before(folder: Path) -> FolderIndex:
+    """The index that is to be replaced, an empty one where there is none that reads."""
     try:
-        before = read_index(folder).by_name if has_index(str(folder)) else {}
+        return read_index(folder) if has_index(str(folder)) else FolderIndex(str(folder), ())
     except FolderIndexError:
-        return ()  # it is damaged, which is why it is made again
-    pairs = ((before.get(scan.entry.name), scan.entry) for scan in scans)
+        return FolderIndex(str(folder), ())  # it is damaged, which is why it is made again
+
+
+def _changed(before: FolderIndex, entries: Iterable[ShardEntry]) -> tuple[str, ...]:
+    """Shards of which the index that is to be replaced has the size, but another digest."""
+    pairs = ((before.by_name.get(entry.name), entry) for entry in entries)
     return tuple(
         now.name
         for old, now in pairs
@@ -140,13 +170,18 @@ def _find_shards(folder: Path) -> dict[str, int]:
     return sizes
 
 
-def _scan_all(folder: Path, sizes: dict[str, int], workers: int, progress: Progress | None) -> list[_Scan]:
+def _scan_all(
+    folder: Path, jobs: list[_Job], sizes: dict[str, int], workers: int, progress: Progress | None
+) -> list[_Scan]:
     """Scan the shards; an error that lists every shard at fault if there is one."""
     scans: list[_Scan] = []
     faults: list[WdskitError] = []
     num_bytes, num_bytes_done = sum(sizes.values()), 0
-    results = map_shards(_scan, [str(folder / name) for name in sizes], workers=workers)
+    alone = workers == 1 or len(jobs) < 2
+    results = map_shards(_scan if alone else _scan_in_worker, jobs, workers=workers)
     for result, size in zip(results, sizes.values(), strict=True):
+        if isinstance(result, _WriteError):
+            raise result
         if isinstance(result, WdskitError):
             faults.append(result)
         else:
@@ -159,12 +194,26 @@ def _scan_all(folder: Path, sizes: dict[str, int], workers: int, progress: Progr
     return scans
 
 
-def _scan(path: str) -> _Scan:
+def _scan_in_worker(job: _Job) -> _Scan:
+    """`_scan` in a worker process, which holds the folder until it ends if it writes."""
+    if job.disk is not None:
+        hold(Path(job.path).parent)
+    return _scan(job)
+
+
+def _scan(job: _Job) -> _Scan:
+    path = job.path
     name = Path(path).name
     if not name.isprintable():
         problem, remedy = f"its file name {name!r} holds characters that cannot be printed", "Rename it."
         raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
-    scanned = scan_shard(path, name=name)
+    record = new_record(job.also)
+    scanned = scan_shard(path, name=name, on_member=record.add if record else None)
+    if record and job.disk is not None:
+        try:
+            publish_beside_shard(Path(path), scanned.entry, record, also=job.also, before=job.before, disk=job.disk)
+        except OSError as err:
+            raise _WriteError(f"{path}: what belongs beside it cannot be written: {err.strerror}.", url=path) from err
     return _Scan(scanned.entry, array("Q", scanned.offsets), scanned.num_ignored)
 
 

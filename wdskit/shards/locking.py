@@ -1,11 +1,18 @@
-"""One writer at a time in a folder of shards."""
+"""One writer at a time in a folder of shards, the worker processes of a run that was killed included.
+
+A worker ends by itself when its main process is gone, but it needs a moment to see that, in which it may go on to
+publish. The folder's lock is free by then. So each worker shares a lock on the folder itself for as long as it lives,
+and a run begins when nobody does. The kernel frees both locks, however a process ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 from collections.abc import Callable, Iterator
+from multiprocessing import parent_process
 from pathlib import Path
 
 from wdskit.errors import FolderIndexError, StorageError
@@ -86,3 +93,28 @@ def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
     problem = problem or "another wdskit process is writing in this folder"
     msg = f"{folder}: {problem}. Wait for its end, or stop it."
     return FolderIndexError(msg, folder=str(folder))
+
+
+@functools.cache
+def hold(path: Path) -> int:
+    """Share the lock of a folder or file until this process ends, and end at once if it comes too late for that."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    _lock(fd, fcntl.LOCK_SH)
+    parent = parent_process()
+    if parent is not None and not parent.is_alive():
+        os._exit(1)
+    return fd
+
+
+def wait_for_workers(path: Path) -> None:
+    """Return once no worker of an earlier run holds a folder or file. Call it with that run's own lock held."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock(fd, fcntl.LOCK_EX)
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, kind: int) -> None:
+    with contextlib.suppress(OSError):  # a disk that locks no folders: what is left is that workers end by themselves
+        fcntl.flock(fd, kind)

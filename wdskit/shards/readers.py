@@ -14,9 +14,9 @@ from typing import Any
 
 from wdskit.dataset.offsets import offsets_path
 from wdskit.errors import ConfigError, WdskitError
-from wdskit.shards.checking import ShardReport
 from wdskit.shards.facts import Fact
 from wdskit.shards.findings import Finding, ReaderVerdict, shorten
+from wdskit.shards.reports import ShardReport
 from wdskit.storage.urls import read_bytes
 
 READERS = ("hf", "dali", "energon", "wids", "open_clip", "timm")

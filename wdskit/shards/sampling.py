@@ -16,8 +16,9 @@ from wdskit.dataset.keys import split_name
 from wdskit.errors import ConfigError, DecodeError, ShardError, StorageError
 from wdskit.limits import MAX_CHECKED_BYTES
 from wdskit.order.keys import permutation
-from wdskit.shards.checking import ShardReport, field_check
+from wdskit.shards.checking import field_check
 from wdskit.shards.findings import Finding, FindingList, ImageCheck
+from wdskit.shards.reports import ShardReport
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import locate_members
 

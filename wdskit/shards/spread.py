@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from wdskit.errors import ConfigError
-from wdskit.shards.checking import Fields, ShardReport
 from wdskit.shards.findings import MAX_LISTED, Finding, shorten
+from wdskit.shards.reports import Fields, ShardReport
 
 
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:

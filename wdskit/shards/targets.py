@@ -36,15 +36,23 @@ class Targets:
         shards: Path and line in the index of each shard that is there, in the order of the index, then by name.
         findings: What is wrong with the indexes, and with what they list.
         indexed: Folders with an index, whether it reads or not.
+        indexes: Those that read.
     """
 
     shards: dict[str, ShardEntry | None] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     indexed: set[Path] = field(default_factory=set)
+    indexes: list[FolderIndex] = field(default_factory=list)
 
     def has_offsets(self, shard: str) -> bool:
         """Whether an .idx belongs beside a shard: there is an index, or the .idx itself."""
         return Path(shard).parent in self.indexed or offsets_path(shard).exists()
+
+    def beside(self, shard: str, entry: ShardEntry | None) -> tuple[str, ...]:
+        """What is kept beside a shard for other readers, by the index that lists it."""
+        if entry is None:
+            return ()
+        return next(one.also.kinds for one in self.indexes if Path(one.folder) == Path(shard).parent)
 
 
 def find_targets(path: str) -> Targets:
@@ -90,6 +98,8 @@ def _open_folder(folder: Path, targets: Targets) -> _Folder:
         raise StorageError(f"{folder}: cannot be read: {err.strerror}.", url=str(folder)) from err
     index, findings = look_at_index(folder)
     targets.findings += findings
+    if index is not None:
+        targets.indexes.append(index)
     if index is not None or findings:
         targets.indexed.add(folder)
     return _Folder(index, names)

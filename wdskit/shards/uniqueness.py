@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from wdskit.dataset.keys import split_name
 from wdskit.errors import WdskitError
 from wdskit.limits import MAX_CHECKED_BYTES
-from wdskit.shards.checking import ShardReport
 from wdskit.shards.findings import MAX_LISTED, Finding, shorten
+from wdskit.shards.reports import ShardReport
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import locate_members
 

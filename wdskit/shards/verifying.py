@@ -8,10 +8,12 @@ from pathlib import Path
 
 from wdskit.errors import ConfigError, WdskitError
 from wdskit.limits import MAX_PIXELS
-from wdskit.shards.checking import ShardJob, ShardReport, check_shard
+from wdskit.shards.also_checks import check_beside_folder
+from wdskit.shards.checking import check_shard
 from wdskit.shards.findings import IMAGE_CHECKS, Finding, ImageCheck, VerifyResult
 from wdskit.shards.parallel import choose_workers, map_shards
 from wdskit.shards.readers import Judged, check_readers, judge
+from wdskit.shards.reports import ShardJob, ShardReport
 from wdskit.shards.sampling import ImageJob, ImageReport, check_images, parse_share, plan_images
 from wdskit.shards.spread import find_odd, find_skew
 from wdskit.shards.targets import find_targets
@@ -63,13 +65,14 @@ def verify(
     target = find_targets(str(path))
     now: ImageCheck = "none" if share else images
     jobs = [
-        ShardJob(name, entry, target.has_offsets(name), now, max_pixels, with_facts=bool(readers))
+        ShardJob(name, entry, target.has_offsets(name), now, max_pixels, bool(readers), target.beside(name, entry))
         for name, entry in target.shards.items()
     ]
     reports, failed = _read_all(jobs, workers, progress)
     plan = plan_images(reports, share, seed=seed, images=images, max_pixels=max_pixels) if share else []
     looked = _look_at_share(plan, workers) if images != "none" else []
-    findings = [*target.findings, *failed, *(found for one in reports for found in one.findings)]
+    beside = [found for index in target.indexes for found in check_beside_folder(index)]
+    findings = [*target.findings, *failed, *beside, *(found for one in reports for found in one.findings)]
     findings += [found for one in looked for found in one.findings]
     findings += [*find_repeats(str(path), reports), *find_odd(str(path), reports)]
     if world_size is not None:

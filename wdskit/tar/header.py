@@ -41,6 +41,7 @@ ADLER_MODULUS = 65521
 _TEMPLATE_BEFORE_SIZE = b"0000644\x00" + b"0000000\x00" * 2
 _TEMPLATE_MTIME = b"00000000000\x00"
 _TEMPLATE_AFTER_CHECKSUM = b"0" + bytes(100) + USTAR + bytes(64) + b"0000000\x00" * 2 + bytes(167)
+_TEMPLATE = b"%b" + _TEMPLATE_BEFORE_SIZE + b"%b" + _TEMPLATE_MTIME + b"%06o\x00 " + _TEMPLATE_AFTER_CHECKSUM
 _TEMPLATE_SUM = sum(_TEMPLATE_BEFORE_SIZE) + sum(_TEMPLATE_MTIME) + sum(_TEMPLATE_AFTER_CHECKSUM) + 8 * ord(" ")
 
 
@@ -76,15 +77,9 @@ def build_header(name: bytes, size: int) -> bytes:
         msg = f"a size of {size} bytes does not fit 11 octal digits"
         raise HeaderError(msg)
     size_field = b"%011o\x00" % size
-    checksum = _TEMPLATE_SUM + sum(name) + sum(size_field)
-    return (
-        name.ljust(100, b"\x00")
-        + _TEMPLATE_BEFORE_SIZE
-        + size_field
-        + _TEMPLATE_MTIME
-        + b"%06o\x00 " % checksum
-        + _TEMPLATE_AFTER_CHECKSUM
-    )
+    # adler32's low half is 1 + the sum of the bytes, which stays below its modulus here
+    checksum = _TEMPLATE_SUM - 1 + (zlib.adler32(name + size_field) & 0xFFFF)
+    return _TEMPLATE % (name.ljust(100, b"\x00"), size_field, checksum)
 
 
 def parse_octal(field: bytes, what: str) -> int:

@@ -59,6 +59,11 @@ class TarReader:
         self._window = Window(read, shard, hold_bytes)
         self.stop = 0
 
+    @property
+    def offset(self) -> int:
+        """Offset behind the member that was yielded last, its padding included."""
+        return self._window.offset
+
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
         """Yield (name, offset of the member's first header block with its extension headers, data).
 

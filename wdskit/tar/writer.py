@@ -13,7 +13,11 @@ from wdskit.tar.header import HeaderError, build_header, padded
 END_BYTES = 2 * BLOCK_BYTES
 """The end marker: two zero blocks."""
 
-_JOIN_BYTES = 1 << 20  # small members are joined to writes of about this size: 124k against 60k members a second
+_JOIN_BYTES = 1 << 20
+"""Members are collected in two pieces of memory of this size, which are used again: fresh memory for each megabyte
+takes four times as long as what is done with it (0.5 against 0.12 s for 200 MB)."""
+
+_ZEROS = bytes(BLOCK_BYTES)
 
 
 def member_bytes(size: int) -> int:
@@ -25,19 +29,21 @@ class TarWriter:
     """Writes ustar members with mode 0644, no owner, no time, names of at most 100 bytes.
 
     Args:
-        write: Takes all the bytes it is given, in order.
+        write: Takes all the bytes it is given, in order. It may work on them until it is called again, and no longer:
+            then their memory is used for others.
 
     `offset` is the byte at which the next member starts.
     """
 
     def __init__(self, write: Callable[[Buffer], object]) -> None:
         self._write = write
-        self._pending: list[Buffer] = []
-        self._pending_bytes = 0
+        self._buffer = bytearray(_JOIN_BYTES)
+        self._other = bytearray(_JOIN_BYTES)  # what may still be written
+        self._used = 0
         self.offset = 0
 
     def add(self, name: str, data: Buffer) -> None:
-        """Append one member. `data` must not change before `finish` or the next megabyte.
+        """Append one member, whose data are taken at once.
 
         Raises:
             HeaderError: The name is empty, over 100 bytes of UTF-8 or a directory's, or the data are over 8 GiB.
@@ -51,20 +57,39 @@ class TarWriter:
             msg = f"the name {name!r} cannot be written as UTF-8"
             raise HeaderError(msg) from err
         size = len(data)
-        self._pending += (build_header(encoded, size), data, bytes(-size % BLOCK_BYTES))
-        added = member_bytes(size)
-        self.offset += added
-        self._pending_bytes += added
-        if self._pending_bytes >= _JOIN_BYTES:
-            self._flush()
+        self._put(build_header(encoded, size), data, size)
 
     def finish(self) -> None:
         """Write what is pending and the end marker. Nothing may be added afterwards."""
-        self._pending.append(bytes(END_BYTES))
-        self.offset += END_BYTES
+        self._put(_ZEROS, b"", 0)
+        self._put(_ZEROS, b"", 0)
         self._flush()
 
+    def _put(self, block: bytes, data: Buffer, size: int) -> None:
+        """Append a block and so many bytes of data, padded."""
+        start = self._used + BLOCK_BYTES
+        stop = start + size
+        end = stop + -size % BLOCK_BYTES
+        buffer = self._buffer
+        if end > len(buffer) and self._used:
+            self._flush()
+            self._put(block, data, size)
+            return
+        self.offset += end - self._used
+        if end <= len(buffer):
+            buffer[self._used : start] = block
+            buffer[start:stop] = data
+            buffer[stop:end] = _ZEROS[: end - stop]
+            self._used = end
+            return
+        self._write(block)
+        self._write(data)
+        if end > stop:
+            self._write(_ZEROS[: end - stop])
+
     def _flush(self) -> None:
-        self._write(b"".join(self._pending))
-        self._pending.clear()
-        self._pending_bytes = 0
+        part = memoryview(self._buffer)[: self._used]
+        self._buffer, self._other = self._other, self._buffer
+        self._used = 0
+        if part:
+            self._write(part)

@@ -1,0 +1,297 @@
+"""What `pack` makes of tars and zips, and what it refuses."""
+
+from __future__ import annotations
+
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from images import image_bytes, make_folder
+from shards import bytes_in, samples_in, write_shard
+
+from wdskit import PackError, RowError, ShardError, StorageError, WdskitError, pack
+from wdskit.packing.references import PartBytes, ZipBytes
+from wdskit.packing.zip_directory import read_directory
+from wdskit.packing.zips import Zips
+
+SAMPLES = {
+    "cat/a": {"jpg": image_bytes(number=1), "json": b'{"n": 1.0}', "txt": b"one"},
+    "cat/b": {"png": image_bytes("PNG"), "json": b"[]"},
+    "dog/a": {"cls": b"3"},
+}
+
+
+def make_zip(path: Path, samples: dict[str, dict[str, bytes]], *, method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(path, "w", method) as file:
+        for key, fields in samples.items():
+            for field, data in fields.items():
+                file.writestr(f"{key}.{field}", data)
+    return path
+
+
+# Tars.
+
+
+def test_samples_of_tars_are_packed_again_in_their_order(tmp_path):
+    first, second = dict(list(SAMPLES.items())[:2][::-1]), dict(list(SAMPLES.items())[2:])
+    write_shard(tmp_path / "s-0.tar", first)
+    write_shard(tmp_path / "s-1.tar", second)
+    for number, source in enumerate(["s-*.tar", "s-{0..1}.tar", "s-0.tar::s-1.tar", "s-0.tar"]):
+        pattern = "::".join(str(tmp_path / part) for part in source.split("::"))
+        pack(pattern, tmp_path / f"out{number}", pattern="p-%d.tar", max_samples=2)
+    expected = {**first, **second}
+    assert samples_in(tmp_path / "out0") == expected
+    assert list(samples_in(tmp_path / "out0")) == list(expected)
+    assert bytes_in(tmp_path / "out0") == bytes_in(tmp_path / "out1") == bytes_in(tmp_path / "out2")
+    assert samples_in(tmp_path / "out3") == first
+
+
+def test_a_folder_of_tars_is_packed_again(tmp_path):
+    make_folder(tmp_path / "photos", {"cat": 3})
+    pack(tmp_path / "photos", tmp_path / "first", max_samples=1)
+    pack(tmp_path / "first", tmp_path / "second", shuffle=1, workers=2, max_samples=2)
+    assert samples_in(tmp_path / "first") == samples_in(tmp_path / "second")
+    (tmp_path / "first" / "x.jpg").write_bytes(b"")  # now it could be one of images, as it always was
+    with pytest.raises(RowError, match=r"x\.jpg"):
+        pack(tmp_path / "first", tmp_path / "third")
+    pack(tmp_path / "first", tmp_path / "third", from_="tar")
+    assert samples_in(tmp_path / "third") == samples_in(tmp_path / "first")
+
+
+def test_a_tar_of_a_folder_loses_its_leading_dot_and_counts_what_is_no_member_of_a_sample(tmp_path):
+    make_folder(tmp_path / "photos", {"cat": 2}, suffix=".JPEG")
+    (tmp_path / "photos" / "cat" / ".hidden").write_text("x")
+    with tarfile.open(tmp_path / "t.tar", "w") as file:
+        file.add(tmp_path / "photos", ".")
+    result = pack(tmp_path / "t.tar", tmp_path / "out")
+    assert {key: list(fields) for key, fields in samples_in(tmp_path / "out").items()} == {
+        "cat/0000": ["jpg"],
+        "cat/0001": ["jpg"],
+    }
+    assert result.num_other == 1
+
+
+def test_hashed_keys_stand_in_json_which_keeps_its_text(tmp_path):
+    write_shard(tmp_path / "t.tar", {"a b": SAMPLES["cat/a"], "c": SAMPLES["dog/a"]})
+    with pytest.raises(RowError, match=r"t.tar: a b: key 'a b': it holds white space"):
+        pack(tmp_path / "t.tar", tmp_path / "out")
+    pack(tmp_path / "t.tar", tmp_path / "out", keys="hashed")
+    assert [sample["json"] for sample in samples_in(tmp_path / "out").values()] == [
+        b'{"key":"a b","n": 1.0}',
+        b'{"key":"c"}',
+    ]
+    write_shard(tmp_path / "u.tar", {"a": {"json": b'{"key": "b"}'}, "b": {"json": b"7"}})
+    result = pack([{"__key__": "a", "cls": 1}], tmp_path / "some")
+    with pytest.raises(PackError, match="none of its 2 rows is good") as caught:
+        pack(tmp_path / "u.tar", tmp_path / "other", keys="hashed", skip_bad=True)
+    assert "it says 'key' is 'b', and it is 'a'" in str(caught.value)
+    assert result.num_samples == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda data: data[:-1024], "stops before its end marker"),
+        (lambda data: data[:700], "stops inside"),
+        (lambda data: b"\x1f\x8b" + data[2:], "this is a gzip file, not a tar"),
+        (lambda data: data[:100] + b"x" + data[101:], "checksum"),
+    ],
+)
+def test_a_damaged_tar_is_an_error_and_nothing_is_published(tmp_path, damage, error):
+    path = write_shard(tmp_path / "t.tar", SAMPLES)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ShardError, match=error):
+        pack(path, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("gone-*.tar", "no shard matches"),
+        ("http://x/{a,b}.tar", "only local tars"),
+        ("gone.tar", "no such folder or file"),
+    ],
+)
+def test_tars_that_are_not_there_are_an_error(tmp_path, monkeypatch, source, error):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((StorageError, PackError), match=error):
+        pack(source, tmp_path / "out")
+
+
+# Zips.
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_samples_of_a_zip_are_packed_by_their_keys(tmp_path, method):
+    backwards = dict(reversed(list(SAMPLES.items())))
+    path = make_zip(tmp_path / "z.zip", backwards, method=method)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("__MACOSX/._x.jpg", b"x")
+        file.writestr("README", b"x")
+        file.mkdir("cat/") if hasattr(file, "mkdir") else file.writestr("cat/", b"")
+    result = pack(path, tmp_path / "out", workers=1)
+    assert samples_in(tmp_path / "out") == SAMPLES
+    assert list(samples_in(tmp_path / "out")) == sorted(SAMPLES)
+    assert result.num_other == 2
+
+
+def test_members_of_a_sample_need_not_stand_together_in_a_zip(tmp_path):
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
+        for name in ("b/x.txt", "a.txt", "a.js/x.txt", "b/x.json", "a.json"):
+            file.writestr(name, b"{}")
+    pack(tmp_path / "z.zip", tmp_path / "out", keys="hashed")
+    assert sorted(sorted(sample) for sample in samples_in(tmp_path / "out").values()) == [
+        ["json", "txt"],
+        ["json", "txt"],
+        ["json", "txt"],
+    ]
+
+
+def test_a_zip_with_numbers_beyond_four_bytes_and_a_comment_is_read(tmp_path):
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
+        file.comment = b"PK\x05\x06" * 9
+        for key in ("a", "ä"):
+            with file.open(f"{key}.txt", "w", force_zip64=True) as member:
+                member.write(b"hello")
+    pack(tmp_path / "z.zip", tmp_path / "out")
+    assert samples_in(tmp_path / "out") == {"a": {"txt": b"hello"}, "ä": {"txt": b"hello"}}
+
+
+def test_a_zip_of_70_000_members_is_read(tmp_path):
+    """More than two bytes count: zip64."""
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
+        for number in range(70_000):
+            file.writestr(f"{number:06d}.cls", b"%d" % number)
+    rows = list(Zips([str(tmp_path / "z.zip")]).rows(keys="given"))
+    assert len(rows) == 70_000
+    assert rows[69_999].read() == [("069999.cls", b"69999")]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("22.05.jpg", "the dot in 22.05.jpg cuts its key"),
+        ("a b.txt", "white space"),
+        ("../a.txt", "no plain relative path"),
+        ("/etc/a.txt", "absolute path"),
+        ("a.TXT", "twice"),
+    ],
+)
+def test_names_that_make_no_sample_are_errors_of_their_row(tmp_path, name, problem):
+    path = make_zip(tmp_path / "z.zip", {"a": {"txt": b"1"}, "b": {"txt": b"2"}})
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr(name, b"x")
+    with pytest.raises(RowError, match=problem):
+        pack(path, tmp_path / "out")
+    assert pack(path, tmp_path / "out", skip_bad=True).num_samples in {1, 2}
+
+
+def flagged(data: bytes, at: int, value: bytes, start: bytes = b"PK\x01\x02") -> bytes:
+    place = data.index(start) + at
+    return data[:place] + value + data[place + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda data: data[:-1], "it has no end record"),
+        (lambda data: data + b"x", "it has no end record"),
+        (lambda data: b"x" + data, "does not end where its end record stands"),
+        (lambda data: flagged(data, 8, b"\x01"), "is encrypted"),
+        (lambda data: flagged(data, 10, b"\x0c"), "compressed by method 12"),
+        (lambda data: flagged(data, 20, b"\xff\xff\xff\x7f"), "reaches beyond byte"),
+        (lambda data: flagged(data, 42, b"\xff\xff\xff\xff"), "lacks the sizes"),
+        (lambda data: flagged(data, 42, b"\x20"), "overlap"),
+        (lambda data: flagged(data, 10, b"\x09", b"PK\x05\x06"), "it is one of several parts"),
+        (lambda data: flagged(data, 46, b"\x00"), "a member is called"),
+        (lambda data: flagged(data, 46, b"\xff"), "is no UTF-8"),
+        (lambda _: b"", "it has no end record"),
+        (lambda _: b"PK\x05\x06" + bytes(18), "there is nothing to pack"),
+    ],
+)
+def test_a_damaged_zip_is_an_error(tmp_path, damage, problem):
+    path = make_zip(tmp_path / "z.zip", {"a": {"txt": b"1"}, "b": {"txt": b"2"}})
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(PackError, match=problem):
+        pack(path, tmp_path / "out", skip_bad=True)
+
+
+def test_links_in_zips_are_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
+        info = zipfile.ZipInfo("a.txt")
+        info.create_system = 3
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        file.writestr(info, "/etc/passwd")
+    with pytest.raises(PackError, match=r"'a.txt' is a symbolic link"):
+        pack(tmp_path / "z.zip", tmp_path / "out")
+
+
+def test_a_flipped_bit_of_a_member_is_found_when_it_is_packed(tmp_path):
+    path = make_zip(tmp_path / "z.zip", {"a": {"txt": b"hello" * 30}})
+    whole = path.read_bytes()
+    for at in range(30 + len("a.txt"), whole.index(b"PK\x01\x02")):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(RowError, match=r"z.zip: (the member|the CRC-32 of the member) at byte 0"):
+            pack(path, tmp_path / "out")
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=150)
+def test_any_damage_of_a_zip_gives_its_members_or_an_error_of_wdskit(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("zips")
+    path = make_zip(folder / "z.zip", {"a": {"txt": b"1"}, "b": {"txt": b"2" * 40}})
+    whole = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(bytes(whole))
+    try:
+        rows = [row for row in Zips([str(path)]).rows(keys="given") if not isinstance(row, RowError)]
+        found = [row.read() for row in rows]
+    except WdskitError as err:
+        assert "z.zip" in str(err)  # noqa: PT017
+    else:
+        assert all(data in {b"1", b"2" * 40} for members in found for _, data in members)
+
+
+def test_names_and_sizes_are_those_that_zipfile_sees(tmp_path):
+    path = make_zip(tmp_path / "z.zip", SAMPLES)
+    with zipfile.ZipFile(path) as file:
+        expected = [(info.filename, info.file_size, info.compress_size, info.CRC) for info in file.infolist()]
+    found = [(name, member.num_bytes, member.packed_bytes, member.crc) for name, member in read_directory(str(path))]
+    assert found == expected
+
+
+# Files that change while they are packed.
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_an_archive_that_grows_while_it_is_packed_is_an_error(tmp_path, kind):
+    path = tmp_path / f"a.{kind}"
+    (write_shard if kind == "tar" else make_zip)(path, SAMPLES)
+
+    def grow(now):
+        if (now.stage, now.num_samples) == ("packing", 1):
+            with path.open("ab") as file:
+                file.write(b"\0")
+
+    size = path.stat().st_size
+    with pytest.raises(RowError, match=f"the file has {size + 1} bytes now and had {size} when packing began"):
+        pack(path, tmp_path / "out", progress=grow)
+
+
+def test_parts_that_are_not_there_are_errors(tmp_path):
+    path = make_zip(tmp_path / "z.zip", {"a": {"txt": b"1"}}, method=zipfile.ZIP_STORED)
+    size = path.stat().st_size
+    with pytest.raises(ValueError, match="the file stops at byte"):
+        PartBytes(str(path), 10, size - 5, size).read()
+    with pytest.raises(ValueError, match="no member begins at byte 1"):
+        ZipBytes(str(path), 1, 1, 1, False, 0, size).read()
+    with pytest.raises(FileNotFoundError):
+        PartBytes(str(tmp_path / "gone"), 1, 0, 1).read()
+    assert PartBytes(str(path), 0, 3, size).read() == b""
+    assert PartBytes(str(path), 2, 0, size).read() == b"PK"

@@ -1,0 +1,87 @@
+"""What `pack` makes of COCO's annotations, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from images import make_folder
+from shards import samples_in
+
+from wdskit import PackError, RowError, pack
+
+COCO = {
+    "info": {"year": 2017},
+    "images": [
+        {"id": 9, "file_name": "val/0001.jpg", "width": 12},
+        {"id": 4, "file_name": "val/0000.jpg", "width": 12},
+    ],
+    "annotations": [
+        {"id": 1, "image_id": 4, "category_id": 18, "bbox": [1.5, 2, 3, 4]},
+        {"id": 2, "image_id": 4, "category_id": 1, "segmentation": [[1, 2]]},
+        {"id": 3, "image_id": 4, "caption": "two"},
+    ],
+    "categories": [{"id": 1, "name": "person"}, {"id": 18, "name": "dog"}, {"id": 90, "name": "brush"}],
+}
+
+
+def write(tmp_path: Path, found: object) -> Path:
+    make_folder(tmp_path / "images", {"val": 2})
+    path = tmp_path / "instances.json"
+    path.write_text(found if isinstance(found, str) else json.dumps(found))
+    return path
+
+
+def test_a_row_is_an_image_with_all_that_is_annotated_in_it(tmp_path):
+    pack(write(tmp_path, COCO), tmp_path / "out", images=tmp_path / "images")
+    samples = samples_in(tmp_path / "out")
+    assert list(samples) == ["val/0001", "val/0000"]
+    assert json.loads(samples["val/0000"]["json"]) == {
+        "image": COCO["images"][1],
+        "annotations": COCO["annotations"],
+        "categories": {"18": "dog", "1": "person"},
+    }
+    assert json.loads(samples["val/0001"]["json"]) == {"image": COCO["images"][0], "annotations": [], "categories": {}}
+    assert samples["val/0000"]["jpg"] == (tmp_path / "images" / "val" / "0000.jpg").read_bytes()
+
+
+def test_images_are_beside_the_file_where_nothing_else_is_said_and_captions_have_no_categories(tmp_path):
+    captions = {**COCO, "annotations": COCO["annotations"][2:], "categories": []}
+    (tmp_path / "images").mkdir()
+    path = write(tmp_path, captions).rename(tmp_path / "images" / "captions.json")
+    pack(path, tmp_path / "out")
+    assert [json.loads(s["json"])["categories"] for s in samples_in(tmp_path / "out").values()] == [{}, {}]
+
+
+@pytest.mark.parametrize(
+    ("found", "error", "problem"),
+    [
+        ("[1]", PackError, "it holds a list"),
+        ("{", PackError, "it is no JSON"),
+        ('{"images": [], "images": []}', PackError, "stands twice"),
+        ("[" * 100_000, PackError, "it is no JSON"),
+        ('{"images": [NaN]}', PackError, "NaN is no JSON"),
+        ({"a": 1}, PackError, "it has no list of objects 'images', as annotations of COCO have; it has 'a'"),
+        ({**COCO, "annotations": [1]}, PackError, "no list of objects 'annotations'"),
+        ({**COCO, "categories": None}, PackError, "no list of objects 'categories'"),
+        ({**COCO, "images": COCO["images"] * 2}, PackError, "the id 9 is no number, or stands twice"),
+        ({**COCO, "images": [{"id": "9"}]}, PackError, "the id '9' is no number"),
+        ({**COCO, "images": COCO["images"][:1]}, PackError, "is of the image 4, which is not in `images`"),
+        ({**COCO, "images": [], "annotations": []}, PackError, "nothing to pack"),
+        ({**COCO, "categories": COCO["categories"][:1]}, RowError, "image 1: .* has the category 18, which is not in"),
+        ({**COCO, "images": [{"id": 4}], "annotations": []}, RowError, "image 0: its column 'file_name' holds None"),
+        ({**COCO, "images": [{"id": 4, "file_name": "gone.jpg"}], "annotations": []}, RowError, "image 0: .*No such"),
+        ({**COCO, "images": [{"id": 4, "file_name": "../x.jpg"}], "annotations": []}, RowError, "image 0: .*No such"),
+    ],
+)
+def test_what_is_no_coco_is_an_error(tmp_path, found, error, problem):
+    path = write(tmp_path, found)
+    with pytest.raises(error, match=problem):
+        pack(path, tmp_path / "out", images=tmp_path / "images")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_images_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(PackError, match="images: 'gone' is no folder"):
+        pack(write(tmp_path, COCO), tmp_path / "out", images="gone")

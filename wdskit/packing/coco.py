@@ -1,0 +1,108 @@
+"""Rows from COCO's annotations (cocodataset.org/#format-data): an image, and what is annotated in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from wdskit.errors import PackError, RowError
+from wdskit.limits import MAX_COCO_BYTES
+from wdskit.packing.facts import refuse_constant, unique
+from wdskit.packing.records import Records, image_path, key_of_path
+from wdskit.packing.rows import Row, make_row, row_error, to_json
+
+
+class Coco:
+    """A file of annotations, which is held in memory whole.
+
+    Args:
+        path: The JSON file.
+        images: Folder that the images' `file_name` is in; None: that of the file.
+
+    Raises:
+        PackError: It cannot be read, or is no such file.
+    """
+
+    def __init__(self, path: str, *, images: str | None) -> None:
+        if images is not None and not os.path.isdir(images):
+            raise PackError(f"images: {images!r} is no folder.")
+        self._path = path
+        self._records = Records(os.path.dirname(path) if images is None else images)
+        found = _read(path)
+        self._images = self._list(found, "images", needed=True)
+        self._annotations = self._by_image(self._list(found, "annotations", needed=True))
+        self._categories = self._by_id(self._list(found, "categories"))
+
+    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
+        """A row an image, in the file's order: the image, and `json` with `image` (its record), `annotations` (its
+        own) and `categories` (the names of those in them, by id). All of it as it stands in the file.
+        """
+        for number, image in enumerate(self._images):
+            try:
+                yield self._row(image, f"{self._path}, image {number}", keys)
+            except RowError as err:
+                yield err
+
+    def _row(self, image: dict[str, Any], where: str, keys: str) -> Row:
+        name = image_path(image.get("file_name"), "file_name", where)
+        own = self._annotations.get(_id(image.get("id")), [])
+        used = dict.fromkeys(_id(annotation["category_id"]) for annotation in own if "category_id" in annotation)
+        unknown = next((number for number in used if number not in self._categories), None)
+        if unknown is not None and self._categories:
+            raise row_error(where, f"one of its annotations has the category {unknown}, which is not in `categories`")
+        names = {str(number): self._categories[number].get("name") for number in used if number in self._categories}
+        fields = self._records.image_file(name, where)
+        try:
+            fields["json"] = to_json({"image": image, "annotations": own, "categories": names})
+        except ValueError as err:
+            raise row_error(where, f"it cannot be written as JSON: {err}") from err
+        return make_row(key_of_path(name), fields, where, keys=keys, path=name)
+
+    def _list(self, found: dict[str, Any], name: str, *, needed: bool = False) -> list[dict[str, Any]]:
+        items = found.get(name, None if needed else [])
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            there = ", ".join(map(repr, list(found)[:10])) or "nothing"
+            msg = f"{self._path}: it has no list of objects {name!r}, as annotations of COCO have; it has {there}."
+            raise PackError(f"{msg}\n  A table of JSON is one object a line, in a file called .jsonl.")
+        return items
+
+    def _by_id(self, items: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        for item in items:
+            number = _id(item.get("id"))
+            if number is None or number in found:
+                raise PackError(f"{self._path}: the id {item.get('id')!r} is no number, or stands twice.")
+            found[number] = item
+        return found
+
+    def _by_image(self, annotations: list[dict[str, Any]]) -> dict[int | None, list[dict[str, Any]]]:
+        known = self._by_id(self._images)
+        found: dict[int | None, list[dict[str, Any]]] = {}
+        for annotation in annotations:
+            number = _id(annotation.get("image_id"))
+            if number not in known:
+                msg = f"{self._path}: an annotation (id {annotation.get('id')!r}) is of the image {number!r}"
+                raise PackError(f"{msg}, which is not in `images`.\n  Remove it: it would be lost.")
+            found.setdefault(number, []).append(annotation)
+        return found
+
+
+def _id(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        if os.stat(path).st_size > MAX_COCO_BYTES:
+            raise PackError(f"{path}: it has more than the {MAX_COCO_BYTES} bytes that are read at once.")
+        with open(path, encoding="utf-8-sig") as file:
+            found = json.load(file, object_pairs_hook=unique, parse_constant=refuse_constant)
+    except OSError as err:
+        raise PackError(f"{path}: cannot be read: {err.strerror}.") from err
+    except (ValueError, RecursionError) as err:
+        raise PackError(f"{path}: it is no JSON: {err}.") from err
+    if not isinstance(found, dict):
+        raise PackError(f"{path}: it holds a {type(found).__name__}, and annotations of COCO are an object.")
+    return found

@@ -1,0 +1,110 @@
+"""Rows from Parquet files. Images in a column stay where they are until they are packed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from wdskit.errors import PackError, RowError
+from wdskit.packing.arrow_cells import Cells
+from wdskit.packing.arrow_columns import ArrowColumns, need_pyarrow, read_features, sort_columns
+from wdskit.packing.arrow_rows import ArrowRows
+from wdskit.packing.parquet_cells import batch_rows, check_group, open_parquet
+from wdskit.packing.records import Records
+from wdskit.packing.references import CellBytes
+from wdskit.packing.rows import Row
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+_BATCH_ROWS = 1024
+
+
+class Parquet:
+    """Parquet files of one schema, one after the other.
+
+    Args:
+        paths: The files. Image paths in them are relative to each one's folder.
+        image_column: Column with the image: a path, bytes, or a struct of `bytes` and `path`; None: see
+            `arrow_columns.sort_columns`.
+        key_column: As `records.Records` takes it; where images are bytes, None stands for `key`, else the row's number.
+
+    Attributes:
+        classes: Number of each class by name, where a column's Hugging Face feature has names.
+
+    Raises:
+        PackError: The first file cannot be read, or has a column that cannot be packed.
+    """
+
+    def __init__(self, paths: Sequence[str], *, image_column: str | None, key_column: str | None) -> None:
+        self._paths = paths
+        self._image_column = image_column
+        self._key_column = key_column
+        need_pyarrow(paths[0])
+        self._schema, self._columns = self._open(paths[0])
+        self.classes = self._columns.classes
+
+    def _open(self, path: str) -> tuple[Any, ArrowColumns]:
+        with _read_errors(path), open_parquet(path) as file:
+            schema = file.schema_arrow
+        told = (schema.metadata or {}).get(b"huggingface")
+        return schema, sort_columns(schema, read_features(told, path), path, self._image_column)
+
+    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
+        """A row a row: `json` with all columns but bytes, the image, and `cls` where a column is called so or has the
+        names of classes.
+
+        Raises:
+            PackError: A file cannot be read, or has other columns than the first.
+        """
+        first_of_all = 0
+        for path in self._paths:
+            with _read_errors(path), open_parquet(path) as file:
+                if not file.schema_arrow.equals(self._schema):
+                    raise PackError(f"{path}: it has other columns or types than {self._paths[0]}.")
+                yield from self._rows_in(file, path, first_of_all, keys)
+                first_of_all += file.metadata.num_rows
+
+    def _rows_in(self, file: pq.ParquetFile, path: str, first_of_all: int, keys: str) -> Iterator[Row | RowError]:
+        records = Records(os.path.dirname(path), self._image_column, self._key_column)
+        status = os.stat(path)
+        first = 0
+        for group in range(file.num_row_groups):
+            check_group(file, group, path)
+            at = _Group(path, group, first, str(self._columns.image), status.st_size, status.st_mtime_ns)
+            how = ArrowRows(self._columns, records, keys, at.refer, lambda row: f"{path}, row {row}")
+            num_rows = batch_rows(file, group, most=_BATCH_ROWS)
+            for batch in file.iter_batches(num_rows, row_groups=[group], use_threads=False):
+                yield from how.rows(batch, first, first_of_all + first)
+                first += batch.num_rows
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A row group whose rows begin at the table's row `first`."""
+
+    path: str
+    group: int
+    first: int
+    column: str
+    file_bytes: int
+    mtime_ns: int
+
+    def refer(self, _cells: Cells, _number: int, row: int, num_bytes: int) -> CellBytes:
+        """The reference to the image of a row of the table."""
+        at = self.group, row - self.first, self.column
+        return CellBytes(self.path, num_bytes, *at, self.file_bytes, self.mtime_ns)
+
+
+@contextlib.contextmanager
+def _read_errors(path: str) -> Iterator[None]:
+    """What pyarrow raises of a file, as an error that names it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as err:
+        raise PackError(f"{path}: it cannot be read as Parquet: {str(err).splitlines()[0]}.") from err
