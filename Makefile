@@ -65,6 +65,8 @@ bench: $(STAMP)
 	$(BIN)/python tools/bench_verify.py
 	$(BIN)/python tools/bench_image.py
 	$(BIN)/python tools/bench_order.py
+	$(BIN)/python tools/bench_engine.py
+	$(BIN)/python tools/bench_engine.py --float
 	$(BIN)/python tools/bench_small.py --bytes 3000
 	$(BIN)/python tools/bench_small.py --bytes 2048 --json
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from wdskit.codecs.checks import check_json, check_magic, check_pixels, check_structure
+from wdskit.codecs.checks import check_image_field, check_json, check_magic
 from wdskit.codecs.images import IMAGE_FIELDS
 from wdskit.errors import DecodeError, ImageTooLarge
 
@@ -24,6 +25,8 @@ def encoded(kind: str) -> bytes:
     return stream.getvalue()
 
 
+check_structure = partial(check_image_field, level="structure")
+check_pixels = partial(check_image_field, level="decode")
 FILES = {field: encoded(kind) for kind, field in FORMATS.items()}
 
 

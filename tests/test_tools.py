@@ -68,6 +68,24 @@ def test_the_image_bench_compares_all_chains(repository: Path) -> None:
     assert all(float(cell) > 0 for row in cells for cell in row)
 
 
+def test_the_engine_bench_tells_where_the_time_goes(load_tool, capsys, monkeypatch) -> None:
+    """A line a part whose shares are of the whole, and a line for each way of running the loader."""
+    tool = load_tool("bench_engine")
+    monkeypatch.setattr(tool, "COMBINATIONS", ((0, 1), (0, 2)))
+    monkeypatch.setattr(tool, "WARM", 1)
+    monkeypatch.setattr(sys, "argv", ["bench_engine.py", "--rounds", "1", "--epochs", "1", "--num", "128"])
+    tool.main()
+    lines = capsys.readouterr().out.splitlines()
+    parts = [line.rsplit("%", 1)[0].split() for line in lines[1:7]]
+    assert [line[0] for line in lines[1:7]] == ["o", "r", "i", "d", "s", "w"]
+    us = [float(cells[-2]) for cells in parts]
+    assert sum(us[:-1]) == pytest.approx(us[-1], abs=5)
+    assert parts[-1][-1] == "100"
+    ways = [line.split() for line in lines[8:]]
+    assert [" ".join(cells[:3]) for cells in ways] == ["0 x 1", "0 x 2"]
+    assert all(float(cell.replace(",", "")) > 0 for cells in ways for cell in cells[3:7])
+
+
 def test_the_order_bench_tells_all_costs(load_tool, capsys, monkeypatch) -> None:
     """A line for each number of ranks, and one for the start of an epoch. What the times are is for a quiet machine."""
     tool = load_tool("bench_order")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import pack
     from wdskit.packing.finishing import finish_pack
+    from wdskit.packing.reshard import ReshardResult, reshard
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
@@ -67,6 +68,7 @@ __all__ = [
     "Ragged",
     "RankError",
     "RepairResult",
+    "ReshardResult",
     "RowError",
     "SampleError",
     "SelectionError",
@@ -88,6 +90,7 @@ __all__ = [
     "plan",
     "register",
     "repair",
+    "reshard",
     "split",
     "stats",
     "verify",
@@ -103,12 +106,14 @@ _HOMES = {
     "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
     "Ragged": "wdskit.pipeline.ragged",
+    "ReshardResult": "wdskit.packing.reshard",
     "RepairResult": "wdskit.shards.repairing",
     "VerifyResult": "wdskit.shards.findings",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "finish_pack": "wdskit.packing.finishing",
+    "reshard": "wdskit.packing.reshard",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.shards.statistics_types",

@@ -27,6 +27,7 @@ from wdskit.cli.ls import ls_command
 from wdskit.cli.pack import pack_command
 from wdskit.cli.plan import plan_command
 from wdskit.cli.repair import repair_command
+from wdskit.cli.reshard import reshard_command
 from wdskit.cli.split import split_command
 from wdskit.cli.stats import stats_command
 from wdskit.cli.verify import verify_command
@@ -64,6 +65,7 @@ app.command("index")(index_command)
 app.command("info")(info_command)
 app.command("ls")(ls_command)
 app.command("stats")(stats_command)
+app.command("reshard")(reshard_command)
 app.command("split")(split_command)
 app.command("plan")(plan_command)
 app.command("bench")(bench_command)

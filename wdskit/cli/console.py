@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from wdskit.shards import wording
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 100
 """Columns of a table that goes to a file or a pipe, where COLUMNS says nothing."""
 
-_UNITS = ("kB", "MB", "GB", "TB", "PB")
+
+escape = wording.printable
+format_bytes = wording.format_bytes
+format_count = wording.format_count
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -26,13 +31,6 @@ def make_console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS") else PIPE_WIDTH
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
-
-
-def escape(text: str) -> str:
-    r"""The text with everything that a terminal could act on, or not show, written as `\x1b`, `\u202e`, ..."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def escape_lines(text: str) -> str:
@@ -48,23 +46,6 @@ def print_error(error: BaseException) -> None:
 def print_json(value: object) -> None:
     """One JSON document on one line of stdout, in ASCII, so that names cannot reach the terminal raw."""
     print(json.dumps(value))
-
-
-def format_bytes(num_bytes: float) -> str:
-    """A size in decimal units with three digits: `842 B`, `1.25 MB`."""
-    if num_bytes < 999.5:
-        return f"{num_bytes:.0f} B"
-    for unit in _UNITS:
-        num_bytes /= 1000
-        if num_bytes < 999.5 or unit == _UNITS[-1]:
-            break
-    digits = 2 if num_bytes < 9.995 else 1 if num_bytes < 99.95 else 0
-    return f"{num_bytes:,.{digits}f} {unit}"
-
-
-def format_count(count: float) -> str:
-    """A number with its thousands set apart: `1,281,167`, a median of `12.5`."""
-    return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
 def plural(count: int, noun: str) -> str:

@@ -145,7 +145,7 @@ def pack_command(
         _print_summary(finish_pack(dest))
         return
     size = None if max_bytes is None else parse_size(max_bytes)
-    with _show_progress() as show:
+    with show_progress() as show:
         result = pack(
             source,
             dest,
@@ -177,7 +177,7 @@ def pack_command(
 
 
 @contextlib.contextmanager
-def _show_progress() -> Iterator[Tell]:
+def show_progress() -> Iterator[Tell]:
     """A bar with samples/s, MB/s and the time left on stderr while the block runs, where that is a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,8 +35,12 @@ def stats_command(
         str | None,
         typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.", show_default=False),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share, and the thumbnails.")] = 0,
     digests: Annotated[bool, typer.Option("--digests", help="Find images that are the same bytes.")] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too.", show_default=False),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -57,7 +62,7 @@ def stats_command(
     from wdskit.shards.statistics import stats
 
     with show_bytes("counting") as show:
-        found = stats(path, sample=sample, seed=seed, digests=digests, workers=workers, progress=show)
+        found = stats(path, sample=sample, seed=seed, digests=digests, html=html, workers=workers, progress=show)
     if json:
         print_json(found.as_dict())
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from wdskit.codecs.fields import JSON_FIELDS, decode_field
 from wdskit.codecs.images import IMAGE_FIELDS, JPEG_START, PNG_START, decode_image
@@ -12,6 +13,10 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
 
 Check = Callable[[Buffer], None]
+ImageLevel = Literal["none", "magic", "structure", "decode"]
+
+IMAGE_LEVELS: tuple[ImageLevel, ...] = ("none", "magic", "structure", "decode")
+"""How much of an image is looked at; each level includes those before it."""
 
 _GIF = (b"GIF87a", b"GIF89a")
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
@@ -39,36 +44,49 @@ def check_magic(field: str, data: Buffer) -> None:
     Raises:
         DecodeError: It names the format that was found.
     """
-    wanted = _FORMAT_OF[field.rpartition(".")[2].lower()]
+    wanted = promised_format(field)
     start = bytes(data[:12])
     if start.startswith(_STARTS[wanted][0]) and wanted != "WebP":
         return
-    found = next((name for name, (starts, _) in _STARTS.items() if start.startswith(starts)), None)
-    if found == "WebP" and start[8:] != b"WEBP":
-        found = None
+    found = image_format(data)
     if found != wanted:
         what = f"a {found} file" if found else f"no image of a known format; it starts with {start[:8]!r}"
         raise DecodeError(f"the name promises {wanted}, and it is {what}", field=field)
 
 
-def check_structure(field: str, data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
-    """Check that the field is one whole image of the format that its name promises, without decoding it.
+def promised_format(field: str) -> str:
+    """The format that the name of an image field promises: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM."""
+    return _FORMAT_OF[field.rpartition(".")[2].lower()]
+
+
+def image_format(data: Buffer) -> str | None:
+    """The format that the first bytes of an image have, None for an unknown one."""
+    start = bytes(data[:12])
+    found = next((name for name, (starts, _) in _STARTS.items() if start.startswith(starts)), None)
+    return None if found == "WebP" and start[8:] != b"WEBP" else found
+
+
+def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels: int = MAX_PIXELS) -> None:
+    """Check that an image field is what its name promises.
+
+    Args:
+        field: For which `is_image_field` holds.
+        data: The whole file.
+        level: "none" nothing; "magic" its first bytes; "structure" also that it is whole, as `structure.check_image`
+            does; "decode" also that its pixels can be decoded.
+        max_pixels: Compared with the header before any pixel is decoded.
 
     Raises:
-        DecodeError: As `check_magic` and `structure.check_image`.
+        DecodeError: It is not.
     """
+    if level == "none":
+        return
     check_magic(field, data)
+    if level == "magic":
+        return
     check_image(data, max_pixels=max_pixels)
-
-
-def check_pixels(field: str, data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
-    """`check_structure`, and decode the image.
-
-    Raises:
-        DecodeError: As `check_structure` and `images.decode_image`.
-    """
-    check_structure(field, data, max_pixels=max_pixels)
-    decode_image(data, "rgb8", max_pixels=max_pixels)
+    if level == "decode":
+        decode_image(data, "rgb8", max_pixels=max_pixels)
 
 
 def is_json_field(field: str) -> bool:

@@ -177,12 +177,12 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
     try:
         image = plugin(io.BytesIO(data))
     except Exception as err:
-        raise _pillow_error(name, err) from err
+        raise pillow_error(name, err) from err
     check_pixels(*image.size, max_pixels=max_pixels)
     return image
 
 
-def _pillow_error(name: str, err: Exception) -> DecodeError:
+def pillow_error(name: str, err: Exception) -> DecodeError:
     """The error for whatever Pillow raises: SyntaxError, struct.error, OSError, ValueError, MemoryError, ..."""
     if isinstance(err, Image.DecompressionBombError):
         return ImageTooLarge(str(err))
@@ -253,7 +253,7 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
             del image.info["transparency"]  # convert drops it too, but with a warning
         return image.convert(mode)
     except Exception as err:
-        raise _pillow_error(image.format or "", err) from err
+        raise pillow_error(image.format or "", err) from err
 
 
 def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | torch.Tensor:

@@ -30,8 +30,8 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
     """Check that `data` is one whole image file.
 
     JPEG: every segment to the end mark (bytes after it are accepted: phones append previews). PNG: every chunk's
-    checksum to IEND. Other formats: what Pillow finds when it opens and verifies them, which does not reach to the end
-    of a GIF, BMP, TIFF or PPM.
+    checksum to IEND. WebP: the sizes of the file and of every chunk. Other formats, and WebP too: what Pillow finds
+    when it opens and verifies them, which does not reach to the end of a GIF, BMP, TIFF or PPM.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
@@ -43,6 +43,8 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
     elif view[:8] == PNG_START:
         _walk_png(view, max_pixels)
     else:
+        if bytes(view[:4]) == b"RIFF":
+            _walk_webp(view)
         image = open_pillow(view, max_pixels=max_pixels)
         try:
             image.verify()
@@ -133,3 +135,22 @@ def _walk_png(view: memoryview, max_pixels: int) -> None:
         at = end
     if not has_data:
         raise DecodeError(f"PNG, byte {at}: the end chunk comes before any pixel data")
+
+
+def _walk_webp(view: memoryview) -> None:
+    """Go from chunk to chunk: type, length, data, a byte of padding where the length is odd."""
+    end = 8 + int.from_bytes(view[4:8], "little")
+    if bytes(view[8:12]) != b"WEBP":
+        raise DecodeError(f"a RIFF file that is no WebP image; it starts with {bytes(view[:16])!r}")
+    if end > len(view):
+        raise DecodeError(f"WebP, byte 4: it promises {end} bytes, the file stops at byte {len(view)}")
+    at, kinds = 12, set()
+    while at + 8 <= end:
+        length = int.from_bytes(view[at + 4 : at + 8], "little")
+        kind = bytes(view[at : at + 4])
+        kinds.add(kind)
+        if at + 8 + length > end:
+            raise DecodeError(f"WebP, byte {at}: chunk {kind!r} of {length} bytes ends behind the file, at {end}")
+        at += 8 + length + length % 2
+    if not kinds & {b"VP8 ", b"VP8L", b"ANMF"}:
+        raise DecodeError(f"WebP, byte {end}: the file ends before any pixel data")

@@ -30,7 +30,7 @@ from wdskit.storage.urls import LocalFile
 REJECTED_NAME = "rejected.jsonl"
 
 
-def check_place(folder: Path, source: object, options: PackOptions) -> None:
+def check_place(folder: Path, source: object, options: PackOptions | None = None) -> None:
     """Refuse what can be refused before a row is read.
 
     Raises:
@@ -42,10 +42,10 @@ def check_place(folder: Path, source: object, options: PackOptions) -> None:
             msg = f"{folder}: it lies in the source {os.fsdecode(source)}, and would be a part of it the next time."
             raise PackError(f"{msg}\n  Pack into a folder outside of it.")
     is_indexed = (folder / INDEX_NAME).exists()
-    if is_indexed and not options.append and not options.overwrite and options.only is None:
+    if is_indexed and not (options and (options.append or options.overwrite or options.only is not None)):
         msg = f"{folder}: this folder is packed and indexed already."
         raise PackError(f"{msg}\n  Pack into another folder, add to it with --append, or replace it with --overwrite.")
-    if not is_indexed and options.only is not None:
+    if options and options.only is not None and not is_indexed:
         raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
 
 
@@ -189,7 +189,7 @@ class Destination:
             publish_bytes(self.folder / name, data, disk=disk)
 
 
-def look_at_destination(folder: Path, options: PackOptions, classes: Mapping[str, int]) -> Destination:
+def look_at_destination(folder: Path, options: PackOptions | None, classes: Mapping[str, int]) -> Destination:
     """Look at the folder to pack into.
 
     Raises:
@@ -197,10 +197,10 @@ def look_at_destination(folder: Path, options: PackOptions, classes: Mapping[str
         FolderIndexError: It is to be added to and has no index, or its index does not match its shards.
     """
     check_place(folder, None, options)
-    if options.overwrite:
+    if options and options.overwrite:
         old = read_index(folder).entries if (folder / INDEX_NAME).exists() else ()
         return Destination(folder, replaced=tuple(entry.name for entry in old))
-    if not options.append:
+    if options is None or not options.append:
         return Destination(folder)
     index = read_index(folder)
     _check_sizes(folder, index.entries)

@@ -15,6 +15,8 @@ from wdskit.files import DISK, Disk, Draft, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.recorded import Rows
 from wdskit.packing.rows import Row
+from wdskit.packing.treating import read_treated
+from wdskit.packing.treatment import UNTOUCHED, Treatment
 from wdskit.shards.also import new_record, publish_beside_shard
 from wdskit.shards.also_record import ShardRecord
 from wdskit.tar.writer import END_BYTES, TarWriter
@@ -30,15 +32,19 @@ class ShardJob:
     Attributes:
         path: Its file.
         rows: Its rows in order.
-        num_bytes: The bytes that it will have.
+        num_bytes: The bytes that it will have; None where only the treated rows tell.
         also: What is kept beside it for other readers.
+        treatment: What happens to its samples.
+        threads: So many of them at a time.
         sha256: Its digest, where it is filled again.
     """
 
     path: Path
     rows: Rows
-    num_bytes: int
+    num_bytes: int | None
     also: Also = NOTHING_ELSE
+    treatment: Treatment = UNTOUCHED
+    threads: int = 1
     sha256: str | None = None
 
 
@@ -92,29 +98,32 @@ def _fill(
     fields: set[str] = set()
     offsets = []
     writer = TarWriter(sink.write if isinstance(sink, Draft) else sink.update)
-    for row in job.rows:
+    for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
         offsets.append(writer.offset)
-        for name, data in row.read():
+        for field, data in treated:
+            name = f"{row.key}.{field}"
             if record:
                 record.add(name, writer.offset + BLOCK_BYTES, data)
             writer.add(name, data)
-        fields.update(field for field, _ in row.fields)
+        fields.update(field for field, _ in treated)
         if on_sample:
             on_sample(1, writer.offset - offsets[-1])
     writer.finish()
-    assert writer.offset == job.num_bytes
+    assert job.num_bytes in {None, writer.offset}
     offsets.append(writer.offset - END_BYTES)
     sha256 = sink.sha256 if isinstance(sink, Draft) else sink.hexdigest()
     return _Filled(sha256, writer.offset, tuple(sorted(fields)), offsets)
 
 
-def check_free(path: Path, num_bytes: int) -> None:
+def check_free(path: Path, num_bytes: int | None) -> None:
     """Refuse, without reading a row, to write a shard of so many bytes where a file of another size has its name.
+
+    None bytes, of which only the treated rows tell, are refused later if they are others.
 
     Raises:
         PackError: One has.
     """
-    if path.exists() and path.stat().st_size != num_bytes:
+    if num_bytes is not None and path.exists() and path.stat().st_size != num_bytes:
         raise taken(path)
 
 

@@ -53,11 +53,10 @@ def find_place(
         look = functools.partial(look_at_destination, folder, options, classes)
         return Place(folder, _PLAN, lambda: Path(stack.enter_context(tempfile.TemporaryDirectory())), look, folder)
     part = options.part
-    opened = functools.partial(_opened, folder, part, disk)
 
     @functools.cache
     def lock() -> Path:
-        return stack.enter_context(opened())
+        return stack.enter_context(opened(folder, part, disk))
 
     @functools.cache
     def look_once() -> Destination:
@@ -69,7 +68,7 @@ def find_place(
 
 
 @contextlib.contextmanager
-def _opened(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[Path]:
+def opened(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[Path]:
     """The folder, made; and as long as the block runs locked, or, of a part of a run, that part."""
     with told_as_pack_errors(folder):
         make_folders(folder, disk=disk)

@@ -137,9 +137,17 @@ def image_path(value: Any, column: str, where: str) -> str:
     Raises:
         RowError: It is none.
     """
-    if not isinstance(value, str) or "\x00" in value:
+    if not isinstance(value, str) or "\x00" in value or (not value.isascii() and not _is_utf8(value)):
         raise row_error(where, f"its column {column!r} holds {value!r}, no path")
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
+        return False
+    return True
 
 
 def whole_number(value: Any) -> int | None:

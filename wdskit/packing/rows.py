@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from wdskit.codecs.fields import encode_field
-from wdskit.codecs.images import is_image_field
-from wdskit.codecs.structure import check_image
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import DecodeError, KeyRuleError, RowError
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.references import FieldBytes, FileBytes
+from wdskit.packing.treatment import UNTOUCHED, Treatment
 
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
+_SHOWN_CHARS = 1000
 _TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -40,22 +40,28 @@ class Row:
         """Bytes of each field."""
         return [len(data) if isinstance(data, bytes) else data.num_bytes for _, data in self.fields]
 
-    def read(self) -> list[tuple[str, bytes]]:
-        """Member name and bytes of each field, images checked.
+    def read(self, treatment: Treatment = UNTOUCHED) -> list[tuple[str, bytes]]:
+        """Name and bytes of each field that is packed, images checked and treated, sorted by name.
 
         Raises:
-            RowError: A file cannot be read or changed, or an image is not whole.
+            RowError: A file cannot be read or changed, or an image is not whole or cannot be treated.
         """
-        members = []
-        for field, source in self.fields:
-            try:
-                data = source if isinstance(source, bytes) else source.read()
-                if is_image_field(field):
-                    check_image(data)
-            except (OSError, ValueError, DecodeError) as err:
-                raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
-            members.append((f"{self.key}.{field}", data))
-        return members
+        fields = []
+        source: FieldBytes = b""
+        try:
+            for field, source in self.fields:
+                fields.append((field, source if isinstance(source, bytes) else source.read()))
+            treated = treatment.apply(fields)
+            if treatment.changes_bytes:
+                check_member_name(self.key, max((field for field, _ in treated), key=len))
+        except DecodeError as err:
+            source = dict(self.fields).get(err.field, b"")
+            raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
+        except KeyRuleError as err:
+            raise row_error(self.where, str(err), "Rename it, or use --keys hashed.") from err
+        except (OSError, ValueError) as err:
+            raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
+        return treated
 
 
 def _size_of(data: FieldBytes) -> int:
@@ -72,6 +78,8 @@ def row_error(where: str, problem: str, remedy: str = "") -> RowError:
     """The error of one row; its place stays one line, whatever a file is called."""
     where = where.replace("\n", "\\n")
     problem = problem.removeprefix(f"{where}: ").rstrip(".")
+    if len(problem) > _SHOWN_CHARS:  # a cell of megabytes stands in it
+        problem = f"{problem[: _SHOWN_CHARS // 2]} ... {problem[-_SHOWN_CHARS // 4 :]}"
     msg = f"{where}: {problem}."
     return RowError(f"{msg}\n  {remedy}" if remedy else msg, where=where, problem=problem)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wdskit.codecs.checks import check_json, check_pixels, check_structure, is_json_field
+from wdskit.codecs.checks import check_image_field, check_json, is_json_field
 from wdskit.codecs.images import is_image_field
 from wdskit.dataset.index import Also, ShardEntry
 from wdskit.dataset.keys import split_name
@@ -52,7 +52,7 @@ def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
     if is_json_field(name):
         return partial(check_json, name)
     if images != "none" and is_image_field(name):
-        return partial(check_structure if images == "structure" else check_pixels, name, max_pixels=max_pixels)
+        return partial(check_image_field, name, level=images, max_pixels=max_pixels)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,6 +16,7 @@ from wdskit.dataset.classes import read_classes
 from wdskit.errors import StorageError, WdskitError
 from wdskit.shards.contents import Target, find_shards, join_faults
 from wdskit.shards.parallel import choose_workers, map_shards
+from wdskit.shards.report import NUM_SHOWN, check_report, write_report
 from wdskit.shards.sampling import parse_share
 from wdskit.shards.statistics_counts import Counts, Numbers, round_pair
 from wdskit.shards.statistics_repeats import find_duplicates
@@ -33,7 +35,7 @@ Progress = Callable[[int, int | None], None]
 """Told while shards are read: bytes so far, bytes in all."""
 
 MAX_RESOLUTIONS = 10
-NUM_SHOWN = 48
+MAX_DOTS = 1500
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def stats(
     sample: str | None = None,
     seed: int = 0,
     digests: bool = False,
+    html: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ShardStats:
@@ -69,18 +72,26 @@ def stats(
     Args:
         path: A shard, a folder, or a pattern; several joined by `::`.
         sample: Read this share of the samples of each shard only, such as `10%`.
-        seed: Chooses them.
+        seed: Chooses them, and the images of the report.
         digests: Digest the images, and find samples whose images are the same bytes.
+        html: Write a report to this file, with plots and some of the images; needs jinja2.
         workers: Processes that read; default: the CPUs, fewer for little data.
         progress: Called while shards are read.
 
     Raises:
         ShardError: A shard is not right; where several are not, all are listed. Bad fields are counted instead.
-        StorageError: There is nothing, it is not local, or it cannot be read.
+        StorageError: There is nothing, it is not local, or it cannot be read; or the report cannot be written.
         FolderIndexError: The folder's index does not match its files.
-        ConfigError: `sample` is no share.
+        ConfigError: `sample` is no share, or jinja2 is missing.
     """
-    found = collect(path, sample=sample, seed=seed, digests=digests, workers=workers, progress=progress)
+    if html is not None:
+        check_report()
+    num_shown = NUM_SHOWN if html is not None else 0
+    found = collect(
+        path, sample=sample, seed=seed, digests=digests, num_shown=num_shown, workers=workers, progress=progress
+    )
+    if html is not None:
+        write_report(found.stats, found.shown, html)
     return found.stats
 
 
@@ -226,7 +237,7 @@ def _classes(target: Target, counts: Counts[int]) -> tuple[ClassStats, ...] | No
 
 def _images(name: str, tally: ImageTally) -> ImageStats:
     pairs = tally.resolutions
-    grid: Counts[tuple[int, int]] = Counts(0, round_pair)
+    grid: Counts[tuple[int, int]] = Counts(MAX_DOTS, round_pair)
     grid.merge(pairs)
     return ImageStats(
         field=name,

@@ -1,0 +1,351 @@
+"""What happens to a sample while it is packed: options, validation, names of fields, facts in its JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from images import FILES, encoded, image_bytes, photo
+from PIL import Image
+
+from wdskit.codecs import checks
+from wdskit.codecs.checks import IMAGE_LEVELS
+from wdskit.errors import DecodeError, ImageTooLarge, PackError, RowError
+from wdskit.packing.deriving import DERIVED, add_to_json
+from wdskit.packing.references import FileBytes
+from wdskit.packing.rows import Row
+from wdskit.packing.treating import read_treated
+from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
+
+JPEG, PNG, WEBP = FILES["jpeg"], FILES["png"], FILES["webp"]
+
+
+def opened(data):
+    return Image.open(io.BytesIO(data))
+
+
+# Options.
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"validate": "deep"}, "validate: 'deep' is none of none, magic, structure, decode"),
+        ({"resize": 0}, "resize: 0 is no whole number of 1 to 65536"),
+        ({"resize": 70_000}, "resize: 70000 is no whole number"),
+        ({"resize": "256"}, "resize: '256' is no whole number"),
+        ({"resize": True}, "resize: True is no whole number"),
+        ({"resize": 2.5}, "resize: 2.5 is no whole number"),
+        ({"resize": 8, "resize_mode": "fit"}, "resize_mode: 'fit' is none of shorter, longer, crop, pad"),
+        ({"format": "jpeg"}, "format: 'jpeg' is none of jpg, webp, png"),
+        ({"format": "jpg", "quality": 101}, "quality: 101 is no whole number of 1 to 100"),
+        ({"format": "jpg", "quality": 0}, "quality: 0 is no whole number of 1 to 100"),
+        ({"format": "jpg", "background": "blurple"}, "background: 'blurple' is no colour"),
+        ({"format": "jpg", "background": "#00000000"}, "background: '#00000000' is no colour"),
+        ({"format": "jpg", "background": 5}, "background: 5 is no colour"),
+        ({"derive": "width,depth"}, "derive: 'depth' is none of width, height, bytes, sha256"),
+        ({"derive": ""}, "derive: '' is no list of names"),
+        ({"derive": ("width", 5)}, "derive: .* is no list of names"),
+        ({"derive": "width,width"}, "derive: 'width,width' has a name twice"),
+        ({"require": "jpg,"}, "require: 'jpg,' is no list of names"),
+        ({"require": "jpg", "missing": "ignore"}, "missing: 'ignore' is none of error, warn, skip"),
+        ({"duplicates": "remove"}, "duplicates: 'remove' is none of keep, report, drop"),
+        ({"max_pixels": 0}, "max_pixels: 0 is no whole number"),
+        ({"resize_mode": "crop"}, "resize_mode: it has no effect without resize"),
+        ({"upscale": True}, "upscale: it has no effect without resize"),
+        ({"quality": 90}, "quality: it has no effect without resize, format or orient"),
+        ({"quality": 90, "format": "png"}, "quality: it has no effect .* nor of png"),
+        ({"background": "white"}, "background: it has no effect without format jpg or resize_mode pad"),
+        ({"background": "white", "format": "webp"}, "background: it has no effect"),
+        ({"image_fields": "jpg"}, "image_fields: it has no effect"),
+        ({"missing": "skip"}, "missing: it has no effect without require"),
+    ],
+)
+def test_options_that_are_wrong_or_change_nothing_are_refused_by_name(options, problem):
+    with pytest.raises(PackError, match=f"^{problem}"):
+        Treatment(**options)
+
+
+def test_texts_and_lists_are_one():
+    a = Treatment(derive="width, Height", require="jpg;png,json", resize=5, image_fields="left.jpg")
+    b = Treatment(derive=("width", "height"), require=["jpg;png", "json"], resize=5, image_fields=["left.jpg"])
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.derive == ("width", "height")
+
+
+def test_a_treatment_goes_to_another_process_as_it_is():
+    treatment = Treatment(resize=5, format="webp", derive="sha256", background=None)
+    treatment.apply([("jpg", JPEG)])
+    again = pickle.loads(pickle.dumps(treatment))
+    assert again == treatment
+    assert again.apply([("jpg", JPEG)]) == treatment.apply([("jpg", JPEG)])
+
+
+def test_what_changes_bytes_says_so():
+    assert not UNTOUCHED.changes_bytes
+    assert not Treatment(validate="decode", require="jpg", duplicates="drop").changes_bytes
+    for options in ({"resize": 5}, {"format": "jpg"}, {"orient": True}, {"derive": "bytes"}):
+        assert Treatment(**options).changes_bytes
+
+
+def test_versions_are_those_of_what_makes_the_bytes():
+    assert treatment_versions(Treatment(derive="sha256")) == {}
+    encoders = treatment_versions(Treatment(format="png"))
+    assert {"pillow", "simplejpeg", "libjpeg_turbo", "webp"} < set(encoders)
+    assert treatment_versions(Treatment(resize=5)).keys() - encoders.keys() == {"torch", "torch_cpu"}
+    assert all(treatment_versions(Treatment(resize=5)).values())
+    json.dumps(encoders)
+
+
+# Untouched samples.
+
+
+def test_by_default_bytes_pass_through_and_images_are_checked():
+    fields = [("bin", b"\0"), ("jpg", JPEG), ("json", b"no json"), ("left.png", PNG)]
+    assert UNTOUCHED.apply(fields) == fields
+    with pytest.raises(DecodeError, match=r"^JPEG, byte"):
+        UNTOUCHED.apply([("jpg", JPEG[:-2])])
+    assert UNTOUCHED.apply([("jpg", PNG)]) == [("jpg", PNG)]
+
+
+# Validation.
+
+FLIPPED = PNG[:45] + bytes([PNG[45] ^ 1]) + PNG[46:]
+SHORT_RIFF = WEBP[:4] + (len(WEBP) + 9).to_bytes(4, "little") + WEBP[8:]
+PIXELS_CUT = JPEG[: JPEG.index(b"\xff\xda") + 30] + b"\xff\xd9"
+DAMAGE = {
+    "another format": ("jpg", PNG, "magic"),
+    "no image": ("jpg", b"<html>", "magic"),
+    "empty": ("png", b"", "magic"),
+    "jpeg without its end": ("jpg", JPEG[:-2], "structure"),
+    "jpeg cut": ("jpg", JPEG[: len(JPEG) // 2], "structure"),
+    "png flipped": ("png", FLIPPED, "structure"),
+    "png cut": ("png", PNG[:-5], "structure"),
+    "webp longer than its file": ("webp", SHORT_RIFF, "structure"),
+    "webp cut": ("webp", WEBP[:-10], "structure"),
+    "jpeg without most pixels": ("jpg", PIXELS_CUT, "decode"),
+    "gif cut": ("gif", FILES["gif"][:-12], "decode"),
+}
+
+
+@pytest.mark.parametrize("level", IMAGE_LEVELS)
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found_at_its_level_and_above(damage, level):
+    field, data, found_at = DAMAGE[damage]
+    treatment = Treatment(validate=level)
+    if IMAGE_LEVELS.index(level) < IMAGE_LEVELS.index(found_at):
+        assert treatment.apply([(field, data)]) == [(field, data)]
+    else:
+        with pytest.raises(DecodeError, match=f"^{field}: validate: ") as caught:
+            treatment.apply([(field, data)])
+        assert caught.value.field == field
+
+
+@pytest.mark.parametrize("level", IMAGE_LEVELS)
+def test_whole_files_pass_every_level(level):
+    for kind, data in FILES.items():
+        field = {"jpeg": "jpg"}.get(kind.split()[0], kind.split()[0])
+        assert Treatment(validate=level).apply([(field, data)]) == [(field, data)]
+
+
+@pytest.mark.parametrize(
+    ("skipped", "damage"),
+    [("check_magic", "another format"), ("check_image", "png flipped"), ("decode_image", "jpeg without most pixels")],
+)
+def test_a_mutant_that_leaves_a_level_out_lets_its_damage_through(monkeypatch, skipped, damage):
+    monkeypatch.setattr(checks, skipped, lambda *_args, **_options: None)
+    field, data, _ = DAMAGE[damage]
+    assert Treatment(validate="decode" if skipped == "decode_image" else "structure").apply([(field, data)])
+
+
+@pytest.mark.parametrize("options", [{}, {"validate": "structure"}, {"validate": "decode"}, {"resize": 2}])
+def test_more_pixels_than_allowed_are_refused(options):
+    with pytest.raises(ImageTooLarge, match=r"21.*= 714 pixels|34 x 21"):
+        Treatment(max_pixels=713, **options).apply([("jpg", JPEG)])
+    assert Treatment(max_pixels=714, **options).apply([("jpg", JPEG)])
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("field", "data", "options", "name"),
+    [
+        ("jpg", JPEG, {"format": "webp"}, "webp"),
+        ("left.jpg", JPEG, {"format": "webp"}, "left.webp"),
+        ("a.b.jpg", JPEG, {"format": "png"}, "a.b.png"),
+        ("jpe", JPEG, {"format": "jpg"}, "jpe"),
+        ("jpe", JPEG, {"resize": 5}, "jpe"),
+        ("jpg", PNG, {"format": "png"}, "png"),
+        ("jpg", PNG, {"resize": 2}, "png"),
+        ("png", JPEG, {"format": "jpg", "resize": 5}, "jpg"),
+        ("gif", FILES["gif"], {"resize": 99}, "gif"),
+        ("bmp", FILES["bmp"], {"format": "png"}, "png"),
+    ],
+)
+def test_the_field_is_named_after_what_is_written(field, data, options, name):
+    [(made, image)] = Treatment(**options).apply([(field, data)])
+    assert made == name
+    assert opened(image).format == {"jpe": "JPEG", "jpg": "JPEG"}.get(name[-3:], name.rpartition(".")[2].upper())
+
+
+def test_a_field_in_the_way_is_an_error():
+    for fields in ([("jpg", JPEG), ("webp", b"x")], [("jpg", JPEG), ("webp", WEBP)]):
+        with pytest.raises(DecodeError, match="encode: it would become 'webp', of which there is one"):
+            Treatment(validate="none", format="webp", image_fields="jpg").apply(fields)
+    with pytest.raises(DecodeError, match="it would become 'webp', of which there is one"):
+        Treatment(format="webp", image_fields="jpg,png").apply([("jpg", JPEG), ("png", PNG)])
+
+
+def test_of_several_images_those_to_change_are_named():
+    """A mask beside a photo must not be blended, so nothing is guessed."""
+    fields = [("jpg", JPEG), ("json", b"{}"), ("seg.png", PNG)]
+    with pytest.raises(DecodeError, match=r"it has 2 images \(jpg, seg.png\). Say which are meant: --image-fields jpg"):
+        Treatment(resize=2).apply(fields)
+    made = dict(Treatment(resize=2, image_fields="jpg").apply(fields))
+    assert made["seg.png"] == PNG
+    assert opened(made["jpg"]).size == (3, 2)
+    made = dict(Treatment(resize=2, image_fields="jpg,seg.png").apply(fields))
+    assert opened(made["seg.png"]).size == (3, 2)
+
+
+def test_fields_come_sorted_by_their_names():
+    made = Treatment(format="webp", derive="width").apply([("cls", b"1"), ("jpg", JPEG), ("txt", b"x")])
+    assert [field for field, _ in made] == ["cls", "json", "txt", "webp"]
+
+
+def test_names_are_known_before_a_row_is_read_where_the_format_is():
+    names = Treatment(format="webp", derive="width").field_names(("cls", "left.jpg"))
+    assert names == ("cls", "json", "left.webp")
+    assert UNTOUCHED.field_names(("a", "b.jpg", "c.jpg")) == ("a", "b.jpg", "c.jpg")
+    assert Treatment(derive="width").field_names(("txt",)) == ("txt",)
+
+
+def test_what_lacks_is_named_as_it_was_asked_for():
+    treatment = Treatment(require="jpg;png,json")
+    assert treatment.lacks(("PNG", "json", "txt")) is None
+    assert treatment.lacks(("json",)) == "jpg;png"
+    assert treatment.lacks(("jpg",)) == "json"
+    assert UNTOUCHED.lacks(()) is None
+
+
+# Derived facts.
+
+
+def test_facts_are_those_of_the_packed_image():
+    made = dict(Treatment(resize=10, format="webp", derive=DERIVED).apply([("jpg", JPEG), ("json", b'{"a": 1.50}')]))
+    facts = {"width": 16, "height": 10, "bytes": len(made["webp"]), "sha256": hashlib.sha256(made["webp"]).hexdigest()}
+    assert json.loads(made["json"]) == {"a": 1.5, **facts}
+    assert made["json"].startswith(b'{"a": 1.50,"width":16,')
+
+
+def test_a_json_is_made_where_there_is_none_and_an_image_is():
+    made = dict(Treatment(derive="height,width").apply([("jpg", JPEG), ("cls", b"1")]))
+    assert made["json"] == b'{"width":34,"height":21}'
+    assert Treatment(derive="width").apply([("cls", b"1")]) == [("cls", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (b"[1]", "it holds a list"),
+        (b"5", "it holds a int"),
+        (b"nothing", "json: "),
+        (b'{"width": 33}', "it says 'width' is 33, the image's is 34"),
+        (b'{"width": "34"}', "it says 'width' is '34', the image's is 34"),
+        (b'{"width": 34.0}', "it says 'width' is 34.0, the image's is 34"),
+        (b'{"width": true}', "it says 'width' is True"),
+    ],
+)
+def test_json_that_has_no_room_for_a_fact_is_an_error(text, problem):
+    with pytest.raises(DecodeError, match=rf"^json: derive: .*{problem}"):
+        Treatment(derive="width").apply([("jpg", JPEG), ("json", text)])
+
+
+def test_the_same_fact_is_not_added_twice():
+    text = b' {"width": 34} '
+    assert dict(Treatment(derive="width").apply([("jpg", JPEG), ("json", text)]))["json"] == text
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.sampled_from([None, 0, 3]), st.booleans())
+def test_what_a_json_had_stays_as_it_was_written(value, indent, ascii_only):
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass") + b" \n"
+    made = add_to_json(text, {"width": 1, "sha256": "x"})
+    assert json.loads(made) == {**value, "width": 1, "sha256": "x"}
+    assert made.startswith(text.rstrip()[:-1].rstrip())
+
+
+def test_derived_facts_of_several_images_need_one_to_be_named():
+    fields = [("a.jpg", JPEG), ("b.png", PNG)]
+    with pytest.raises(DecodeError, match="it has 2 images"):
+        Treatment(derive="width").apply(fields)
+    assert b"7" in dict(Treatment(derive="width", image_fields="b.png").apply(fields))["json"]
+
+
+# Rows, threads.
+
+
+def rows_of(folder, number):
+    folder.mkdir(exist_ok=True)
+    rows = []
+    for n in range(number):
+        path = folder / f"{n}.jpg"
+        path.write_bytes(encoded(photo(20 + n, 90 - n), "JPEG", quality=80 + n % 10))
+        rows.append(Row(f"{n:03d}", (("jpg", FileBytes(str(path), path.stat().st_size)),), str(path)))
+    return rows
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_threads_change_neither_bytes_nor_order(tmp_path, threads):
+    rows = rows_of(tmp_path / "photos", 40)
+    treatment = Treatment(resize=16, resize_mode="crop", derive="sha256")
+    expected = [(row, row.read(treatment)) for row in rows]
+    assert list(read_treated(rows, treatment, threads=threads)) == expected
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_first_bad_row_in_order_is_the_one_that_is_told(tmp_path, threads):
+    rows = rows_of(tmp_path / "photos", 12)
+    for n in (5, 7):
+        path = Path(rows[n].where)
+        path.write_bytes(path.read_bytes()[:-300] + bytes(300))
+    treated = read_treated(rows, Treatment(validate="none", resize=5), threads=threads)
+    assert [row for row, _ in (next(treated) for _ in range(5))] == rows[:5]
+    with pytest.raises(RowError, match=r"5\.jpg: jpg: decode: not one complete JPEG") as caught:
+        next(treated)
+    assert caught.value.where == rows[5].where
+    assert caught.value.problem.startswith("jpg: decode: ")
+
+
+def test_rows_are_not_read_far_ahead(tmp_path):
+    taken = []
+
+    def rows():
+        for row in rows_of(tmp_path / "photos", 20):
+            taken.append(row)
+            yield row
+
+    treated = read_treated(rows(), Treatment(resize=5), threads=2)
+    next(treated)
+    assert len(taken) == 4
+    treated.close()
+
+
+def test_a_name_that_grows_over_the_limit_is_an_error_of_its_row():
+    row = Row("a" * 96, (("jpg", image_bytes()),), "row 0")
+    assert row.read()
+    with pytest.raises(RowError, match=r"row 0: .*takes 101 bytes, over the 100"):
+        row.read(Treatment(format="webp"))

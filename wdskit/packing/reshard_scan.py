@@ -1,0 +1,208 @@
+"""One source shard, looked at before anything is written: its samples as columns, and which of them stay."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.dataset.grouping import HeaderReader, read_span
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.keys import split_name
+from wdskit.dataset.local import LocalShard
+from wdskit.errors import FolderIndexError
+from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.reshard_batch import Batch, Gone
+from wdskit.packing.reshard_choice import Choice
+from wdskit.packing.reshard_fields import Changes
+from wdskit.packing.reshard_look import Bools, Ints, Words, look_at
+from wdskit.packing.reshard_read import blocks_in, blocks_of, open_path, read_into
+from wdskit.storage.urls import LocalFile
+from wdskit.tar.reader import locate_members
+from wdskit.tar.walk import Span
+
+BATCH_BYTES = 8 << 20
+LARGE_BYTES = 32 << 10  # a mean sample from which on only headers are read, each for itself
+_BATCH_SAMPLES = 1 << 14
+
+Blocks = NDArray[np.uint32]
+"""Places and lengths in blocks of 512 bytes: a shard of 2 TiB is the largest."""
+
+
+@dataclass(frozen=True)
+class ScanJob:
+    """A shard to look at. It is sent to a worker process.
+
+    Attributes:
+        path: The shard.
+        entry: Its line in its folder's index, None for one that is walked.
+        choice: Which samples stay.
+        changes: What they become; None where nothing is written, and samples are numbered instead.
+        has_check: Whether the whole shard is compared with its digest.
+    """
+
+    path: str
+    entry: ShardEntry | None
+    choice: Choice
+    changes: Changes | None
+    has_check: bool = False
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What a shard has.
+
+    Attributes:
+        path: The shard.
+        num_samples: Samples in it.
+        gone: Of these, those that do not stay.
+        num_ignored: Members that belong to no sample.
+        fields: Names of all fields of its samples.
+        starts: Where each sample that stays starts.
+        spans: How long it is there.
+        sizes: How long it becomes. Empty without changes.
+        hashes: 64 bits for its key as it becomes. Empty without changes.
+        copied: Whether its bytes are copied as they are. Empty without changes.
+        numbers: Which sample of the shard it is. Empty with changes.
+    """
+
+    path: str
+    num_samples: int
+    gone: Gone
+    num_ignored: int
+    fields: frozenset[str]
+    starts: Blocks
+    spans: Blocks
+    sizes: Blocks
+    hashes: Words
+    copied: Bools
+    numbers: Ints
+
+
+class _Part(NamedTuple):
+    """The samples of a batch that stay: the columns of `Scanned`, and how many went for which reason."""
+
+    starts: Blocks
+    spans: Blocks
+    sizes: Blocks
+    hashes: Words
+    copied: Bools
+    numbers: Ints
+
+
+_NONE = np.zeros(0, np.uint32)
+_NOTHING = _Part(_NONE, _NONE, _NONE, np.zeros(0, np.uint64), np.zeros(0, np.bool_), np.zeros(0, np.int64))
+
+
+def scan_source(job: ScanJob) -> Scanned:
+    """Look at a shard.
+
+    Raises:
+        ShardError: It is not right.
+        FolderIndexError: It is not what its folder's index says.
+        SelectionError: The filter has no answer for a sample.
+        RowError: A sample cannot be written as it has to be.
+        StorageError: It cannot be read.
+    """
+    offsets, num_ignored = _offsets_of(job)
+    file = open_path(job.path)
+    try:
+        if job.has_check:
+            _check_digest(job, file)
+        scan = _Scan(job, file, num_ignored)
+        parts = [scan.part(first, offsets[first : stop + 1]) for first, stop in _batches(offsets)]
+    finally:
+        file.close()
+    columns = _Part(*(np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True)))
+    return Scanned(job.path, len(offsets) - 1, scan.gone, scan.num_ignored, frozenset(scan.fields), *columns)
+
+
+def _offsets_of(job: ScanJob) -> tuple[Ints, int]:
+    """Where samples start and the last one ends, and how many members before them belong to none."""
+    file = open_path(job.path)
+    try:
+        if job.entry is None:
+            reader = HeaderReader(file, shard=job.path)
+            for _ in reader:
+                pass
+            return np.array([*reader.starts, reader.stop], dtype=np.int64), 0
+        if file.num_bytes != job.entry.num_bytes:
+            problem = f"it has {file.num_bytes} bytes, the folder's index says {job.entry.num_bytes}"
+            raise _not_indexed(job.path, problem)
+        with LocalShard(file.url, idx_sha256=job.entry.idx_sha256) as shard:
+            offsets = np.array(shard.offsets, dtype=np.int64)
+        if len(offsets) - 1 != job.entry.num_samples:
+            problem = f"its .idx has {len(offsets) - 1} samples, the folder's index says {job.entry.num_samples}"
+            raise _not_indexed(job.path, problem)
+        head = read_span(file, Span(0, int(offsets[0])))
+        members = locate_members(head, shard=job.path, offset=0, stop=len(head))
+        return offsets, sum(split_name(name) is None for name, _, _ in members)
+    finally:
+        file.close()
+
+
+def _not_indexed(path: str, problem: str) -> FolderIndexError:
+    folder = path.rpartition("/")[0] or "."
+    msg = f"{path}: {problem}.\n  If the shard is right, run `wdskit index {folder}`."
+    return FolderIndexError(msg, folder=folder)
+
+
+def _check_digest(job: ScanJob, file: LocalFile) -> None:
+    assert job.entry is not None
+    digest = hashlib.sha256()
+    while part := file.read(1 << 20):
+        digest.update(part)
+    if digest.hexdigest() != job.entry.sha256:
+        raise _not_indexed(job.path, "its sha256 is not the one in the folder's index: its bytes changed")
+
+
+def _batches(offsets: Ints) -> Iterator[tuple[int, int]]:
+    """Numbers of samples, first and behind the last: some megabytes at a time, one sample at least."""
+    first = 0
+    while first < len(offsets) - 1:
+        stop = int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES, side="right")) - 1
+        stop = min(max(stop, first + 1), first + _BATCH_SAMPLES)
+        yield first, stop
+        first = stop
+
+
+class _Scan:
+    """Looks at the samples of one shard, a batch at a time."""
+
+    def __init__(self, job: ScanJob, file: LocalFile, num_ignored: int) -> None:
+        self.job = job
+        self.file = file
+        self.num_ignored = num_ignored
+        self.fields: set[str] = set()
+        self.gone = Gone()
+        self._memory = np.empty(BATCH_BYTES, dtype=np.uint8)
+
+    def part(self, number: int, offsets: Ints) -> _Part:
+        """The samples between these offsets, of which the first is sample `number`."""
+        starts, stops = offsets[:-1], offsets[1:]
+        base, size = int(starts[0]), int(stops[-1] - starts[0])
+        if size <= len(self._memory) and size <= LARGE_BYTES * len(starts):
+            data = self._memory[:size]
+            read_into(self.file, data.data, base)
+            look = look_at(starts - base, stops - base, blocks_in(data))
+        else:
+            base = 0
+            look = look_at(starts, stops, blocks_of(self.file))
+        batch = Batch(self.file, self.job.path, number, starts, stops, base, look)
+        self.num_ignored += batch.num_ignored
+        self.fields |= batch.fields
+        keep = batch.choose(self.job.choice, self.gone)
+        places = _blocks(starts[keep]), _blocks((stops - starts)[keep])
+        if self.job.changes is None:
+            return _NOTHING._replace(starts=places[0], spans=places[1], numbers=number + np.flatnonzero(keep))
+        sizes, hashes, copied = batch.become(self.job.changes, keep)
+        return _Part(*places, _blocks(sizes[keep]), hashes[keep], copied[keep], _NOTHING.numbers)
+
+
+def _blocks(num_bytes: Ints) -> Blocks:
+    blocks: Blocks = (num_bytes // BLOCK_BYTES).astype(np.uint32)
+    return blocks

@@ -1,0 +1,129 @@
+"""The shards that are written anew: found, looked at, and counted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from wdskit.dataset.classes import CLASSES_NAME, read_classes
+from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.errors import PackError, WdskitError
+from wdskit.packing.reshard_batch import Gone
+from wdskit.packing.reshard_choice import Choice
+from wdskit.packing.reshard_fields import Changes
+from wdskit.packing.reshard_scan import ScanJob, Scanned, scan_source
+from wdskit.packing.sources import Progress, Tell
+from wdskit.shards.parallel import map_shards
+from wdskit.storage.urls import is_local
+
+
+def list_sources(source: str | Sequence[str]) -> ShardList:
+    """The shards that are read.
+
+    Raises:
+        PackError: One is remote.
+        StorageError, FolderIndexError: As `list_shards`.
+    """
+    found = list_shards(source)
+    remote = next((url for url in found.urls if not is_local(url)), None)
+    if remote is not None:
+        raise PackError(f"{remote}: samples are read one by one, which takes a local shard. Copy the shards here.")
+    return found
+
+
+def scan_jobs(found: ShardList, choice: Choice, changes: Changes | None, *, has_check: bool) -> list[ScanJob]:
+    """What is to be looked at, and how.
+
+    Raises:
+        PackError: Digests are to be compared, and one is not known.
+    """
+    if has_check:
+        unknown = next((url for url, entry in zip(found.urls, found.entries, strict=True) if entry is None), None)
+        if unknown is not None:
+            msg = f"{unknown}: its folder has no index, so its sha256 is not known."
+            raise PackError(f"{msg}\n  Run `wdskit index {os.path.dirname(unknown) or '.'}`, or leave --check out.")
+    return [
+        ScanJob(url, entry, choice, changes, has_check) for url, entry in zip(found.urls, found.entries, strict=True)
+    ]
+
+
+def scan_all(jobs: Sequence[ScanJob], *, workers: int, tell: Tell) -> Iterator[Scanned]:
+    """Look at the sources, in this process or in several; what is seen comes in their order."""
+    total = sum(os.path.getsize(job.path) for job in jobs if os.path.exists(job.path))
+    num_samples = num_bytes = 0
+    for job, scan in zip(jobs, map_shards(scan_source, jobs, workers=workers), strict=True):
+        if isinstance(scan, WdskitError):
+            raise scan
+        num_samples += scan.num_samples
+        num_bytes += os.path.getsize(job.path)
+        tell(Progress("reading", num_samples, num_bytes, None, total))
+        yield scan
+
+
+class Seen:
+    """Counts what the sources have."""
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+        self.num_ignored = 0
+        self.gone = Gone()
+        self._fields: set[str] = set()
+
+    def counted(self, scans: Iterator[Scanned]) -> Iterator[Scanned]:
+        """The same, counted."""
+        for scan in scans:
+            self.num_samples += scan.num_samples
+            self.num_ignored += scan.num_ignored
+            self.gone += scan.gone
+            self._fields |= scan.fields
+            yield scan
+
+    def check(self, num_kept: int, num_duplicates: int, changes: Changes) -> None:
+        """Refuse to write nothing, to lose a sample, and to be asked for fields that nobody has.
+
+        Raises:
+            PackError: It is so.
+        """
+        unknown = sorted(changes.named - self._fields)
+        if unknown:
+            msg = f"{unknown[0]}: no sample has this field; there are {', '.join(sorted(self._fields))}."
+            raise PackError(f"{msg} Mend --keep, --drop or --rename.")
+        accounted = num_kept + num_duplicates + self.gone.total
+        if accounted != self.num_samples:
+            raise PackError(
+                f"{self.num_samples} samples were read and {accounted} are accounted for. Nothing was written."
+            )
+        if not num_kept:
+            raise PackError(f"of {self.num_samples} samples none is left to write. Mend --filter or --sample.")
+
+
+def check_dest(folder: Path, found: ShardList) -> None:
+    """Refuse to write among the sources."""
+    here = os.path.realpath(folder)
+    for parent in dict.fromkeys(os.path.dirname(url) or "." for url in found.urls):
+        if os.path.realpath(parent) == here:
+            raise PackError(f"{folder}: the source's shards are in this folder. Write to another one.")
+
+
+def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], str]:
+    """The `classes.json` to write, where there is one, and why there is none although a source has one.
+
+    Raises:
+        PackError: Two folders number their classes differently, so that one number would mean two things.
+    """
+    if changes.new_name("cls") != "cls":
+        return {}, ""
+    folders = [Path(parent) for parent in dict.fromkeys(os.path.dirname(url) or "." for url in found.urls)]
+    classes = {folder: read_classes(folder) for folder in folders}
+    known = [folder for folder in folders if classes[folder] is not None]
+    if not known:
+        return {}, ""
+    other = next((folder for folder in known if classes[folder] != classes[known[0]]), None)
+    if other is not None:
+        msg = f"{other / CLASSES_NAME}: it numbers the classes otherwise than {known[0] / CLASSES_NAME}"
+        raise PackError(f"{msg}, so one cls would mean two things.\n  Drop it with --drop cls, or make them agree.")
+    without = next((folder for folder in folders if classes[folder] is None), None)
+    if without is not None:
+        return {}, f"{without} has no {CLASSES_NAME}, which {known[0]} has, so none was written."
+    return {CLASSES_NAME: (known[0] / CLASSES_NAME).read_bytes()}, ""

@@ -1,0 +1,297 @@
+"""What happens to a sample on its way into a shard: checked, turned, resized, encoded, described."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, get_args
+
+from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image_field, promised_format
+from wdskit.codecs.encoding import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
+from wdskit.codecs.fitting import RESIZE_MODES
+from wdskit.codecs.images import is_image_field
+from wdskit.codecs.recoding import Recoding
+from wdskit.codecs.resizing import resizer_versions
+from wdskit.codecs.structure import check_image
+from wdskit.errors import DecodeError, PackError
+from wdskit.limits import MAX_PIXELS
+from wdskit.packing.deriving import DERIVED, JSON_FIELD, add_to_json, derive_facts
+
+Field = tuple[str, bytes]
+
+MISSING = ("error", "warn", "skip")
+DUPLICATES = ("keep", "report", "drop")
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """The options of `pack` that say what happens to a sample. By default its bytes are checked and pass untouched.
+
+    `resize`, `format` and `orient` change the images of a row: its only image, or those of `image_fields`. An image
+    that is right already passes through byte for byte, whatever `quality` says. Of one that is encoded anew the colour
+    profile and the EXIF block are kept; XMP, IPTC, comments and texts are not.
+
+    Attributes:
+        validate: How each image is checked before: "none", "magic" (its first bytes against its name), "structure"
+            (also that it is whole: JPEG markers to the end mark, checksums of PNG, sizes of WebP), "decode" (also its
+            pixels). Default: its structure, whatever format its name promises.
+        resize: Pixels of a side; larger images are made smaller.
+        resize_mode: The "shorter" side, the "longer" side, "crop" to a square in the middle, or "pad" to a square.
+            Default: "shorter".
+        upscale: Smaller images are made larger too.
+        format: "jpg", "webp" or "png"; the field is renamed. Default: that of each image.
+        quality: 1 to 100, of jpg and webp. Default: 90.
+        orient: The EXIF orientation is applied to the pixels and removed. Otherwise it stays.
+        background: Colour (`white`, `#rrggbb`) behind transparent images that become jpg, which are refused without,
+            and around padded ones, where the default is black.
+        image_fields: Which images of a row; text with commas, or names. Default: its only one.
+        derive: Facts of the packed image to put into `json`: "width", "height", "bytes", "sha256".
+        require: Fields that each sample must have: `jpg;png,json` is jpg or png, and json.
+        missing: What to do with a row that lacks one: "error", "warn", "skip". Default: "error".
+        duplicates: What to do with rows whose images are byte for byte those of an earlier row: "keep", "report"
+            (in `duplicates.jsonl`), "drop" (and report).
+        max_pixels: Most pixels of an image, before and after.
+
+    Raises:
+        PackError: An option is wrong, or would change nothing.
+    """
+
+    validate: ImageLevel | None = None
+    resize: int | None = None
+    resize_mode: Any = None
+    upscale: bool = False
+    format: ImageFormat | None = None
+    quality: int | None = None
+    orient: bool = False
+    background: str | None = None
+    image_fields: str | Sequence[str] = ()
+    derive: str | Sequence[str] = ()
+    require: str | Sequence[str] = ()
+    missing: str | None = None
+    duplicates: str = "keep"
+    max_pixels: int = MAX_PIXELS
+
+    def __post_init__(self) -> None:
+        for name in ("image_fields", "derive", "require"):
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        _one_of("validate", self.validate, (None, *IMAGE_LEVELS))
+        _one_of("resize_mode", self.resize_mode, (None, *RESIZE_MODES))
+        _one_of("format", self.format, (None, *get_args(ImageFormat)))
+        _one_of("missing", self.missing, (None, *MISSING))
+        _one_of("duplicates", self.duplicates, DUPLICATES)
+        for fact in self.derive:
+            _one_of("derive", fact, DERIVED)
+        _in_range("resize", self.resize, 1 << 16)
+        _in_range("quality", self.quality, 100)
+        _in_range("max_pixels", self.max_pixels, 1 << 62)
+        self._check_colour()
+        self._check_effects()
+
+    def _check_colour(self) -> None:
+        if self.background is None:
+            return
+        try:
+            parse_colour(self.background)
+        except (ValueError, AttributeError, TypeError) as err:
+            raise PackError(f"background: {self.background!r} is no colour. Write white or #ffffff.") from err
+
+    def _check_effects(self) -> None:
+        """Refuse what would change nothing."""
+        resizes, encodes = self.resize is not None, self.changes_images
+        idle = {
+            "resize_mode": (self.resize_mode is not None and not resizes, "without resize"),
+            "upscale": (self.upscale and not resizes, "without resize"),
+            "quality": (
+                self.quality is not None and (not encodes or self.format == "png"),
+                "without resize, format or orient, nor of png",
+            ),
+            "background": (
+                self.background is not None and self.format != "jpg" and self.resize_mode != "pad",
+                "without format jpg or resize_mode pad",
+            ),
+            "image_fields": (
+                bool(self.image_fields) and not (self.changes_bytes or self.duplicates != "keep"),
+                "without an option that concerns images",
+            ),
+            "missing": (self.missing is not None and not self.require, "without require"),
+        }
+        for name, (is_idle, why) in idle.items():
+            if is_idle:
+                raise PackError(f"{name}: it has no effect {why}. Leave it out.")
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether images may come out with other bytes, under other names."""
+        return self.resize is not None or self.format is not None or self.orient
+
+    @property
+    def changes_bytes(self) -> bool:
+        """Whether the bytes of a row are known only once it was read and treated, so that shards go by count alone."""
+        return self.changes_images or bool(self.derive)
+
+    def apply(self, fields: Sequence[Field]) -> list[Field]:
+        """Treat one sample: a pure function.
+
+        Args:
+            fields: Name and bytes of each field.
+
+        Returns:
+            Those to pack, sorted by name.
+
+        Raises:
+            DecodeError: Names the field, the stage ("validate", "decode", "convert", "resize", "encode", "derive"), and
+                the reason; the check that is made by default the reason alone.
+        """
+        for field, data in fields:
+            if is_image_field(field):
+                self._validate(field, data)
+        if not self.changes_bytes:
+            return list(fields)
+        images = self._images([field for field, _ in fields])
+        names = {field: field for field in images}
+        treated = dict(fields)
+        if self.changes_images:
+            treated, names = self._changed(fields, images)
+        if self.derive and images:
+            self._describe(treated, [names[field] for field in images])
+        return sorted(treated.items())
+
+    def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
+        """Names of the fields that a row of these has when it is packed, as far as they are known without reading it.
+
+        Raises:
+            DecodeError: As `apply`.
+        """
+        names = list(fields)
+        images = self._images(names) if self.changes_bytes else []
+        if self.format is not None:
+            names = [_renamed(name, self.format) if name in images else name for name in names]
+        return tuple(sorted({*names, *([JSON_FIELD] if self.derive and images else [])}))
+
+    def lacks(self, fields: Iterable[str]) -> str | None:
+        """What is required and not among these fields, as it was written; None where nothing lacks."""
+        names = {name.lower() for name in fields}
+        return next((wanted for wanted in self.require if not names & set(wanted.split(";"))), None)
+
+    def prepare_thread(self) -> None:
+        """Called in each thread that treats rows, before the first."""
+        if self.resize is not None:
+            import torch
+
+            torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
+
+    def _validate(self, field: str, data: bytes) -> None:
+        try:
+            if self.validate is None:
+                check_image(data, max_pixels=self.max_pixels)
+            else:
+                check_image_field(field, data, self.validate, max_pixels=self.max_pixels)
+        except DecodeError as err:
+            if self.validate is None:
+                raise type(err)(str(err), field=field) from err
+            raise _told(field, f"validate: {err}", err) from err
+
+    def _images(self, names: Sequence[str]) -> list[str]:
+        """The images that are changed or described."""
+        images = [name for name in names if is_image_field(name)]
+        if self.image_fields:
+            return [name for name in images if name in self.image_fields]
+        if len(images) > 1:
+            msg = f"it has {len(images)} images ({', '.join(images)}). Say which are meant: --image-fields {images[0]}"
+            raise DecodeError(msg, field=images[0])
+        return images
+
+    def _changed(self, fields: Sequence[Field], images: list[str]) -> tuple[dict[str, bytes], dict[str, str]]:
+        """All fields with the images as wanted, and the name that each image has then."""
+        treated: dict[str, bytes] = {}
+        names: dict[str, str] = {}
+        for field, data in fields:
+            name = field
+            if field in images:
+                try:
+                    data, fmt = self._recoding.apply(data)
+                except DecodeError as err:
+                    raise _told(field, str(err), err) from err
+                name = _true_name(field, fmt)
+                names[field] = name
+            if name in treated:
+                raise DecodeError(f"{field}: encode: it would become {name!r}, of which there is one", field=field)
+            treated[name] = data
+        return treated, names
+
+    def _describe(self, treated: dict[str, bytes], images: list[str]) -> None:
+        """Put the facts of the image into `json`."""
+        if len(images) > 1:
+            raise DecodeError(f"derive: it has {len(images)} images ({', '.join(images)}), one is described")
+        [image] = images
+        try:
+            facts = derive_facts(treated[image], self.derive, max_pixels=self.max_pixels)
+            treated[JSON_FIELD] = add_to_json(treated.get(JSON_FIELD), facts)
+        except DecodeError as err:
+            raise _told(JSON_FIELD, f"derive: {err}", err) from err
+
+    @cached_property
+    def _recoding(self) -> Recoding:
+        return Recoding(
+            size=self.resize,
+            mode=self.resize_mode or "shorter",
+            upscale=self.upscale,
+            format=self.format,
+            quality=self.quality or DEFAULT_QUALITY,
+            orient=self.orient,
+            background=None if self.background is None else parse_colour(self.background),
+            max_pixels=self.max_pixels,
+        )
+
+
+def treatment_versions(treatment: Treatment) -> dict[str, str]:
+    """Versions that the packed bytes depend on beside the treatment: none where no image is encoded."""
+    if not treatment.changes_images:
+        return {}
+    return encoder_versions() | (resizer_versions() if treatment.resize is not None else {})
+
+
+def _told(field: str, problem: str, err: DecodeError) -> DecodeError:
+    """The same error with the field before it."""
+    return type(err)(problem if problem.startswith(f"{field}: ") else f"{field}: {problem}", field=field)
+
+
+def _true_name(field: str, fmt: str) -> str:
+    """The field's name for an image of this format: its own where it promises that."""
+    if fmt not in FORMATS or promised_format(field).upper() == fmt:
+        return field
+    return _renamed(field, FORMATS[fmt])
+
+
+def _renamed(field: str, extension: ImageFormat) -> str:
+    if FORMATS.get(promised_format(field).upper()) == extension:
+        return field
+    stem, dot, _ = field.rpartition(".")
+    return f"{stem}{dot}{extension}"
+
+
+def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
+    """Names, or a text of them with commas, in lower case as fields are."""
+    parts: Sequence[Any] = value.split(",") if isinstance(value, str) else value
+    if not all(isinstance(part, str) and part.strip(" ;") for part in parts):
+        raise PackError(f"{option}: {value!r} is no list of names. Write jpg,json.")
+    names = tuple(";".join(each.strip().lower() for each in part.split(";")) for part in parts)
+    if len(set(names)) < len(names):
+        raise PackError(f"{option}: {value!r} has a name twice.")
+    return names
+
+
+def _one_of(option: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        names = ", ".join(str(each) for each in known if each is not None)
+        raise PackError(f"{option}: {value!r} is none of {names}.")
+
+
+def _in_range(option: str, value: object, most: int) -> None:
+    if value is not None and (type(value) is not int or not 1 <= value <= most):
+        raise PackError(f"{option}: {value!r} is no whole number of 1 to {most}.")
+
+
+UNTOUCHED = Treatment()
+"""Bytes are checked and pass through."""
