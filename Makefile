@@ -17,7 +17,7 @@ help:
 	@echo "make lint    the part of it that reads the source only"
 	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
 	@echo "make peers   what other programs read and write, in full"
-	@echo "make bench   speed of the tar reader beside webdataset's, of verify beside sha256sum, cost of images and order"
+	@echo "make bench   speed of the tar reader beside webdataset's, of verify beside sha256sum, of packing beside tar, cost of images and order"
 	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
 	@echo "make clean   remove what the other commands made, .venv included"
 
@@ -45,8 +45,8 @@ test: lint
 
 # `make test` takes a fair part of these sweeps.
 faults: $(STAMP)
-	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/test_pack_faults.py tests/test_pack_runs.py \
-		tests/test_also.py tests/test_verify_faults.py tests/test_repair.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/test_also.py tests/test_pack_faults.py tests/test_pack_runs.py \
+		tests/test_repair.py tests/test_reshard_faults.py tests/test_verify_faults.py
 
 # `make test` runs a part of the stream's tests on the oldest webdataset; this runs all of them.
 peers: $(STAMP)
@@ -63,6 +63,7 @@ demo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tools/bench_tar.py
 	$(BIN)/python tools/bench_verify.py
+	$(BIN)/python tools/bench_pack.py
 	$(BIN)/python tools/bench_image.py
 	$(BIN)/python tools/bench_order.py
 	$(BIN)/python tools/bench_engine.py

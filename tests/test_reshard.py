@@ -96,7 +96,6 @@ def source(samples, tmp_path_factory) -> Path:
         {"max_samples": 1},
         {"shuffle": 5, "max_samples": 20},
         {"shuffle": 5, "max_samples": 20, "workers": 2},
-        {"max_samples": 11, "workers": 3},
     ],
 )
 def test_the_shards_are_those_that_pack_would_have_written(samples, source, tmp_path, options):
@@ -506,7 +505,7 @@ FIELDS = st.dictionaries(
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves files open
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     data=st.dictionaries(KEYS, FIELDS, min_size=1, max_size=14),
     pieces=st.integers(1, 4),

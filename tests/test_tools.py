@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -53,6 +54,25 @@ def test_the_tar_bench_compares_at_both_sizes(repository: Path) -> None:
     lines = [[float(cell.replace(",", "")) for cell in line.split()] for line in done.stdout.splitlines()[1:]]
     assert [line[0] for line in lines] == [3_000, 100_000]
     assert all(len(line) == 5 and min(line) > 0 for line in lines)
+
+
+def test_the_packing_bench_compares_every_case(repository: Path, tmp_path: Path) -> None:
+    """One line a case, all its numbers over 0, and no file left. What they are is for a quiet machine."""
+    command = [sys.executable, "-W", "ignore", "tools/bench_pack.py", "--rounds", "3", "--megabytes", "1", "--json"]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path)], cwd=repository, check=True, capture_output=True, text=True
+    )
+    lines = json.loads(done.stdout)["lines"]
+    sizes = ("2.6 kB", "97.1 kB")
+    cases = [
+        "pack 100 kB",
+        "pack 3 kB",
+        "reshard 5 kB",
+        *(f"{way} {size}" for size in sizes for way in ("index", "verify")),
+    ]
+    assert [line["case"] for line in lines] == cases
+    assert all(value > 0 for line in lines for value in line.values() if isinstance(value, float))
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_image_bench_compares_all_chains(repository: Path) -> None:

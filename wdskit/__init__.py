@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wdskit.packing.api import pack
     from wdskit.packing.finishing import finish_pack
     from wdskit.packing.reshard import ReshardResult, reshard
+    from wdskit.packing.reshard_select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
@@ -71,6 +72,7 @@ __all__ = [
     "ReshardResult",
     "RowError",
     "SampleError",
+    "SelectResult",
     "SelectionError",
     "ShardError",
     "ShardStats",
@@ -91,6 +93,7 @@ __all__ = [
     "register",
     "repair",
     "reshard",
+    "select",
     "split",
     "stats",
     "verify",
@@ -114,6 +117,8 @@ _HOMES = {
     "pack": "wdskit.packing.api",
     "finish_pack": "wdskit.packing.finishing",
     "reshard": "wdskit.packing.reshard",
+    "SelectResult": "wdskit.packing.reshard_select",
+    "select": "wdskit.packing.reshard_select",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.shards.statistics_types",

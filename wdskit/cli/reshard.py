@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from wdskit.cli.pack import parse_size, show_progress
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
+    from wdskit.packing.reshard_select import SelectResult
 
 
 def reshard_command(
@@ -21,7 +22,12 @@ def reshard_command(
             metavar="SOURCE", help="Shards: a folder, a glob or braces, several joined by ::.", show_default=False
         ),
     ],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to write the shards to.", show_default=False)],
+    dest: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DEST", help="Folder to write the shards to; none with --selection.", show_default=False
+        ),
+    ] = None,
     max_samples: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10000.")
     ] = None,
@@ -63,6 +69,15 @@ def reshard_command(
             metavar="headers|sha256", help="sha256: compare all bytes of the sources with their index before writing."
         ),
     ] = "headers",
+    selection: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Write no shards: store what is kept as a selection beside the index (`split: NAME`)."
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a selection of that name that was made otherwise.")
+    ] = False,
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that read and write.")] = 1,
     pattern: Annotated[
         str | None,
@@ -77,10 +92,27 @@ def reshard_command(
     has its name only once it is whole and on disk; after a kill, run the same command again. Sources without an index
     are read by the strict reader first, and get headers that every reader takes.
 
-    In Python: wdskit.reshard
+    In Python: wdskit.reshard, and wdskit.select for --selection
     """
     from wdskit.packing.reshard import reshard
 
+    if selection is not None:
+        others = {
+            "DEST": dest, "--max-samples": max_samples, "--max-bytes": max_bytes, "--num-shards": num_shards,
+            "--multiple-of": multiple_of, "--shuffle": shuffle, "--keep": keep, "--drop": drop, "--rename": rename,
+            "--keys": keys != "given" or None, "--duplicate-keys": duplicate_keys != "error" or None,
+            "--pattern": pattern, "--dry-run": dry_run or None,
+        }  # fmt: skip
+        ignored = [option for option, value in others.items() if value is not None]
+        if ignored:
+            raise typer.BadParameter(f"{ignored[0]} says how shards are written, and --selection writes none.")
+        how = {"filter": filter, "missing": missing, "sample": sample}
+        _select(source, selection, how, seed=seed, check=check, overwrite=overwrite, workers=workers, json=json)
+        return
+    if dest is None:
+        raise typer.BadParameter("name DEST, the folder to write to, or --selection.")
+    if overwrite:
+        raise typer.BadParameter("--overwrite is for --selection; shards are never written over others.")
     with show_progress() as show:
         result = reshard(
             source,
@@ -111,13 +143,41 @@ def reshard_command(
         _print_summary(result, dry_run=dry_run)
 
 
-def _gone(result: ReshardResult) -> dict[str, int]:
+def _select(
+    source: str,
+    name: str,
+    how: dict[str, Any],
+    *,
+    seed: int,
+    check: str,
+    overwrite: bool,
+    workers: int,
+    json: bool,
+) -> None:
+    """Store a selection, and say what is in it."""
+    from wdskit.packing.reshard_select import select
+
+    with show_progress() as show:
+        result = select(
+            source, name, **how, seed=seed, check=check, overwrite=overwrite, workers=workers, progress=show
+        )
+    if json:
+        print_json({**vars(result), "folders": [str(folder) for folder in result.folders]})
+        return
+    read = f"{plural(result.num_source_samples, 'sample')} in {plural(result.num_source_shards, 'shard')}"
+    print(f"Selected {format_count(result.num_samples)} of {read} as {name}.")
+    for reason, count in _gone(result).items():
+        if count:
+            print(f"{reason.replace('_', ' ')}: {format_count(count)}")
+
+
+def _gone(result: ReshardResult | SelectResult) -> dict[str, int]:
     """How many samples did not stay, by the reason."""
     return {
         "sampled_out": result.num_sampled_out,
         "filtered": result.num_filtered,
         "missing": result.num_missing,
-        "duplicates": result.num_duplicates,
+        "duplicates": getattr(result, "num_duplicates", 0),
     }
 
 

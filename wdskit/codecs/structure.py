@@ -37,6 +37,9 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
         ImageTooLarge: The header promises more than `max_pixels`.
         DecodeError: What is wrong, and at which byte.
     """
+    if isinstance(data, bytes) and data.startswith(JPEG_START):  # whose bytes are had in half the time of a view's
+        _walk_jpeg(data, max_pixels)
+        return
     view = memoryview(data).cast("B")
     if view[:2] == JPEG_START:
         _walk_jpeg(view, max_pixels)
@@ -52,7 +55,7 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
             raise DecodeError(f"not one complete {image.format} image: {str(err) or type(err).__name__}") from err
 
 
-def _walk_jpeg(view: memoryview, max_pixels: int) -> None:
+def _walk_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
     """Go from marker to marker; segments are stepped over, so that a preview's end mark inside one does not count."""
     at, has_frame, has_scan, size = 2, False, False, len(view)
     while True:
@@ -89,7 +92,7 @@ def _walk_jpeg(view: memoryview, max_pixels: int) -> None:
         raise DecodeError(f"JPEG, byte {at}: the end mark comes before any pixel data")
 
 
-def _find_marker(view: memoryview, at: int) -> int | None:
+def _find_marker(view: bytes | memoryview, at: int) -> int | None:
     """Where the next marker from `at` on is. Most are there, or near; through pixels numpy is quicker than `re`."""
     if at + 1 < len(view) and view[at] == 0xFF and view[at + 1] in _CODES:
         return at
@@ -97,20 +100,28 @@ def _find_marker(view: memoryview, at: int) -> int | None:
     if found is not None:
         return found.start()
     for start in range(at + _NEAR_BYTES, len(view) - 1, _FAR_BYTES):
-        part = np.frombuffer(view[start : start + _FAR_BYTES + 1], dtype=np.uint8)
-        places = np.flatnonzero(part[:-1] == 0xFF)
+        part = np.frombuffer(view, np.uint8, min(_FAR_BYTES + 1, len(view) - start), start)
+        found_any = part[:-1] == 0xFF
+        found_any &= part[1:] != 0
+        first = int(found_any.argmax())  # two to four times as fast as looking where all are
+        if not found_any[first]:
+            continue
+        if _IS_MARKER[part[first + 1]]:
+            return start + first
+        places = np.flatnonzero(found_any)
         places = places[_IS_MARKER[part[places + 1]]]
         if len(places):
             return start + int(places[0])
     return None
 
 
-def _check_frame(view: memoryview, at: int, end: int, max_pixels: int) -> None:
+def _check_frame(view: bytes | memoryview, at: int, end: int, max_pixels: int) -> None:
     """The frame header: marker, length, precision, height, width."""
     if end < at + 9:
         raise DecodeError(f"JPEG, byte {at}: a frame header of {end - at - 2} bytes")
-    height, width = int.from_bytes(view[at + 5 : at + 7], "big"), int.from_bytes(view[at + 7 : at + 9], "big")
-    check_pixels(width, height, max_pixels=max_pixels)
+    height, width = view[at + 5] << 8 | view[at + 6], view[at + 7] << 8 | view[at + 8]
+    if not 0 < width * height <= max_pixels:
+        check_pixels(width, height, max_pixels=max_pixels)
 
 
 def _walk_png(view: memoryview, max_pixels: int) -> None:

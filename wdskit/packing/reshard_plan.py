@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wdskit.dataset.grouping import read_span
 from wdskit.dataset.keys import hashed_key
@@ -21,7 +19,7 @@ from wdskit.packing.reshard_fields import Changes, find_fields
 from wdskit.packing.reshard_fill import ReshardJob
 from wdskit.packing.reshard_look import Words
 from wdskit.packing.reshard_read import open_path
-from wdskit.packing.reshard_samples import Samples
+from wdskit.packing.reshard_samples import Columns, Samples
 from wdskit.packing.reshard_scan import Scanned
 from wdskit.packing.rows import row_error
 from wdskit.tar import walk
@@ -39,20 +37,18 @@ def join_sources(scans: Iterable[Scanned], *, hashed: bool, first_of_key: bool) 
         PackError: Two have one key.
     """
     paths: list[str] = []
-    columns: dict[str, list[NDArray[Any]]] = defaultdict(list)
+    columns = Columns({"hashes": "u8", "source": "u4", "starts": "u4", "spans": "u4", "sizes": "u4", "copied": "?"})
     for number, scan in enumerate(scans):
         paths.append(scan.path)
-        columns["hashes"].append(scan.hashes)
-        columns["source"].append(np.full(len(scan.starts), number, dtype=np.uint32))
-        for name in ("starts", "spans", "sizes", "copied"):
-            columns[name].append(getattr(scan, name))
-    joined = {name: np.concatenate(columns.pop(name)) for name in list(columns)}
-    hashes = joined.pop("hashes")
-    check = (hashes & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-    samples = Samples(
-        paths, joined["source"], joined["starts"], joined["spans"], joined["sizes"], check, joined["copied"]
-    )
-    later = _find_later(samples, hashes, hashed=hashed, first_of_key=first_of_key)
+        columns.append({**vars(scan), "source": number}, len(scan.starts))
+    hashes = columns.take("hashes")
+    suspects = _of_one_hash(hashes)
+    check = hashes.view("<u4")[::2].copy()
+    del hashes
+    names = ("source", "starts", "spans", "sizes")
+    source, start, span, size = map(columns.take, names)
+    samples = Samples(paths, source, start, span, size, check, columns.take("copied"))
+    later = _find_later(samples, suspects, hashed=hashed, first_of_key=first_of_key)
     if later:
         keep = np.ones(len(samples), dtype=np.bool_)
         keep[later] = False
@@ -60,18 +56,22 @@ def join_sources(scans: Iterable[Scanned], *, hashed: bool, first_of_key: bool) 
     return samples, len(later)
 
 
-def _find_later(samples: Samples, hashes: Words, *, hashed: bool, first_of_key: bool) -> list[int]:
-    """Samples whose key an earlier one has. Equal hashes are only a hint: their keys are read."""
+def _of_one_hash(hashes: Words) -> list[int]:
+    """Samples whose hash another one has too, rising."""
     ordered = np.sort(hashes)
     if not (ordered[1:] == ordered[:-1]).any():
         return []
     order = np.argsort(hashes, kind="stable")
-    ordered = hashes[order]
-    same = np.flatnonzero(ordered[1:] == ordered[:-1])
-    rows = np.unique(np.concatenate([order[same], order[same + 1]])).tolist()  # in the order of the sources
+    same = np.flatnonzero(np.diff(hashes[order]) == 0)
+    rows: list[int] = np.unique(np.concatenate([order[same], order[same + 1]])).tolist()
+    return rows
+
+
+def _find_later(samples: Samples, suspects: Iterable[int], *, hashed: bool, first_of_key: bool) -> list[int]:
+    """Of samples with equal hashes, which are only a hint, those whose key an earlier one has: their keys are read."""
     known: dict[str, int] = {}
     later = []
-    for row in rows:
+    for row in suspects:
         key = _read_key(samples, row)
         key = hashed_key(key) if hashed else key
         if key not in known:

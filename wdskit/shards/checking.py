@@ -81,7 +81,7 @@ class _Pass:
         self._hashes = bytearray()
         self._stop = 0  # of the last whole sample
         self._field_sets: dict[Fields, FieldSet] = {}
-        self._checks: dict[str, Check | None] = {}
+        self._checks: dict[str, tuple[Check, bool] | None] = {}  # what looks at a field, and whether it is an image
         self._facts = ReaderFacts() if job.with_facts else None
         self._record = new_record(Also(job.also)) if job.also else None
         self.num_images = self.num_large = self.num_ignored = 0
@@ -154,22 +154,22 @@ class _Pass:
             except KeyError:
                 check = self._new_check(name_of_field)
             if check:
-                self._look(check, name_of_field, data, start, key)
+                self._look(*check, name_of_field, data, start, key)
         if current is not None:
             self._close(current, first, reader.stop, fields)
         self._stop = reader.stop
 
-    def _new_check(self, name: str) -> Check | None:
-        check = field_check(name, self._job.images, self._job.max_pixels)
+    def _new_check(self, name: str) -> tuple[Check, bool] | None:
+        found = field_check(name, self._job.images, self._job.max_pixels)
+        check = (found, not is_json_field(name)) if found else None
         if len(self._checks) < MAX_FIELD_SETS:
             self._checks[name] = check
         return check
 
-    def _look(self, check: Check, name: str, data: bytes, start: int, key: str) -> None:
+    def _look(self, check: Check, is_image: bool, name: str, data: bytes, start: int, key: str) -> None:  # noqa: FBT001
         if isinstance(data, Passed):
             self.num_large += 1
             return
-        is_image = not is_json_field(name)
         self.num_images += is_image
         try:
             check(data)

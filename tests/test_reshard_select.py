@@ -1,0 +1,108 @@
+"""Selections by a filter or a share, and what `wdskit reshard` prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from disks import HastyDisk
+from shards import samples_in, write_shard
+
+from wdskit import FolderIndexError, Pipeline, SelectionError, pack, reshard, select
+from wdskit.dataset.selection import read_selection
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`data` in the current folder: 40 samples in four shards."""
+    rows = [{"__key__": f"k{n:02d}", "cls": n % 4, "json": {"n": n}} for n in range(40)]
+    pack(rows, tmp_path / "data", max_samples=10, disk=HastyDisk())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "data"
+
+
+def keys_of(folder: Path, name: str) -> set[str]:
+    keys = list(samples_in(folder))
+    selection = read_selection(folder, name)
+    return {keys[10 * shard + number] for shard in range(4) for number in selection.samples(shard).tolist()}
+
+
+def test_a_selection_holds_what_a_copy_would(data, tmp_path):
+    for number, options in enumerate(({"filter": "json.n % 3 == 0 and cls < 2"}, {"sample": "40%", "seed": 2})):
+        result = select("data", f"s{number}", **options)
+        copied = reshard("data", tmp_path / f"copy{number}", disk=HastyDisk(), **options)
+        assert keys_of(data, f"s{number}") == set(samples_in(tmp_path / f"copy{number}"))
+        assert result.num_samples == copied.num_samples
+        assert result.num_samples + result.num_filtered + result.num_sampled_out == 40
+
+
+def test_a_planned_source_reads_the_selection(data):
+    select("data", "big", filter="json.n >= 30")
+    pipe = Pipeline().sequential("data", split="big").decode().to_tuple("__key__", "cls").batched(4)
+    keys = [key for batch in pipe.loader(workers=0) for key, valid in zip(batch[0], batch[-1], strict=True) if valid]
+    assert keys == [f"k{n}" for n in range(30, 40)]
+
+
+def test_of_shards_that_are_not_named_nothing_is_selected(data):
+    select("data/data-00000{1..2}.tar", "some", filter="cls == 0", workers=2)
+    assert keys_of(data, "some") == {"k12", "k16", "k20", "k24", "k28"}
+
+
+def test_another_selection_of_the_name_is_not_replaced_unasked(data):
+    select("data", "one", filter="cls == 0")
+    before = (data / "one.selection").read_bytes()
+    select("data", "one", filter="cls == 0")
+    assert (data / "one.selection").read_bytes() == before
+    with pytest.raises(
+        SelectionError, match=r"another selection has this name: reshard --selection one --filter 'cls == 0'"
+    ):
+        select("data", "one", filter="cls == 1")
+    select("data", "one", filter="cls == 1", overwrite=True)
+    assert len(keys_of(data, "one")) == 10
+    with pytest.raises(SelectionError, match="no name of a selection"):
+        select("data", "../x", filter="cls == 1")
+    with pytest.raises(SelectionError, match="named twice"):
+        select("data::data", "two", filter="cls == 1")
+    with pytest.raises(SelectionError, match="one line of text"):
+        select("data", "two", filter="(cls ==\n1)")
+
+
+def test_a_selection_needs_an_index(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    write_shard(tmp_path / "theirs" / "a.tar", {"k": {"cls": b"1"}})
+    with pytest.raises(FolderIndexError, match="has no index, beside which a selection stands"):
+        select(str(tmp_path / "theirs"), "one", filter="cls == 1")
+
+
+SUMMARY = """\
+folder    out
+read      40 samples in 4 shards
+filtered  20
+written   20, copied as they are
+shards    2 (out-000000.tar to out-000001.tar), 10 samples each"""
+
+
+def test_the_summary_of_a_copy(data, run):
+    code, out, err = run("reshard", "data", "out", "--filter", "cls < 2", "--num-shards", "2")
+    assert (code, err) == (0, "")
+    assert "\n".join(line for line in out.splitlines()[:5]) == SUMMARY
+    code, out, _ = run("reshard", "data", "other", "--drop", "cls", "--dry-run")
+    assert "planned  40, 40 with new headers" in out
+    assert out.endswith("Nothing was written (--dry-run).")
+    code, out, _ = run("reshard", "data", "more", "--sample", "50%", "--json")
+    told = json.loads(out)
+    assert told["num_samples"] + told["num_sampled_out"] == told["num_source_samples"] == 40
+
+
+def test_the_summary_of_a_selection(data, run):
+    assert run("reshard", "data", "--selection", "few", "--filter", "cls == 3") == (
+        0, "Selected 10 of 40 samples in 4 shards as few.\nfiltered: 30", ""
+    )  # fmt: skip
+    for words in (["out", "--selection", "x"], ["--selection", "x", "--shuffle", "1"], [], ["out", "--overwrite"]):
+        code, _, err = run("reshard", "data", *words)
+        assert code == 2
+        assert "Invalid value" in err
+    code, _, err = run("reshard", "data", "out", "--filter", "open('x')")
+    assert code == 1
+    assert err.startswith("filter at 1: \"open('x')\": there is no function open(); there are abs, ")

@@ -1,0 +1,160 @@
+"""`select`: samples chosen as `reshard` chooses them, stored as a selection beside the index instead of copied."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from wdskit.dataset.index import FolderIndex, read_index
+from wdskit.dataset.patterns import ShardList
+from wdskit.dataset.selection import write_selection
+from wdskit.dataset.selection_head import check_selection_name, read_head, selection_path
+from wdskit.errors import FolderIndexError, SelectionError, StorageError
+from wdskit.files import DISK, Disk
+from wdskit.limits import MAX_RECIPE_BYTES
+from wdskit.packing.reshard_choice import check_word, check_workers, make_choice
+from wdskit.packing.reshard_scan import Scanned
+from wdskit.packing.reshard_sources import Seen, list_sources, scan_all, scan_jobs
+from wdskit.packing.sources import Tell
+from wdskit.shards.locking import lock_folder
+
+
+@dataclass(frozen=True)
+class SelectResult:
+    """What `select` chose.
+
+    Attributes:
+        folders: Folders that have the selection now.
+        name: Its name.
+        recipe: The command that makes it, the source left out, as it stands in it.
+        num_source_shards: Shards that were read.
+        num_source_samples: Samples in them: those that were selected, and those of the next three.
+        num_samples: Samples that were selected.
+        num_sampled_out: Samples outside the share of `sample`.
+        num_filtered: Samples for which the filter does not hold.
+        num_missing: Samples that were left out because they lack what the filter asks for.
+    """
+
+    folders: tuple[Path, ...]
+    name: str
+    recipe: str
+    num_source_shards: int
+    num_source_samples: int
+    num_samples: int
+    num_sampled_out: int
+    num_filtered: int
+    num_missing: int
+
+
+def select(
+    source: str | Sequence[str],
+    name: str,
+    *,
+    filter: str | None = None,  # noqa: A002 (the option's name)
+    missing: str = "error",
+    sample: str | None = None,
+    seed: int = 0,
+    check: str = "headers",
+    overwrite: bool = False,
+    workers: int = 1,
+    progress: Tell | None = None,
+    disk: Disk = DISK,
+) -> SelectResult:
+    """Choose samples and store the choice as a selection of their folders: `wdskit reshard --selection`.
+
+    Planned sources take it as `split: NAME`. The shards stay as they are. Of shards that are not named nothing is
+    selected. The options are those of `reshard`.
+
+    Args:
+        source: Local shards of indexed folders.
+        name: Of the selection.
+        overwrite: Whether a selection of this name that was made otherwise is replaced.
+
+    Raises:
+        SelectionError: The name or the filter is none, another selection is in the way, or the filter has no answer.
+        FolderIndexError: A folder has no index, or one that does not match its shards.
+        PackError, ShardError, StorageError: As `reshard`.
+    """
+    check_selection_name(name)
+    check_workers(workers)
+    check_word("check", check, ("headers", "sha256"))
+    choice = make_choice(filter=filter, missing=missing, sample=sample, seed=seed)
+    recipe = _recipe(name, filter=filter, missing=missing, sample=sample, seed=seed)
+    found = list_sources(source)
+    _check_sources(found)
+    seen = Seen()
+    jobs = scan_jobs(found, choice, None, has_check=check == "sha256")
+    with contextlib.ExitStack() as stack:
+        folders = _folders_of(found)
+        indexes = {folder: _locked(stack, folder, name, recipe, overwrite=overwrite) for folder in folders}
+        scans = {scan.path: scan for scan in seen.counted(scan_all(jobs, workers=workers, tell=progress or _silent))}
+        for folder, index in indexes.items():
+            _write(Path(folder), index, name, scans, recipe, disk)
+    num_samples = sum(len(scan.numbers) for scan in scans.values())
+    told = len(jobs), seen.num_samples, num_samples
+    return SelectResult(tuple(map(Path, folders)), name, recipe, *told, **vars(seen.gone))
+
+
+def _silent(_: object) -> None:
+    """Progress where nobody looks."""
+
+
+def _recipe(name: str, *, filter: str | None, missing: str, sample: str | None, seed: int) -> str:  # noqa: A002
+    """The command that makes this selection, the same however it was asked for."""
+    words = ["reshard", "--selection", name]
+    words += ["--filter", filter] if filter else []
+    words += ["--missing", missing] if missing != "error" else []
+    words += ["--sample", sample, "--seed", str(seed)] if sample else []
+    recipe = shlex.join(words)
+    if not recipe.isprintable() or len(recipe.encode()) > MAX_RECIPE_BYTES:
+        raise SelectionError(f"{name}: the filter must be one line of text, as the selection tells how it was made.")
+    return recipe
+
+
+def _folders_of(found: ShardList) -> list[str]:
+    return list(dict.fromkeys(os.path.dirname(url) or "." for url in found.urls))
+
+
+def _check_sources(found: ShardList) -> None:
+    for url, entry in zip(found.urls, found.entries, strict=True):
+        if entry is None:
+            folder = os.path.dirname(url) or "."
+            msg = f"{url}: its folder has no index, beside which a selection stands.\n  Run `wdskit index {folder}`."
+            raise FolderIndexError(msg, folder=folder)
+    if len(set(found.urls)) < len(found.urls):
+        raise SelectionError("a shard is named twice, and its samples can be selected once only.")
+
+
+def _locked(stack: contextlib.ExitStack, folder: str, name: str, recipe: str, *, overwrite: bool) -> FolderIndex:
+    """The folder's index, with its lock held until `stack` is closed."""
+    stack.enter_context(lock_folder(Path(folder)))
+    path = selection_path(Path(folder), name)
+    if path.exists() and not overwrite:
+        try:
+            other = read_head(Path(folder), name).recipe
+        except SelectionError:
+            other = "damaged"
+        if other != recipe:
+            msg = (
+                f"{path}: another selection has this name: {other}.\n  Choose another, or replace it with --overwrite."
+            )
+            raise SelectionError(msg, folder=folder)
+    index = read_index(folder)
+    index.check_files()
+    return index
+
+
+def _write(folder: Path, index: FolderIndex, name: str, scans: dict[str, Scanned], recipe: str, disk: Disk) -> None:
+    by_name = {os.path.basename(scan.path): scan for scan in scans.values() if Path(scan.path).parent == folder}
+    none = np.zeros(0, dtype=np.int64)
+    numbers = [by_name[entry.name].numbers if entry.name in by_name else none for entry in index.entries]
+    try:
+        write_selection(folder, name, numbers, recipe=recipe, disk=disk)
+    except OSError as err:
+        raise StorageError(f"{folder}: the selection cannot be written: {err.strerror}.", url=str(folder)) from err
