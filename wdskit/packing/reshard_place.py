@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
+from wdskit.dataset.index import INDEX_NAME
 from wdskit.errors import PackError
 from wdskit.files import Disk, make_folders, remove_drafts
-from wdskit.packing.destination import Destination, open_destination
+from wdskit.packing.destination import Destination
 from wdskit.packing.plan import Names
 from wdskit.shards.locking import lock_folder, wait_for_workers
 from wdskit.storage.urls import is_local, local_path
@@ -47,15 +48,27 @@ def choose_names(folder: Path, pattern: str | None) -> Names:
         ) from err
 
 
+def look_at_place(folder: Path) -> Destination:
+    """The folder, in which no finished shards are.
+
+    Raises:
+        PackError: It is indexed.
+    """
+    if (folder / INDEX_NAME).exists():
+        raise PackError(f"{folder}: this folder is packed and indexed already.\n  Write to another folder.")
+    return Destination(folder)
+
+
 @contextlib.contextmanager
-def open_place(folder: Path, *, append: bool, classes: Mapping[str, int], disk: Disk) -> Iterator[Destination]:
+def open_place(folder: Path, *, disk: Disk) -> Iterator[Destination]:
     """The folder, made and locked while the block runs."""
     with told_as_pack_errors(folder):
         make_folders(folder, disk=disk)
     with lock_folder(folder), _tidied(folder, disk):
         with told_as_pack_errors(folder):
             wait_for_workers(folder)
-            target = open_destination(folder, append=append, classes=classes, disk=disk)
+            target = look_at_place(folder)
+            remove_drafts(folder, disk=disk)
         yield target
 
 
