@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.pipeline import timings as module
-from wdskit.pipeline.timings import LEAST_S, Histogram, Pace, Timings, clocked, cumulated
+from wdskit.pipeline.timings import CPU_STRIDE, LEAST_S, Histogram, Pace, Timings, clocked, cumulated, started
 
 DURATIONS = st.floats(1e-7, 100.0)
 SOME = st.lists(DURATIONS, min_size=1, max_size=60)
@@ -274,9 +274,31 @@ def test_clocked_values_are_made_only_when_they_are_asked_for():
 
 
 def test_real_clocks_run():
-    timings = Pace().begin()
-    assert timings is not None
-    sum(range(10_000))
-    timings.lap("work")
-    assert timings.stages["work"].total_s > 0
-    assert timings.stages["work"].cpu_s > 0
+    """That of CPU time in one of eight pieces."""
+    clocked = []
+    for _ in range(CPU_STRIDE):
+        timings = started(1)
+        for _ in range(2):
+            sum(range(10_000))
+            timings.lap("work")
+        found = timings.stages["work"]
+        assert found.total_s > 0
+        assert found.clocked_s in {0, found.total_s}
+        if found.clocked_s:
+            clocked.append(found)
+    assert len(clocked) == 1
+    assert clocked[0].cpu_s > 0
+
+
+def test_the_share_of_cpu_time_is_that_of_the_pieces_where_it_was_taken():
+    """Whatever stands beside them."""
+    found = Histogram()
+    found.add(3.0, num=5)
+    assert found.cpu_ratio == 0
+    found.add(1.0, cpu_s=0.25)
+    other = Histogram()
+    other.add(1.0, cpu_s=0.75)
+    found.merge(other)
+    assert (found.cpu_ratio, found.total_s, found.clocked_s) == (0.5, 17.0, 2.0)
+    assert found.since(other).cpu_ratio == 0.25
+    assert pickle.loads(pickle.dumps(found)).cpu_ratio == 0.5

@@ -162,7 +162,7 @@ class Stats:
             ready_mean=found.ready / found.asked if found.asked else 0.0,
             empty_ratio=found.empty / found.asked if found.asked else 0.0,
             busy_ratio=in_stages_s * at_a_time / setting.num_threads if timings.stages else None,
-            cpus=sum(each.cpu_s for each in timings.stages.values()) * at_a_time,
+            cpus=sum(each.total_s * each.cpu_ratio for each in timings.stages.values()) * at_a_time,
             stages={name: _stage(each, in_stages_s) for name, each in timings.stages.items()},
             advice=None,
         )
@@ -177,5 +177,5 @@ def _stage(found: Histogram, in_stages_s: float) -> StageStats:
         p50_s=found.quantile_s(0.5),
         p99_s=found.quantile_s(0.99),
         share_ratio=found.total_s / in_stages_s if in_stages_s else 0.0,
-        cpu_ratio=min(1.0, found.cpu_s / found.total_s) if found.total_s else 0.0,
+        cpu_ratio=found.cpu_ratio,
     )

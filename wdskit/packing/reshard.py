@@ -12,13 +12,14 @@ from pathlib import Path
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import WdskitError
 from wdskit.files import DISK, Disk
-from wdskit.packing.destination import Destination, check_place, look_at_destination
+from wdskit.packing.destination import Destination
+from wdskit.packing.places import folder_of, names_of, told_as_pack_errors
 from wdskit.packing.plan import Limits, Names, make_limits
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.reshard_choice import Choice, check_seed, check_word, check_workers, make_choice
 from wdskit.packing.reshard_fields import Changes, make_changes
 from wdskit.packing.reshard_fill import fill_in_worker, fill_shard
-from wdskit.packing.reshard_place import choose_names, open_place, parse_folder, told_as_pack_errors
+from wdskit.packing.reshard_place import look_at_place, open_place
 from wdskit.packing.reshard_plan import Jobs, divide_samples, join_sources, shuffle_samples
 from wdskit.packing.reshard_sources import Seen, check_dest, find_classes, list_sources, scan_all, scan_jobs
 from wdskit.packing.running import Count
@@ -147,7 +148,7 @@ def reshard(
     check_word("check", check, ("headers", "sha256"))
     check_word("duplicate_keys", duplicate_keys, ("error", "first"))
     task = _Task(
-        folder=parse_folder(os.fsdecode(dest)),
+        folder=folder_of(os.fsdecode(dest)),
         limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of),
         choice=make_choice(filter=filter, missing=missing, sample=sample, seed=seed),
         changes=make_changes(keep=keep, drop=drop, rename=rename, keys=keys),
@@ -158,7 +159,7 @@ def reshard(
         tell=progress or _say_nothing,
         disk=disk,
     )
-    names = choose_names(task.folder, pattern)
+    names = names_of(task.folder, pattern)
     return task.run(source, names, start, is_dry=dry_run)
 
 
@@ -184,7 +185,7 @@ class _Task:
     def run(self, source: str | Sequence[str], names: Names, start: float, *, is_dry: bool) -> ReshardResult:
         found = list_sources(source)
         check_dest(self.folder, found)
-        check_place(self.folder, None, append=False)
+        look_at_place(self.folder)
         classes, classes_lost = find_classes(found, self.changes)
         seen = Seen()
         jobs = scan_jobs(found, self.choice, self.changes, has_check=self.has_check)
@@ -197,7 +198,7 @@ class _Task:
         planned = Jobs(self.folder, samples, divide_samples(samples, self.limits), names, self.changes)
         entries: Sequence[ShardEntry] = ()
         with told_as_pack_errors(self.folder):
-            self._check_free(look_at_destination(self.folder, append=False, classes={}), planned, classes)
+            self._check_free(look_at_place(self.folder), planned, classes)
             if not is_dry:
                 entries = self._write(planned, classes)
         return ReshardResult(
@@ -221,7 +222,7 @@ class _Task:
 
     def _write(self, planned: Jobs, classes: Mapping[str, bytes]) -> Sequence[ShardEntry]:
         """Fill all shards, and write the index when they are there."""
-        with open_place(self.folder, append=False, classes={}, disk=self.disk) as target:
+        with open_place(self.folder, disk=self.disk) as target:
             self._check_free(target, planned, classes)
             entries = self._fill(planned)
             target.check_lists(classes)

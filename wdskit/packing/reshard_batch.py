@@ -135,7 +135,7 @@ class Batch:
             if choice.skip_missing:
                 gone.num_missing += 1
                 return False
-            remedy = "Ask with json.get(name, default), or leave such samples out with --missing skip."
+            remedy = "Ask first ('txt' in fields, json.get('n', 0)), or leave such samples out with --missing skip."
             raise self._unanswered(key, choice, err, remedy) from err
         except (ExpressionError, DecodeError) as err:
             raise self._unanswered(key, choice, err, "Mend the filter or the sample.") from err
