@@ -32,6 +32,9 @@ class WatchedDisk(Disk):
     def open(self, path):
         return self._do("open", path)
 
+    def open_log(self, path):
+        return self._do("open_log", path)
+
     def write(self, fd, data):
         return self._do("write", fd, data)
 
@@ -159,12 +162,12 @@ class PowerLossDisk(WatchedDisk):
     def _do(self, name, *args):
         done = super()._do(name, *args)
         match name:
-            case "open":
+            case "open" | "open_log":
                 file = self._live[args[0]]
                 if file is None:
                     file = _File(b"")
                     self._name(args[0], file)
-                file.written = b""
+                file.written = file.written if name == "open_log" else b""
                 self._open[done] = file
             case "write":
                 self._open[args[0]].written += bytes(args[1][:done])

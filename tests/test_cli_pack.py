@@ -172,7 +172,10 @@ def test_packing_twice_is_refused_with_the_way_out(run, photos):
     code, _, err = run("pack", "photos", "out")
     assert (code, err) == (
         1,
-        "out: this folder is packed and indexed already.\n  Pack into another folder, or add to it with --append.",
+        (
+            "out: this folder is packed and indexed already.\n"
+            "  Pack into another folder, add to it with --append, or replace it with --overwrite."
+        ),
     )
 
 
@@ -209,6 +212,10 @@ OPTIONS = {
     "--num-shards": ("photos out --num-shards 2", lambda: len(shards_in("out")) == 2),
     "--multiple-of": ("photos out --multiple-of 3", lambda: len(shards_in("out")) == 3),
     "--dry-run": ("photos out --dry-run", lambda: not Path("out").exists()),
+    "--overwrite": ("b.jsonl there --overwrite", lambda: keys_in("there") == ["row-000000000"]),
+    "--restart": ("photos out --restart", lambda: len(keys_in("out")) == 3),
+    "--part": ("photos out --part 1/2 --max-samples 1", lambda: shards_in("out") == ["out-000001.tar"]),
+    "--only": ("a.jsonl there --skip-bad --only 0", lambda: keys_in("there") == ["x"]),
     "--shuffle": ("photos out --shuffle 1", lambda: keys_in("out") == ["cat/0001", "cat/0000", "dog/0000"]),
     "--workers": ("photos out --workers 2 --max-samples 1", lambda: len(keys_in("out")) == 3),
     "--pattern": ("photos out --pattern x%d.tar", lambda: shards_in("out") == ["x0.tar"]),
@@ -242,6 +249,15 @@ def test_an_option_does_what_its_help_says(run, photos, option):
     words, is_done = OPTIONS[option]
     assert run("pack", *words.split())[::2] == (0, "")
     assert is_done()
+    if option == "--part":
+        assert run("pack", "finish", "out")[0] == 1
+        assert run("pack", "photos", "out", "--part", "0/2", "--max-samples", "1")[0] == 0
+        code, out, err = run("pack", "finish", "out")
+        assert (code, err, without_speeds(out).splitlines()[1]) == (
+            0,
+            "",
+            "shards   3 (out-000000.tar to out-000002.tar)",
+        )
     if option in {"--image-column", "--key-column", "--append"}:  # and nothing of that without it
         assert run("pack", words.split()[0], "without")[0] == 0
         assert (keys_in("without"), fields_in("without")) == (["row-000000000"], {"json"})

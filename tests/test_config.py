@@ -11,8 +11,9 @@ import pytest
 
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.config import Config, load_config
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.parsing import parse_stage
-from wdskit.pipeline.specs import STAGES, LoaderSpec
+from wdskit.pipeline.specs import STAGES
 from wdskit.pipeline.writing import config_to_yaml
 
 # name: (shorthand, long form); where there is no shorthand the bare name is it

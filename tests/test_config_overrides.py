@@ -10,8 +10,8 @@ from test_config import TEXT, load
 
 from wdskit.errors import ConfigError
 from wdskit.pipeline.config import load_config
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.parsing import parse_stage
-from wdskit.pipeline.specs import LoaderSpec
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ import pytest
 from test_config import FORMS
 
 from wdskit.pipeline.document import read_document
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.schema import json_schema
-from wdskit.pipeline.specs import STAGES, LoaderSpec
+from wdskit.pipeline.specs import STAGES
 from wdskit.pipeline.stats_spec import StatsSpec
 
 SCHEMA = json_schema()

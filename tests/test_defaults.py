@@ -10,7 +10,7 @@ from shards import number_of, write_numbers
 from wdskit import Pipeline
 from wdskit.pipeline import defaults
 from wdskit.pipeline.defaults import choose_crew, usable_cores
-from wdskit.pipeline.specs import LoaderSpec
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.shards.indexing import index_folder
 
 EXACT = Pipeline().exact("a")

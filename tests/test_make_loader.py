@@ -21,8 +21,8 @@ from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError
 from wdskit.order.draws import Draws
 from wdskit.pipeline import registry
 from wdskit.pipeline.config import load_config
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.reading import SplitByNode, SplitByWorker
-from wdskit.pipeline.specs import LoaderSpec
 from wdskit.pipeline.streaming import StreamPipeline
 
 COUNTS = [4, 5, 6, 7, 8, 9]

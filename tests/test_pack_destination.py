@@ -161,7 +161,7 @@ def test_a_shard_that_no_index_would_know_is_an_error(tmp_path, rows):
     with pytest.raises(PackError, match=r"other.tar: this shard is not one of those being packed. No index"):
         pack(rows or iter(numbered(0, 3)), tmp_path / "out")
     left = [] if rows else ["out-000000.tar", "out-000000.tar.idx"]
-    assert list(bytes_in(tmp_path / "out")) == ["other.tar", *left]
+    assert [name for name in bytes_in(tmp_path / "out") if name[0] != "."] == ["other.tar", *left]
 
 
 @pytest.mark.parametrize("name", ["classes.json", "rejected.jsonl", "out-000000.tar"])

@@ -221,7 +221,8 @@ def test_a_generator_that_fails_leaves_whole_shards_and_no_index(tmp_path, error
     with pytest.raises(type(error), match="broken") as caught:
         pack(rows(), tmp_path / "out", max_samples=1)
     assert caught.value is error
-    assert list(bytes_in(tmp_path / "out")) == ["out-000000.tar", "out-000000.tar.idx"]
+    left = [".wdskit-pack.json", "out-000000.tar", "out-000000.tar.idx"]
+    assert list(bytes_in(tmp_path / "out")) == left
 
 
 def test_an_error_of_the_progress_function_comes_through(tmp_path):

@@ -255,7 +255,7 @@ def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference
 
 @pytest.mark.parametrize("mutant", ["a part a worker", "as they are done", "a seed a worker"])
 def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source, reference, mutant, monkeypatch):
-    true_limits, true_map, true_read = api.make_limits, running.map_shards, api.read_rows
+    true_limits, true_map, true_read = api.make_limits, running.map_shards, running.read_rows
     if mutant == "a part a worker":
         monkeypatch.setattr(api, "make_limits", lambda most, *args, **options: true_limits(most // 2, *args, **options))
     elif mutant == "as they are done":
@@ -266,7 +266,7 @@ def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source
             true_read(found, spool, workers=workers, **options)
             return np.roll(np.arange(len(spool)), workers)
 
-        monkeypatch.setattr(api, "read_rows", read)
+        monkeypatch.setattr(running, "read_rows", read)
     pack(source, tmp_path / "out", workers=2, **OPTIONS)
     assert bytes_in(tmp_path / "out") != reference
 

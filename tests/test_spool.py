@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shards import bytes_in, samples_in
 
 from wdskit import RowError, pack
-from wdskit.packing import api, spool
+from wdskit.packing import api, recorded, spool
+from wdskit.packing.recorded import decode_rows, encode_row
 from wdskit.packing.references import KINDS, FileBytes
 from wdskit.packing.rows import Row
-from wdskit.packing.spool import Spool, check_unique, decode_rows, encode_row
+from wdskit.packing.spool import Spool, check_unique
 
 TEXTS = st.text(st.characters(codec=None, min_codepoint=1), max_size=12)  # surrogates too
 REFERENCES = st.builds(FileBytes, TEXTS, st.integers(0, 1 << 40), st.integers(0, 1 << 62))
@@ -25,6 +26,7 @@ ROWS = st.builds(lambda key, fields, where: Row(key, tuple(fields), where), st.t
 
 
 @given(st.lists(ROWS, max_size=6))
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_record_is_the_row(rows):
     assert list(decode_rows(b"".join(map(encode_row, rows)))) == rows
 
@@ -38,7 +40,7 @@ def filled(rows: list[Row], *, most: int | None, folder: Path) -> Spool:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=12), st.data())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_any_rows_are_given_back_in_any_order_by_any_process(rows, data):
     numbers = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20)), dtype=np.int64)
     expected = [rows[number] for number in numbers]
@@ -54,10 +56,10 @@ def test_any_rows_are_given_back_in_any_order_by_any_process(rows, data):
 
 def test_rows_that_stand_together_are_read_together_and_no_more_than_a_piece_at_once(tmp_path, monkeypatch):
     rows = [Row(f"{n}", (("bin", bytes(n * 100)),), "here") for n in range(50)]
-    monkeypatch.setattr(spool, "_READ_BYTES", 5000)
+    monkeypatch.setattr(recorded, "_READ_BYTES", 5000)
     reads = []
-    true_read = spool.read_exactly
-    monkeypatch.setattr(spool, "read_exactly", lambda fd, a, b: reads.append(b - a) or true_read(fd, a, b))
+    true_read = recorded.read_exactly
+    monkeypatch.setattr(recorded, "read_exactly", lambda fd, a, b: reads.append(b - a) or true_read(fd, a, b))
     with filled(rows, most=0, folder=tmp_path) as made:
         assert list(made.take(np.arange(50))) == rows
         assert len(reads) < 40
@@ -76,10 +78,10 @@ def test_a_plan_that_was_cut_is_an_error(tmp_path):
 
 
 def test_every_kind_of_reference_may_stand_in_a_plan():
-    """Frozen, of texts and whole numbers: what a record can hold."""
+    """Frozen, of texts, whole numbers and truth values: what a record can hold."""
     for kind in KINDS.values():
         parts = {name: str(hint) for name, hint in kind.__annotations__.items()}
-        assert set(parts.values()) <= {"str", "int"}
+        assert set(parts.values()) <= {"str", "int", "bool"}
         assert kind.__dataclass_params__.frozen
 
 

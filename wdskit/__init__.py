@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from wdskit.loader.plan import plan
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import pack
+    from wdskit.packing.finishing import finish_pack
     from wdskit.packing.reshard import ReshardResult, reshard
     from wdskit.packing.reshard_select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
@@ -83,6 +84,7 @@ __all__ = [
     "__version__",
     "bench",
     "check_same_batches",
+    "finish_pack",
     "gather_valid",
     "load_config",
     "make_loader",
@@ -113,6 +115,7 @@ _HOMES = {
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
+    "finish_pack": "wdskit.packing.finishing",
     "reshard": "wdskit.packing.reshard",
     "SelectResult": "wdskit.packing.reshard_select",
     "select": "wdskit.packing.reshard_select",

@@ -169,9 +169,11 @@ def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
     """A draft that never gets a final name: it is gone when the block ends, or by `remove_drafts` after a kill."""
     draft = draft_path(path)
     fd = disk.open(draft)
+    handle = Draft(fd, disk)
     try:
-        yield Draft(fd, disk)
+        yield handle
     finally:
+        handle.end()
         with contextlib.suppress(OSError):  # nothing in it has to last
             disk.close(fd)
         with contextlib.suppress(OSError):

@@ -78,6 +78,17 @@ def pack_command(
     ] = "given",
     append: Annotated[bool, typer.Option("--append", help="Add to a folder that is indexed already.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is packed there.")] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Remove what a run has written that was stopped, and begin anew.")
+    ] = False,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Fill part I, from 0, of N; then `pack finish DEST` when all are done."),
+    ] = None,
+    only: Annotated[
+        int | None, typer.Option(metavar="NUMBER", min=0, help="Fill this shard again, which is lost or damaged.")
+    ] = None,
     from_: Annotated[
         str | None,
         typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see above."),
@@ -122,10 +133,17 @@ def pack_command(
     --from says what it is where its path does not: folder, table (on stdin JSONL), parquet, coco, hf, tar, zip, list
     (paths, one a line), list0 (as find -print0 writes them).
 
-    In Python: wdskit.pack
+    On several machines that share DEST, each does a part, as in a Slurm array 0-7 with --part $SLURM_ARRAY_TASK_ID/8.
+    When all are through, `wdskit pack finish DEST` writes the index.
+
+    In Python: wdskit.pack, wdskit.finish_pack
     """
     from wdskit.packing.api import pack
+    from wdskit.packing.finishing import finish_pack
 
+    if source == "finish":
+        _print_summary(finish_pack(dest))
+        return
     size = None if max_bytes is None else parse_size(max_bytes)
     with show_progress() as show:
         result = pack(
@@ -142,6 +160,10 @@ def pack_command(
             keys=keys,
             append=append,
             dry_run=dry_run,
+            overwrite=overwrite,
+            restart=restart,
+            part=part,
+            only=only,
             from_=from_,
             side_cars=[name.strip() for name in side_cars.split(",")] if side_cars else (),
             images=images,

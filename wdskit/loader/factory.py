@@ -13,11 +13,11 @@ from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.defaults import choose_crew
+from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.parsing import parse_settings
 from wdskit.pipeline.problems import show, wrong_kind
 from wdskit.pipeline.ranks import find_place
 from wdskit.pipeline.registry import is_function_name
-from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.streaming import StreamPipeline
 
 

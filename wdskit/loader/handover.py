@@ -12,10 +12,10 @@ import torch
 
 from wdskit.errors import PipelineError
 from wdskit.pipeline.framing import Ending, finish_batch
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.making import Made
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.ragged import Ragged
-from wdskit.pipeline.specs import LoaderSpec
 
 _NUM_AHEAD = 2  # one that is being moved while the other waits to be taken
 

@@ -14,9 +14,9 @@ from wdskit.loader.reports import Reports
 from wdskit.loader.stats import Stats
 from wdskit.loader.stats_types import LoaderStats
 from wdskit.pipeline.defaults import local_ranks, usable_cores
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.ranks import group_place, initialised_place
 from wdskit.pipeline.run import Run
-from wdskit.pipeline.specs import LoaderSpec
 from wdskit.pipeline.timings import Timings
 
 

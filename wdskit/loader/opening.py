@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from wdskit.errors import PipelineError
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
+from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 
 
 class Opened(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 from wdskit.errors import PipelineError
 from wdskit.loader.plan_types import StreamPlan
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.specs import ErrorsSpec
+from wdskit.pipeline.loader_specs import ErrorsSpec
 
 
 def plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:

@@ -12,9 +12,9 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.makers import Ahead, make_maker
 from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.starting import check_sendable, choose_start_method
+from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.making import Bad, Job, Made
 from wdskit.pipeline.planned import PlannedPipeline
-from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 
 STEPS_A_JOB = 64
 """Steps that are made together where an item is a sample: one by one, the way between processes costs 0.2 ms each."""

@@ -13,8 +13,8 @@ from wdskit.loader.passes import beside, unused_state
 from wdskit.loader.stream_state import StreamState, read_state
 from wdskit.loader.workers import Workers
 from wdskit.pipeline.footing import keeping
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.marks import How, Marks, Start
-from wdskit.pipeline.specs import LoaderSpec
 from wdskit.pipeline.splits import check_splits
 from wdskit.pipeline.streaming import StreamPipeline
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure
 from wdskit.loader.starting import check_sendable, choose_start_method
-from wdskit.pipeline.specs import LoaderSpec
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.processes import end_with_parent
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed|exited)")  # torch's words

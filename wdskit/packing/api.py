@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from wdskit.dataset.index import ShardEntry, write_index
-from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Disk, make_folders, remove_drafts
-from wdskit.packing.destination import Destination, check_place, look_at_destination, open_destination
+from wdskit.dataset.index import ShardEntry
+from wdskit.errors import RowError
+from wdskit.files import DISK, Disk
+from wdskit.packing.destination import check_place
 from wdskit.packing.kinds import SourceOptions, find_source
-from wdskit.packing.options import PackOptions
-from wdskit.packing.plan import Names, make_limits
-from wdskit.packing.planning import Jobs, PackPlan, divide_rows, read_rows
-from wdskit.packing.running import fill_all, fill_stream
+from wdskit.packing.options import PackOptions, parse_part
+from wdskit.packing.places import find_place, folder_of, names_of, told_as_pack_errors
+from wdskit.packing.plan import make_limits
+from wdskit.packing.planning import PackPlan
+from wdskit.packing.running import Work, pack_planned, pack_stream, plan_jobs
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
-from wdskit.shards.also import check_names, publish_beside_folder
-from wdskit.shards.locking import lock_folder, wait_for_workers
-from wdskit.storage.urls import is_local, local_path
 
 
 @dataclass(frozen=True)
@@ -70,6 +66,10 @@ def pack(
     keys: str = "given",
     append: bool = False,
     dry_run: bool = False,
+    overwrite: bool = False,
+    restart: bool = False,
+    part: str | None = None,
+    only: int | None = None,
     from_: str | None = None,
     side_cars: Sequence[str] = (),
     images: str | os.PathLike[str] | None = None,
@@ -107,6 +107,11 @@ def pack(
             every reader would give back. Path and key stand in `json`.
         append: Add to a folder that is indexed already. Its shards are read, for their keys.
         dry_run: Only plan: `plan` of the result tells what would be written, and nothing is.
+        overwrite: Replace what is packed there: its index goes first, then its shards, lists and selections.
+        restart: Where a run was stopped that packed something else, remove what it has written and begin anew.
+        part: `3/8` fills the fourth of eight parts of the shards and writes no index; parts may run at the same time,
+            on several machines that share the folder. `finish_pack` then completes it.
+        only: Fill the shard of this number again, which is lost or damaged. It must become what the index tells of.
         from_: What kind of source it is (a name of `packing.kinds.KINDS`), where its path does not say so.
         side_cars: Of an image folder: extensions of the files beside an image that belong to its sample (`json`,
             `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
@@ -128,92 +133,38 @@ def pack(
     start = time.perf_counter()
     options = PackOptions(
         limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of),
-        pattern=pattern,
         shuffle=shuffle,
         skip_bad=skip_bad,
         keys=keys,
         append=append,
         workers=workers,
         dry_run=dry_run,
+        overwrite=overwrite,
+        restart=restart,
+        part=None if part is None else parse_part(part),
+        only=only,
         also=also,
         split_name=split_name,
     )
-    with _told_as_pack_errors(Path(dest)):
-        folder = _folder(os.fsdecode(dest))
-        names = _names(folder, pattern)
-        check_place(folder, source, append=append)
+    with told_as_pack_errors(Path(dest)):
+        folder = folder_of(os.fsdecode(dest))
+        names = names_of(folder, pattern)
+        check_place(folder, source, options)
     how = SourceOptions(from_, keys, image_column, key_column, side_cars, None if images is None else os.fspath(images))
     found = find_source(source, how)
     if found.is_stream:
         options.check_stream()
-    tell = progress or _say_nothing
     with contextlib.ExitStack() as stack:
-        place = _find_place(stack, folder, found, options, disk)
-        spool = stack.enter_context(Spool(place.room, disk=disk, most=None if found.is_held else ROWS_IN_MEMORY))
-        jobs = None if found.is_stream else _plan(found, place, spool, names, options, tell)
-        plan = jobs.plan() if jobs else None
-        if dry_run:
-            return _result(folder, found, (), plan, start)
-        if jobs is None:
-            entries = fill_stream(found, place.open, names, options, tell=tell, disk=disk)
-        else:
-            entries = fill_all(jobs, workers=workers, tell=tell, disk=disk)
-        spool.close()
-        _complete(place.open(), found, entries, options, disk)
+        place = find_place(stack, folder, found.classes, options, disk)
+        most = None if found.is_held else ROWS_IN_MEMORY
+        spool = stack.enter_context(Spool(place.room, name=place.name, disk=disk, most=most))
+        work = Work(stack, found, names, options, asdict(how), progress or _say_nothing, disk)
+        if found.is_stream:
+            return _result(folder, found, pack_stream(work, place), None, start)
+        jobs = plan_jobs(work, place, spool)
+        plan = jobs.plan()
+        entries = () if dry_run else pack_planned(work, place, jobs)
     return _result(folder, found, entries, plan, start)
-
-
-class _Place(NamedTuple):
-    """Where a run works: opened when it is needed.
-
-    Attributes:
-        folder: The folder that is packed into.
-        open: What is known of it, once it is looked at.
-        room: A folder for a plan that is too large for memory.
-    """
-
-    folder: Path
-    open: Callable[[], Destination]
-    room: Callable[[], Path]
-
-
-def _find_place(stack: contextlib.ExitStack, folder: Path, found: Source, options: PackOptions, disk: Disk) -> _Place:
-    """Where to work: the folder is made, and locked, when the plan is whole or goes to disk, so that what is wrong
-    before leaves no trace.
-    """
-    if options.dry_run:
-        look = functools.partial(look_at_destination, folder, append=options.append, classes=found.classes)
-        return _Place(folder, look, lambda: Path(stack.enter_context(tempfile.TemporaryDirectory())))
-    opened = functools.partial(_opened, folder, append=options.append, classes=found.classes, disk=disk)
-    open_once = functools.cache(lambda: stack.enter_context(opened()))
-    return _Place(folder, open_once, lambda: open_once().folder)
-
-
-@contextlib.contextmanager
-def _opened(folder: Path, *, append: bool, classes: Mapping[str, int], disk: Disk) -> Iterator[Destination]:
-    """The folder, made and locked while the block runs."""
-    with _told_as_pack_errors(folder):
-        make_folders(folder, disk=disk)
-    with lock_folder(folder), _tidied(folder, disk):
-        with _told_as_pack_errors(folder):
-            wait_for_workers(folder)
-            target = open_destination(folder, append=append, classes=classes, disk=disk)
-        yield target
-
-
-def _complete(
-    target: Destination, found: Source, entries: Sequence[ShardEntry], options: PackOptions, disk: Disk
-) -> None:
-    """Write what stands beside the shards, the index last."""
-    also = target.beside(options.also, options.split_name)
-    with _told_as_pack_errors(target.folder):
-        lists = target.lists(found.classes, found.rejected)
-        target.check_lists(lists)
-        target.check_strays(entry.name for entry in entries)
-        target.publish_lists(lists, disk=disk)
-        together = (*target.entries, *entries)
-        publish_beside_folder(target.folder, together, also=also, before=target.also, earlier=target.entries, disk=disk)
-        write_index(target.folder, together, also=also, disk=disk)
 
 
 def _result(
@@ -233,65 +184,5 @@ def _result(
     )
 
 
-def _plan(found: Source, place: _Place, spool: Spool, names: Names, options: PackOptions, tell: Tell) -> Jobs:
-    """Plan everything, and refuse what is in the way, before anything is written."""
-    with _told_as_pack_errors(place.folder):
-        kept = read_rows(found, spool, skip_bad=options.skip_bad, workers=options.workers, tell=tell)
-        target = place.open()
-        target.check_keys(spool, kept, tell)
-        order, spans = divide_rows(spool, kept, limits=options.limits, shuffle=options.shuffle)
-        also = target.beside(options.also, options.split_name)
-        jobs = Jobs(target.folder, spool, order, spans, names, target.first_number(names), also)
-        shards = jobs.plan().shards
-        target.check_free(shards)
-        check_names([*(entry.name for entry in target.entries), *(shard.name for shard in shards)], also)
-        target.check_lists(target.lists(found.classes, found.rejected))
-    return jobs
-
-
 def _say_nothing(_: Progress) -> None:
     """Progress where nobody looks."""
-
-
-def _folder(dest: str) -> Path:
-    """The folder to write to."""
-    if not dest or "\x00" in dest:
-        raise PackError(f"{dest!r} is no folder to pack into. Write . for this one.")
-    if not is_local(dest):
-        raise PackError(f"{dest}: only a local folder can be packed into.")
-    folder = Path(local_path(dest))
-    if folder.exists() and not folder.is_dir():
-        raise PackError(f"{dest}: this is a file, not a folder to pack into.")
-    return folder
-
-
-def _names(folder: Path, pattern: str | None) -> Names:
-    """What the shards are called: by default as the folder, so that basenames differ between folders."""
-    if pattern is not None:
-        return Names(pattern)
-    try:
-        return Names(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")
-    except PackError as err:
-        raise PackError(
-            f"{folder}: shards cannot be called after this folder. Name them: --pattern train-%06d.tar."
-        ) from err
-
-
-@contextlib.contextmanager
-def _tidied(folder: Path, disk: Disk) -> Iterator[None]:
-    """After a fault or Ctrl-C remove drafts, which workers that were stopped leave."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            remove_drafts(folder, disk=disk)
-        raise
-
-
-@contextlib.contextmanager
-def _told_as_pack_errors(folder: Path) -> Iterator[None]:
-    """Faults of the disk as an error with the folder's name."""
-    try:
-        yield
-    except OSError as err:
-        raise PackError(f"{folder}: cannot be written: {err.strerror or err}.") from err

@@ -15,33 +15,38 @@ from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry, read_index
 from wdskit.errors import FolderIndexError, PackError, RowError
-from wdskit.files import Disk, publish_bytes, remove_drafts
+from wdskit.files import Disk, publish_bytes
 from wdskit.packing.fill import check_free, taken
+from wdskit.packing.options import PackOptions
 from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
+from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Tell
-from wdskit.packing.spool import Ints, Spool, suspects
+from wdskit.packing.spool import Spool, suspects
 from wdskit.shards.also import parse_also
 from wdskit.storage.urls import LocalFile
 
 REJECTED_NAME = "rejected.jsonl"
 
 
-def check_place(folder: Path, source: object, *, append: bool) -> None:
+def check_place(folder: Path, source: object, options: PackOptions | None = None) -> None:
     """Refuse what can be refused before a row is read.
 
     Raises:
-        PackError: The folder lies in the source, or is indexed and not to be added to.
+        PackError: The folder lies in the source, is indexed and should not be, or the other way round.
     """
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         root = os.path.realpath(os.fsdecode(source))
         if os.path.commonpath([root, os.path.realpath(folder)]) == root:
             msg = f"{folder}: it lies in the source {os.fsdecode(source)}, and would be a part of it the next time."
             raise PackError(f"{msg}\n  Pack into a folder outside of it.")
-    if not append and (folder / INDEX_NAME).exists():
+    is_indexed = (folder / INDEX_NAME).exists()
+    if is_indexed and not (options and (options.append or options.overwrite or options.only is not None)):
         msg = f"{folder}: this folder is packed and indexed already."
-        raise PackError(f"{msg}\n  Pack into another folder, or add to it with --append.")
+        raise PackError(f"{msg}\n  Pack into another folder, add to it with --append, or replace it with --overwrite.")
+    if options and options.only is not None and not is_indexed:
+        raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,15 @@ class Destination:
     Attributes:
         folder: Where it is.
         append: Whether it is indexed, and added to.
-        entries: Shards that it has already, from its index.
+        entries: Shards that it has already and that stay, from its index.
+        replaced: Names of the shards that are going to be replaced.
         also: What the index says that is kept beside them for other readers.
     """
 
     folder: Path
     append: bool = False
     entries: tuple[ShardEntry, ...] = ()
+    replaced: tuple[str, ...] = ()
     also: Also = NOTHING_ELSE
 
     def beside(self, kinds: Sequence[str], split_name: str) -> Also:
@@ -130,7 +137,7 @@ class Destination:
         Raises:
             PackError: Names one.
         """
-        for shard in shards:
+        for shard in () if self.replaced else shards:
             check_free(self.folder / shard.name, shard.num_bytes)
         self.check_strays([shard.name for shard in shards])
 
@@ -140,7 +147,7 @@ class Destination:
         Raises:
             PackError: Names one.
         """
-        known = {*new, *(entry.name for entry in self.entries)}
+        known = {*new, *self.replaced, *(entry.name for entry in self.entries)}
         strays = sorted(path.name for path in self.folder.glob("[!.]*.tar") if path.name not in known)
         if strays:
             msg = f"{self.folder / strays[0]}: this shard is not one of those being packed."
@@ -171,7 +178,7 @@ class Destination:
         Raises:
             PackError: Names one.
         """
-        for name in () if self.append else sorted({*lists, REJECTED_NAME}):
+        for name in () if self.append or self.replaced else sorted({*lists, REJECTED_NAME}):
             path = self.folder / name
             if path.exists() and path.read_bytes() != lists.get(name):
                 raise taken(path)
@@ -182,29 +189,23 @@ class Destination:
             publish_bytes(self.folder / name, data, disk=disk)
 
 
-def look_at_destination(folder: Path, *, append: bool, classes: Mapping[str, int]) -> Destination:
+def look_at_destination(folder: Path, options: PackOptions | None, classes: Mapping[str, int]) -> Destination:
     """Look at the folder to pack into.
 
     Raises:
-        PackError: It is indexed and not to be added to, or its classes are others.
+        PackError: It is indexed and should not be, or the other way round, or its classes are others.
         FolderIndexError: It is to be added to and has no index, or its index does not match its shards.
     """
-    check_place(folder, None, append=append)
-    entries: tuple[ShardEntry, ...] = ()
-    also = NOTHING_ELSE
-    if append:
-        index = read_index(folder)
-        entries, also = index.entries, index.also
-        _check_sizes(folder, entries)
-        _check_classes(folder, classes)
-    return Destination(folder, append, entries, also)
-
-
-def open_destination(folder: Path, *, append: bool, classes: Mapping[str, int], disk: Disk) -> Destination:
-    """`look_at_destination` of a folder that is locked, from which what a killed run left unfinished is removed."""
-    destination = look_at_destination(folder, append=append, classes=classes)
-    remove_drafts(folder, disk=disk)
-    return destination
+    check_place(folder, None, options)
+    if options and options.overwrite:
+        old = read_index(folder).entries if (folder / INDEX_NAME).exists() else ()
+        return Destination(folder, replaced=tuple(entry.name for entry in old))
+    if options is None or not options.append:
+        return Destination(folder)
+    index = read_index(folder)
+    _check_sizes(folder, index.entries)
+    _check_classes(folder, classes)
+    return Destination(folder, append=True, entries=index.entries, also=index.also)
 
 
 def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:

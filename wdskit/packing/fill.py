@@ -6,17 +6,19 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Disk, publish
+from wdskit.files import DISK, Disk, Draft, publish
 from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.recorded import Rows
 from wdskit.packing.rows import Row
-from wdskit.packing.spool import Rows
 from wdskit.packing.treating import read_treated
 from wdskit.packing.treatment import UNTOUCHED, Treatment
 from wdskit.shards.also import new_record, publish_beside_shard
+from wdskit.shards.also_record import ShardRecord
 from wdskit.tar.writer import END_BYTES, TarWriter
 
 OnSample = Callable[[int, int], None]
@@ -31,9 +33,10 @@ class ShardJob:
         path: Its file.
         rows: Its rows in order.
         num_bytes: The bytes that it will have; None where only the treated rows tell.
-        also: What is kept beside it.
+        also: What is kept beside it for other readers.
         treatment: What happens to its samples.
         threads: So many of them at a time.
+        sha256: Its digest, where it is filled again.
     """
 
     path: Path
@@ -42,47 +45,74 @@ class ShardJob:
     also: Also = NOTHING_ELSE
     treatment: Treatment = UNTOUCHED
     threads: int = 1
+    sha256: str | None = None
 
 
 def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
-    """Write one shard, its `.idx` and what other readers want beside it, and return its line of the index.
+    """Write one shard and its `.idx`, and return its line of the index.
 
-    A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes.
+    A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes; unless the
+    job knows its digest: then it is replaced by what has that digest.
 
     Raises:
         RowError: A row turned out to be bad.
-        PackError: The folder cannot be written, or the name is taken by a shard with other bytes.
+        PackError: The folder cannot be written, the name is taken by a shard with other bytes, or these have not the
+            digest that they should have.
     """
-    fields: set[str] = set()
-    offsets = []
     record = new_record(job.also)
     try:
-        check_free(job.path, job.num_bytes)
-        with publish(job.path, disk=disk) as draft:
-            writer = TarWriter(draft.write)
-            for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
-                offsets.append(writer.offset)
-                for field, data in treated:
-                    name = f"{row.key}.{field}"
-                    if record:
-                        record.add(name, writer.offset + BLOCK_BYTES, data)
-                    writer.add(name, data)
-                fields.update(field for field, _ in treated)
-                if on_sample:
-                    on_sample(1, writer.offset - offsets[-1])
-            writer.finish()
-            assert job.num_bytes in {None, writer.offset}
-            if job.path.exists() and _sha256_of(job.path) != draft.sha256:
+        if job.sha256 is None and job.path.exists():
+            check_free(job.path, job.num_bytes)
+            filled = _fill(job, hashlib.sha256(), record, on_sample)
+            if _sha256_of(job.path) != filled.sha256:
                 raise taken(job.path)
-        offsets.append(writer.offset - END_BYTES)
-        write_offsets(job.path, offsets, disk=disk)
-        told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
-        entry = ShardEntry(job.path.name, len(job.rows), draft.num_bytes, *told)
+        else:
+            with publish(job.path, disk=disk) as draft:
+                filled = _fill(job, draft, record, on_sample)
+                if job.sha256 not in (None, filled.sha256):
+                    raise _other_bytes(job.path)
+        write_offsets(job.path, filled.offsets, disk=disk)
+        told = filled.sha256, filled.fields, digest_offsets(filled.offsets)
+        entry = ShardEntry(job.path.name, len(job.rows), filled.num_bytes, *told)
         if record:
-            publish_beside_shard(job.path, entry, record, also=job.also, before=NOTHING_ELSE, disk=disk)
+            before = NOTHING_ELSE if job.sha256 is None else job.also
+            publish_beside_shard(job.path, entry, record, also=job.also, before=before, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
     return entry
+
+
+class _Filled(NamedTuple):
+    """What was written."""
+
+    sha256: str
+    num_bytes: int
+    fields: tuple[str, ...]
+    offsets: list[int]
+
+
+def _fill(
+    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardRecord | None, on_sample: OnSample | None
+) -> _Filled:
+    """Write the bytes of a shard to a draft, or only into a digest."""
+    fields: set[str] = set()
+    offsets = []
+    writer = TarWriter(sink.write if isinstance(sink, Draft) else sink.update)
+    for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
+        offsets.append(writer.offset)
+        for field, data in treated:
+            name = f"{row.key}.{field}"
+            if record:
+                record.add(name, writer.offset + BLOCK_BYTES, data)
+            writer.add(name, data)
+        fields.update(field for field, _ in treated)
+        if on_sample:
+            on_sample(1, writer.offset - offsets[-1])
+    writer.finish()
+    assert job.num_bytes in {None, writer.offset}
+    offsets.append(writer.offset - END_BYTES)
+    sha256 = sink.sha256 if isinstance(sink, Draft) else sink.hexdigest()
+    return _Filled(sha256, writer.offset, tuple(sorted(fields)), offsets)
 
 
 def check_free(path: Path, num_bytes: int | None) -> None:
@@ -102,6 +132,11 @@ def taken(path: Path) -> PackError:
     msg = f"{path}: this file exists already and holds something else."
     remedy = "Pack into another folder. Or remove it, if a run that was stopped left it and you want other options now."
     return PackError(f"{msg} Nothing was overwritten.\n  {remedy}")
+
+
+def _other_bytes(path: Path) -> PackError:
+    msg = f"{path}: its rows give other bytes now than the folder's index tells of. Nothing was replaced."
+    return PackError(f"{msg}\n  Give the source as it was when it was packed, and the same options.")
 
 
 def _sha256_of(path: Path) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from wdskit.errors import PackError
-from wdskit.packing.plan import Limits
+from wdskit.packing.plan import NO_LIMIT, Limits
 from wdskit.shards.also import parse_also
 
 
@@ -20,13 +22,16 @@ class PackOptions:
     """
 
     limits: Limits
-    pattern: str | None
     shuffle: int | None
     skip_bad: bool
     keys: str
     append: bool
     workers: int
-    dry_run: bool
+    dry_run: bool = False
+    overwrite: bool = False
+    restart: bool = False
+    part: tuple[int, int] | None = None
+    only: int | None = None
     also: Sequence[str] = ()
     split_name: str = ""
 
@@ -38,6 +43,19 @@ class PackOptions:
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
         parse_also(self.also, split_name=self.split_name)
+
+        given = {name: getattr(self, name) for name in ("append", "overwrite", "dry_run", "part", "only")}
+        asked = [name for name, value in given.items() if value is not None and value is not False]
+        for one, other in itertools.combinations(asked, 2):
+            if {one, other} not in ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"}):
+                raise PackError(f"{one} and {other} do not go together. Leave one of them out.")
+        if self.only is not None and (type(self.only) is not int or self.only < 0):
+            raise PackError(f"only: {self.only!r} is no number of a shard; the first is 0.")
+
+    def told(self) -> dict[str, object]:
+        """Those that a shard could depend on, by name."""
+        limits = {name: None if value == NO_LIMIT else value for name, value in asdict(self.limits).items()}
+        return {**limits, "shuffle": self.shuffle, "skip_bad": self.skip_bad, "append": self.append}
 
     def check_stream(self) -> None:
         """Refuse what needs a plan: rows come once only.
@@ -51,8 +69,22 @@ class PackOptions:
             "num_shards": self.limits.num_shards is not None,
             "multiple_of": self.limits.multiple_of is not None,
             "dry_run": self.dry_run,
+            "part": self.part is not None,
+            "only": self.only is not None,
         }
         for what, is_asked in asked.items():
             if is_asked:
                 msg = f"{what}: rows that can be read once only are packed in one pass."
                 raise PackError(f"{msg} Give a list, or leave it out.")
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Number of a part, from 0, and how many there are: `3/8` is the fourth of eight.
+
+    Raises:
+        PackError: It is none.
+    """
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise PackError(f"part: {text!r} is no part. Those of 8 are 0/8 to 7/8.")
+    return int(match[1]), int(match[2])

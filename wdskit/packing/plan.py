@@ -23,7 +23,7 @@ _PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.
 
 MAX_SAMPLES = 10_000
 MAX_BYTES = 1_000_000_000
-_NO_LIMIT = 1 << 62
+NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def make_limits(
     max_samples: int | None, max_bytes: int | None, *, num_shards: int | None = None, multiple_of: int | None = None
 ) -> Limits:
     """Limits, of which those that nobody gave are the usual ones; none where the number of shards is said."""
-    usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (_NO_LIMIT, _NO_LIMIT)
+    usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (NO_LIMIT, NO_LIMIT)
     most = usual[0] if max_samples is None else max_samples
     return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards, multiple_of)
 
@@ -193,7 +193,7 @@ def fill_in_turn(rows: Iterable[Row], limits: Limits) -> Iterator[Shard]:
 
 
 class Names:
-    """File names of shards by number, from a pattern such as `train-%06d.tar`.
+    """File names of shards by number, from a `pattern` such as `train-%06d.tar`.
 
     Raises:
         PackError: The pattern has not one `%d` or `%0Nd`, does not end in `.tar`, or holds what the name of a shard
@@ -205,7 +205,7 @@ class Names:
         if match is None or pattern.startswith(".") or not pattern.isprintable():
             msg = f"pattern: {pattern!r} must be a file name with one %0Nd that ends in .tar: train-%06d.tar."
             raise PackError(f"{msg}\n  No folder, no leading dot, and none of {{}}[]*?:\\ in it.")
-        self._pattern = pattern
+        self.pattern = pattern
         self._width = int(match[2] or 1)
         self._known = re.compile(f"{re.escape(match[1])}([0-9]{{1,18}}){re.escape(match[3])}")
 
@@ -216,8 +216,8 @@ class Names:
             PackError: The number has more digits than the pattern, so that names would not sort.
         """
         if self._width > 1 and number >= 10**self._width:
-            raise PackError(f"pattern: {self._pattern!r} has no name for shard {number}. Use more digits.")
-        return self._pattern % number
+            raise PackError(f"pattern: {self.pattern!r} has no name for shard {number}. Use more digits.")
+        return self.pattern % number
 
     def number_of(self, name: str) -> int | None:
         """The number of the shard that has this name, None where the pattern does not give it."""
@@ -225,4 +225,4 @@ class Names:
         if match is None or (self._width > 1 and len(match[1]) > self._width):
             return None
         number = int(match[1])
-        return number if self._pattern % number == name else None
+        return number if self.pattern % number == name else None

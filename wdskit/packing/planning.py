@@ -17,9 +17,10 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation
 from wdskit.packing.fill import ShardJob, check_rows
 from wdskit.packing.plan import Limits, Names, RowTooLarge, Span, divide
+from wdskit.packing.recorded import Ints, Rows
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Source, Tell
-from wdskit.packing.spool import Ints, Rows, Spool, check_unique
+from wdskit.packing.spool import Spool, check_unique
 from wdskit.shards.parallel import map_shards
 
 _CHECK_ROWS = 256  # rows that a process checks at a time
@@ -104,7 +105,11 @@ class Jobs(Sequence[ShardJob]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         span = self.spans[number]
-        return ShardJob(self.folder / self.names[self.first + number], self._rows(span), span.num_bytes, self.also)
+        return ShardJob(self.folder / self.name(number), self._rows(span), span.num_bytes, self.also)
+
+    def name(self, number: int) -> str:
+        """File name of one shard."""
+        return self.names[self.first + number]
 
     def _rows(self, span: Span) -> Rows:
         return self.spool.take(_places(self.order, span.start, span.stop))
@@ -120,6 +125,30 @@ class Jobs(Sequence[ShardJob]):
             num_fields.update(dict.fromkeys(names, count))
         first, last = (self.spool[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
         return PackPlan(tuple(shards), dict(sorted((+num_fields).items())), first.key, last.key)
+
+
+@dataclass(frozen=True)
+class Chosen(Sequence[ShardJob]):
+    """Some of the shards to fill, by their numbers."""
+
+    jobs: Jobs
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        """Number of shards."""
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, number: int) -> ShardJob: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[ShardJob]: ...
+
+    def __getitem__(self, number: int | slice) -> ShardJob | Sequence[ShardJob]:
+        """One job, or several."""
+        if isinstance(number, slice):
+            return [self.jobs[each] for each in self.numbers[number]]
+        return self.jobs[self.numbers[number]]
 
 
 def _places(order: Ints | None, start: int, stop: int) -> Ints:

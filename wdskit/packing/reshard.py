@@ -13,12 +13,13 @@ from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import WdskitError
 from wdskit.files import DISK, Disk
 from wdskit.packing.destination import Destination
+from wdskit.packing.places import folder_of, names_of, told_as_pack_errors
 from wdskit.packing.plan import Limits, Names, make_limits
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.reshard_choice import Choice, check_seed, check_word, check_workers, make_choice
 from wdskit.packing.reshard_fields import Changes, make_changes
 from wdskit.packing.reshard_fill import fill_in_worker, fill_shard
-from wdskit.packing.reshard_place import choose_names, look_at_place, open_place, parse_folder, told_as_pack_errors
+from wdskit.packing.reshard_place import look_at_place, open_place
 from wdskit.packing.reshard_plan import Jobs, divide_samples, join_sources, shuffle_samples
 from wdskit.packing.reshard_sources import Seen, check_dest, find_classes, list_sources, scan_all, scan_jobs
 from wdskit.packing.running import Count
@@ -147,7 +148,7 @@ def reshard(
     check_word("check", check, ("headers", "sha256"))
     check_word("duplicate_keys", duplicate_keys, ("error", "first"))
     task = _Task(
-        folder=parse_folder(os.fsdecode(dest)),
+        folder=folder_of(os.fsdecode(dest)),
         limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of),
         choice=make_choice(filter=filter, missing=missing, sample=sample, seed=seed),
         changes=make_changes(keep=keep, drop=drop, rename=rename, keys=keys),
@@ -158,7 +159,7 @@ def reshard(
         tell=progress or _say_nothing,
         disk=disk,
     )
-    names = choose_names(task.folder, pattern)
+    names = names_of(task.folder, pattern)
     return task.run(source, names, start, is_dry=dry_run)
 
 

@@ -25,7 +25,7 @@ from wdskit.packing.reshard_fields import Changes, find_fields
 from wdskit.packing.reshard_look import Bools, Bytes, Ints, Look, hash_keys, look_at
 from wdskit.packing.reshard_read import Sources, blocks_in, read_into
 from wdskit.packing.reshard_samples import Samples
-from wdskit.shards.locking import hold_folder
+from wdskit.shards.locking import hold
 from wdskit.tar.header import build_header
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import END_BYTES, member_bytes
@@ -49,7 +49,7 @@ class ReshardJob:
 
 def fill_in_worker(job: ReshardJob, *, disk: Disk) -> ShardEntry:
     """`fill_shard` in a worker process, and there only: the folder is held until the process ends."""
-    hold_folder(job.path.parent)
+    hold(job.path.parent)
     return fill_shard(job, disk=disk)
 
 

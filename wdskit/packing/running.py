@@ -1,24 +1,56 @@
-"""Filling the shards of a run: planned ones here or in several processes, those of a stream while its rows come."""
+"""A run of `pack`: planned, its shards filled here or in several processes, its index; or of a stream."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from wdskit.dataset.index import ShardEntry
-from wdskit.errors import WdskitError
+from wdskit.dataset.index import Also, ShardEntry, read_index, write_index
+from wdskit.errors import PackError, WdskitError
 from wdskit.files import Disk
 from wdskit.packing.destination import Destination
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.options import PackOptions
+from wdskit.packing.places import Place, begins_part, remove_locks, told_as_pack_errors
 from wdskit.packing.plan import Names, fill_in_turn
-from wdskit.packing.planning import Jobs
+from wdskit.packing.planning import Chosen, Jobs, divide_rows, read_rows
+from wdskit.packing.record import RunRecord
 from wdskit.packing.rows import Row
 from wdskit.packing.sources import Progress, Source, Tell, streamed_rows
+from wdskit.packing.spool import Spool, digest_blocks
+from wdskit.packing.started import Run, begin, compare
 from wdskit.packing.workers import fill_in_worker
+from wdskit.shards.also import check_names, publish_beside_folder
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is packed, and how.
+
+    Attributes:
+        stack: Closed when the run is over.
+        found: The source.
+        names: Of the shards.
+        options: As `pack` takes them.
+        how: Those of the source, by name.
+        tell: Told how far it is.
+        disk: What writes.
+    """
+
+    stack: contextlib.ExitStack
+    found: Source
+    names: Names
+    options: PackOptions
+    how: Mapping[str, Any]
+    tell: Tell
+    disk: Disk
 
 
 class Count:
@@ -37,45 +69,162 @@ class Count:
         self._tell(Progress("packing", self._samples, self._bytes, *self._total))
 
 
-def fill_all(jobs: Jobs, *, workers: int, tell: Tell, disk: Disk) -> list[ShardEntry]:
-    """Fill the planned shards, in this process or in several, and return their lines of the index in order."""
-    num_bytes = sum(span.num_bytes - END_BYTES for span in jobs.spans)
-    count = Count(tell, (jobs.spans[-1].stop, num_bytes))
-    if workers == 1 or len(jobs) == 1:
-        return [fill_shard(job, disk=disk, on_sample=count) for job in jobs]
-    entries = []
-    for entry in map_shards(functools.partial(fill_in_worker, disk=disk), jobs, workers=workers):
-        if isinstance(entry, WdskitError):
-            raise entry
-        entries.append(entry)
-        count(entry.num_samples, entry.num_bytes - END_BYTES)
+def plan_jobs(work: Work, place: Place, spool: Spool) -> Jobs:
+    """Plan everything, and refuse what is wrong with the rows, before anything is written."""
+    options = work.options
+    with told_as_pack_errors(place.folder):
+        kept = read_rows(work.found, spool, skip_bad=options.skip_bad, workers=options.workers, tell=work.tell)
+        target = place.open()
+        target.check_keys(spool, kept, work.tell)
+        order, spans = divide_rows(spool, kept, limits=options.limits, shuffle=options.shuffle)
+        also = target.beside(options.also, options.split_name)
+        jobs = Jobs(target.folder, spool, order, spans, work.names, target.first_number(work.names), also)
+        check_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also)
+        if options.dry_run:
+            _check_free(work, target, jobs)
+    return jobs
+
+
+def pack_planned(work: Work, place: Place, jobs: Jobs) -> Sequence[ShardEntry]:
+    """Fill the shards, or some of them, and where they are all there then, write the index."""
+    target, part = place.open(), work.options.part
+    if work.options.only is not None:
+        return [_fill_again(work, target, jobs, work.options.only)]
+    with told_as_pack_errors(place.folder):
+        run = _begin(work, target, jobs)
+    numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
+    entries = fill_all(work, place, jobs, run, numbers)
+    if part is None:
+        complete(target, work.found, entries, jobs.also, run)
     return entries
 
 
-def fill_stream(
-    found: Source,
-    open_target: Callable[[], Destination],
-    names: Names,
-    options: PackOptions,
-    *,
-    tell: Tell,
-    disk: Disk,
-) -> list[ShardEntry]:
-    """Fill the shards of rows that come once, while they come.
+def _begin(work: Work, target: Destination, jobs: Jobs) -> Run:
+    """Write the record, or take over what a run of the same record has done."""
+    block_rows, blocks = digest_blocks(jobs.spool)
+    told = _told(work, jobs.first, jobs.also)
+    record = RunRecord(told, len(jobs.spool), block_rows, blocks, jobs.plan().shards)
+    part = work.options.part
+    if part is None:
+        return _begin_locked(work, target, jobs, record, lambda: True)
+    with begins_part(work.stack, target.folder) as is_alone:
+        record = dataclasses.replace(record, parts=part[1])
+        return _begin_locked(work, target, jobs, record, is_alone)
+
+
+def _told(work: Work, first: int, also: Also) -> dict[str, Any]:
+    """All options that a shard, or what is beside it, could depend on, by name."""
+    told = {**work.options.told(), **work.how, "pattern": work.names.pattern, "first": first}
+    return {**told, "also": list(also.kinds), "split_name": also.split_name}
+
+
+def _begin_locked(work: Work, target: Destination, jobs: Jobs, record: RunRecord, is_alone: Callable[[], bool]) -> Run:
+    options, folder, parts = work.options, target.folder, record.parts
+    record = compare(
+        folder,
+        record,
+        lambda number: jobs.spool[number].where,
+        restart=options.restart,
+        is_part=options.part is not None,
+        is_alone=is_alone,
+        disk=work.disk,
+    )
+    if record.parts != parts:
+        if not is_alone():
+            msg = f"{folder}: part: this run is divided into {record.parts} parts, some of which are at work."
+            raise PackError(f"{msg}\n  Give the same number of parts, or wait for their end.")
+        record = dataclasses.replace(record, parts=parts)
+    _check_free(work, target, jobs)
+    if options.part is not None:
+        target.publish_lists(target.lists(work.found.classes, work.found.rejected), disk=work.disk)
+    return begin(folder, record, overwrite=options.overwrite, part=options.part, disk=work.disk)
+
+
+def _check_free(work: Work, target: Destination, jobs: Jobs) -> None:
+    """Refuse what is in the way."""
+    target.check_free(jobs.plan().shards)
+    target.check_lists(target.lists(work.found.classes, work.found.rejected))
+
+
+def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:
+    """Fill one shard of a packed folder again."""
+    index = read_index(target.folder)
+    name = work.names[only]
+    if name not in index.by_name or only >= len(jobs):
+        msg = f"{target.folder}: only: there is no shard {name} in its index and in what is packed."
+        raise PackError(f"{msg}\n  The last that the source gives is {jobs.name(len(jobs) - 1)}.")
+    entry = index.by_name[name]
+    count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
+    job = dataclasses.replace(jobs[only], sha256=entry.sha256, also=index.also)
+    fill_shard(job, disk=work.disk, on_sample=count)
+    return entry
+
+
+def fill_all(work: Work, place: Place, jobs: Jobs, run: Run, numbers: Sequence[int]) -> list[ShardEntry]:
+    """Fill the planned shards of these numbers, but those that are done, in this process or in several, and return
+    their lines of the index in order.
+    """
+    spans = [jobs.spans[number] for number in numbers]
+    total = sum(span.stop - span.start for span in spans), sum(span.num_bytes - END_BYTES for span in spans)
+    count = Count(work.tell, total)
+    entries: dict[int, ShardEntry] = {}
+    for number in numbers:
+        if (entry := run.done.get(jobs.name(number))) is not None:
+            entries[number] = entry
+            count(entry.num_samples, entry.num_bytes - END_BYTES)
+    todo = Chosen(jobs, [number for number in numbers if number not in entries])
+    for number, entry in zip(todo.numbers, _filled(work, place, todo, count), strict=True):
+        with told_as_pack_errors(run.folder):
+            run.note(entry)
+        entries[number] = entry
+    return [entries[number] for number in numbers]
+
+
+def _filled(work: Work, place: Place, jobs: Sequence[ShardJob], count: Count) -> Iterator[ShardEntry]:
+    """The lines of the index of these shards, each once it is published."""
+    if work.options.workers == 1 or len(jobs) < 2:
+        for job in jobs:
+            yield fill_shard(job, disk=work.disk, on_sample=count)
+        return
+    fill = functools.partial(fill_in_worker, held=place.held, disk=work.disk)
+    for entry in map_shards(fill, jobs, workers=work.options.workers):
+        if isinstance(entry, WdskitError):
+            raise entry
+        count(entry.num_samples, entry.num_bytes - END_BYTES)
+        yield entry
+
+
+def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
+    """Fill the shards of rows that come once, while they come, and write the index.
 
     Raises:
         PackError: There is no row.
     """
-    rows = _one_at_least(found, streamed_rows(found, skip_bad=options.skip_bad))
-    target = open_target()
-    rows = target.refuse_taken(rows, tell) if target.append else rows
-    count = Count(tell, (None, None))
-    first = target.first_number(names)
-    also = target.beside(options.also, options.split_name)
-    return [
-        fill_shard(ShardJob(target.folder / names[number], *shard, also=also), disk=disk, on_sample=count)
-        for number, shard in enumerate(fill_in_turn(rows, options.limits), start=first)
-    ]
+    rows = _one_at_least(work.found, streamed_rows(work.found, skip_bad=work.options.skip_bad))
+    target = place.open()
+    rows = target.refuse_taken(rows, work.tell) if target.append else rows
+    first = target.first_number(work.names)
+    also = target.beside(work.options.also, work.options.split_name)
+    told = _told(work, first, also)
+    with told_as_pack_errors(place.folder):
+        record = RunRecord(told, None, 1, (), None)
+        record = compare(
+            target.folder,
+            record,
+            str,
+            restart=work.options.restart,
+            is_part=False,
+            is_alone=lambda: True,
+            disk=work.disk,
+        )
+        run = begin(target.folder, record, overwrite=work.options.overwrite, disk=work.disk)
+    count = Count(work.tell, (None, None))
+    entries = []
+    for number, shard in enumerate(fill_in_turn(rows, work.options.limits), start=first):
+        job = ShardJob(target.folder / work.names[number], *shard, also=also)
+        entries.append(fill_shard(job, disk=work.disk, on_sample=count))
+    complete(target, work.found, entries, also, run)
+    return entries
 
 
 def _one_at_least(found: Source, rows: Iterator[Row]) -> Iterable[Row]:
@@ -83,3 +232,23 @@ def _one_at_least(found: Source, rows: Iterator[Row]) -> Iterable[Row]:
     if first is None:
         raise found.nothing()
     return itertools.chain([first], rows)
+
+
+def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], also: Also, run: Run) -> None:
+    """Write what stands beside the shards, the index last; and forget the run."""
+    with told_as_pack_errors(target.folder):
+        lists = target.lists(found.classes, found.rejected)
+        now = dataclasses.replace(target, replaced=())
+        now.check_lists(lists)
+        now.check_strays(entry.name for entry in entries)
+        now.publish_lists(lists, disk=run.disk)
+        publish_all(target, entries, also, run.disk)
+        run.end()
+        remove_locks(target.folder, run.disk)
+
+
+def publish_all(target: Destination, entries: Sequence[ShardEntry], also: Also, disk: Disk) -> None:
+    """Write what is beside all shards for other readers, and the index."""
+    all_ = (*target.entries, *entries)
+    publish_beside_folder(target.folder, all_, also=also, before=target.also, earlier=target.entries, disk=disk)
+    write_index(target.folder, all_, also=also, disk=disk)

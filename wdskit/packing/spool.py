@@ -8,151 +8,28 @@ row: where its record ends, the blocks that it takes in a shard, and a hash of i
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import hashlib
 import os
-import struct
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 from typing_extensions import Self
 
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.plan import row_bytes
-from wdskit.packing.references import KINDS, FieldBytes, Reference
+from wdskit.packing.recorded import Ints, RecordedRows, Rows, encode_row, read_exactly
 from wdskit.packing.rows import Row, key_taken
 
 ROWS_IN_MEMORY = 50_000
 """Rows from which on a plan is on disk: some 50 MB as objects."""
 
-Ints = NDArray[np.int64]
-
-_HEAD = struct.Struct("<IQ")  # bytes of a record's JSON, and of the fields that it holds itself
 _FLUSH_BYTES = 1 << 20
-_READ_BYTES = 1 << 18
-_SCRATCH_NAME = "wdskit-plan"
-
-_KIND_OF: dict[type[Reference], str] = {kind: name for name, kind in KINDS.items()}
-_PARTS_OF: dict[type[Reference], Callable[[Reference], Iterable[Any]]] = {
-    kind: attrgetter("num_bytes", *(part.name for part in dataclasses.fields(kind))) for kind in KINDS.values()
-}  # num_bytes twice, so that there are always several
-
-
-def encode_row(row: Row) -> bytes:
-    """One record: lengths, JSON of texts and references, then the bytes of fields that are none."""
-    told: list[Any] = [0, row.key, row.where]
-    own = []
-    for name, data in row.fields:
-        if isinstance(data, bytes):
-            told.append((name, len(data)))
-            own.append(data)
-        else:
-            told.append((name, _KIND_OF[type(data)], *_PARTS_OF[type(data)](data)))
-    try:
-        text = orjson.dumps(told)
-    except TypeError:  # the name of a file is no UTF-8
-        _, key, where, *fields = told
-        text = orjson.dumps([1, key, _as_bytes(where), *([*map(_as_bytes, field)] for field in fields)])
-    data = b"".join(own)
-    return b"".join((_HEAD.pack(len(text), len(data)), text, data))
-
-
-def _as_bytes(part: Any) -> Any:
-    """Text with surrogates as one character a byte, which JSON can hold."""
-    return part.encode("utf-8", "surrogatepass").decode("latin-1") if isinstance(part, str) else part
-
-
-def _as_text(part: Any) -> Any:
-    return part.encode("latin-1").decode("utf-8", "surrogatepass") if isinstance(part, str) else part
-
-
-def decode_rows(data: bytes) -> Iterator[Row]:
-    """The rows of so many whole records."""
-    at = 0
-    while at < len(data):
-        text_bytes, own_bytes = _HEAD.unpack_from(data, at)
-        at += _HEAD.size + text_bytes
-        is_odd, key, where, *told = orjson.loads(data[at - text_bytes : at])
-        if is_odd:
-            where, told = _as_text(where), [[*map(_as_text, field)] for field in told]
-        fields: list[tuple[str, FieldBytes]] = []
-        end = at + own_bytes
-        for name, kind, *parts in told:
-            if parts:
-                fields.append((name, KINDS[kind](*parts[1:])))
-            else:
-                fields.append((name, data[at : at + kind]))
-                at += kind
-        assert at == end
-        yield Row(key, tuple(fields), where)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RecordedRows:
-    """Some rows of a plan on disk, by their records' bytes: small enough to be sent to another process.
-
-    Attributes:
-        path: The plan's file.
-        starts: Where each record begins.
-        stops: Where it ends.
-    """
-
-    path: str
-    starts: Ints
-    stops: Ints
-
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.starts)
-
-    def __iter__(self) -> Iterator[Row]:
-        """The rows in their order. Those that stand one behind the other are read together."""
-        if not len(self):
-            return
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            for first, last in self._runs():
-                yield from decode_rows(read_exactly(fd, int(self.starts[first]), int(self.stops[last])))
-        finally:
-            os.close(fd)
-
-    def _runs(self) -> Iterator[tuple[int, int]]:
-        """Numbers of the first and the last row of each piece that is read at once."""
-        cuts = np.flatnonzero(self.starts[1:] != self.stops[:-1]).tolist()
-        first = 0
-        for last in [*cuts, len(self) - 1]:
-            while first <= last:
-                most = int(np.searchsorted(self.stops[first : last + 1], self.starts[first] + _READ_BYTES, "right"))
-                stop = max(first, first + most - 1)
-                yield first, stop
-                first = stop + 1
-
-
-def read_exactly(fd: int, start: int, stop: int) -> bytes:
-    """Bytes `start` to `stop` of a file.
-
-    Raises:
-        OSError: It ends before.
-    """
-    parts = []
-    while start < stop:
-        part = os.pread(fd, stop - start, start)
-        if not part:
-            raise OSError(0, "the plan is cut short; something has changed it")
-        parts.append(part)
-        start += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-Rows = Sequence[Row] | RecordedRows
-"""Rows with a length, to go through as often as one likes."""
+_MOST_BLOCKS = 1024
 
 
 class Spool:
@@ -160,6 +37,7 @@ class Spool:
 
     Args:
         room: Gives the folder for the rows on disk, when there are so many.
+        name: What it is called there.
         disk: What writes.
         most: Rows that are kept in memory; None for any number, where whoever gave them has them in memory anyway.
 
@@ -169,13 +47,21 @@ class Spool:
         num_fields: Rows by the names of their fields.
     """
 
-    def __init__(self, room: Callable[[], Path], *, disk: Disk = DISK, most: int | None = ROWS_IN_MEMORY) -> None:
+    def __init__(
+        self,
+        room: Callable[[], Path],
+        *,
+        name: str = "wdskit-plan",
+        disk: Disk = DISK,
+        most: int | None = ROWS_IN_MEMORY,
+    ) -> None:
         self.blocks = array("I")
         self.hashes = array("q")
         self.num_fields: Counter[tuple[str, ...]] = Counter()
         self._rows: list[Row] = []
         self._most = most
         self._room = room
+        self._name = name
         self._disk = disk
         self._stack = contextlib.ExitStack()
         self._draft: Draft | None = None
@@ -217,14 +103,14 @@ class Spool:
             self._record(row)
 
     def finish(self) -> None:
-        """Let all rows be there for others to read.
+        """Let all rows be there for others to read; nothing is added behind.
 
         Raises:
             OSError: The disk does not take them.
         """
-        if self._draft is not None and self._pending:
-            self._draft.write(b"".join(self._pending))
-            self._pending, self._pending_bytes = [], 0
+        if self._draft is not None:
+            self._flush(self._draft)
+            self._draft.wait()
 
     def take(self, numbers: Ints) -> Rows:
         """The rows of these numbers, in their order, for this process or another. `finish` comes first."""
@@ -232,6 +118,19 @@ class Spool:
             return tuple([self._rows[number] for number in numbers.tolist()])
         stops = np.frombuffer(self._stops, dtype=np.int64)
         return RecordedRows(self._path, stops[numbers], stops[numbers + 1])
+
+    def digest(self, start: int, stop: int) -> str:
+        """A digest of the records of rows `start` to `stop`, 16 hex digits."""
+        digest = hashlib.sha256()
+        if self._draft is None:
+            for row in self._rows[start:stop]:
+                digest.update(encode_row(row))
+        else:
+            at, end = self._stops[start], self._stops[stop]
+            with open(self._path, "rb", buffering=0) as file:
+                for first in range(at, end, _FLUSH_BYTES):
+                    digest.update(read_exactly(file.fileno(), first, min(first + _FLUSH_BYTES, end)))
+        return digest.hexdigest()[:16]
 
     def forget_hashes(self) -> None:
         """Give their memory back."""
@@ -243,7 +142,7 @@ class Spool:
         return row
 
     def _to_disk(self) -> None:
-        path = self._room() / _SCRATCH_NAME
+        path = self._room() / self._name
         self._draft = self._stack.enter_context(scratch(path, disk=self._disk))
         self._path = os.fspath(draft_path(path))
         for row in self._rows:
@@ -255,8 +154,23 @@ class Spool:
         self._stops.append(self._stops[-1] + len(data))
         self._pending.append(data)
         self._pending_bytes += len(data)
-        if self._pending_bytes >= _FLUSH_BYTES:
-            self.finish()
+        if self._pending_bytes >= _FLUSH_BYTES and self._draft is not None:
+            self._flush(self._draft)
+
+    def _flush(self, draft: Draft) -> None:
+        draft.write(b"".join(self._pending))
+        self._pending, self._pending_bytes = [], 0
+
+
+def digest_blocks(spool: Spool) -> tuple[int, tuple[str, ...]]:
+    """Digests of all rows in their order, over so many each that there are at most a thousand or so: their number, and
+    16 hex digits each.
+    """
+    block_rows = 1
+    while block_rows * _MOST_BLOCKS < len(spool):
+        block_rows *= 2
+    starts = range(0, len(spool), block_rows)
+    return block_rows, tuple(spool.digest(start, min(start + block_rows, len(spool))) for start in starts)
 
 
 def suspects(spool: Spool, kept: Ints | None, values: NDArray[np.int64]) -> Ints:

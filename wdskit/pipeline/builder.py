@@ -10,9 +10,9 @@ from typing_extensions import Self
 from wdskit.errors import PipelineError
 from wdskit.limits import MAX_PIXELS
 from wdskit.pipeline.foreign import check_stage
+from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.parsing import parse_settings, parse_stage
 from wdskit.pipeline.sources import Sources
-from wdskit.pipeline.specs import ErrorsSpec, LoaderSpec
 
 if TYPE_CHECKING:
     from typing import TypeAlias

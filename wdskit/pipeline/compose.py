@@ -18,13 +18,13 @@ from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.footing import keeping
 from wdskit.pipeline.foreign import is_webdatasets, opens_shards, takes_shards
 from wdskit.pipeline.fuse_plan import fuse
+from wdskit.pipeline.loader_specs import ErrorsSpec
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.planned_data import ORDER_VERSION
 from wdskit.pipeline.planning import compose_planned
 from wdskit.pipeline.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
 from wdskit.pipeline.run import Place, Run
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.specs import ErrorsSpec
 from wdskit.pipeline.splits import Layout
 from wdskit.pipeline.steps import Functions, StepMaker
 from wdskit.pipeline.streaming import StreamPipeline

@@ -15,13 +15,14 @@ from wdskit.dataset.patterns import check_pattern
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES
 from wdskit.pipeline.document import read_document
+from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.overrides import Override
 from wdskit.pipeline.parsing import read_settings, read_stage, unknown_setting, unknown_stage
 from wdskit.pipeline.plain import plain_tree
 from wdskit.pipeline.problems import Flaw, Path, describe, did_you_mean, dotted, listing, show, wrong_kind
 from wdskit.pipeline.rules import check_order
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.specs import STAGES, ErrorsSpec, LoaderSpec
+from wdskit.pipeline.specs import STAGES
 
 VERSION = 1
 SINGLE = "pipeline"

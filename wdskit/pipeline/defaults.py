@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.source_specs import PlannedSpec
-from wdskit.pipeline.specs import LoaderSpec
 
 MAX_THREADS = 8
 """More in one process wait for Python's lock: a tenth of a decode and crop holds it."""

@@ -8,11 +8,11 @@ from typing import Any
 from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.fuse_plan import fuse
+from wdskit.pipeline.loader_specs import ErrorsSpec
 from wdskit.pipeline.planned import Plan, PlannedPipeline
 from wdskit.pipeline.planned_data import PlannedData, epoch_length, plan_data
 from wdskit.pipeline.run import Place, Run
 from wdskit.pipeline.shards import OpenShards
-from wdskit.pipeline.specs import ErrorsSpec
 from wdskit.pipeline.steps import Functions, StepMaker
 
 

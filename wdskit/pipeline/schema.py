@@ -7,8 +7,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from wdskit.pipeline.config import VERSION
+from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.spec_types import StageSpec
-from wdskit.pipeline.specs import STAGES, ErrorsSpec, LoaderSpec
+from wdskit.pipeline.specs import STAGES
 
 _VARIABLE = {"type": "string", "pattern": r"\$\{"}
 """What may stand in place of a number or a truth value: text with a variable that becomes one."""

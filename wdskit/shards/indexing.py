@@ -17,7 +17,7 @@ from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitErro
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.shards.also import check_names, new_record, parse_also, publish_beside_folder, publish_beside_shard
 from wdskit.shards.folders import local_folder
-from wdskit.shards.locking import hold_folder, lock_folder, wait_for_workers
+from wdskit.shards.locking import hold, lock_folder, wait_for_workers
 from wdskit.shards.parallel import choose_workers, map_shards
 
 Progress = Callable[[int, int], None]
@@ -197,7 +197,7 @@ def _scan_all(
 def _scan_in_worker(job: _Job) -> _Scan:
     """`_scan` in a worker process, which holds the folder until it ends if it writes."""
     if job.disk is not None:
-        hold_folder(Path(job.path).parent)
+        hold(Path(job.path).parent)
     return _scan(job)
 
 

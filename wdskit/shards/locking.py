@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import parent_process
 from pathlib import Path
 
@@ -21,23 +21,28 @@ LOCK_NAME = ".wdskit.lock"
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path, name: str = LOCK_NAME, problem: str = "", *, wait: bool = False) -> Iterator[None]:
     """Hold the folder's lock while the block runs. The kernel frees it when the process ends, however it ends.
 
     The empty lock file stays: removing it would let two later writers lock two different files of the same name.
 
+    Args:
+        folder: Where it is.
+        name: Of the lock: another one for something that may go on beside other things.
+        problem: What it means that another process holds it; by default, that it is writing.
+        wait: Wait for that process.
+
     Raises:
-        FolderIndexError: Another process holds it. It is not waited for.
+        FolderIndexError: Another process holds it, and is not waited for.
         StorageError: The folder cannot be written.
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / LOCK_NAME, timeout=0)
+    lock = FileLock(folder / name, timeout=-1 if wait else 0)
     try:
         lock.acquire()
     except Timeout as err:
-        msg = f"{folder}: another wdskit process is writing in this folder. Wait for its end, or stop it."
-        raise FolderIndexError(msg, folder=str(folder)) from err
+        raise _in_use(folder, problem) from err
     except OSError as err:
         raise StorageError(f"{folder}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
     try:
@@ -46,10 +51,54 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+@contextlib.contextmanager
+def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
+    """Hold the folder's lock together with others of the same kind; `lock_folder` is refused meanwhile, and refuses.
+
+    Yields:
+        What asks whether nobody else shares the lock now.
+
+    Raises:
+        FolderIndexError: A process holds it alone.
+        StorageError: The folder cannot be written.
+    """
+    try:
+        fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as err:
+        raise StorageError(f"{folder}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
+    try:
+        if not _try(fd, fcntl.LOCK_SH):
+            raise _in_use(folder)
+        yield lambda: _is_alone(fd, folder)
+    finally:
+        os.close(fd)
+
+
+def _is_alone(fd: int, folder: Path) -> bool:
+    alone = _try(fd, fcntl.LOCK_EX)
+    if not _try(fd, fcntl.LOCK_SH):  # the kernel lets go of a lock that cannot be changed, and another one was quick
+        raise _in_use(folder)
+    return alone
+
+
+def _try(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
+    problem = problem or "another wdskit process is writing in this folder"
+    msg = f"{folder}: {problem}. Wait for its end, or stop it."
+    return FolderIndexError(msg, folder=str(folder))
+
+
 @functools.cache
-def hold_folder(folder: Path) -> int:
-    """Share the lock of a folder until this process ends, and end at once if it comes too late for that."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def hold(path: Path) -> int:
+    """Share the lock of a folder or file until this process ends, and end at once if it comes too late for that."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     _lock(fd, fcntl.LOCK_SH)
     parent = parent_process()
     if parent is not None and not parent.is_alive():
@@ -57,9 +106,9 @@ def hold_folder(folder: Path) -> int:
     return fd
 
 
-def wait_for_workers(folder: Path) -> None:
-    """Return once no worker of an earlier run holds the folder. Call it with the folder's own lock held."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def wait_for_workers(path: Path) -> None:
+    """Return once no worker of an earlier run holds a folder or file. Call it with that run's own lock held."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _lock(fd, fcntl.LOCK_EX)
     finally:

@@ -1,0 +1,576 @@
+"""Runs that are stopped, changed, begun anew, replaced, divided into parts or done again for one shard."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import HastyDisk, KillingDisk, WatchedDisk, run_child
+from images import make_folder
+from shards import bytes_in, samples_in
+
+import wdskit
+from wdskit import FolderIndexError, PackError, finish_pack, pack, split
+from wdskit.dataset.index import read_index
+from wdskit.packing import api, record, started
+from wdskit.packing.options import parse_part
+from wdskit.packing.record import RECORD_NAME, read_record
+from wdskit.shards.locking import lock_folder, share_folder
+
+ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
+OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
+
+
+def rows(start: int, stop: int) -> list[dict[str, Any]]:
+    return [{"__key__": f"{n:02d}", "cls": n, "bin": bytes([n]) * 700} for n in range(start, stop)]
+
+
+def packed(folder: Path, given: Any, **options: Any) -> dict[str, bytes]:
+    """What a run that nothing stops makes of it."""
+    pack(given, folder, **{**OPTIONS, **options}, disk=HastyDisk())
+    return bytes_in(folder)
+
+
+def stop(folder: Path, given: Any, num_shards: int, **options: Any) -> dict[str, bytes]:
+    """What a run leaves that is killed when it has published so many shards, and what is noted of them."""
+
+    class Killer(WatchedDisk):
+        def after(self, name, *args):
+            if name == "close" and self.operations.count("open_log") == num_shards:
+                os.kill(os.getpid(), 9)
+
+    assert run_child(lambda: pack(given, folder, **{**OPTIONS, **options}, disk=Killer())) == -9
+    assert len(list(folder.glob("*.tar"))) == num_shards
+    return bytes_in(folder)
+
+
+def visible(folder: Path) -> list[str]:
+    return [name for name in bytes_in(folder) if not name.startswith(".")]
+
+
+# Going on.
+
+
+def test_what_is_published_is_not_read_again(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 9})
+    whole = packed(tmp_path / "whole", source)
+    stop(tmp_path / "out", source, 3)
+    read = []
+    disk = WatchedDisk()
+    disk.before = lambda name, *args: read.append(args[0].name) if name == "open" else None
+    pack(source, tmp_path / "out", **OPTIONS, disk=disk)
+    assert bytes_in(tmp_path / "out") == whole
+    assert [name for name in read if ".tar." in name and ".idx" not in name] == [
+        ".p-03.tar.wdskit-draft",
+        ".p-04.tar.wdskit-draft",
+    ]
+
+
+def test_a_stopped_run_may_go_on_with_other_workers_and_from_disk(tmp_path, monkeypatch):
+    source = make_folder(tmp_path / "photos", {"cat": 9})
+    whole = packed(tmp_path / "whole", source, shuffle=3)
+    stop(tmp_path / "out", source, 2, shuffle=3)
+    monkeypatch.setattr(api, "ROWS_IN_MEMORY", 2)
+    pack(source, tmp_path / "out", **OPTIONS, shuffle=3, workers=2)
+    assert bytes_in(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "offsets", "log", "noise"])
+def test_what_is_no_longer_there_is_packed_again(tmp_path, damage):
+    """A shard that was cut, shards and offsets that are gone, and a log that was lost or is damaged."""
+    whole = packed(tmp_path / "whole", rows(0, 9))
+    stop(tmp_path / "out", rows(0, 9), 3)
+    shard, log = tmp_path / "out" / "p-01.tar", tmp_path / "out" / ".wdskit-pack.log"
+    if damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:1024])
+        with pytest.raises(PackError, match=r"p-01.tar: this file exists already and holds something else"):
+            pack(rows(0, 9), tmp_path / "out", **OPTIONS)
+        shard.unlink()
+    elif damage == "gone":
+        shard.unlink()
+    elif damage == "offsets":
+        shard.with_name("p-01.tar.idx").unlink()
+    elif damage == "log":
+        log.unlink()
+    else:
+        log.write_bytes(log.read_bytes()[:-40] + b'\n[]\n["x"]\n7\n\xff\n{"a": 1}\n')
+    pack(rows(0, 9), tmp_path / "out", **OPTIONS)
+    assert bytes_in(tmp_path / "out") == whole
+
+
+def test_a_stream_goes_on_and_writes_nothing_twice(tmp_path):
+    whole = packed(tmp_path / "whole", iter(rows(0, 9)))
+    assert run_child(lambda: pack(iter(rows(0, 9)), tmp_path / "out", **OPTIONS, disk=KillingDisk(45))) == -9
+    there = {path.name for path in (tmp_path / "out").glob("*.tar")}
+    assert there
+    disk = WatchedDisk()
+    opened = []
+    disk.before = lambda name, *args: opened.append(args[0].name) if name == "open" else None
+    pack(iter(rows(0, 9)), tmp_path / "out", **OPTIONS, disk=disk)
+    assert bytes_in(tmp_path / "out") == whole
+    assert not {f".{name}.wdskit-draft" for name in there} & {*opened}
+
+
+# What has changed since.
+
+CHANGES = {
+    "max_samples": ({"max_samples": 3}, "max_samples was 2 and is 3."),
+    "shuffle": ({"shuffle": 1}, "shuffle was None and is 1."),
+    "pattern": ({"pattern": "q-%02d.tar"}, "pattern was 'p-%02d.tar' and is 'q-%02d.tar'."),
+    "keys": ({"keys": "hashed"}, "keys was 'given' and is 'hashed'."),
+    "num_shards": ({"num_shards": 5}, "num_shards was None and is 5."),
+    "skip_bad": ({"skip_bad": True}, "skip_bad was False and is True."),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_option_is_refused_by_its_name(tmp_path, change):
+    options, message = CHANGES[change]
+    left = stop(tmp_path / "out", rows(0, 9), 2)
+    with pytest.raises(PackError) as caught:
+        pack(rows(0, 9), tmp_path / "out", **{**OPTIONS, **options})
+    assert "out: a run that was stopped here was another one; 2 of its shards are there.\n" in str(caught.value)
+    assert f"\n  {message}\n" in str(caught.value)
+    assert "--restart" in str(caught.value)
+    assert bytes_in(tmp_path / "out") == left
+    pack(rows(0, 9), tmp_path / "out", **{**OPTIONS, **options}, restart=True)
+    assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", rows(0, 9), **options)
+
+
+def test_another_row_is_refused_by_its_number_and_place(tmp_path):
+    """Added, removed, of another content, another key, or another order."""
+    nine = rows(0, 9)
+    cases = [
+        (rows(0, 10), "the source had 9 rows and has 10."),
+        (rows(0, 8), "the source had 9 rows and has 8."),
+        ([*nine[:4], {**nine[4], "cls": 5}, *nine[5:]], r"row 4 (row 4 ('04')) is another, the first of 1."),
+        ([*nine[:7], nine[8], nine[7]], r"row 7 (row 7 ('08')) is another, the first of 2."),
+        ([{**nine[0], "__key__": "x"}, *nine[1:]], r"row 0 (row 0 ('x')) is another, the first of 1."),
+    ]
+    left = stop(tmp_path / "out", nine, 2)
+    for given, message in cases:
+        with pytest.raises(PackError) as caught:
+            pack(given, tmp_path / "out", **OPTIONS)
+        assert message in str(caught.value)
+        assert bytes_in(tmp_path / "out") == left
+    given = cases[3][0]
+    pack(given, tmp_path / "out", **OPTIONS, restart=True)
+    assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", given)
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_file_that_was_written_again_is_told(tmp_path, monkeypatch, on_disk):
+    if on_disk:
+        monkeypatch.setattr(api, "ROWS_IN_MEMORY", 2)
+    source = make_folder(tmp_path / "photos", {"cat": 9})
+    stop(tmp_path / "out", source, 2)
+    os.utime(source / "cat" / "0005.jpg", (1, 1))
+    with pytest.raises(PackError, match=r"row 5 \(.*0005.jpg\) is another, the first of 1"):
+        pack(source, tmp_path / "out", **OPTIONS)
+
+
+def test_of_many_rows_the_neighbourhood_of_the_first_is_told(tmp_path):
+    many = [{"__key__": f"{n}", "cls": n} for n in range(5000)]
+    options = {"max_samples": 1000}
+    stop(tmp_path / "out", many, 2, **options)
+    many[3001] = {"__key__": "x", "cls": 1}
+    with pytest.raises(PackError, match=r"one of 8 from row 3000 \(row 3000 .*, of up to 8 in all"):
+        pack(many, tmp_path / "out", **{**OPTIONS, **options})
+
+
+def test_another_version_is_refused(tmp_path, monkeypatch):
+    stop(tmp_path / "out", rows(0, 9), 2)
+    monkeypatch.setattr(record.RunRecord.__init__, "__defaults__", ((), (), "9.9", 1))
+    with pytest.raises(PackError, match=rf"wdskit was {wdskit.__version__} and is 9\.9"):
+        pack(rows(0, 9), tmp_path / "out", **OPTIONS)
+
+
+def test_a_run_that_has_published_nothing_is_forgotten(tmp_path):
+    """Its record is replaced without a question."""
+    assert run_child(lambda: pack(rows(0, 9), tmp_path / "out", **OPTIONS, disk=KillingDisk(12))) == -9
+    assert (tmp_path / "out" / RECORD_NAME).exists()
+    pack(rows(0, 5), tmp_path / "out", **OPTIONS)
+    assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", rows(0, 5))
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"wdskit_pack": 2}', "[" * 9999, '{"wdskit_pack": 1, "shards": 5}'])
+def test_a_record_that_cannot_be_read_is_an_error(tmp_path, text):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / RECORD_NAME).write_text(text)
+    with pytest.raises(PackError, match=r"wdskit-pack.json: it is no record of a run that this wdskit can read"):
+        pack(rows(0, 5), tmp_path / "out", **OPTIONS)
+
+
+def test_a_record_is_small_deterministic_and_read_back(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 9})
+    for name in ("a", "b"):
+        stop(tmp_path / name, source, 2)
+    data = (tmp_path / "a" / RECORD_NAME).read_bytes()
+    assert data == (tmp_path / "b" / RECORD_NAME).read_bytes()
+    found = read_record(tmp_path / "a")
+    assert found.to_json() == data
+    assert len(data) < 5000
+    assert [shard.name for shard in found.shards] == [f"p-{n:02d}.tar" for n in range(5)]
+
+
+# Beginning anew.
+
+
+def test_beginning_anew_removes_what_the_run_wrote_and_nothing_else(tmp_path):
+    (tmp_path / "out").mkdir()
+    packed(tmp_path / "same", rows(0, 9))
+    (tmp_path / "out" / "p-00.tar").write_bytes((tmp_path / "same" / "p-00.tar").read_bytes())  # somebody's copy
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    stop(tmp_path / "out", rows(0, 9), 3)
+    with pytest.raises(PackError, match=r"p-00.tar: this file exists already and holds something else"):
+        pack(rows(0, 4), tmp_path / "out", max_samples=1, pattern="p-%02d.tar", restart=True)
+    assert visible(tmp_path / "out") == ["notes.txt", "p-00.tar"]
+    (tmp_path / "out" / "p-00.tar").unlink()
+    pack(rows(0, 4), tmp_path / "out", max_samples=1, pattern="p-%02d.tar", restart=True)
+    assert list(samples_in(tmp_path / "out")) == ["00", "01", "02", "03"]
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_a_stream_may_begin_anew(tmp_path):
+    assert run_child(lambda: pack(iter(rows(0, 9)), tmp_path / "out", **OPTIONS, disk=KillingDisk(60))) == -9
+    with pytest.raises(PackError, match="max_samples was 2 and is 1"):
+        pack(iter(rows(0, 9)), tmp_path / "out", **{**OPTIONS, "max_samples": 1})
+    pack(iter(rows(0, 9)), tmp_path / "out", **{**OPTIONS, "max_samples": 1}, restart=True)
+    assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", iter(rows(0, 9)), max_samples=1)
+
+
+def test_an_addition_that_was_stopped_may_begin_anew(tmp_path):
+    packed(tmp_path / "out", rows(0, 3))
+    before = bytes_in(tmp_path / "out")
+    stopped = stop(tmp_path / "whole", rows(0, 9), 4)
+    assert run_child(lambda: pack(rows(3, 9), tmp_path / "out", append=True, **OPTIONS, disk=KillingDisk(50))) == -9
+    assert before.items() <= bytes_in(tmp_path / "out").items()
+    with pytest.raises(PackError, match="the source had 6 rows and has 4"):
+        pack(rows(3, 7), tmp_path / "out", append=True, **OPTIONS)
+    pack(rows(3, 7), tmp_path / "out", append=True, restart=True, **OPTIONS)
+    assert list(samples_in(tmp_path / "out")) == [f"{n:02d}" for n in range(7)]
+    assert not [name for name in bytes_in(tmp_path / "out") if name.startswith(".")]
+    assert stopped
+
+
+# Replacing.
+
+
+def with_split(folder: Path) -> None:
+    packed(folder, [*rows(20, 27), 5], skip_bad=True)
+    split(folder, "a=0.5,b=0.5", disk=HastyDisk())
+
+
+def test_a_packed_folder_is_replaced_only_when_that_is_said(tmp_path):
+    whole = packed(tmp_path / "whole", rows(0, 5))
+    with_split(tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    before = bytes_in(tmp_path / "out")
+    with pytest.raises(PackError, match=r"packed and indexed already.\n.* or replace it with --overwrite"):
+        pack(rows(0, 5), tmp_path / "out", **OPTIONS)
+    with pytest.raises(wdskit.RowError):
+        pack([*rows(0, 4), 5], tmp_path / "out", overwrite=True, **OPTIONS)
+    pack(rows(0, 5), tmp_path / "out", overwrite=True, dry_run=True, **OPTIONS)
+    assert bytes_in(tmp_path / "out") == before  # a plan that fails, or is only looked at, replaces nothing
+    pack(rows(0, 5), tmp_path / "out", overwrite=True, **OPTIONS)
+    assert bytes_in(tmp_path / "out") == {**whole, "notes.txt": b"mine"}
+    pack(iter(rows(0, 5)), tmp_path / "out", overwrite=True, **OPTIONS)
+    assert bytes_in(tmp_path / "out") == {**whole, "notes.txt": b"mine"}
+    assert packed(tmp_path / "new", rows(0, 5), overwrite=True) == whole
+
+
+def test_strange_shards_are_not_replaced(tmp_path):
+    packed(tmp_path / "out", rows(0, 5))
+    (tmp_path / "out" / "other.tar").write_text("mine")
+    before = bytes_in(tmp_path / "out")
+    with pytest.raises(PackError, match=r"other.tar: this shard is not one of those being packed"):
+        pack(rows(0, 9), tmp_path / "out", overwrite=True, **OPTIONS)
+    assert bytes_in(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize("given", [rows(0, 5), None], ids=["planned", "stream"])
+def test_replacing_may_be_killed_at_each_operation(tmp_path, given):
+    """No index ever stands beside shards that are not its own, and the same call goes on."""
+    make = (lambda: given) if given else (lambda: iter(rows(0, 5)))
+    whole = packed(tmp_path / "whole", make())
+    with_split(tmp_path / "old")
+    old = bytes_in(tmp_path / "old")
+    number, ended = 0, False
+    while not ended:
+        folder = tmp_path / f"{number}"
+        shutil.copytree(tmp_path / "old", folder)
+        run = KillingDisk(number, half=True)
+        ended = run_child(lambda: pack(make(), folder, overwrite=True, **OPTIONS, disk=run)) == 0  # noqa: B023
+        left = {name: data for name, data in bytes_in(folder).items() if not name.startswith(".")}
+        if "index.json" in left:
+            assert left in (old, whole)
+        if left != whole:
+            pack(make(), folder, overwrite=True, **OPTIONS, disk=HastyDisk())
+            assert bytes_in(folder) == whole
+        number += 1 if ALL or given else 4
+    assert number > 40
+
+
+def test_replacing_that_was_stopped_goes_on_without_the_word(tmp_path):
+    """Where the index is gone, and also where something else is packed instead."""
+    with_split(tmp_path / "old")
+    for number in range(8, 45, 1 if ALL else 2):
+        for source in (rows(0, 5), rows(0, 3)):
+            folder = tmp_path / f"{number}-{len(source)}"
+            shutil.copytree(tmp_path / "old", folder)
+            run_child(lambda: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=KillingDisk(number)))  # noqa: B023
+            if (folder / "index.json").exists():
+                continue
+            pack(source, folder, restart=len(source) == 3, **OPTIONS, disk=HastyDisk())
+            assert list(samples_in(folder)) == [f"{n:02d}" for n in range(len(source))]
+            assert not list(folder.glob("*.selection"))
+            read_index(str(folder)).check_files()
+
+
+def test_a_folder_that_was_not_replaced_after_all_can_be_added_to(tmp_path):
+    """Killed when the record is there and the old index still is."""
+    number = 0
+    while True:
+        folder = tmp_path / f"{number}"
+        packed(folder, rows(20, 24))
+        run_child(lambda: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=KillingDisk(number)))  # noqa: B023
+        if not (folder / "index.json").exists():
+            break
+        pack(rows(30, 31), folder, append=True, **OPTIONS, disk=HastyDisk())
+        assert list(samples_in(folder)) == ["20", "21", "22", "23", "30"]
+        assert not [name for name in bytes_in(folder) if name.startswith(".")]
+        number += 1
+    assert number > 5
+
+
+# Parts.
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 8])
+def test_parts_in_any_order_make_what_one_run_makes(tmp_path, num_parts):
+    source = make_folder(tmp_path / "photos", {"cat": 6, "dog": 5})
+    (source / "cat" / "0001.jpg").write_bytes(b"bad")
+    options = {"skip_bad": True, "shuffle": 2}
+    whole = packed(tmp_path / "whole", source, **options)
+    order = [*range(num_parts)][::-1] if num_parts % 2 else [*range(num_parts)]
+    for place, part in enumerate(order):
+        done = pack(source, tmp_path / "out", part=f"{part}/{num_parts}", **OPTIONS, **options, disk=HastyDisk())
+        assert [entry.name for entry in done.entries] == [f"p-{n:02d}.tar" for n in range(part, 5, num_parts)]
+        assert not (tmp_path / "out" / "index.json").exists()
+        if place + 1 < min(num_parts, 5):
+            with pytest.raises(PackError, match=r"shards are missing: p-0.*\n.*--part"):
+                finish_pack(tmp_path / "out")
+    result = finish_pack(tmp_path / "out", disk=HastyDisk())
+    assert bytes_in(tmp_path / "out") == whole
+    assert result.num_samples == 10
+    with pytest.raises(PackError, match=r"no part of a run has been packed here. It is packed and indexed already"):
+        finish_pack(tmp_path / "out")
+
+
+def test_missing_parts_are_named(tmp_path):
+    pack(rows(0, 12), tmp_path / "out", part="1/4", **OPTIONS)
+    (tmp_path / "out" / "p-05.tar").unlink()
+    with pytest.raises(PackError) as caught:
+        finish_pack(tmp_path / "out")
+    assert str(caught.value) == (
+        f"{tmp_path}/out: 5 of 6 shards are missing: p-00.tar, p-02.tar, p-03.tar, p-04.tar, p-05.tar.\n"
+        "  Run again the same with --part 0/4, 1/4, 2/4, 3/4."
+    )
+
+
+def test_a_run_without_parts_does_what_is_left(tmp_path):
+    whole = packed(tmp_path / "whole", rows(0, 12))
+    pack(rows(0, 12), tmp_path / "out", part="1/4", **OPTIONS)
+    pack(rows(0, 12), tmp_path / "out", part="0/3", **OPTIONS)  # other parts, when the first ones are through
+    pack(rows(0, 12), tmp_path / "out", workers=2, **OPTIONS)
+    assert bytes_in(tmp_path / "out") == whole
+
+
+def test_an_addition_may_be_made_in_parts(tmp_path):
+    for name in ("whole", "out"):
+        packed(tmp_path / name, rows(0, 3))
+    whole = packed(tmp_path / "whole", rows(3, 9), append=True)
+    for part in range(2):
+        pack(rows(3, 9), tmp_path / "out", append=True, part=f"{part}/2", **OPTIONS)
+    finish_pack(tmp_path / "out")
+    assert bytes_in(tmp_path / "out") == whole
+
+
+def test_a_part_of_something_else_is_refused_and_the_first_may_begin_anew(tmp_path):
+    pack(rows(0, 12), tmp_path / "out", part="0/2", **OPTIONS)
+    with pytest.raises(PackError, match="the source had 12 rows and has 9"):
+        pack(rows(0, 9), tmp_path / "out", part="1/2", **OPTIONS)
+    for part in range(2):  # with the same words, as in an array of jobs: the second removes nothing
+        pack(rows(0, 9), tmp_path / "out", part=f"{part}/2", restart=True, **OPTIONS)
+    finish_pack(tmp_path / "out")
+    assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", rows(0, 9))
+
+
+def test_parts_run_beside_each_other_and_nothing_else_does(tmp_path):
+    pack(rows(0, 12), tmp_path / "out", part="0/3", **OPTIONS)
+    with share_folder(tmp_path / "out"):
+        pack(rows(0, 12), tmp_path / "out", part="1/3", **OPTIONS)
+        for call in (
+            lambda: pack(rows(0, 12), tmp_path / "out", **OPTIONS),
+            lambda: finish_pack(tmp_path / "out"),
+        ):
+            with pytest.raises(FolderIndexError, match="another wdskit process is writing"):
+                call()
+        with pytest.raises(PackError, match="divided into 3 parts, some of which are at work"):
+            pack(rows(0, 12), tmp_path / "out", part="2/4", **OPTIONS)
+        with pytest.raises(PackError, match="other parts of that run are at work"):
+            pack(rows(0, 9), tmp_path / "out", part="2/3", restart=True, **OPTIONS)
+    with lock_folder(tmp_path / "out"), pytest.raises(FolderIndexError, match="another wdskit process is writing"):
+        pack(rows(0, 12), tmp_path / "out", part="2/3", **OPTIONS)
+    with (
+        lock_folder(tmp_path / "out", ".wdskit-pack-2-of-3.lock"),
+        pytest.raises(FolderIndexError, match="part 2/3 is running already"),
+    ):
+        pack(rows(0, 12), tmp_path / "out", part="2/3", **OPTIONS)
+    pack(rows(0, 12), tmp_path / "out", part="2/3", **OPTIONS)
+    finish_pack(tmp_path / "out")
+    assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", rows(0, 12))
+
+
+def test_parts_that_start_at_once_are_all_done(tmp_path):
+    source = make_folder(tmp_path / "photos", {"cat": 40})
+    whole = packed(tmp_path / "whole", source)
+    command = [sys.executable, "-c", "from wdskit.cli import main; main()", "pack", source, tmp_path / "out"]
+    command += ["--max-samples", "2", "--pattern", "p-%02d.tar"]
+    parts = [
+        subprocess.Popen([*command, "--part", f"{part}/3", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for part, words in enumerate(([], ["--workers", "2"], []))
+    ]
+    assert [part.communicate()[1] for part in parts] == [b""] * 3
+    finish_pack(tmp_path / "out", disk=HastyDisk())
+    assert bytes_in(tmp_path / "out") == whole
+
+
+def test_a_part_and_finishing_may_be_killed_at_each_operation(tmp_path):
+    whole = packed(tmp_path / "whole", rows(0, 7))
+    for what in ("part", "finish"):
+        number, ended = 0, False
+        while not ended:
+            folder = tmp_path / f"{what}{number}"
+
+            def part(at: int, disk: Any) -> None:
+                pack(rows(0, 7), folder, part=f"{at}/2", **OPTIONS, disk=disk)  # noqa: B023
+
+            part(1, HastyDisk())
+            if what == "finish":
+                part(0, HastyDisk())
+            killing = KillingDisk(number, half=True)
+            run = (lambda: part(0, killing)) if what == "part" else (lambda: finish_pack(folder, disk=killing))  # noqa: B023
+            ended = run_child(run) == 0
+            left = {name: data for name, data in bytes_in(folder).items() if not name.startswith(".")}
+            assert left.items() <= whole.items()
+            assert "index.json" not in left or left == whole
+            if "index.json" not in left:
+                part(0, HastyDisk())
+                finish_pack(folder, disk=HastyDisk())
+                assert bytes_in(folder) == whole
+            number += 1
+        assert number > 10
+
+
+@pytest.mark.parametrize("text", ["", "1", "8/8", "-1/8", "1/0", "1 / 2", "a/b", "1/2/3", "٣/8"])
+def test_what_is_no_part_is_refused(text, tmp_path):
+    with pytest.raises(PackError, match=r"is no part. Those of 8 are 0/8 to 7/8"):
+        pack(rows(0, 3), tmp_path / "out", part=text)
+    assert parse_part("07/8") == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"part": "0/2", "overwrite": True}, "overwrite and part do not go together"),
+        ({"append": True, "overwrite": True}, "append and overwrite do not go together"),
+        ({"only": 1, "part": "0/2"}, "part and only do not go together"),
+        ({"only": -1}, "only: -1 is no number of a shard"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(tmp_path, options, message):
+    with pytest.raises(PackError, match=message):
+        pack(rows(0, 3), tmp_path / "out", **options)
+    with pytest.raises(PackError, match=r"once only|do not go together|no number"):
+        pack(iter(rows(0, 3)), tmp_path / "out", **options)
+
+
+def test_finishing_what_was_not_begun_is_an_error(tmp_path):
+    with pytest.raises(PackError, match="there is no such folder"):
+        finish_pack(tmp_path / "out")
+    with pytest.raises(PackError, match="no part of a run has been packed here"):
+        finish_pack(tmp_path)
+
+
+# One shard again.
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut", "flipped", "offsets"])
+def test_a_lost_or_damaged_shard_is_filled_again(tmp_path, damage):
+    whole = packed(tmp_path / "out", rows(0, 9), shuffle=1)
+    shard = tmp_path / "out" / "p-02.tar"
+    if damage == "gone":
+        shard.unlink()
+    elif damage == "offsets":
+        shard.with_name("p-02.tar.idx").unlink()
+    else:
+        data = bytearray(shard.read_bytes())
+        data[600] ^= 1
+        shard.write_bytes(data[: 1000 if damage == "cut" else None])
+    result = pack(rows(0, 9), tmp_path / "out", only=2, shuffle=1, **OPTIONS)
+    assert [entry.name for entry in result.entries] == ["p-02.tar"]
+    assert bytes_in(tmp_path / "out") == whole
+
+
+def test_a_shard_that_would_be_another_is_not_replaced(tmp_path):
+    packed(tmp_path / "out", rows(0, 9))
+    before = bytes_in(tmp_path / "out")
+    for given, options in ((rows(1, 10), {}), (rows(0, 9), {"shuffle": 1})):
+        with pytest.raises(
+            PackError, match=r"p-02.tar: its rows give other bytes now than the folder's index tells of"
+        ):
+            pack(given, tmp_path / "out", only=2, **options, **OPTIONS)
+    with pytest.raises(PackError, match=r"only: there is no shard p-05.tar in its index.*\n.*The last .* is p-04.tar"):
+        pack(rows(0, 9), tmp_path / "out", only=5, **OPTIONS)
+    assert bytes_in(tmp_path / "out") == before
+    with pytest.raises(PackError, match="only: it has no index, so it is not packed yet"):
+        pack(rows(0, 9), tmp_path / "new", only=2, **OPTIONS)
+
+
+# Mutants.
+
+
+def test_replacing_that_removes_the_index_last_is_caught(tmp_path, monkeypatch):
+    true_remove = started._remove
+    monkeypatch.setattr(
+        started,
+        "_remove",
+        lambda folder, names, disk: true_remove(folder, sorted(names), disk) if len(names) > 2 else None,
+    )
+    with pytest.raises(AssertionError):
+        test_replacing_may_be_killed_at_each_operation(tmp_path, rows(0, 5))
+
+
+def test_a_run_that_trusts_its_log_more_than_the_disk_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "is_there", lambda folder, entry: True)
+    with pytest.raises((AssertionError, FolderIndexError)):
+        test_what_is_no_longer_there_is_packed_again(tmp_path, "gone")
+
+
+def test_a_record_that_sees_no_change_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(started, "differences", lambda *_: [])
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_another_row_is_refused_by_its_number_and_place(tmp_path)
+
+
+def test_a_log_line_is_json(tmp_path):
+    stop(tmp_path / "out", rows(0, 9), 2)
+    lines = (tmp_path / "out" / ".wdskit-pack.log").read_text().split("\n")
+    assert [json.loads(line)[1] for line in lines if line] == ["p-00.tar", "p-01.tar"]

@@ -1,0 +1,77 @@
+"""`finish_pack`: the index of a folder whose shards were filled in parts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from wdskit.dataset.index import INDEX_NAME, Also, ShardEntry, read_index
+from wdskit.errors import PackError
+from wdskit.files import DISK, Disk, remove_drafts
+from wdskit.packing.api import PackResult
+from wdskit.packing.destination import Destination
+from wdskit.packing.places import folder_of, remove_locks, told_as_pack_errors
+from wdskit.packing.record import RunRecord, log_paths, read_logs, read_record
+from wdskit.packing.running import publish_all
+from wdskit.packing.started import forget
+from wdskit.shards.locking import lock_folder, wait_for_workers
+
+_SHOWN = 10
+
+
+def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResult:
+    """Write the index of a folder whose shards were filled in parts: `wdskit pack finish`.
+
+    It is the index, byte for byte, that one run would have written. The shards are not read: their digests stand in
+    what each part has noted.
+
+    Args:
+        dest: The folder.
+        disk: What writes.
+
+    Raises:
+        PackError: Nothing was begun there, or shards are missing; it names them and their parts.
+        FolderIndexError: A part, or another process, is writing there.
+    """
+    start = time.perf_counter()
+    with told_as_pack_errors(Path(dest)):
+        folder = folder_of(os.fsdecode(dest))
+        if not folder.is_dir():
+            raise PackError(f"{folder}: there is no such folder.")
+    with lock_folder(folder), told_as_pack_errors(folder):
+        for path in (folder, *log_paths(folder)):
+            wait_for_workers(path)
+        record = read_record(folder)
+        if record is None or record.shards is None or record.replaces:
+            done = " It is packed and indexed already." if (folder / INDEX_NAME).exists() else ""
+            raise PackError(f"{folder}: no part of a run has been packed here.{done}")
+        entries = _gather(folder, record)
+        target = Destination(folder)
+        if record.options["append"]:
+            index = read_index(folder)
+            target = Destination(folder, append=True, entries=index.entries, also=index.also)
+        known = {entry.name for entry in target.entries}
+        target.check_strays(entry.name for entry in entries)
+        remove_drafts(folder, disk=disk)
+        if not all(entry.name in known for entry in entries):  # as where it was killed behind the index
+            publish_all(target, entries, Also(tuple(record.options["also"]), record.options["split_name"]), disk)
+        forget(folder, disk)
+        remove_locks(folder, disk)
+    num_samples, num_bytes = sum(entry.num_samples for entry in entries), sum(entry.num_bytes for entry in entries)
+    return PackResult(folder, tuple(entries), num_samples, num_bytes, {}, (), 0, time.perf_counter() - start)
+
+
+def _gather(folder: Path, record: RunRecord) -> Sequence[ShardEntry]:
+    """What the parts have published, in order."""
+    assert record.shards is not None
+    done = read_logs(folder, record)
+    missing = [number for number, shard in enumerate(record.shards) if shard.name not in done]
+    if missing:
+        parts = ", ".join(f"{part}/{record.parts}" for part in sorted({number % record.parts for number in missing}))
+        names = ", ".join(record.shards[number].name for number in missing[:_SHOWN])
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        msg = f"{folder}: {len(missing)} of {len(record.shards)} shards are missing: {names}{more}."
+        raise PackError(f"{msg}\n  Run again the same with --part {parts}.")
+    return [done[shard.name] for shard in record.shards]

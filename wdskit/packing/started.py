@@ -1,0 +1,196 @@
+"""A run that has begun: what it takes over from one that was stopped, what it removes, and what it notes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdskit.dataset.binary import BINARY_NAME
+from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
+from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.selection_head import list_selections, selection_path
+from wdskit.errors import PackError
+from wdskit.files import Disk, append_lines, publish_bytes
+from wdskit.packing.destination import REJECTED_NAME
+from wdskit.packing.plan import Names
+from wdskit.packing.record import (
+    RECORD_NAME,
+    RunRecord,
+    changed,
+    differences,
+    log_line,
+    log_path,
+    log_paths,
+    read_logs,
+    read_record,
+)
+from wdskit.shards.also import folder_names, shard_names
+
+_LISTS = (CLASSES_NAME, REJECTED_NAME)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has begun.
+
+    Attributes:
+        folder: Where.
+        record: What is packed.
+        log: Where it notes what it has published.
+        done: What runs before it have published, by name.
+        disk: What writes.
+    """
+
+    folder: Path
+    record: RunRecord
+    log: Path
+    done: Mapping[str, ShardEntry]
+    disk: Disk
+
+    def note(self, entry: ShardEntry) -> None:
+        """Write down that a shard is published."""
+        append_lines(self.log, ["", log_line(self.record, entry)], disk=self.disk)  # behind one that was cut short
+
+    def end(self) -> None:
+        """Remove the record: all is there, the index too."""
+        forget(self.folder, self.disk)
+
+
+def forget(folder: Path, disk: Disk) -> None:
+    """Remove the record and the logs of a run, the logs last: without its record a log says nothing."""
+    for path in (folder / RECORD_NAME, *log_paths(folder)):
+        if path.exists():
+            disk.remove(path)
+
+
+def compare(
+    folder: Path,
+    record: RunRecord,
+    where_of: Callable[[int], str],
+    *,
+    restart: bool,
+    is_part: bool,
+    is_alone: Callable[[], bool],
+    disk: Disk,
+) -> RunRecord:
+    """Look at what a run that was stopped has left, and return the record to work with: its own, or this one.
+
+    Args:
+        folder: Locked.
+        record: What is to be packed.
+        where_of: As `record.differences` takes it.
+        restart: Remove the shards of that run, and begin anew.
+        is_part: Whether this is a part: of several that begin anew the first does so.
+        is_alone: Tells whether no part of that run is at work.
+        disk: What writes.
+
+    Raises:
+        PackError: That run packed something else, and some of its shards are there.
+    """
+    old = read_record(folder)
+    if old is not None and old.replaces and (folder / INDEX_NAME).exists():
+        forget(folder, disk)  # stopped before it replaced anything
+        old = None
+    if old is not None:
+        if old.replaces:  # its index is gone already
+            _remove(folder, old.replaces, disk)
+            old = dataclasses.replace(old, replaces=())
+            publish_bytes(folder / RECORD_NAME, old.to_json(), disk=disk)
+        told = differences(old, record, where_of)
+        if not told and (is_part or not restart):
+            return old
+        left = _published(folder, old)
+        if left and not restart:
+            raise changed(folder, told, sum(name.endswith(".tar") for name in left))
+        if not is_alone():
+            raise PackError(f"{folder}: other parts of that run are at work. Wait for their end, or stop them.")
+        _remove(folder, left, disk)
+        forget(folder, disk)
+    found = [name for name in (*_files(folder, record), *_LISTS) if (folder / name).exists()]
+    return dataclasses.replace(record, found=tuple(found))
+
+
+def begin(folder: Path, record: RunRecord, *, overwrite: bool, part: tuple[int, int] | None = None, disk: Disk) -> Run:
+    """Write the record, unless it is there, after what it replaces is gone."""
+    old = read_record(folder)
+    if overwrite and (folder / INDEX_NAME).exists():
+        record = dataclasses.replace(record, found=(), replaces=tuple(_files_of(folder)))
+    if record.replaces:
+        publish_bytes(folder / RECORD_NAME, record.to_json(), disk=disk)
+        _remove(folder, [INDEX_NAME, BINARY_NAME], disk)  # first, so that it never stands beside shards of another run
+        _remove(folder, record.replaces, disk)
+        record = dataclasses.replace(record, replaces=())
+    if record != old:
+        publish_bytes(folder / RECORD_NAME, record.to_json(), disk=disk)
+    return Run(folder, record, log_path(folder, part), read_logs(folder, record), disk)
+
+
+def clear_if_nothing_is_there(folder: Path, disk: Disk) -> None:
+    """After a fault: a run that has published nothing leaves no record either."""
+    record = read_record(folder)
+    if record is not None and not record.replaces and not _published(folder, record):
+        forget(folder, disk)
+
+
+def _files_of(folder: Path) -> Iterable[str]:
+    """All files of a data set that its index knows, the index left out."""
+    index = read_index(folder)
+    for entry in index.entries:
+        yield entry.name
+        yield offsets_path(entry.name).name
+        yield from shard_names(entry.name, index.also.kinds)
+    yield from folder_names(index.also)
+    yield from (selection_path(folder, name).name for name in list_selections(folder))
+    yield from _LISTS
+
+
+def forget_if_over(folder: Path, disk: Disk) -> None:
+    """Remove the record of a run that came as far as the folder's index, and was killed before it did so itself."""
+    if (folder / INDEX_NAME).exists():
+        record = read_record(folder)
+        if record is not None and not record.replaces and _is_over(folder, record):
+            forget(folder, disk)
+
+
+def _is_over(folder: Path, record: RunRecord) -> bool:
+    known = {entry.name for entry in read_index(folder).entries}
+    done = read_logs(folder, record)
+    names = [shard.name for shard in record.shards] if record.shards is not None else [*done]
+    return all(name in known for name in names)
+
+
+def _published(folder: Path, record: RunRecord) -> list[str]:
+    """Names of the files that runs of a record have published, shards with their offsets, and lists."""
+    left = [name for name in _files(folder, record) if name not in record.found and (folder / name).exists()]
+    lists = [] if record.options["append"] or not left else [name for name in _LISTS if name not in record.found]
+    return [*left, *lists]
+
+
+def _files(folder: Path, record: RunRecord) -> list[str]:
+    """Names of a run's shards and what is beside them; of a stream of those shards that are there without a gap."""
+    kinds = record.options["also"]
+    names = [[name, offsets_path(name).name, *shard_names(name, kinds)] for name in _shards(folder, record)]
+    return [file for files in names for file in files]
+
+
+def _shards(folder: Path, record: RunRecord) -> list[str]:
+    if record.shards is not None:
+        return [shard.name for shard in record.shards]
+    pattern, number = Names(record.options["pattern"]), record.options["first"]
+    names = []
+    while (folder / pattern[number]).exists():
+        names.append(pattern[number])
+        number += 1
+    return names
+
+
+def _remove(folder: Path, names: Iterable[str], disk: Disk) -> None:
+    """Remove files for good."""
+    there = [folder / name for name in names if (folder / name).exists()]
+    for path in there:
+        disk.remove(path)
+    if there:
+        disk.fsync_folder(folder)
