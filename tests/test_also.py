@@ -67,9 +67,9 @@ TEXTS = {
     '"filesize": 4608,\n'
     '"hash_lfs": "%s",\n'
     '"files": {\n'
-    '"k2.cls": {"offset": 512, "size": 1, "length": 1},\n'
-    '"k2.json": {"offset": 1536, "size": 22, "length": 22},\n'
-    '"k2.txt": {"offset": 2560, "size": 600, "length": 600}\n'
+    '"k2.cls": {"offset": 512, "size": 1},\n'
+    '"k2.json": {"offset": 1536, "size": 22},\n'
+    '"k2.txt": {"offset": 2560, "size": 600}\n'
     "}\n}\n",
     "sizes.json": '{\n"t-000000.tar": 2,\n"t-000001.tar": 1\n}\n',
     ".nv-meta/.info.json": "{\n"
@@ -532,7 +532,7 @@ def test_what_does_not_match_is_told(tmp_path, name, old, new, problem):
 def test_what_webshart_adds_to_its_index_is_fine(tmp_path):
     folder = packed(tmp_path / "t", also=["webshart"])
     document = json.loads((folder / "t-000000.json").read_bytes())
-    document["files"]["k0.txt"] |= {"width": 3, "captions": ["a"]}
+    document["files"]["k0.txt"] = {"offset": 2560, "length": 600, "width": 3, "captions": ["a"]}
     (folder / "t-000000.json").write_text(json.dumps({**document, "includes_image_geometry": True}))
     assert verify(folder).is_clean
 

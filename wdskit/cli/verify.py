@@ -14,6 +14,7 @@ from wdskit.cli.console import (
     format_bytes,
     format_count,
     ignored_note,
+    make_console,
     plural,
     print_error,
     print_json,
@@ -50,7 +51,7 @@ def verify_command(
         typer.Option(
             "--for",
             metavar="NAMES",
-            help="Judge for other readers: hf,dali,energon,wids,open_clip,timm.",
+            help="Judge for other readers: hf,dali,energon,wids,open_clip,timm, or all.",
             show_default=False,
         ),
     ] = None,
@@ -113,9 +114,8 @@ def _to_json(result: VerifyResult) -> dict[str, object]:
 def _print(result: VerifyResult, seconds: float) -> None:
     for finding in result.findings:
         print(_line(finding))
-    for verdict in result.verdicts:
-        if verdict.is_safe:
-            print(f"{verdict.reader}: safe")
+    if result.verdicts:
+        _print_verdicts(result)
     if not result.is_indexed:
         print(f"No index: sizes and digests could not be compared. `wdskit index {escape(result.path)}` makes one.")
     if result.num_ignored:
@@ -129,6 +129,20 @@ def _print(result: VerifyResult, seconds: float) -> None:
         f"{plural(result.num_samples, 'sample')}, {plural(result.num_images, 'image')}, "
         f"{format_bytes(result.num_bytes)} in {seconds:.1f} s ({format_bytes(result.num_bytes / seconds)}/s)."
     )
+
+
+def _print_verdicts(result: VerifyResult) -> None:
+    """A line a reader: is it safe, and how much is not."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, show_edge=False)
+    table.add_column("reader")
+    table.add_column("safe")
+    table.add_column("findings", justify="right")
+    for one in result.verdicts:
+        table.add_row(one.reader, "yes" if one.is_safe else "no", format_count(one.num_findings))
+    make_console().print(table)
 
 
 def _line(finding: Finding) -> str:

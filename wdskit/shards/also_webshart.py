@@ -1,6 +1,7 @@
 """webshart's and hfutils' index of a shard: where the data of each member lie.
 
-`hash_lfs` is the sha256 of the tar, which the Hugging Face Hub knows it by; `size` serves hfutils, `length` webshart.
+`hash_lfs` is the sha256 of the tar, which the Hugging Face Hub knows it by. Both read `size`; webshart 0.4.6 calls it
+`length` in what it writes itself, and refuses a file with both.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def webshart_index(record: ShardRecord, entry: ShardEntry) -> bytes:
     """
     head = f'"filesize": {entry.num_bytes},\n"hash_lfs": "{entry.sha256}",\n'
     lines = ",\n".join(
-        f'{json.dumps(name, ensure_ascii=False)}: {{"offset": {offset}, "size": {size}, "length": {size}}}'
+        f'{json.dumps(name, ensure_ascii=False)}: {{"offset": {offset}, "size": {size}}}'
         for name, (offset, size) in _places(record).items()
     )
     return f'{{\n{head}"files": {{\n{lines}\n}}\n}}\n'.encode()
@@ -58,9 +59,8 @@ def _does(has: bool) -> str:  # noqa: FBT001 (two words)
 
 
 def _place(one: Any) -> tuple[Any, Any]:
-    """Offset and size of a file; `size` and `length` are one number."""
-    sizes = {one[name] for name in ("size", "length") if name in one}
-    return one["offset"], sizes.pop() if len(sizes) == 1 else sizes
+    """Offset and size of a file."""
+    return one["offset"], one["length"] if "length" in one else one["size"]
 
 
 def _places(record: ShardRecord) -> dict[str, tuple[Any, Any]]:

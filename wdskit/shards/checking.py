@@ -191,8 +191,8 @@ class _Pass:
         known.count += 1
         if len(known.keys) < 3:
             known.keys.append(shorten(key))
-        if self._facts is not None and len(self._facts.first_fields) < 5:
-            self._facts.first_fields.append(tuple(sorted(fields)))
+        if self._facts is not None and len(self._facts.first_samples) < 5:
+            self._facts.first_samples.append((shorten(key), tuple(sorted(fields))))
 
     def _compare_entry(self, *, is_whole: bool) -> None:
         """What the index says of the file; of its samples only where all of them were seen."""

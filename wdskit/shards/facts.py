@@ -16,11 +16,12 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.shards.findings import shorten
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.header import GNU_LONG_NAME_TYPE, PAX_GLOBAL_TYPE, PAX_TYPE, USTAR, padded, parse_octal
+from wdskit.tar.pax import Overrides, parse_pax
 from wdskit.tar.window import Passed
 
 Fact = Literal[
-    "pax", "long_name", "prefix", "size", "magic", "between", "space", "control", "dotted_key", "upper_case",
-    "no_sample", "int", "text", "json",
+    "pax", "long_name", "prefix", "size", "space", "newline", "upper_case", "no_extension", "dot_file", "meta", "int",
+    "text", "json", "json_types",
 ]  # fmt: skip
 
 
@@ -29,14 +30,14 @@ class ReaderFacts:
     """What was seen: of each fact how often, and the first member."""
 
     counts: dict[Fact, int] = field(default_factory=dict)
-    first: dict[Fact, str] = field(default_factory=dict)
-    first_fields: list[tuple[str, ...]] = field(default_factory=list)  # of the first five samples
+    first: dict[Fact, tuple[str, int]] = field(default_factory=dict)  # its name and offset
+    first_samples: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # key and fields of five
     json_shapes: dict[str, dict[str, str]] = field(default_factory=dict)  # of each JSON field: type by name
 
-    def note(self, fact: Fact, name: str) -> None:
+    def note(self, fact: Fact, name: str, offset: int) -> None:
         """Count one."""
         self.counts[fact] = self.counts.get(fact, 0) + 1
-        self.first.setdefault(fact, shorten(name))
+        self.first.setdefault(fact, (shorten(name), offset))
 
 
 class MemberFacts:
@@ -50,7 +51,7 @@ class MemberFacts:
     def __init__(self, facts: ReaderFacts, file: LocalFile) -> None:
         self._facts = facts
         self._file = file
-        self._stop = 0
+        self._start = 0  # of the member that is looked at
 
     def look(self, name: str, start: int, data: bytes) -> None:
         """One member.
@@ -60,46 +61,46 @@ class MemberFacts:
             start: Offset of its first header.
             data: Its bytes.
         """
-        if start != self._stop:
-            self._facts.note("between", name)
-        size = data.num_bytes if isinstance(data, Passed) else len(data)
-        self._stop = self._look_at_headers(name, start) + padded(size)
+        self._start = start
+        self._look_at_headers(name, start)
         self._look_at_name(name)
         split = split_name(name)
         if split is None:
-            self._facts.note("no_sample", name)
-        elif not isinstance(data, Passed):
+            hidden = name.rpartition("/")[2].startswith(".")
+            self._note("dot_file" if hidden else "meta" if name.startswith("__") else "no_extension", name)
+            return
+        if not name.endswith(split[1]):
+            self._note("upper_case", name)
+        if not isinstance(data, Passed):
             self._look_at_value(name, split[1], data)
 
-    def _look_at_headers(self, name: str, start: int) -> int:
-        """Note how the headers from `start` on are written; where the data begin."""
+    def _note(self, fact: Fact, name: str) -> None:
+        self._facts.note(fact, name, self._start)
+
+    def _look_at_headers(self, name: str, start: int) -> None:
+        """Note how the headers from `start` on are written."""
         while True:
             block = self._file.read_at(start, BLOCK_BYTES)
             kind = block[156]
             start += BLOCK_BYTES
             if kind not in (PAX_TYPE, PAX_GLOBAL_TYPE, GNU_LONG_NAME_TYPE):
                 break
-            self._facts.note("long_name" if kind == GNU_LONG_NAME_TYPE else "pax", name)
-            start += padded(parse_octal(block[124:136], "size"))
-        if block[257:265] != USTAR:
-            self._facts.note("magic", name)
-        elif block[345]:
-            self._facts.note("prefix", name)
+            size = parse_octal(block[124:136], "size")
+            if kind == GNU_LONG_NAME_TYPE:
+                self._note("long_name", name)
+            elif parse_pax(self._file.read_at(start, size)) != Overrides():
+                self._note("pax", name)
+            start += padded(size)
+        if block[257:265] == USTAR and block[345]:
+            self._note("prefix", name)
         if block[135] not in b"\x00 " or block[124] & 0x80:
-            self._facts.note("size", name)
-        return start
+            self._note("size", name)
 
     def _look_at_name(self, name: str) -> None:
-        folder, _, base = name.rpartition("/")
-        if any(map(str.isspace, name)):
-            self._facts.note("space", name)
-        if not name.isprintable():
-            self._facts.note("control", name)
-        if "." in folder:
-            self._facts.note("dotted_key", name)
-        extension = base.partition(".")[2]
-        if extension != extension.lower():
-            self._facts.note("upper_case", name)
+        if " " in name:
+            self._note("space", name)
+        if "\n" in name:
+            self._note("newline", name)
 
     def _look_at_value(self, name: str, field_name: str, data: bytes) -> None:
         kind = field_name.rpartition(".")[2]
@@ -109,7 +110,7 @@ class MemberFacts:
             elif kind in INT_FIELDS or kind in TEXT_FIELDS:
                 decode_field(field_name, data)
         except DecodeError:
-            self._facts.note("int" if kind in INT_FIELDS else "text" if kind in TEXT_FIELDS else "json", name)
+            self._note("int" if kind in INT_FIELDS else "text" if kind in TEXT_FIELDS else "json", name)
 
     def _look_at_json(self, name: str, field_name: str, value: object) -> None:
         """Compare the types at the top of a JSON value with the first that were seen."""
@@ -120,5 +121,5 @@ class MemberFacts:
             if kind != "NoneType" and known.get(at) == "NoneType":
                 known[at] = kind
             elif kind not in (known.get(at), "NoneType"):
-                self._facts.note("json", name)
+                self._note("json_types", name)
                 return

@@ -40,6 +40,7 @@ class Finding:
         offset: Byte in the file, where there is one.
         key: Key of the sample, where there is one.
         more: How many more of this kind there are in this file, that are not listed.
+        rule: Of a finding about other readers, the name of the rule.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class Finding:
     offset: int | None = None
     key: str | None = None
     more: int = 0
+    rule: str | None = None
 
     def __str__(self) -> str:
         place = "" if self.offset is None else f", byte {self.offset}"
@@ -62,11 +64,13 @@ class ReaderVerdict:
 
     Attributes:
         reader: `hf`, `dali`, `energon`, `wids`, `open_clip` or `timm`.
-        reasons: Why it does not; empty where it does.
+        reasons: Why it does not, a line for each rule; empty where it does.
+        num_findings: Members, samples and files that break its rules.
     """
 
     reader: str
     reasons: tuple[str, ...]
+    num_findings: int
 
     @property
     def is_safe(self) -> bool:

@@ -11,8 +11,9 @@ from wdskit.limits import MAX_PIXELS
 from wdskit.shards.also_checks import check_beside_folder
 from wdskit.shards.checking import check_shard
 from wdskit.shards.findings import IMAGE_CHECKS, Finding, ImageCheck, VerifyResult
+from wdskit.shards.objections import Judged
 from wdskit.shards.parallel import choose_workers, map_shards
-from wdskit.shards.readers import Judged, check_readers, judge
+from wdskit.shards.readers import choose_readers, judge
 from wdskit.shards.reports import ShardJob, ShardReport
 from wdskit.shards.sampling import ImageJob, ImageReport, check_images, parse_share, plan_images
 from wdskit.shards.spread import find_odd, find_skew
@@ -47,7 +48,7 @@ def verify(
             `decode` (all pixels too).
         sample: Look at the images of this share of the samples only, such as `1%`; exact, and chosen by `seed`.
         seed: Of the choice.
-        readers: Other readers to judge for: `hf`, `dali`, `energon`, `wids`, `open_clip`, `timm`.
+        readers: Other readers to judge for: `hf`, `dali`, `energon`, `wids`, `open_clip`, `timm`, or `all`.
         world_size: Ranks that are to share the shards of a stream alike.
         loader_workers: Worker processes of each rank's loader.
         workers: Processes that read; default: the CPUs, fewer for little data.
@@ -61,7 +62,7 @@ def verify(
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
     share = parse_share(sample) if sample else None
-    check_readers(readers)
+    chosen = choose_readers(readers)
     target = find_targets(str(path))
     now: ImageCheck = "none" if share else images
     jobs = [
@@ -77,9 +78,8 @@ def verify(
     findings += [*find_repeats(str(path), reports), *find_odd(str(path), reports)]
     if world_size is not None:
         findings += find_skew(str(path), reports, world_size, loader_workers)
-    judged = Judged(reports, findings, bool(target.indexed))
-    verdicts = tuple(judge(reader, judged) for reader in dict.fromkeys(readers))
-    findings += [Finding("reader", str(path), f"{one.reader}: {why}") for one in verdicts for why in one.reasons]
+    verdicts, objections = judge(chosen, Judged(reports, findings, bool(target.indexed)))
+    findings += objections
     return VerifyResult(
         path=str(path),
         num_shards=len(jobs),

@@ -1,0 +1,28 @@
+"""Prints what timm's reader of WebDataset shards makes of each folder by its `_info.json`, as JSON: for each split its
+number of samples as promised, and the targets of those that come; or why it fails.
+"""
+
+import json
+import sys
+import warnings
+
+warnings.simplefilter("ignore")
+
+
+import stand_in  # noqa: F401
+from timm.data.readers.reader_wds import ReaderWds
+
+
+def read(folder, split):
+    reader = ReaderWds(folder, name="", split=split, is_training=False, batch_size=1)
+    return {"promised": reader.num_samples, "targets": [int(target) for _, target in reader]}
+
+
+def attempt(job):
+    try:
+        return {split: read(job["folder"], split) for split in job["splits"]}
+    except BaseException as err:
+        return {"error": f"{type(err).__name__}: {err}"}
+
+
+print(json.dumps([attempt(job) for job in json.loads(sys.argv[1])]))
