@@ -24,6 +24,7 @@ from wdskit.packing.rows import Row
 from wdskit.packing.sources import Progress, Source, Tell, streamed_rows
 from wdskit.packing.spool import Spool, digest_blocks
 from wdskit.packing.started import Run, begin, compare
+from wdskit.packing.treating import required_rows
 from wdskit.packing.workers import fill_in_worker
 from wdskit.shards.also import check_names, publish_beside_folder
 from wdskit.shards.parallel import map_shards
@@ -56,7 +57,7 @@ class Work:
 class Count:
     """Tells how much is packed. `total` is samples and bytes in all."""
 
-    def __init__(self, tell: Tell, total: tuple[int, int] | tuple[None, None]) -> None:
+    def __init__(self, tell: Tell, total: tuple[int | None, int | None]) -> None:
         self._tell = tell
         self._total = total
         self._samples = self._bytes = 0
@@ -73,12 +74,22 @@ def plan_jobs(work: Work, place: Place, spool: Spool) -> Jobs:
     """Plan everything, and refuse what is wrong with the rows, before anything is written."""
     options = work.options
     with told_as_pack_errors(place.folder):
-        kept = read_rows(work.found, spool, skip_bad=options.skip_bad, workers=options.workers, tell=work.tell)
+        kept = read_rows(
+            work.found,
+            spool,
+            treatment=options.treatment,
+            skip_bad=options.skip_bad,
+            workers=options.workers,
+            tell=work.tell,
+        )
+        by_count = options.treatment.changes_bytes
         target = place.open()
         target.check_keys(spool, kept, work.tell)
-        order, spans = divide_rows(spool, kept, limits=options.limits, shuffle=options.shuffle)
+        order, spans = divide_rows(spool, kept, limits=options.limits, shuffle=options.shuffle, by_count=by_count)
         also = target.beside(options.also, options.split_name)
-        jobs = Jobs(target.folder, spool, order, spans, work.names, target.first_number(work.names), also)
+        first = target.first_number(work.names)
+        how = also, options.treatment, options.threads
+        jobs = Jobs(target.folder, spool, order, spans, work.names, first, *how)
         check_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also)
         if options.dry_run:
             _check_free(work, target, jobs)
@@ -137,14 +148,14 @@ def _begin_locked(work: Work, target: Destination, jobs: Jobs, record: RunRecord
         record = dataclasses.replace(record, parts=parts)
     _check_free(work, target, jobs)
     if options.part is not None:
-        target.publish_lists(target.lists(work.found.classes, work.found.rejected), disk=work.disk)
+        target.publish_lists(target.lists(work.found), disk=work.disk)
     return begin(folder, record, overwrite=options.overwrite, part=options.part, disk=work.disk)
 
 
 def _check_free(work: Work, target: Destination, jobs: Jobs) -> None:
     """Refuse what is in the way."""
     target.check_free(jobs.plan().shards)
-    target.check_lists(target.lists(work.found.classes, work.found.rejected))
+    target.check_lists(target.lists(work.found))
 
 
 def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:
@@ -166,8 +177,9 @@ def fill_all(work: Work, place: Place, jobs: Jobs, run: Run, numbers: Sequence[i
     their lines of the index in order.
     """
     spans = [jobs.spans[number] for number in numbers]
-    total = sum(span.stop - span.start for span in spans), sum(span.num_bytes - END_BYTES for span in spans)
-    count = Count(work.tell, total)
+    num_bytes = sum(span.num_bytes - END_BYTES for span in spans)
+    total_bytes = None if work.options.treatment.changes_bytes else num_bytes
+    count = Count(work.tell, (sum(span.stop - span.start for span in spans), total_bytes))
     entries: dict[int, ShardEntry] = {}
     for number in numbers:
         if (entry := run.done.get(jobs.name(number))) is not None:
@@ -201,7 +213,9 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
     Raises:
         PackError: There is no row.
     """
-    rows = _one_at_least(work.found, streamed_rows(work.found, skip_bad=work.options.skip_bad))
+    treatment = work.options.treatment
+    work.found.rows = required_rows(work.found.rows, treatment, work.found.rejected)
+    rows = _one_at_least(work.found, streamed_rows(work.found, treatment, skip_bad=work.options.skip_bad))
     target = place.open()
     rows = target.refuse_taken(rows, work.tell) if target.append else rows
     first = target.first_number(work.names)
@@ -222,8 +236,9 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
         run = begin(target.folder, record, overwrite=work.options.overwrite, disk=work.disk)
     count = Count(work.tell, (None, None))
     entries = []
-    for number, shard in enumerate(fill_in_turn(rows, work.options.limits), start=first):
-        job = ShardJob(target.folder / work.names[number], *shard, also=also)
+    by_count = treatment.changes_bytes
+    for number, shard in enumerate(fill_in_turn(rows, work.options.limits, by_count=by_count), start=first):
+        job = ShardJob(target.folder / work.names[number], *shard, also, treatment, work.options.threads)
         entries.append(fill_shard(job, disk=work.disk, on_sample=count))
     complete(target, work.found, entries, also, run)
     return entries
@@ -239,7 +254,7 @@ def _one_at_least(found: Source, rows: Iterator[Row]) -> Iterable[Row]:
 def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], also: Also, run: Run) -> None:
     """Write what stands beside the shards, the index last; and forget the run."""
     with told_as_pack_errors(target.folder):
-        lists = target.lists(found.classes, found.rejected)
+        lists = target.lists(found)
         now = dataclasses.replace(target, replaced=())
         now.check_lists(lists)
         now.check_strays(entry.name for entry in entries)
