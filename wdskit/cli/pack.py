@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console, split_kinds
+from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural, split_kinds
 
 if TYPE_CHECKING:
     from wdskit.dataset.index import ShardEntry
@@ -64,6 +65,10 @@ def pack_command(
     shuffle: Annotated[
         int | None,
         typer.Option(metavar="SEED", min=0, help="Shuffle all rows with this seed. Default: keep their order."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="SHARES", help="By key, each split with shards of its own: train=0.9,val=0.1."),
     ] = None,
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that pack.")] = 1,
     pattern: Annotated[
@@ -154,6 +159,7 @@ def pack_command(
             num_shards=num_shards,
             multiple_of=multiple_of,
             shuffle=shuffle,
+            split=split,
             workers=workers,
             pattern=pattern,
             skip_bad=skip_bad,
@@ -234,7 +240,8 @@ def _print_summary(result: PackResult) -> None:
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("folder", escape(str(result.folder)))
-    for name, value in _facts_of(result) if result.entries else _facts_of_plan(result):
+    facts = _facts_of(result) if result.entries else _facts_of_plan(result)
+    for name, value in itertools.chain(facts, _facts_of_splits(result)):
         table.add_row(name, escape(value))
     if result.rejected:
         listed = ", listed in rejected.jsonl" if result.entries else ""
@@ -278,6 +285,18 @@ def _facts_of_plan(result: PackResult) -> Iterator[tuple[str, str]]:
     yield "keys", f"{plan.first_key} to {plan.last_key}"
     if result.classes:
         yield "classes", format_count(len(result.classes))
+
+
+def _facts_of_splits(result: PackResult) -> Iterator[tuple[str, str]]:
+    """A line for each split, of what was written or would be."""
+    written = {entry.name for entry in result.entries}
+    for split, planned in result.plan.splits.items() if result.plan else ():
+        shards = [shard for shard in planned if not written or shard.name in written]
+        if planned and not shards:  # in another part
+            continue
+        samples = plural(sum(shard.num_samples for shard in shards), "sample")
+        size = format_bytes(sum(shard.num_bytes for shard in shards))
+        yield split, f"{_names(shards)}, {samples}, {size}" if shards else "no sample"
 
 
 def _names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
