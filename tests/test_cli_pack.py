@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -18,7 +19,8 @@ import typer
 import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
-from images import image_bytes, make_folder
+from images import encoded, image_bytes, make_folder, photo
+from PIL import Image
 from shards import bytes_in, samples_in
 
 from wdskit.cli import app
@@ -80,6 +82,21 @@ def test_a_dry_run_says_what_would_be_written(run, photos):
     _, out, _ = run("pack", "photos", "out", "--skip-bad", "--dry-run")
     assert "rejected     1\n" in out
     assert out.splitlines()[-1].startswith("rejected: photos/cat/0003.jpg: ")
+
+
+LINES = []
+
+
+def test_each_split_has_a_line_written_or_planned(run, photos):
+    options = ("pack", "photos", "out", "--split", "train=0.5,val=0.499999,test=0.000001", "--max-samples", "2")
+    _, planned, _ = run(*options, "--dry-run")
+    code, out, err = run(*options)
+    assert (code, err) == (0, "")
+    lines = [re.sub(" +", " ", line) for line in out.splitlines() if line.startswith(("train", "val", "test"))]
+    assert lines == [
+        re.sub(" +", " ", line) for line in planned.splitlines() if line.startswith(("train", "val", "test"))
+    ]
+    assert lines == LINES
 
 
 def test_rejected_rows_and_other_files_are_told(run, photos):
@@ -206,6 +223,24 @@ def fields_in(folder: str) -> set[str]:
     return {field for fields in samples_in(Path(folder)).values() for field in fields}
 
 
+def sizes_in(folder: str) -> set[tuple[int, int]]:
+    """Of all images."""
+    images = [data for fields in samples_in(Path(folder)).values() for name, data in fields.items() if name == "jpg"]
+    return {Image.open(io.BytesIO(data)).size for data in images}
+
+
+def write_special_images() -> None:
+    """A cut one, a turned one, a transparent one, one twice; and tables of them."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Path("cut.jpg").write_bytes(image_bytes()[:-2])
+    Path("turned.jpg").write_bytes(encoded(photo(8, 12), "JPEG", exif=exif))
+    Path("clear.png").write_bytes(encoded(Image.new("RGBA", (3, 3)), "PNG"))
+    for name, file in (("cut", "cut.jpg"), ("turned", "turned.jpg"), ("clear", "clear.png")):
+        Path(f"{name}.csv").write_text(f"key,image\n{name},{file}\n")
+    Path("twice.csv").write_text("key,image\na,turned.jpg\nb,turned.jpg\n")
+
+
 OPTIONS = {
     "--max-samples": ("photos out --max-samples 2", lambda: len(shards_in("out")) == 2),
     "--max-bytes": ("photos out --max-bytes 9.5kB", lambda: len(shards_in("out")) == 2),
@@ -217,6 +252,10 @@ OPTIONS = {
     "--part": ("photos out --part 1/2 --max-samples 1", lambda: shards_in("out") == ["out-000001.tar"]),
     "--only": ("a.jsonl there --skip-bad --only 0", lambda: keys_in("there") == ["x"]),
     "--shuffle": ("photos out --shuffle 1", lambda: keys_in("out") == ["cat/0001", "cat/0000", "dog/0000"]),
+    "--split": (
+        "photos out --split a=0.5,b=0.5 --max-samples 1",
+        lambda: {one[0] for one in shards_in("out")} == {"a", "b"},
+    ),
     "--workers": ("photos out --workers 2 --max-samples 1", lambda: len(keys_in("out")) == 3),
     "--pattern": ("photos out --pattern x%d.tar", lambda: shards_in("out") == ["x0.tar"]),
     "--skip-bad": ("a.jsonl out --skip-bad", lambda: Path("out/rejected.jsonl").exists()),
@@ -229,6 +268,21 @@ OPTIONS = {
     "--also": ("photos out --also timm", lambda: Path("out/_info.json").exists()),
     "--split-name": ("photos out --also timm --split-name x", lambda: "x" in read_timm_info("out")),
     "--key-column": ("b.jsonl out --key-column id", lambda: keys_in("out") == ["w"]),
+    "--validate": ("cut.csv out --validate magic", lambda: keys_in("out") == ["cut"]),
+    "--resize": ("photos out --resize 4", lambda: sizes_in("out") == {(6, 4)}),
+    "--resize-mode": ("photos out --resize 4 --resize-mode pad", lambda: sizes_in("out") == {(4, 4)}),
+    "--upscale": ("photos out --resize 16 --upscale", lambda: sizes_in("out") == {(24, 16)}),
+    "--format": ("photos out --format png", lambda: fields_in("out") == {"cls", "json", "png"}),
+    "--quality": ("photos out --resize 4 --quality 1", lambda: sizes_in("out") == {(6, 4)}),
+    "--orient": ("turned.csv out --orient", lambda: sizes_in("out") == {(8, 12)}),
+    "--background": ("clear.csv out --format jpg --background white", lambda: fields_in("out") == {"jpg", "json"}),
+    "--image-fields": ("photos out --resize 4 --image-fields jpg", lambda: sizes_in("out") == {(6, 4)}),
+    "--derive": ("photos out --derive width", lambda: b'"width":12' in samples_in(Path("out"))["cat/0000"]["json"]),
+    "--require": ("photos out --side-cars txt --require txt --skip-bad", lambda: keys_in("out") == ["dog/0000"]),
+    "--missing": ("photos out --side-cars txt --require txt --missing skip", lambda: keys_in("out") == ["dog/0000"]),
+    "--duplicates": ("twice.csv out --duplicates drop", lambda: keys_in("out") == ["a"]),
+    "--max-pixels": ("cut.csv out --validate none --resize 8 --max-pixels 96", lambda: keys_in("out") == ["cut"]),
+    "--threads": ("photos out --resize 4 --threads 2", lambda: len(keys_in("out")) == 3),
 }
 
 
@@ -246,6 +300,7 @@ def test_an_option_does_what_its_help_says(run, photos, option):
     Path("coco.json").write_text(json.dumps(coco))
     Path("list").write_text("photos/dog/0000.jpg\n")
     (photos / "dog" / "0000.txt").write_text("a dog")
+    write_special_images()
     words, is_done = OPTIONS[option]
     assert run("pack", *words.split())[::2] == (0, "")
     assert is_done()

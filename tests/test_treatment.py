@@ -18,8 +18,7 @@ from wdskit.codecs import checks
 from wdskit.codecs.checks import IMAGE_LEVELS
 from wdskit.errors import DecodeError, ImageTooLarge, PackError, RowError
 from wdskit.packing.deriving import DERIVED, add_to_json
-from wdskit.packing.references import FileBytes
-from wdskit.packing.rows import Row
+from wdskit.packing.rows import Row, file_bytes
 from wdskit.packing.treating import read_treated
 from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
 
@@ -304,7 +303,7 @@ def rows_of(folder, number):
     for n in range(number):
         path = folder / f"{n}.jpg"
         path.write_bytes(encoded(photo(20 + n, 90 - n), "JPEG", quality=80 + n % 10))
-        rows.append(Row(f"{n:03d}", (("jpg", FileBytes(str(path), path.stat().st_size)),), str(path)))
+        rows.append(Row(f"{n:03d}", (("jpg", file_bytes(str(path), str(path))),), str(path)))
     return rows
 
 

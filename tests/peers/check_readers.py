@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from disks import HastyDisk
@@ -113,74 +113,127 @@ def test_wids_reads_by_the_index(packed, tmp_path):
 # What `verify --for` says.
 
 
-@pytest.fixture(params=UNSAFE)
-def unsafe(request, tmp_path) -> tuple[str, Path]:
-    """A shard of `peers.unsafe` with every file that readers want."""
-    (tmp_path / "s-0.tar").write_bytes(shard(request.param))
-    index_folder(tmp_path, also=["open_clip", "timm", "energon"], disk=HastyDisk())
-    return request.param, tmp_path
+class Shard(NamedTuple):
+    """A shard of `peers.unsafe` with every file that readers want but DALI's index, and what is in it."""
+
+    folder: Path
+    samples: list[Sample]
+
+    @property
+    def path(self) -> str:
+        return str(self.folder / "s-0.tar")
 
 
-def test_a_reader_fails_where_it_was_said_to_and_nowhere_else(unsafe):
-    name, folder = unsafe
-    samples = samples_of(folder / "s-0.tar")
-    failed = {reader for reader in READERS if not CHECKS[reader](folder, samples)}
-    if "dali" in UNSAFE[name].readers:
-        assert failed | {"dali"} == UNSAFE[name].readers  # without an index, or with that of its own tool
-        assert "dali" in failed or not dali(folder, samples, index="theirs")
-    else:
-        assert failed == UNSAFE[name].readers
-    index_folder(folder, also=["dali"], disk=HastyDisk())
-    assert dali(folder, samples, index="ours") == (name != "upper case")
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> dict[str, Shard]:
+    root = tmp_path_factory.mktemp("unsafe")
+    made = {}
+    for number, name in enumerate(UNSAFE):
+        folder = root / f"{number}"
+        folder.mkdir()
+        (folder / "s-0.tar").write_bytes(shard(name))
+        index_folder(folder, also=["open_clip", "timm", "energon"], disk=HastyDisk())
+        made[name] = Shard(folder, samples_of(folder / "s-0.tar"))
+    return made
 
 
-def dali(folder: Path, samples: Sequence[Sample], index: str = "none") -> bool:
-    fields = list(dict.fromkeys(name for _, one in samples for name in one))
-    if index == "theirs":
-        python = ENVIRONMENTS / "dali" / "bin" / "wds2idx"
-        words = [str(python.with_name("python")), str(python), str(folder / "s-0.tar"), str(folder / "s-0.idx")]
-        subprocess.run(words, check=True, capture_output=True)
-    found = ask("dali", json.dumps([{"folder": str(folder), "fields": fields, "index": index != "none"}]))
-    (folder / "s-0.idx").unlink(missing_ok=True)
-    read = found[0] if found else None
-    return isinstance(read, list) and [one for _, one in read] == [one for _, one in hashed(samples)]
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_fails_where_it_was_said_to_and_nowhere_else(shards, reader):
+    """DALI without an index, or with that of its own tool."""
+    right = CHECKS[reader](list(shards.values()))
+    assert len(right) == len(UNSAFE)
+    failed = {name for name, is_right in zip(shards, right, strict=True) if not is_right}
+    assert failed == {name for name, case in UNSAFE.items() if reader in case.readers}
 
 
-def energon(folder: Path, samples: Sequence[Sample]) -> bool:
-    found = ask("energon", json.dumps([{"folder": str(folder), "parts": ["train"]}]))
-    return bool(found) and found[0].get("train") == hashed(samples)
+def test_dali_reads_by_our_index_what_it_does_not_read_by_its_own(shards):
+    for one in shards.values():
+        index_folder(one.folder, also=["dali"], disk=HastyDisk())
+    right = dali_by(list(shards.values()), with_index=True)
+    assert [name for name, is_right in zip(shards, right, strict=True) if not is_right] == ["upper case"]
 
 
-def wids(folder: Path, samples: Sequence[Sample]) -> bool:
-    return ask("wids", str(folder / "cache"), str(folder / "index.json")) == [hashed(samples)]
+def dali(shards: Sequence[Shard]) -> list[bool]:
+    alone = dali_by(shards, with_index=False)
+    python, tool = (str(ENVIRONMENTS / "dali" / "bin" / name) for name in ("python", "wds2idx"))
+    for one in shards:
+        subprocess.run([python, tool, one.path, one.path[:-4] + ".idx"], check=True, capture_output=True)
+    by_its_own = dali_by(shards, with_index=True)
+    for one in shards:
+        Path(one.path[:-4] + ".idx").unlink()
+    return [a and b for a, b in zip(alone, by_its_own, strict=True)]
 
 
-def timm(folder: Path, samples: Sequence[Sample]) -> bool:
-    found = ask("timm", json.dumps([{"folder": str(folder), "splits": ["train"]}]))
-    targets = [int(one["cls"]) if one.get("cls", b"").isdigit() else None for _, one in samples]
-    return bool(found) and found[0].get("train") == {"promised": len(samples), "targets": targets}
+def dali_by(shards: Sequence[Shard], *, with_index: bool) -> list[bool]:
+    jobs = [
+        {
+            "folder": str(one.folder),
+            "fields": list(dict.fromkeys(name for _, fields in one.samples for name in fields)),
+            "index": with_index,
+        }
+        for one in shards
+    ]
+    wanted = [[fields for _, fields in hashed(one.samples)] for one in shards]
+    found = ask("dali", json.dumps(jobs))
+    return [
+        isinstance(read, list) and [fields for _, fields in read] == want
+        for read, want in zip(found, wanted, strict=True)
+    ]
 
 
-def open_clip(folder: Path, samples: Sequence[Sample]) -> bool:
-    found = ask("open_clip", json.dumps([str(folder / "s-0.tar")]))
-    texts = [one.get("txt", b"").decode(errors="replace") for _, one in samples]
-    return bool(found) and found[0] == {"promised": len(samples), "num_shards": 1, "texts": texts}
+def energon(shards: Sequence[Shard]) -> list[bool]:
+    found = ask("energon", json.dumps([{"folder": str(one.folder), "parts": ["train"]} for one in shards]))
+    return [read.get("train") == hashed(one.samples) for one, read in zip(shards, found, strict=True)]
 
 
-def hf(folder: Path, samples: Sequence[Sample]) -> bool:
-    places = {"HF_HOME": str(folder / "hf"), "HF_DATASETS_CACHE": str(folder / "hf"), "HF_HUB_OFFLINE": "1"}
-    found = ask("datasets", json.dumps([[str(folder / "s-0.tar")]]), **places)
-    columns = {name for _, one in samples for name in one}
-    try:
-        rows = [{**dict.fromkeys(columns), **values(one), "__key__": key} for key, one in samples]
-    except ValueError:
-        return False
-    return bool(found) and found[0] == {"streamed": rows, "loaded": rows}
+def wids(shards: Sequence[Shard]) -> list[bool]:
+    cache = str(shards[0].folder / "cache")
+    found = ask("wids", cache, *(str(one.folder / "index.json") for one in shards))
+    return [read == hashed(one.samples) for one, read in zip(shards, found, strict=True)]
 
 
-def values(fields: dict[str, bytes]) -> dict[str, Any]:
+def timm(shards: Sequence[Shard]) -> list[bool]:
+    found = ask("timm", json.dumps([{"folder": str(one.folder), "splits": ["train"]} for one in shards]))
+    right = []
+    for one, read in zip(shards, found, strict=True):
+        targets = [
+            int(label) if label.isdigit() else None for label in (each.get("cls", b"") for _, each in one.samples)
+        ]
+        right.append(read.get("train") == {"promised": len(one.samples), "targets": targets})
+    return right
+
+
+def open_clip(shards: Sequence[Shard]) -> list[bool]:
+    found = ask("open_clip", json.dumps([one.path for one in shards]))
+    right = []
+    for one, read in zip(shards, found, strict=True):
+        texts = [each.get("txt", b"").decode(errors="replace") for _, each in one.samples]
+        right.append(read == {"promised": len(one.samples), "num_shards": 1, "texts": texts})
+    return right
+
+
+def hf(shards: Sequence[Shard]) -> list[bool]:
+    home = str(shards[0].folder / "hf")
+    places = {"HF_HOME": home, "HF_DATASETS_CACHE": home, "HF_HUB_OFFLINE": "1"}
+    found = ask("datasets", json.dumps([[one.path] for one in shards]), **places)
+    return [read == {"streamed": rows, "loaded": rows} for rows, read in zip(map(as_rows, shards), found, strict=True)]
+
+
+def as_rows(one: Shard) -> list[dict[str, Any]] | None:
+    """The samples as `datasets` has them, None where a value is not what its name promises."""
     decoders = {"json": json.loads, "cls": int, "txt": bytes.decode}
-    return {name: decoders.get(name, sha256)(data) for name, data in fields.items()}
+    columns = {name for _, fields in one.samples for name in fields}
+    try:
+        return [
+            {
+                **dict.fromkeys(columns),
+                **{name: decoders.get(name, sha256)(data) for name, data in fields.items()},
+                "__key__": key,
+            }
+            for key, fields in one.samples
+        ]
+    except ValueError:
+        return None
 
 
 CHECKS = {"hf": hf, "dali": dali, "energon": energon, "wids": wids, "timm": timm, "open_clip": open_clip}

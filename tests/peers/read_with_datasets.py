@@ -1,5 +1,5 @@
 """Prints what Hugging Face datasets reads of each list of shards, streamed and loaded, as JSON: keys and fields, for
-images the sha256 of their bytes.
+images the sha256 of their bytes; or why it fails.
 """
 
 import hashlib
@@ -32,4 +32,11 @@ def both(shards):
     return {"streamed": load(shards, streaming=True), "loaded": load(shards, streaming=False)}
 
 
-print(json.dumps([both(shards) for shards in json.loads(sys.argv[1])], default=float))
+def attempt(shards):
+    try:
+        return both(shards)
+    except Exception as err:
+        return {"error": f"{type(err).__name__}: {err}"}
+
+
+print(json.dumps([attempt(shards) for shards in json.loads(sys.argv[1])], default=float))

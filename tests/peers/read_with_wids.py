@@ -1,4 +1,6 @@
-"""Prints what wids reads by each index: for each sample, by number, its key and the sha256 of each field, as JSON."""
+"""Prints what wids reads by each index: for each sample, by number, its key and the sha256 of each field, as JSON;
+or why it fails.
+"""
 
 import hashlib
 import io
@@ -25,4 +27,11 @@ def told(sample):
     return [sample["__key__"], fields]
 
 
-print(json.dumps([read(index, sys.argv[1]) for index in sys.argv[2:]]))
+def attempt(index, cache_dir):
+    try:
+        return read(index, cache_dir)
+    except BaseException as err:
+        return {"error": f"{type(err).__name__}: {err}"}
+
+
+print(json.dumps([attempt(index, f"{sys.argv[1]}/{number}") for number, index in enumerate(sys.argv[2:])]))

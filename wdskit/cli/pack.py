@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural, split_kinds
+from wdskit.cli.console import format_bytes, format_count, make_console, split_kinds
+from wdskit.cli.packed import print_summary
 
 if TYPE_CHECKING:
-    from wdskit.dataset.index import ShardEntry
-    from wdskit.packing.api import PackResult
-    from wdskit.packing.planning import PlannedShard
     from wdskit.packing.sources import Progress, Tell
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_SHOWN_REJECTS = 5
 _TELL_S = 0.1
 
 
@@ -124,6 +120,47 @@ def pack_command(
         str,
         typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
     ] = "",
+    validate: Annotated[
+        str | None,
+        typer.Option(metavar="LEVEL", help="Check images: none, magic, structure, decode. Default: see above."),
+    ] = None,
+    resize: Annotated[
+        int | None, typer.Option(metavar="PIXELS", min=1, help="Make larger images smaller: pixels of a side.")
+    ] = None,
+    resize_mode: Annotated[
+        str | None,
+        typer.Option(metavar="MODE", help="Side: shorter, longer, crop, pad (to a square). Default: shorter."),
+    ] = None,
+    upscale: Annotated[bool, typer.Option("--upscale", help="Make smaller images larger too.")] = False,
+    format_: Annotated[
+        str | None, typer.Option("--format", metavar="jpg|webp|png", help="What images become. Default: as they are.")
+    ] = None,
+    quality: Annotated[
+        int | None, typer.Option(metavar="1..100", min=1, max=100, help="Of jpg and webp that are made. Default: 90.")
+    ] = None,
+    orient: Annotated[bool, typer.Option("--orient", help="Turn images as EXIF says, and remove that tag.")] = False,
+    background: Annotated[
+        str | None, typer.Option(metavar="COLOUR", help="Behind transparent and around padded images: white, #ff0000.")
+    ] = None,
+    image_fields: Annotated[
+        str, typer.Option(metavar="FIELDS", help="Which images of a sample to change. Default: its only one.")
+    ] = "",
+    derive: Annotated[
+        str, typer.Option(metavar="FACTS", help="Facts of the image for json: width,height,bytes,sha256.")
+    ] = "",
+    require: Annotated[
+        str, typer.Option(metavar="FIELDS", help="Fields that each sample must have: jpg;png,json.")
+    ] = "",
+    missing: Annotated[
+        str | None, typer.Option(metavar="error|warn|skip", help="Samples that lack one. Default: error.")
+    ] = None,
+    duplicates: Annotated[
+        str, typer.Option(metavar="keep|report|drop", help="Samples with the same image, in DEST/duplicates.jsonl.")
+    ] = "keep",
+    max_pixels: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Most pixels of an image. Default: 100 million.")
+    ] = None,
+    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of each process, for images.")] = 1,
 ) -> None:
     """Pack images and tables into shards.
 
@@ -141,13 +178,18 @@ def pack_command(
     On several machines that share DEST, each does a part, as in a Slurm array 0-7 with --part $SLURM_ARRAY_TASK_ID/8.
     When all are through, `wdskit pack finish DEST` writes the index.
 
+    Images pass byte for byte, unless --resize, --format or --orient changes them; those that are right already pass
+    then, too. Colour profile and EXIF are kept. By default each is checked to be a whole file, whatever format its
+    name says: magic checks that, structure both, decode also its pixels. Shards of changed samples go by count.
+
     In Python: wdskit.pack, wdskit.finish_pack
     """
+    from wdskit.limits import MAX_PIXELS
     from wdskit.packing.api import pack
     from wdskit.packing.finishing import finish_pack
 
     if source == "finish":
-        _print_summary(finish_pack(dest))
+        print_summary(finish_pack(dest))
         return
     size = None if max_bytes is None else parse_size(max_bytes)
     with show_progress() as show:
@@ -177,9 +219,24 @@ def pack_command(
             key_column=key_column,
             also=split_kinds(also),
             split_name=split_name,
+            validate=validate,
+            resize=resize,
+            resize_mode=resize_mode,
+            upscale=upscale,
+            format=format_,
+            quality=quality,
+            orient=orient,
+            background=background,
+            image_fields=image_fields or (),
+            derive=derive or (),
+            require=require or (),
+            missing=missing,
+            duplicates=duplicates,
+            max_pixels=MAX_PIXELS if max_pixels is None else max_pixels,
+            threads=threads,
             progress=show,
         )
-    _print_summary(result)
+    print_summary(result)
 
 
 @contextlib.contextmanager
@@ -232,79 +289,3 @@ def _facts(now: Progress, seconds: float) -> str:
 
 def _say_nothing(_: Progress) -> None:
     """Progress where nobody looks."""
-
-
-def _print_summary(result: PackResult) -> None:
-    """The table that says what was written, or what would be."""
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("folder", escape(str(result.folder)))
-    facts = _facts_of(result) if result.entries else _facts_of_plan(result)
-    for name, value in itertools.chain(facts, _facts_of_splits(result)):
-        table.add_row(name, escape(value))
-    if result.rejected:
-        listed = ", listed in rejected.jsonl" if result.entries else ""
-        table.add_row("rejected", f"{format_count(len(result.rejected))}{listed}")
-    if result.num_other:
-        no_images = "file that is no image" if result.num_other == 1 else "files that are no images"
-        table.add_row("not packed", f"{format_count(result.num_other)} {no_images}")
-    table.add_row("time", _time_of(result))
-    console = make_console()
-    with console.capture() as text:
-        console.print(table)
-    with contextlib.suppress(BrokenPipeError):  # nobody reads (`| head`), and the shards are packed nevertheless
-        print(text.get(), end="")
-        for err in result.rejected[:_SHOWN_REJECTS]:
-            print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
-
-
-def _facts_of(result: PackResult) -> Iterator[tuple[str, str]]:
-    """What was written."""
-    yield "shards", _names(result.entries)
-    yield "samples", format_count(result.num_samples)
-    yield "fields", ", ".join(sorted({field for entry in result.entries for field in entry.fields}))
-    if result.classes:
-        yield "classes", format_count(len(result.classes))
-    yield "bytes", format_bytes(result.num_bytes)
-
-
-def _facts_of_plan(result: PackResult) -> Iterator[tuple[str, str]]:
-    """What would be written."""
-    plan = result.plan
-    if plan is None:
-        return
-    yield "would write", _names(plan.shards)
-    for name, values, show in (
-        ("samples", [shard.num_samples for shard in plan.shards], format_count),
-        ("bytes", [shard.num_bytes for shard in plan.shards], format_bytes),
-    ):
-        yield name, f"{show(sum(values))}, {show(min(values))} to {show(max(values))} a shard"
-    for number, (field, count) in enumerate(plan.num_fields.items()):
-        yield "" if number else "fields", f"{field} in {format_count(count)}"
-    yield "keys", f"{plan.first_key} to {plan.last_key}"
-    if result.classes:
-        yield "classes", format_count(len(result.classes))
-
-
-def _facts_of_splits(result: PackResult) -> Iterator[tuple[str, str]]:
-    """A line for each split, of what was written or would be."""
-    written = {entry.name for entry in result.entries}
-    for split, planned in result.plan.splits.items() if result.plan else ():
-        shards = [shard for shard in planned if not written or shard.name in written]
-        if planned and not shards:  # in another part
-            continue
-        samples = plural(sum(shard.num_samples for shard in shards), "sample")
-        size = format_bytes(sum(shard.num_bytes for shard in shards))
-        yield split, f"{_names(shards)}, {samples}, {size}" if shards else "no sample"
-
-
-def _names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
-    """`2 (a-000000.tar to a-000001.tar)`."""
-    first, last = shards[0].name, shards[-1].name
-    return f"{format_count(len(shards))} ({first if first == last else f'{first} to {last}'})"
-
-
-def _time_of(result: PackResult) -> str:
-    rate = f"{result.seconds:.1f} s, {format_count(round(result.num_samples / result.seconds))} samples/s"
-    return f"{rate}, {format_bytes(result.num_bytes / result.seconds)}/s" if result.entries else rate

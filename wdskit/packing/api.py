@@ -13,7 +13,9 @@ from typing import Any
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import RowError
 from wdskit.files import DISK, Disk
+from wdskit.limits import MAX_PIXELS
 from wdskit.packing.destination import check_place
+from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.kinds import SourceOptions, find_source
 from wdskit.packing.options import PackOptions, parse_part
 from wdskit.packing.places import find_place, folder_of, names_of_all, told_as_pack_errors
@@ -23,6 +25,7 @@ from wdskit.packing.running import Work, pack_planned, pack_stream, plan_jobs
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
+from wdskit.packing.treatment import Treatment
 from wdskit.shards.shares import parse_shares
 
 
@@ -40,6 +43,7 @@ class PackResult:
         num_other: Files of an image folder that are no images.
         seconds: How long it took.
         plan: What was planned; None for rows that can be read once only.
+        duplicates: Rows whose images an earlier one has, in order, where that was asked for.
     """
 
     folder: Path
@@ -51,6 +55,7 @@ class PackResult:
     num_other: int
     seconds: float
     plan: PackPlan | None = None
+    duplicates: tuple[Duplicate, ...] = ()
 
 
 def pack(
@@ -80,6 +85,21 @@ def pack(
     key_column: str | None = None,
     also: Sequence[str] = (),
     split_name: str = "",
+    validate: str | None = None,
+    resize: int | None = None,
+    resize_mode: str | None = None,
+    upscale: bool = False,
+    format: str | None = None,  # noqa: A002 (as the command line has it)
+    quality: int | None = None,
+    orient: bool = False,
+    background: str | None = None,
+    image_fields: str | Sequence[str] = (),
+    derive: str | Sequence[str] = (),
+    require: str | Sequence[str] = (),
+    missing: str | None = None,
+    duplicates: str = "keep",
+    max_pixels: int = MAX_PIXELS,
+    threads: int = 1,
     progress: Tell | None = None,
     disk: Disk = DISK,
 ) -> PackResult:
@@ -127,6 +147,23 @@ def pack(
         also: Files for other readers beside the shards: some of `shards.also.KINDS`. With `append` those that are there
             are renewed, and no others can be asked for.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
+        validate: How images are checked before they are packed; this and what follows to `max_pixels` is explained by
+            `packing.treatment.Treatment`. By default bytes pass untouched, and images are looked at but not decoded.
+        resize: Pixels of a side that larger images get. With this, `format`, `orient` and `derive` shards go by count:
+            their bytes are not known before.
+        resize_mode: "shorter", "longer", "crop" or "pad".
+        upscale: Make smaller images larger too.
+        format: "jpg", "webp" or "png": what images become.
+        quality: 1 to 100, of images that are encoded.
+        orient: Turn pixels as EXIF says, and remove the tag.
+        background: Colour behind transparent images that become jpg, and around padded ones.
+        image_fields: Which images of a row all this is about; by default its only one.
+        derive: Facts of the packed image for `json`: "width", "height", "bytes", "sha256".
+        require: Fields that each row must have, as they are packed: `jpg;png,json`.
+        missing: "error", "warn" or "skip" a row that lacks one.
+        duplicates: "keep", "report" or "drop" rows whose images are byte for byte those of an earlier one.
+        max_pixels: Most pixels of an image.
+        threads: Samples of a shard that a process reads and treats at a time. They change no byte.
         progress: Called now and then while rows are read and checked, after each sample that is written, or with
             several workers after each shard.
         disk: What writes.
@@ -138,8 +175,25 @@ def pack(
         FolderIndexError: Another process is writing there, or the index that is to be added to is not right.
     """
     start = time.perf_counter()
+    treatment = Treatment(
+        validate=validate,
+        resize=resize,
+        resize_mode=resize_mode,
+        upscale=upscale,
+        format=format,
+        quality=quality,
+        orient=orient,
+        background=background,
+        image_fields=image_fields,
+        derive=derive,
+        require=require,
+        missing=missing,
+        duplicates=duplicates,
+        max_pixels=max_pixels,
+    )
+    by_count = treatment.changes_bytes
     options = PackOptions(
-        limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of),
+        limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of, by_count=by_count),
         shuffle=shuffle,
         skip_bad=skip_bad,
         keys=keys,
@@ -153,6 +207,8 @@ def pack(
         also=also,
         split_name=split_name,
         split=None if split is None else parse_shares(split),
+        treatment=treatment,
+        threads=threads,
     )
     with told_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
@@ -191,6 +247,7 @@ def _result(
         num_other=found.num_other,
         seconds=time.perf_counter() - start,
         plan=plan,
+        duplicates=tuple(found.duplicates),
     )
 
 

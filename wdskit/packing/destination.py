@@ -22,12 +22,13 @@ from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row, row_error
-from wdskit.packing.sources import Progress, Tell
+from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import Spool, suspects
 from wdskit.shards.also import parse_also
 from wdskit.storage.urls import LocalFile
 
 REJECTED_NAME = "rejected.jsonl"
+DUPLICATES_NAME = "duplicates.jsonl"
 
 
 def check_place(folder: Path, source: object, options: PackOptions | None = None) -> None:
@@ -154,22 +155,24 @@ class Destination:
             remedy = "Move it away, or remove it if a run that was stopped left it; or pack into another folder."
             raise PackError(f"{msg} No index was written.\n  {remedy}")
 
-    def lists(self, classes: Mapping[str, int], rejected: Sequence[RowError]) -> dict[str, bytes]:
-        """The bytes of `classes.json` and `rejected.jsonl`, where there is something to write."""
+    def lists(self, found: Source) -> dict[str, bytes]:
+        """The bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl`, where there is something to write."""
         lists = {}
-        if classes and not self.append:
-            lists[CLASSES_NAME] = (json.dumps(dict(classes), ensure_ascii=False, indent=0) + "\n").encode()
-        if rejected:
-            lines = (json.dumps({"where": err.where, "reason": err.problem}, ensure_ascii=False) for err in rejected)
-            # Half a surrogate pair, of a file name that is no UTF-8, is written as JSON escapes it.
-            added = "".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")
-            before = self._rejected_before()
-            lists[REJECTED_NAME] = before if before.endswith(added) else before + added
+        if found.classes and not self.append:
+            lists[CLASSES_NAME] = (json.dumps(dict(found.classes), ensure_ascii=False, indent=0) + "\n").encode()
+        rejected: list[object] = [{"where": err.where, "reason": err.problem} for err in found.rejected]
+        for name, told in ((REJECTED_NAME, rejected), (DUPLICATES_NAME, [one.told() for one in found.duplicates])):
+            if told:
+                lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in told)
+                # Half a surrogate pair, of a file name that is no UTF-8, is written as JSON escapes it.
+                added = lines.encode(errors="backslashreplace")
+                before = self._before(name)
+                lists[name] = before if before.endswith(added) else before + added
         return lists
 
-    def _rejected_before(self) -> bytes:
+    def _before(self, name: str) -> bytes:
         """What is added to. A run that was killed just before its index has added its lines already."""
-        path = self.folder / REJECTED_NAME
+        path = self.folder / name
         return path.read_bytes() if self.append and path.exists() else b""
 
     def check_lists(self, lists: Mapping[str, bytes]) -> None:
@@ -178,13 +181,13 @@ class Destination:
         Raises:
             PackError: Names one.
         """
-        for name in () if self.append or self.replaced else sorted({*lists, REJECTED_NAME}):
+        for name in () if self.append or self.replaced else sorted({*lists, REJECTED_NAME, DUPLICATES_NAME}):
             path = self.folder / name
             if path.exists() and path.read_bytes() != lists.get(name):
                 raise taken(path)
 
     def publish_lists(self, lists: Mapping[str, bytes], *, disk: Disk) -> None:
-        """Write `classes.json` and `rejected.jsonl`."""
+        """Write `classes.json`, `rejected.jsonl` and `duplicates.jsonl`."""
         for name, data in lists.items():
             publish_bytes(self.folder / name, data, disk=disk)
 

@@ -13,6 +13,7 @@ from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, Draft, publish
 from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.duplicates import image_digest
 from wdskit.packing.recorded import Rows
 from wdskit.packing.rows import Row
 from wdskit.packing.treating import read_treated
@@ -32,8 +33,8 @@ class ShardJob:
     Attributes:
         path: Its file.
         rows: Its rows in order.
-        num_bytes: The bytes that it will have; None where only the treated rows tell.
-        also: What is kept beside it for other readers.
+        num_bytes: The bytes that it will have; 0 where only the treated rows tell.
+        also: What is kept beside it.
         treatment: What happens to its samples.
         threads: So many of them at a time.
         sha256: Its digest, where it is filled again.
@@ -41,7 +42,7 @@ class ShardJob:
 
     path: Path
     rows: Rows
-    num_bytes: int | None
+    num_bytes: int
     also: Also = NOTHING_ELSE
     treatment: Treatment = UNTOUCHED
     threads: int = 1
@@ -109,21 +110,21 @@ def _fill(
         if on_sample:
             on_sample(1, writer.offset - offsets[-1])
     writer.finish()
-    assert job.num_bytes in {None, writer.offset}
+    assert job.num_bytes in {0, writer.offset}
     offsets.append(writer.offset - END_BYTES)
     sha256 = sink.sha256 if isinstance(sink, Draft) else sink.hexdigest()
     return _Filled(sha256, writer.offset, tuple(sorted(fields)), offsets)
 
 
-def check_free(path: Path, num_bytes: int | None) -> None:
+def check_free(path: Path, num_bytes: int) -> None:
     """Refuse, without reading a row, to write a shard of so many bytes where a file of another size has its name.
 
-    None bytes, of which only the treated rows tell, are refused later if they are others.
+    A shard of 0 bytes, of which only the treated rows tell, is refused once it is filled.
 
     Raises:
         PackError: One has.
     """
-    if num_bytes is not None and path.exists() and path.stat().st_size != num_bytes:
+    if num_bytes and path.exists() and path.stat().st_size != num_bytes:
         raise taken(path)
 
 
@@ -147,14 +148,24 @@ def _sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_rows(rows: Iterable[Row]) -> list[RowError | None]:
-    """Read each row as packing will, and say what is wrong with it."""
-    return [_check_row(row) for row in rows]
+def check_rows(
+    rows: Iterable[Row], treatment: Treatment = UNTOUCHED, *, treats: bool = True
+) -> list[RowError | bytes | None]:
+    """Read each row, and say what is wrong with it, or where nothing is and duplicates count, its images' digest.
+
+    Args:
+        rows: Some rows.
+        treatment: What happens to them.
+        treats: Whether to treat them as packing will; otherwise they are read only.
+    """
+    return [_check_row(row, treatment, treats=treats) for row in rows]
 
 
-def _check_row(row: Row) -> RowError | None:
+def _check_row(row: Row, treatment: Treatment, *, treats: bool) -> RowError | bytes | None:
     try:
-        row.read()
+        fields = row.read_fields()
+        if treats:
+            row.treat(fields, treatment)
     except RowError as err:
         return err
-    return None
+    return image_digest(fields, treatment.image_fields) if treatment.duplicates != "keep" else None

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 
 from wdskit.errors import PackError
 from wdskit.packing.plan import NO_LIMIT, Limits
+from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
 from wdskit.shards.also import parse_also
 from wdskit.shards.shares import Shares, format_shares
 
@@ -36,12 +37,16 @@ class PackOptions:
     also: Sequence[str] = ()
     split_name: str = ""
     split: Shares | None = None
+    treatment: Treatment = UNTOUCHED
+    threads: int = 1
 
     def __post_init__(self) -> None:
         if self.keys not in ("given", "hashed"):
             raise PackError(f"keys: {self.keys!r} is neither 'given' nor 'hashed'.")
         if type(self.workers) is not int or self.workers < 1:
             raise PackError(f"workers: {self.workers!r} is no number of processes; 1 is this one.")
+        if type(self.threads) is not int or self.threads < 1:
+            raise PackError(f"threads: {self.threads!r} is no number of threads; 1 is this one.")
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
         parse_also(self.also, split_name=self.split_name)
@@ -63,7 +68,10 @@ class PackOptions:
         """Those that a shard could depend on, by name."""
         limits = {name: None if value == NO_LIMIT else value for name, value in asdict(self.limits).items()}
         split = None if self.split is None else format_shares(self.split)
-        return {**limits, "split": split, "shuffle": self.shuffle, "skip_bad": self.skip_bad, "append": self.append}
+        return {**limits, "split": split, "shuffle": self.shuffle, "skip_bad": self.skip_bad, "append": self.append} | {
+            **asdict(self.treatment),
+            **{f"version of {name}": version for name, version in treatment_versions(self.treatment).items()},
+        }
 
     def check_stream(self) -> None:
         """Refuse what needs a plan: rows come once only.
@@ -77,6 +85,7 @@ class PackOptions:
             "num_shards": self.limits.num_shards is not None,
             "multiple_of": self.limits.multiple_of is not None,
             "dry_run": self.dry_run,
+            "duplicates": self.treatment.duplicates != "keep",
             "part": self.part is not None,
             "only": self.only is not None,
             "split": self.split is not None,

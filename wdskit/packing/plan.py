@@ -63,9 +63,24 @@ class Limits:
 
 
 def make_limits(
-    max_samples: int | None, max_bytes: int | None, *, num_shards: int | None = None, multiple_of: int | None = None
+    max_samples: int | None,
+    max_bytes: int | None,
+    *,
+    num_shards: int | None = None,
+    multiple_of: int | None = None,
+    by_count: bool = False,
 ) -> Limits:
-    """Limits, of which those that nobody gave are the usual ones; none where the number of shards is said."""
+    """Limits, of which those that nobody gave are the usual ones; none where the number of shards is said, and none of
+    bytes where only samples count.
+
+    Raises:
+        PackError: A limit is out of range, or of bytes where only samples count.
+    """
+    if by_count:
+        if max_bytes is not None:
+            msg = "max_bytes: the bytes of samples that are changed are known too late for this limit."
+            raise PackError(f"{msg}\n  Leave it out, and give --max-samples or --num-shards.")
+        max_bytes = NO_LIMIT
     usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (NO_LIMIT, NO_LIMIT)
     most = usual[0] if max_samples is None else max_samples
     return Limits(most, usual[1] if max_bytes is None else max_bytes, num_shards, multiple_of)
@@ -168,8 +183,10 @@ def row_bytes(row: Row) -> int:
     return sum([member_bytes(size) for size in row.sizes()])
 
 
-def fill_in_turn(rows: Iterable[Row], limits: Limits) -> Iterator[Shard]:
+def fill_in_turn(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[Shard]:
     """The shards: rows in their order, a new shard where the next one would break a limit.
+
+    With `by_count` their bytes are not known, and those of the shards are 0.
 
     Raises:
         RowError: A row alone is over `max_bytes`.
@@ -177,19 +194,19 @@ def fill_in_turn(rows: Iterable[Row], limits: Limits) -> Iterator[Shard]:
     shard: list[Row] = []
     num_bytes = END_BYTES
     for row in rows:
-        added = row_bytes(row)
+        added = 0 if by_count else row_bytes(row)
         if END_BYTES + added > limits.max_bytes:
             problem = (
                 f"its shard would have {END_BYTES + added} bytes, over max_bytes {limits.max_bytes}, with it alone"
             )
             raise row_error(row.where, problem, "Raise --max-bytes.")
         if shard and (len(shard) == limits.max_samples or num_bytes + added > limits.max_bytes):
-            yield Shard(tuple(shard), num_bytes)
+            yield Shard(tuple(shard), 0 if by_count else num_bytes)
             shard, num_bytes = [], END_BYTES
         shard.append(row)
         num_bytes += added
     if shard:
-        yield Shard(tuple(shard), num_bytes)
+        yield Shard(tuple(shard), 0 if by_count else num_bytes)
 
 
 class Names:

@@ -10,20 +10,22 @@ from pathlib import Path
 from typing import NamedTuple, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.dataset.index import NOTHING_ELSE, Also
-from wdskit.errors import RowError, WdskitError
-from wdskit.limits import BLOCK_BYTES
+from wdskit.errors import RowError
 from wdskit.order.keys import permutation
-from wdskit.packing.fill import ShardJob, check_rows
+from wdskit.packing.duplicates import Digests, find_duplicates
+from wdskit.packing.fill import ShardJob
+from wdskit.packing.looking import look_at_rows
 from wdskit.packing.plan import Limits, Names, RowTooLarge, Span, divide
 from wdskit.packing.recorded import Ints, Rows
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import Spool, check_unique
-from wdskit.shards.parallel import map_shards
+from wdskit.packing.treating import packed_names, required_rows
+from wdskit.packing.treatment import UNTOUCHED, Treatment
 
-_CHECK_ROWS = 256  # rows that a process checks at a time
 _TELL_ROWS = 1000
 
 
@@ -33,7 +35,7 @@ class PlannedShard(NamedTuple):
     Attributes:
         name: File name.
         num_samples: Samples in it.
-        num_bytes: Bytes of its file.
+        num_bytes: Bytes of its file; 0 where only its samples tell, once they are changed.
     """
 
     name: str
@@ -66,7 +68,7 @@ class PackPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all shards' files."""
+        """Bytes of all shards' files, 0 where they are not known."""
         return sum(shard.num_bytes for shard in self.shards)
 
 
@@ -97,6 +99,8 @@ class Jobs(Sequence[ShardJob]):
         spans: The rows of each shard, by their places in that order.
         series: How the shards are numbered.
         also: What is kept beside them for other readers.
+        treatment: What happens to their samples.
+        threads: So many samples of a shard at a time.
     """
 
     folder: Path
@@ -105,6 +109,8 @@ class Jobs(Sequence[ShardJob]):
     spans: Sequence[Span]
     series: Sequence[Series]
     also: Also = NOTHING_ELSE
+    treatment: Treatment = UNTOUCHED
+    threads: int = 1
 
     def __len__(self) -> int:
         """Number of shards."""
@@ -121,7 +127,8 @@ class Jobs(Sequence[ShardJob]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         span = self.spans[number]
-        return ShardJob(self.folder / self.name(number), self._rows(span), span.num_bytes, self.also)
+        told = span.num_bytes, self.also, self.treatment, self.threads
+        return ShardJob(self.folder / self.name(number), self._rows(span), *told)
 
     def name(self, number: int) -> str:
         """File name of one shard."""
@@ -147,7 +154,7 @@ class Jobs(Sequence[ShardJob]):
             done += series.length
         num_fields: Counter[str] = Counter()
         for names, count in self.spool.num_fields.items():
-            num_fields.update(dict.fromkeys(names, count))
+            num_fields.update(dict.fromkeys(packed_names(names, self.treatment), count))
         first, last = (self.spool[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
         return PackPlan(shards, dict(sorted((+num_fields).items())), first.key, last.key, splits)
 
@@ -180,12 +187,15 @@ def _places(order: Ints | None, start: int, stop: int) -> Ints:
     return np.arange(start, stop) if order is None else order[start:stop]
 
 
-def read_rows(found: Source, spool: Spool, *, skip_bad: bool, workers: int, tell: Tell) -> Ints | None:
+def read_rows(
+    found: Source, spool: Spool, *, treatment: Treatment = UNTOUCHED, skip_bad: bool, workers: int, tell: Tell
+) -> Ints | None:
     """Read all rows of a source into `spool`, and return the numbers of those that are packed, None for all.
 
     Args:
         found: The source; rows that are left out are noted as its rejected ones.
         spool: Where the rows go.
+        treatment: What is required of a row, and what happens to it and to duplicates.
         skip_bad: Leave bad rows out instead of raising the first. All are read for that, in `workers` processes.
         workers: Processes that read them.
         tell: Told how far it is.
@@ -194,7 +204,7 @@ def read_rows(found: Source, spool: Spool, *, skip_bad: bool, workers: int, tell
         RowError: A row is bad, or two rows have one key.
         PackError: No row is left.
     """
-    kept = _read(found, spool, skip_bad=skip_bad, workers=workers, tell=tell)
+    kept = _read(found, spool, treatment, skip_bad=skip_bad, workers=workers, tell=tell)
     if not (len(spool) if kept is None else len(kept)):
         raise found.nothing()
     check_unique(spool, kept)
@@ -202,9 +212,11 @@ def read_rows(found: Source, spool: Spool, *, skip_bad: bool, workers: int, tell
 
 
 def divide_rows(
-    spool: Spool, kept: Ints | None, *, limits: Limits, shuffle: int | None
+    spool: Spool, kept: Ints | None, *, limits: Limits, shuffle: int | None, by_count: bool = False
 ) -> tuple[Ints | None, list[Span]]:
     """In which order rows are packed, None for all in the source's, and where in it each shard begins.
+
+    With `by_count` their bytes are not known, and those of the shards are 0.
 
     Raises:
         RowError: A row alone is over the limit.
@@ -216,6 +228,9 @@ def divide_rows(
         order = permutation(len(spool) if kept is None else len(kept), "pack-shuffle", shuffle)
         order = order if kept is None else kept[order]
     blocks = np.frombuffer(spool.blocks, dtype=np.uint32)
+    if by_count:
+        spans = divide(np.ones(len(spool) if order is None else len(order), np.uint32), limits)
+        return order, [span._replace(num_bytes=0) for span in spans]
     try:
         return order, divide(blocks if order is None else blocks[order], limits)
     except RowTooLarge as err:
@@ -224,14 +239,16 @@ def divide_rows(
         raise row_error(row.where, problem, "Raise --max-bytes.") from None
 
 
-def _read(found: Source, spool: Spool, *, skip_bad: bool, workers: int, tell: Tell) -> Ints | None:
+def _read(
+    found: Source, spool: Spool, treatment: Treatment, *, skip_bad: bool, workers: int, tell: Tell
+) -> Ints | None:
     """Fill the spool, and return the numbers of the rows that are good, None for all."""
     bad: list[tuple[int, RowError]] = []
     with contextlib.ExitStack() as stack:
         # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
         if isinstance(found.rows, Generator):
             stack.callback(found.rows.close)
-        for row in _counted(found.rows, tell):
+        for row in required_rows(_counted(found.rows, tell), treatment, found.rejected):
             if isinstance(row, Row):
                 spool.add(row)
             elif skip_bad:
@@ -239,15 +256,29 @@ def _read(found: Source, spool: Spool, *, skip_bad: bool, workers: int, tell: Te
             else:
                 raise row
     spool.finish()
-    if not skip_bad:
+    if not skip_bad and treatment.duplicates == "keep":
         return None
     is_good = np.ones(len(spool), dtype=np.bool_)
-    for number, err in _bad_ones(spool, workers, tell):
-        is_good[number] = False
-        spool.num_fields[tuple([name for name, _ in spool[number].fields])] -= 1
-        bad.append((number, err))
+    digests = Digests()
+    for number, verdict in look_at_rows(spool, treatment, workers, tell, treats=skip_bad):
+        if not isinstance(verdict, RowError):
+            digests.add(number, verdict)
+        elif not skip_bad:
+            raise verdict
+        else:
+            _leave_out(spool, is_good, number)
+            bad.append((number, verdict))
+    if treatment.duplicates != "keep":
+        found.duplicates += find_duplicates(digests, spool.__getitem__, treatment.image_fields)
+        for one in found.duplicates if treatment.duplicates == "drop" else ():
+            _leave_out(spool, is_good, one.number)
     found.rejected += [err for _, err in sorted(bad, key=lambda each: each[0])]
     return None if is_good.all() else np.flatnonzero(is_good)
+
+
+def _leave_out(spool: Spool, is_good: NDArray[np.bool_], number: int) -> None:
+    is_good[number] = False
+    spool.num_fields[tuple([name for name, _ in spool[number].fields])] -= 1
 
 
 def _counted(rows: Iterable[Row | RowError], tell: Tell) -> Iterator[Row | RowError]:
@@ -255,41 +286,3 @@ def _counted(rows: Iterable[Row | RowError], tell: Tell) -> Iterator[Row | RowEr
         if number % _TELL_ROWS == 0:
             tell(Progress("reading", number, 0, None, None))
         yield row
-
-
-class _Pieces(Sequence[Rows]):
-    """All rows of a spool, some hundred at a time."""
-
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-
-    def __len__(self) -> int:
-        return (len(self._spool) + _CHECK_ROWS - 1) // _CHECK_ROWS
-
-    @overload
-    def __getitem__(self, number: int) -> Rows: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Rows]: ...
-
-    def __getitem__(self, number: int | slice) -> Rows | Sequence[Rows]:
-        if isinstance(number, slice):
-            return [self[at] for at in range(len(self))[number]]
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        start = number * _CHECK_ROWS
-        return self._spool.take(np.arange(start, min(start + _CHECK_ROWS, len(self._spool))))
-
-
-def _bad_ones(spool: Spool, workers: int, tell: Tell) -> Iterator[tuple[int, RowError]]:
-    """The rows that cannot be packed, told by reading all of them, in several processes."""
-    blocks = np.frombuffer(spool.blocks, dtype=np.uint32)
-    total = int(blocks.sum(dtype=np.int64)) * BLOCK_BYTES
-    number = num_bytes = 0
-    for verdicts in map_shards(check_rows, _Pieces(spool), workers=workers):
-        if isinstance(verdicts, WdskitError):
-            raise verdicts
-        yield from ((number + at, err) for at, err in enumerate(verdicts) if err is not None)
-        num_bytes += int(blocks[number : number + len(verdicts)].sum(dtype=np.int64)) * BLOCK_BYTES
-        number += len(verdicts)
-        tell(Progress("checking", number, num_bytes, len(spool), total))

@@ -46,22 +46,34 @@ class Row:
         Raises:
             RowError: A file cannot be read or changed, or an image is not whole or cannot be treated.
         """
-        fields = []
-        source: FieldBytes = b""
+        return self.treat(self.read_fields(), treatment)
+
+    def treat(self, fields: list[tuple[str, bytes]], treatment: Treatment) -> list[tuple[str, bytes]]:
+        """As `read`, of fields that were read."""
         try:
-            for field, source in self.fields:
-                fields.append((field, source if isinstance(source, bytes) else source.read()))
             treated = treatment.apply(fields)
             if treatment.changes_bytes:
                 check_member_name(self.key, max((field for field, _ in treated), key=len))
         except DecodeError as err:
-            source = dict(self.fields).get(err.field, b"")
+            source: FieldBytes = dict(self.fields).get(err.field, b"")
             raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
         except KeyRuleError as err:
             raise row_error(self.where, str(err), "Rename it, or use --keys hashed.") from err
-        except (OSError, ValueError) as err:
-            raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
         return treated
+
+    def read_fields(self) -> list[tuple[str, bytes]]:
+        """Name and bytes of each field as they are.
+
+        Raises:
+            RowError: A file cannot be read or changed.
+        """
+        fields = []
+        for field, source in self.fields:
+            try:
+                fields.append((field, source if isinstance(source, bytes) else source.read()))
+            except (OSError, ValueError) as err:
+                raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
+        return fields
 
 
 def _size_of(data: FieldBytes) -> int:

@@ -26,6 +26,7 @@ from wdskit.packing.sources import Progress, Source, Tell, streamed_rows
 from wdskit.packing.splits import Splitter, divide_splits
 from wdskit.packing.spool import Spool, digest_blocks
 from wdskit.packing.started import Run, begin, compare
+from wdskit.packing.treating import required_rows
 from wdskit.packing.workers import fill_in_worker
 from wdskit.shards.also import check_names, publish_beside_folder
 from wdskit.shards.parallel import map_shards
@@ -60,7 +61,7 @@ class Work:
 class Count:
     """Tells how much is packed. `total` is samples and bytes in all."""
 
-    def __init__(self, tell: Tell, total: tuple[int, int] | tuple[None, None]) -> None:
+    def __init__(self, tell: Tell, total: tuple[int | None, int | None]) -> None:
         self._tell = tell
         self._total = total
         self._samples = self._bytes = 0
@@ -77,7 +78,14 @@ def plan_jobs(work: Work, place: Place, spool: Spool) -> Jobs:
     """Plan everything, and refuse what is wrong with the rows, before anything is written."""
     options = work.options
     with told_as_pack_errors(place.folder):
-        kept = read_rows(work.found, spool, skip_bad=options.skip_bad, workers=options.workers, tell=work.tell)
+        kept = read_rows(
+            work.found,
+            spool,
+            treatment=options.treatment,
+            skip_bad=options.skip_bad,
+            workers=options.workers,
+            tell=work.tell,
+        )
         target = place.open()
         target.check_keys(spool, kept, work.tell)
         also = target.beside(options.also, options.split_name)
@@ -90,7 +98,12 @@ def plan_jobs(work: Work, place: Place, spool: Spool) -> Jobs:
 
 def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Also) -> Jobs:
     """The shards that the rows make."""
-    how: Any = {"limits": work.options.limits, "shuffle": work.options.shuffle}
+    options = work.options
+    how: Any = {
+        "limits": options.limits,
+        "shuffle": options.shuffle,
+        "by_count": options.treatment.changes_bytes,
+    }
     firsts = map(target.first_number, work.names)
     if work.splitter is None:
         order, spans = divide_rows(spool, kept, **how)
@@ -99,7 +112,8 @@ def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, a
         order, shards = divide_splits(spool, kept, work.splitter, **how)
         splits = [*work.splitter.shares]
     series = [Series(*each) for each in zip(work.names, firsts, map(len, shards), splits, strict=True)]
-    return Jobs(target.folder, spool, order, [*itertools.chain(*shards)], series, also)
+    spans = [*itertools.chain(*shards)]
+    return Jobs(target.folder, spool, order, spans, series, also, options.treatment, options.threads)
 
 
 def pack_planned(work: Work, place: Place, jobs: Jobs) -> Sequence[ShardEntry]:
@@ -155,14 +169,14 @@ def _begin_locked(work: Work, target: Destination, jobs: Jobs, record: RunRecord
         record = dataclasses.replace(record, parts=parts)
     _check_free(work, target, jobs)
     if options.part is not None:
-        target.publish_lists(target.lists(work.found.classes, work.found.rejected), disk=work.disk)
+        target.publish_lists(target.lists(work.found), disk=work.disk)
     return begin(folder, record, overwrite=options.overwrite, part=options.part, disk=work.disk)
 
 
 def _check_free(work: Work, target: Destination, jobs: Jobs) -> None:
     """Refuse what is in the way."""
     target.check_free(jobs.plan().shards)
-    target.check_lists(target.lists(work.found.classes, work.found.rejected))
+    target.check_lists(target.lists(work.found))
 
 
 def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:
@@ -184,8 +198,9 @@ def fill_all(work: Work, place: Place, jobs: Jobs, run: Run, numbers: Sequence[i
     their lines of the index in order.
     """
     spans = [jobs.spans[number] for number in numbers]
-    total = sum(span.stop - span.start for span in spans), sum(span.num_bytes - END_BYTES for span in spans)
-    count = Count(work.tell, total)
+    num_bytes = sum(span.num_bytes - END_BYTES for span in spans)
+    total_bytes = None if work.options.treatment.changes_bytes else num_bytes
+    count = Count(work.tell, (sum(span.stop - span.start for span in spans), total_bytes))
     entries: dict[int, ShardEntry] = {}
     for number in numbers:
         if (entry := run.done.get(jobs.name(number))) is not None:
@@ -219,7 +234,9 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
     Raises:
         PackError: There is no row.
     """
-    rows = _one_at_least(work.found, streamed_rows(work.found, skip_bad=work.options.skip_bad))
+    treatment = work.options.treatment
+    work.found.rows = required_rows(work.found.rows, treatment, work.found.rejected)
+    rows = _one_at_least(work.found, streamed_rows(work.found, treatment, skip_bad=work.options.skip_bad))
     target = place.open()
     rows = target.refuse_taken(rows, work.tell) if target.append else rows
     names = work.names[0]
@@ -240,8 +257,9 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
         run = begin(target.folder, record, overwrite=work.options.overwrite, disk=work.disk)
     count = Count(work.tell, (None, None))
     entries = []
-    for number, shard in enumerate(fill_in_turn(rows, work.options.limits), start=first):
-        job = ShardJob(target.folder / names[number], *shard, also=also)
+    by_count = treatment.changes_bytes
+    for number, shard in enumerate(fill_in_turn(rows, work.options.limits, by_count=by_count), start=first):
+        job = ShardJob(target.folder / names[number], *shard, also, treatment, work.options.threads)
         entries.append(fill_shard(job, disk=work.disk, on_sample=count))
     complete(target, work.found, entries, also, run)
     return entries
@@ -257,7 +275,7 @@ def _one_at_least(found: Source, rows: Iterator[Row]) -> Iterable[Row]:
 def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], also: Also, run: Run) -> None:
     """Write what stands beside the shards, the index last; and forget the run."""
     with told_as_pack_errors(target.folder):
-        lists = target.lists(found.classes, found.rejected)
+        lists = target.lists(found)
         now = dataclasses.replace(target, replaced=())
         now.check_lists(lists)
         now.check_strays(entry.name for entry in entries)

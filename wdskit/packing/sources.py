@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from wdskit.errors import PackError, RowError
-from wdskit.packing.fill import check_rows
+from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.rows import Row, key_taken
+from wdskit.packing.treatment import Treatment
 
 _SHOWN_REJECTS = 3
 
@@ -48,6 +49,7 @@ class Source:
         classes: Number of each class by name; empty where the source has none.
         reader: What they come from; None where that has nothing to tell.
         rejected: The rows that were left out so far.
+        duplicates: The rows whose images an earlier one has, where that was asked for.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Source:
     classes: dict[str, int] = field(default_factory=dict)
     reader: object = None
     rejected: list[RowError] = field(default_factory=list)
+    duplicates: list[Duplicate] = field(default_factory=list)
 
     @property
     def num_other(self) -> int:
@@ -72,7 +75,7 @@ class Source:
         return PackError(f"{msg}: none of its {len(self.rejected)} rows is good. The first are bad because:\n{first}")
 
 
-def streamed_rows(source: Source, *, skip_bad: bool) -> Generator[Row, None, None]:
+def streamed_rows(source: Source, treatment: Treatment, *, skip_bad: bool) -> Generator[Row, None, None]:
     """The rows of a stream that can be packed, each with a key of its own, while they come.
 
     Raises:
@@ -83,7 +86,7 @@ def streamed_rows(source: Source, *, skip_bad: bool) -> Generator[Row, None, Non
         # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
         if isinstance(source.rows, Generator):
             stack.callback(source.rows.close)
-        for row in map(_checked, source.rows) if skip_bad else source.rows:
+        for row in (_checked(row, treatment) for row in source.rows) if skip_bad else source.rows:
             if isinstance(row, Row):
                 if row.key in places:
                     raise key_taken(row, places[row.key])
@@ -95,6 +98,11 @@ def streamed_rows(source: Source, *, skip_bad: bool) -> Generator[Row, None, Non
                 raise row
 
 
-def _checked(row: Row | RowError) -> Row | RowError:
+def _checked(row: Row | RowError, treatment: Treatment) -> Row | RowError:
     """The row, or what is wrong with it."""
-    return row if isinstance(row, RowError) else check_rows([row])[0] or row
+    if isinstance(row, Row):
+        try:
+            row.read(treatment)
+        except RowError as err:
+            return err
+    return row

@@ -50,7 +50,7 @@ class Splitter:
 
 
 def divide_splits(
-    spool: Spool, kept: Ints | None, splitter: Splitter, *, limits: Limits, shuffle: int | None
+    spool: Spool, kept: Ints | None, splitter: Splitter, *, limits: Limits, shuffle: int | None, by_count: bool
 ) -> tuple[Ints, list[list[Span]]]:
     """As `divide_rows`, split by split: the order of all rows, and the shards of each split.
 
@@ -65,7 +65,7 @@ def divide_splits(
     for number, name in enumerate(splitter.shares):
         rows = splitter.rows_of(number, kept)
         try:
-            order, spans = _divide(spool, rows, limits, shuffle)
+            order, spans = _divide(spool, rows, limits, shuffle, by_count=by_count)
         except RowError:
             raise
         except PackError as err:
@@ -76,11 +76,13 @@ def divide_splits(
     return np.concatenate(orders), shards
 
 
-def _divide(spool: Spool, rows: Ints, limits: Limits, shuffle: int | None) -> tuple[Ints, list[Span]]:
+def _divide(
+    spool: Spool, rows: Ints, limits: Limits, shuffle: int | None, *, by_count: bool
+) -> tuple[Ints, list[Span]]:
     if not len(rows):
         if limits.num_shards is not None:
             raise PackError(f"it has no sample, and num_shards asks for {limits.num_shards} shards of it.")
         return rows, []
-    order, spans = divide_rows(spool, rows, limits=limits, shuffle=shuffle)
+    order, spans = divide_rows(spool, rows, limits=limits, shuffle=shuffle, by_count=by_count)
     assert order is not None
     return order, spans

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from wdskit.packing.rows import Row
+from wdskit.errors import DecodeError, RowError
+from wdskit.packing.rows import Row, row_error
 from wdskit.packing.treatment import Field, Treatment
 
+_log = logging.getLogger(__name__)
+_SHOWN_MISSING = 5
 _AHEAD = 2
 """Rows a thread that are read or treated before it is their turn: enough that a large image holds nobody up."""
 
@@ -45,3 +49,50 @@ def read_treated(
             yield row, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def required_rows(
+    rows: Iterable[Row | RowError], treatment: Treatment, rejected: list[RowError]
+) -> Generator[Row | RowError, None, None]:
+    """The rows; of those without a field that is required the error, or as `missing` says.
+
+    Args:
+        rows: Rows, or what is wrong with them.
+        treatment: What is required, of the names that fields have when they are packed.
+        rejected: Where rows that are left out are noted.
+    """
+    num_missing = 0
+    try:
+        for row in rows:
+            lacks = None if isinstance(row, RowError) else _lacks(row, treatment)
+            if isinstance(row, RowError) or lacks is None:
+                yield row
+                continue
+            problem = f"it has no {lacks.replace(';', ' or ')}; it has {', '.join(name for name, _ in row.fields)}"
+            err = row_error(row.where, problem, "Give it one, or use --missing warn or skip.")
+            if treatment.missing == "skip":
+                rejected.append(err)
+            elif treatment.missing == "warn":
+                num_missing += 1
+                if num_missing <= _SHOWN_MISSING:
+                    _log.warning("%s: %s.", err.where, err.problem)
+                yield row
+            else:
+                yield err
+    finally:
+        if isinstance(rows, Generator):
+            rows.close()
+    if num_missing > _SHOWN_MISSING:
+        _log.warning("%d rows in all lack a field that is required.", num_missing)
+
+
+def _lacks(row: Row, treatment: Treatment) -> str | None:
+    return treatment.lacks(packed_names([name for name, _ in row.fields], treatment))
+
+
+def packed_names(names: Sequence[str], treatment: Treatment) -> Sequence[str]:
+    """Names that fields of these names have when they are packed, as far as that is known without reading them."""
+    try:
+        return treatment.field_names(names)
+    except DecodeError:  # told when the row is read
+        return names

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image_field, promised_format
 from wdskit.codecs.encoding import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
-from wdskit.codecs.fitting import RESIZE_MODES
+from wdskit.codecs.fitting import RESIZE_MODES, ResizeMode
 from wdskit.codecs.images import is_image_field
 from wdskit.codecs.recoding import Recoding
 from wdskit.codecs.resizing import resizer_versions
@@ -57,11 +57,11 @@ class Treatment:
         PackError: An option is wrong, or would change nothing.
     """
 
-    validate: ImageLevel | None = None
+    validate: str | None = None
     resize: int | None = None
-    resize_mode: Any = None
+    resize_mode: str | None = None
     upscale: bool = False
-    format: ImageFormat | None = None
+    format: str | None = None
     quality: int | None = None
     orient: bool = False
     background: str | None = None
@@ -186,7 +186,7 @@ class Treatment:
             if self.validate is None:
                 check_image(data, max_pixels=self.max_pixels)
             else:
-                check_image_field(field, data, self.validate, max_pixels=self.max_pixels)
+                check_image_field(field, data, cast(ImageLevel, self.validate), max_pixels=self.max_pixels)
         except DecodeError as err:
             if self.validate is None:
                 raise type(err)(str(err), field=field) from err
@@ -235,9 +235,9 @@ class Treatment:
     def _recoding(self) -> Recoding:
         return Recoding(
             size=self.resize,
-            mode=self.resize_mode or "shorter",
+            mode=cast(ResizeMode, self.resize_mode or "shorter"),
             upscale=self.upscale,
-            format=self.format,
+            format=cast("ImageFormat | None", self.format),
             quality=self.quality or DEFAULT_QUALITY,
             orient=self.orient,
             background=None if self.background is None else parse_colour(self.background),
@@ -264,7 +264,7 @@ def _true_name(field: str, fmt: str) -> str:
     return _renamed(field, FORMATS[fmt])
 
 
-def _renamed(field: str, extension: ImageFormat) -> str:
+def _renamed(field: str, extension: str) -> str:
     if FORMATS.get(promised_format(field).upper()) == extension:
         return field
     stem, dot, _ = field.rpartition(".")

@@ -1,0 +1,98 @@
+"""What `wdskit pack` says when it is through."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural
+
+if TYPE_CHECKING:
+    from wdskit.dataset.index import ShardEntry
+    from wdskit.packing.api import PackResult
+    from wdskit.packing.planning import PlannedShard
+
+_SHOWN_REJECTS = 5
+
+
+def print_summary(result: PackResult) -> None:
+    """The table that says what was written, or what would be."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("folder", escape(str(result.folder)))
+    facts = _facts_of(result) if result.entries else _facts_of_plan(result)
+    for name, value in itertools.chain(facts, _facts_of_splits(result)):
+        table.add_row(name, escape(value))
+    if result.rejected:
+        listed = ", listed in rejected.jsonl" if result.entries else ""
+        table.add_row("rejected", f"{format_count(len(result.rejected))}{listed}")
+    if result.duplicates:
+        listed = ", listed in duplicates.jsonl" if result.entries else ""
+        table.add_row("duplicates", f"{format_count(len(result.duplicates))}{listed}")
+    if result.num_other:
+        no_images = "file that is no image" if result.num_other == 1 else "files that are no images"
+        table.add_row("not packed", f"{format_count(result.num_other)} {no_images}")
+    table.add_row("time", _time_of(result))
+    console = make_console()
+    with console.capture() as text:
+        console.print(table)
+    with contextlib.suppress(BrokenPipeError):  # nobody reads (`| head`), and the shards are packed nevertheless
+        print(text.get(), end="")
+        for err in result.rejected[:_SHOWN_REJECTS]:
+            print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
+
+
+def _facts_of(result: PackResult) -> Iterator[tuple[str, str]]:
+    """What was written."""
+    yield "shards", _names(result.entries)
+    yield "samples", format_count(result.num_samples)
+    yield "fields", ", ".join(sorted({field for entry in result.entries for field in entry.fields}))
+    if result.classes:
+        yield "classes", format_count(len(result.classes))
+    yield "bytes", format_bytes(result.num_bytes)
+
+
+def _facts_of_plan(result: PackResult) -> Iterator[tuple[str, str]]:
+    """What would be written."""
+    plan = result.plan
+    if plan is None:
+        return
+    yield "would write", _names(plan.shards)
+    for name, values, show in (
+        ("samples", [shard.num_samples for shard in plan.shards], format_count),
+        ("bytes", [shard.num_bytes for shard in plan.shards], format_bytes),
+    ):
+        if sum(values):
+            yield name, f"{show(sum(values))}, {show(min(values))} to {show(max(values))} a shard"
+    for number, (field, count) in enumerate(plan.num_fields.items()):
+        yield "" if number else "fields", f"{field} in {format_count(count)}"
+    yield "keys", f"{plan.first_key} to {plan.last_key}"
+    if result.classes:
+        yield "classes", format_count(len(result.classes))
+
+
+def _facts_of_splits(result: PackResult) -> Iterator[tuple[str, str]]:
+    """A line for each split, of what was written or would be."""
+    written = {entry.name: entry for entry in result.entries}
+    for split, planned in result.plan.splits.items() if result.plan else ():
+        shards = [written.get(shard.name, shard) for shard in planned if not written or shard.name in written]
+        if planned and not shards:  # in another part
+            continue
+        samples = plural(sum(shard.num_samples for shard in shards), "sample")
+        num_bytes = sum(shard.num_bytes for shard in shards)
+        size = f", {format_bytes(num_bytes)}" if num_bytes else ""
+        yield split, f"{_names(shards)}, {samples}{size}" if shards else "no sample"
+
+
+def _names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
+    """`2 (a-000000.tar to a-000001.tar)`."""
+    first, last = shards[0].name, shards[-1].name
+    return f"{format_count(len(shards))} ({first if first == last else f'{first} to {last}'})"
+
+
+def _time_of(result: PackResult) -> str:
+    rate = f"{result.seconds:.1f} s, {format_count(round(result.num_samples / result.seconds))} samples/s"
+    return f"{rate}, {format_bytes(result.num_bytes / result.seconds)}/s" if result.entries else rate
