@@ -48,7 +48,7 @@ faults: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/test_also.py tests/test_pack_faults.py tests/test_pack_runs.py \
 		tests/test_repair.py tests/test_reshard_faults.py tests/test_verify_faults.py
 
-# `make test` runs a part of the stream's tests on the oldest webdataset; this runs all of them, and the readers that take
+# `make test` runs a part of the tests on the oldest webdataset; this runs all of them. and the readers that take
 # an environment each: 2 GB.
 peers: $(STAMP)
 	$(BIN)/python tools/install_readers.py $(VENV)/peers
@@ -66,6 +66,7 @@ bench: $(STAMP)
 	$(BIN)/python tools/bench_tar.py
 	$(BIN)/python tools/bench_verify.py
 	$(BIN)/python tools/bench_pack.py
+	$(BIN)/python tools/bench_treat.py
 	$(BIN)/python tools/bench_image.py
 	$(BIN)/python tools/bench_order.py
 	$(BIN)/python tools/bench_engine.py

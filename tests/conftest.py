@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 
 from wdskit import cli
 
@@ -17,6 +18,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 # What a launcher, a cluster or a user's shell may have set, and what would change what the tests see.
 FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA")
+
+# How long an example takes says something about the machine's other work only.
+settings.register_profile("wdskit", deadline=None)
+settings.load_profile("wdskit")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts into the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start would ignore Ctrl-C too

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from shards import key_of, png_of, write_shard
 
@@ -228,7 +228,6 @@ def test_odd_values_are_those_that_decode_gives(tmp_path: Path) -> None:
         max_size=4,
     ),
 )
-@settings(deadline=None)
 def test_a_column_is_decoded_as_its_values_are(field: str, values: list[bytes]) -> None:
     spans = Spans([b"<" + value + b">" for value in values], [1] * len(values), [1 + len(value) for value in values])
     try:

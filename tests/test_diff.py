@@ -50,7 +50,7 @@ SIDES = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(a=SIDES, b=SIDES, cut=st.integers(0, 8))
 def test_any_two_sides_differ_as_dictionaries_do(a, b, cut, tmp_path_factory):
     tmp = tmp_path_factory.mktemp("diff")

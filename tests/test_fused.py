@@ -111,7 +111,7 @@ def test_a_scan_that_ends_early_is_the_same_error_at_every_scale():
         assert "not one complete JPEG image" in found[0][1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_damage_is_the_same_error_or_about_the_same_picture(data):
     name = data.draw(st.sampled_from(["jpeg", "jpeg progressive", "jpeg 4:2:2", "png", "webp", "gif"]))

@@ -156,7 +156,7 @@ NAMES = st.builds(
 
 
 @given(st.lists(NAMES, max_size=7))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_names_group_as_the_rule_says(names):
     wanted, has_fault = model(names)
     reader = ShardReader(io.BytesIO(shard_of(names)).read, shard="x")

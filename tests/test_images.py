@@ -280,7 +280,7 @@ def test_jpegs_are_strict_even_where_pillow_was_told_to_be_lenient(monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_damage_is_a_decode_error_or_an_image(name, data):
     """Whatever bytes change, nothing but DecodeError comes out, and no image beyond the limit."""

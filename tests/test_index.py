@@ -46,7 +46,7 @@ shard_entries = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(shard_entries, max_size=5, unique_by=lambda entry: entry.name))
 def test_what_is_written_comes_back_from_both_forms(entries: list[ShardEntry]) -> None:
     with TemporaryDirectory() as folder:
@@ -211,7 +211,7 @@ def test_what_is_right_but_for_more_is_read(tmp_path: Path) -> None:
     assert read_index(tmp_path).entries == (ShardEntry("s.tar", 1, 2, DIGEST, ("cls",)),)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.recursive(
         st.none()

@@ -91,7 +91,7 @@ keys = (
 fields = st.text("abAB01_-+.", max_size=6) | st.text(max_size=4) | st.sampled_from(["cls", "jpg", "seg.png", "__x"])
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(key=keys, field=fields)
 @example("a" * 96, "cls")
 @example("ä" * 48, "cls")
@@ -112,7 +112,7 @@ accepted_fields = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.dictionaries(accepted_keys, accepted_fields, min_size=1, max_size=6))
 def test_samples_that_are_accepted_stay_apart(samples: dict[str, list[str]]) -> None:
     assume(all(is_accepted(check_member_name, key, field) for key, names in samples.items() for field in names))
@@ -288,7 +288,7 @@ def test_a_name_splits_at_the_first_dot_of_its_basename(name: str, split: tuple[
     assert split_name(name) == split
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.text("aB._/", min_size=1, max_size=12) | st.lists(st.sampled_from(["__", "a", ".", "/", "B"])).map("".join))
 def test_names_split_as_webdataset_splits_them(name: str) -> None:
     """But for hidden files and names without a field, `x/.jpg` and `a.`, which it makes samples of."""

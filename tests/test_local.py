@@ -185,7 +185,7 @@ keys = st.text("abc/", min_size=1, max_size=6).filter(lambda key: not key.endswi
 fields_of_sample = st.dictionaries(st.sampled_from(["cls", "txt", "a.b"]), st.binary(max_size=1100), min_size=1)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(samples=st.dictionaries(keys, fields_of_sample, max_size=6), data=st.data())
 def test_any_shard_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]], data: st.DataObject

@@ -79,7 +79,7 @@ keys = st.text("abc/", min_size=1, max_size=6).filter(lambda key: not key.endswi
 uniform_fields = st.sampled_from([("cls",), ("a.b", "cls"), ("cls", "a.b", "txt"), ("JPG",)])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data(), names=uniform_fields, known=st.booleans(), large=st.sampled_from([0, 700, 1 << 20]))
 def test_any_shard_in_any_order(
     tmp_path_factory: pytest.TempPathFactory,

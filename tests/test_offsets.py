@@ -32,7 +32,7 @@ def write_raw(path: Path, *numbers: int) -> Path:
 rising = st.lists(st.integers(0, 4000), min_size=1, unique=True).map(lambda blocks: [512 * at for at in sorted(blocks)])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(offsets=rising)
 def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, offsets: list[int]) -> None:
     shard = tmp_path_factory.getbasetemp() / "round-trip.tar"

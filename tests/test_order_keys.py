@@ -92,7 +92,7 @@ def philox_block(counter: tuple[int, int, int, int], key: tuple[int, int]) -> li
     return [a, b, c, d]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(WORDS_64, st.text(max_size=10), st.tuples(WORDS_64, WORDS_64, WORDS_64))
 def test_a_positions_words_are_philox_of_its_counter(seed: int, stage: str, position: tuple[int, int, int]) -> None:
     """Block n of a position is Philox of the counter (n, major, minor, part), n from 1, and the stage's key."""
@@ -110,7 +110,7 @@ def test_a_key_is_a_tag_and_five_words_of_two_halves() -> None:
     assert _entropy("draw", (1, 2**40, 2**64 - 1)) == [*tag, 1, 0, 0, 256, 2**32 - 1, 2**32 - 1, 0, 0, 0, 0]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.text(max_size=4), st.lists(WORDS_64 | st.integers(0, 3), max_size=5)), min_size=2))
 def test_different_keys_have_different_entropy(keys: list[tuple[str, list[int]]]) -> None:
     """All of one length, so that none is the beginning of another; words left out are zeros."""
@@ -209,7 +209,7 @@ def used(rng: np.random.Generator) -> list[Any]:
     return [np.asarray(use(rng)).tolist() for use in USES.values()]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     seed=WORDS_64,
     visits=st.lists(st.tuples(positions, st.lists(st.sampled_from(sorted(USES)), max_size=4)), max_size=8),

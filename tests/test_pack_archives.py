@@ -250,7 +250,7 @@ def test_a_flipped_bit_of_a_member_is_found_when_it_is_packed(tmp_path):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_damage_of_a_zip_gives_its_members_or_an_error_of_wdskit(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("zips")
     path = make_zip(folder / "z.zip", {"a": {"txt": b"1"}, "b": {"txt": b"2" * 40}})

@@ -307,8 +307,8 @@ def test_rejected_rows_that_are_listed_twice_are_caught(tmp_path, scenarios, mon
     """An addition that does not see that a run before it came as far as its list."""
 
     class Forgetful(destination.Destination):
-        def _rejected_before(self):
-            return super()._rejected_before() + b" "
+        def _before(self, name):
+            return super()._before(name) + b" "
 
     monkeypatch.setattr(destination, "Destination", Forgetful)
     with pytest.raises(AssertionError):

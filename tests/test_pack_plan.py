@@ -54,13 +54,13 @@ def tar_bytes(rows) -> int:
 
 
 @given(sizes=ROWS, **LIMITS)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_no_file_is_over_a_limit_and_none_could_have_held_the_next_row(sizes, max_samples, max_bytes):
     check_plan(rows_of(sizes), max_samples, max_bytes)
 
 
 @given(sizes=ROWS, **LIMITS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_files_on_disk_are_those_of_the_plan(sizes, max_samples, max_bytes):
     folder = Path(tempfile.mkdtemp())
     rows = [
@@ -104,7 +104,7 @@ def spans_of(rows: list[Row], limits: Limits) -> list[tuple[int, int]]:
 
 
 @given(sizes=ROWS, **LIMITS)
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_rows_planned_at_once_go_where_those_of_a_stream_go(sizes, max_samples, max_bytes):
     rows, limits = rows_of(sizes), Limits(max_samples, max_bytes)
     assert spans_of(rows, limits) == [(len(shard.rows), shard.num_bytes) for shard in fill_in_turn(rows, limits)]

@@ -248,7 +248,7 @@ any_row = st.dictionaries(field_names, nested, max_size=3).flatmap(
 
 
 @given(st.lists(any_row | nested, max_size=4), st.sampled_from(["given", "hashed"]), st.booleans())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_rows_are_packed_whole_or_refused(rows, keys, skip_bad):
     folder = Path(tempfile.mkdtemp())
     try:

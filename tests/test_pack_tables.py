@@ -300,7 +300,7 @@ tables = st.lists(st.dictionaries(names, values, max_size=4), max_size=4)
 
 
 @given(tables.filter(lambda rows: not any(row.keys() & {"file_name", "path"} for row in rows)), st.booleans())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_json_objects_come_back(rows, ascii_only):
     text = "\n".join(json.dumps(row, ensure_ascii=ascii_only) for row in rows)
     assert rows_of("m.jsonl", text) == rows
@@ -310,7 +310,7 @@ cells = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x0
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(cells, min_size=n, max_size=n), max_size=4)))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_any_cells_come_back(rows):
     header = [f"c{number}" for number in range(len(rows[0]) if rows else 1)]
     stream = io.StringIO(newline="")
@@ -322,7 +322,7 @@ def test_any_cells_come_back(rows):
 @given(
     st.binary(max_size=60) | st.text(st.sampled_from('{}[]",:;\\\n\r\t \x00\ufeffab1-.e'), max_size=40), st.booleans()
 )
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 def test_any_bytes_give_rows_or_an_error_of_wdskit(data, is_csv):
     try:
         found = rows_of("m.csv" if is_csv else "m.jsonl", data)

@@ -340,7 +340,7 @@ braces = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(braces)
 def test_names_are_counted_before_they_are_made(pattern: str) -> None:
     """Never too few, and exactly where no range of letters is in it."""
@@ -351,7 +351,7 @@ def test_names_are_counted_before_they_are_made(pattern: str) -> None:
         assert counted == num
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from([*"{{}},,a", "{0..9}", "\\"]), max_size=12).map("".join))
 def test_names_are_counted_in_any_text_with_braces(pattern: str) -> None:
     """What has no count is refused, and never expands to more than was counted."""
@@ -365,7 +365,7 @@ def test_names_are_counted_in_any_text_with_braces(pattern: str) -> None:
     assert sum(1 for _ in braceexpand.braceexpand(pattern)) <= counted
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.text("{},.0a\\:/-[]*?", max_size=20))
 def test_any_text_is_a_list_of_names_or_a_storage_error(text: str) -> None:
     try:

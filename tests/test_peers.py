@@ -354,7 +354,7 @@ MEMBERS = st.lists(st.tuples(NAMES, st.binary(max_size=1600)), max_size=8)
     mtime=st.one_of(st.integers(0, 2**33 - 1), st.floats(0, 2**33 - 1)),
     deep=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_tarfile_writes_is_read(members, format_, mtime, deep):
     """Its three formats, float times, names of 130 bytes."""
     members = [("x" * 60 + "/" + "y" * 60 + "/" + name if deep else name, data) for name, data in members]
@@ -419,7 +419,7 @@ TREES = st.dictionaries(
 )
 
 
-@settings(max_examples=300 if ALL_PEERS else 20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300 if ALL_PEERS else 20, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES, st.sampled_from(FORMATS[1:4]))
 def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
     """Any text in any folder, through GNU tar into each way of reading."""
@@ -442,11 +442,10 @@ def test_any_names_survive_gnu_tar(tmp_path_factory, samples, format_):
 
 
 def test_all_this_holds_with_webdataset_0_2_86():
-    """The tests of `peers/test_webdataset.py` and of the stream, with the oldest webdataset that is supported.
-
-    `make test` leaves out the start methods, which take most of the time.
+    """The tests of `peers/test_webdataset.py` and of the stages, with the oldest webdataset that is supported; all of
+    the stream's too with `make peers`, which take most of the time.
     """
-    files = ["tests/peers/test_webdataset.py", "tests/test_stream.py", *(["tests/test_stages.py"] if ALL_PEERS else [])]
+    files = ["tests/peers/test_webdataset.py", "tests/test_stages.py", *(["tests/test_stream.py"] if ALL_PEERS else [])]
     left_out = ["newest_version", *([] if ALL_PEERS else ["start_method", "python_exits"])]
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " and ".join(f"not {name}" for name in left_out)]
     script = f"""

@@ -505,7 +505,7 @@ FIELDS = st.dictionaries(
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves files open
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     data=st.dictionaries(KEYS, FIELDS, min_size=1, max_size=14),
     pieces=st.integers(1, 4),

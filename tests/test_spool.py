@@ -26,7 +26,7 @@ ROWS = st.builds(lambda key, fields, where: Row(key, tuple(fields), where), st.t
 
 
 @given(st.lists(ROWS, max_size=6))
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 def test_a_record_is_the_row(rows):
     assert list(decode_rows(b"".join(map(encode_row, rows)))) == rows
 
@@ -40,7 +40,7 @@ def filled(rows: list[Row], *, most: int | None, folder: Path) -> Spool:
 
 
 @given(st.lists(ROWS, min_size=1, max_size=12), st.data())
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 def test_any_rows_are_given_back_in_any_order_by_any_process(rows, data):
     numbers = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20)), dtype=np.int64)
     expected = [rows[number] for number in numbers]

@@ -415,7 +415,7 @@ def test_what_cannot_be_a_file_name_cannot_be_opened(url, tmp_path, monkeypatch)
 
 
 @given(st.text(max_size=30) | st.text(alphabet="file:/%?#[]@~.s3{}\x00\ud800 ", max_size=20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_is_a_stream_or_a_storage_error(text):
     try:
         if is_local(text):

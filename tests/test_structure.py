@@ -65,7 +65,7 @@ def test_no_prefix_of_a_jpeg_or_png_passes(name):
             check_image(data[:cut])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     width=st.integers(1, 40),
     height=st.integers(1, 40),

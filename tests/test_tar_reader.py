@@ -555,7 +555,7 @@ def compare_with_tarfile(data: bytes) -> None:
 
 
 @given(ARCHIVES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_is_read_tarfile_reads_the_same(data):
     """Left out are files whose name ends in a slash, and prefixes of formats that have none: there others disagree."""
     compare_with_tarfile(data)
@@ -580,7 +580,7 @@ LENIENT = {
 def test_the_comparison_catches_a_reader_that(mutant, monkeypatch):
     target, replacement = LENIENT[mutant]
     monkeypatch.setattr(f"wdskit.tar.{target}", replacement)
-    search = settings(max_examples=2000, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+    search = settings(max_examples=2000, derandomize=True, database=None, phases=[Phase.generate])
     with pytest.raises(AssertionError):
         search(given(ARCHIVES)(compare_with_tarfile))()
 
@@ -613,7 +613,7 @@ def damaged(draw) -> bytes:
     large=st.sampled_from([0, 1, 512, 64 << 10]),
     chunk=st.sampled_from([1, 512, 1000, 4096]),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_how_bytes_arrive_changes_neither_members_nor_message(data, sizes, large, chunk):
     expected = outcome(io.BytesIO(data).read)
     sizes = [max(size, len(data) // 500) for size in sizes]
@@ -624,7 +624,7 @@ def test_how_bytes_arrive_changes_neither_members_nor_message(data, sizes, large
 
 
 @given(damaged())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_members_are_stretches_of_the_shard_in_order_and_errors_lie_inside(data):
     """Nothing is invented, taken twice or taken from elsewhere; and no other exception than `ShardError` comes."""
     at, fault = 0, None

@@ -238,7 +238,7 @@ MEMBERS = st.lists(
 
 
 @given(MEMBERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_names_and_data_come_back(members):
     """From our reader and from Python's tarfile; a name is any text of 1 to 100 bytes that no directory has."""
     members = [(name.encode("utf-8", "replace").decode(), data) for name, data in members]

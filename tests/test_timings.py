@@ -43,6 +43,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
+    monkeypatch.setattr(module, "CPU_STRIDE", 1)
     return Clock(monkeypatch)
 
 

@@ -490,7 +490,7 @@ def test_every_archive_of_the_corpus_is_judged_as_it_is_read(tmp_path, case):
     assert done.num_saved <= result.num_samples or case.error is not None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     data=st.lists(
         st.sampled_from([member("a.cls", b"1"), member("b.json", b"{"), END, bytes(512), b"x" * 700]), max_size=8

@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import orjson
+
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.packing.facts import field_with_facts
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error, to_json
+from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.side_cars import SideCars, Together
 from wdskit.packing.walking import is_folder, list_folder, utf8_name, walk_files
 
@@ -112,7 +114,7 @@ class ImageFolder:
 def _json(facts: dict[str, object], own: FieldBytes | None, where: str) -> bytes:
     """The facts, before what a side-car says."""
     if own is None or isinstance(own, bytes):
-        return to_json(facts)
+        return orjson.dumps(facts)  # texts and numbers: what `to_json` gives, for a fifth of 10 us
     try:
         return field_with_facts(own, facts)
     except (OSError, ValueError) as err:
