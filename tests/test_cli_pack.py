@@ -84,6 +84,21 @@ def test_a_dry_run_says_what_would_be_written(run, photos):
     assert out.splitlines()[-1].startswith("rejected: photos/cat/0003.jpg: ")
 
 
+SPLITS = [
+    "train 1 (train-000000.tar), 1 sample, 4.61 kB",
+    "val 1 (val-000000.tar), 2 samples, 8.19 kB",
+    "test no sample",
+]
+
+
+@pytest.mark.parametrize("how", [[], ["--dry-run"]])
+def test_each_split_has_a_line_written_or_planned(run, photos, how):
+    shares = "train=0.5,val=0.499999,test=0.000001"
+    code, out, err = run("pack", "photos", "out", "--split", shares, "--max-samples", "2", *how)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert (code, lines[-4:-1], err) == (0, SPLITS, "")
+
+
 def test_rejected_rows_and_other_files_are_told(run, photos):
     (photos / "cat" / "notes.txt").write_text("x")
     (photos / "cat" / "0001.jpg").write_bytes(b"none\x1b[31m")
@@ -237,6 +252,10 @@ OPTIONS = {
     "--part": ("photos out --part 1/2 --max-samples 1", lambda: shards_in("out") == ["out-000001.tar"]),
     "--only": ("a.jsonl there --skip-bad --only 0", lambda: keys_in("there") == ["x"]),
     "--shuffle": ("photos out --shuffle 1", lambda: keys_in("out") == ["cat/0001", "cat/0000", "dog/0000"]),
+    "--split": (
+        "photos out --split a=0.5,b=0.5 --max-samples 1",
+        lambda: {one[0] for one in shards_in("out")} == {"a", "b"},
+    ),
     "--workers": ("photos out --workers 2 --max-samples 1", lambda: len(keys_in("out")) == 3),
     "--pattern": ("photos out --pattern x%d.tar", lambda: shards_in("out") == ["x0.tar"]),
     "--skip-bad": ("a.jsonl out --skip-bad", lambda: Path("out/rejected.jsonl").exists()),

@@ -513,6 +513,12 @@ def test_what_is_no_part_is_refused(text, tmp_path):
     assert parse_part("07/8") == (7, 8)
 
 
+@pytest.mark.parametrize("text", ["3/3", "9/3"])
+def test_a_part_beyond_the_last_is_told_how_many_there_are(text, tmp_path):
+    with pytest.raises(PackError, match=rf"'{text}' is no part. Those of 3 are 0/3 to 2/3\."):
+        pack(rows(0, 3), tmp_path / "out", part=text)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

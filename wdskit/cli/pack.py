@@ -62,6 +62,10 @@ def pack_command(
         int | None,
         typer.Option(metavar="SEED", min=0, help="Shuffle all rows with this seed. Default: keep their order."),
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="SHARES", help="By key, each split with shards of its own: train=0.9,val=0.1."),
+    ] = None,
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that pack.")] = 1,
     pattern: Annotated[
         str | None,
@@ -197,6 +201,7 @@ def pack_command(
             num_shards=num_shards,
             multiple_of=multiple_of,
             shuffle=shuffle,
+            split=split,
             workers=workers,
             pattern=pattern,
             skip_bad=skip_bad,

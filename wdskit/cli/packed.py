@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console
+from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural
 
 if TYPE_CHECKING:
     from wdskit.dataset.index import ShardEntry
@@ -22,7 +23,8 @@ def print_summary(result: PackResult) -> None:
 
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("folder", escape(str(result.folder)))
-    for name, value in _facts_of(result) if result.entries else _facts_of_plan(result):
+    facts = _facts_of(result) if result.entries else _facts_of_plan(result)
+    for name, value in itertools.chain(facts, _facts_of_splits(result)):
         table.add_row(name, escape(value))
     if result.rejected:
         listed = ", listed in rejected.jsonl" if result.entries else ""
@@ -70,6 +72,19 @@ def _facts_of_plan(result: PackResult) -> Iterator[tuple[str, str]]:
     yield "keys", f"{plan.first_key} to {plan.last_key}"
     if result.classes:
         yield "classes", format_count(len(result.classes))
+
+
+def _facts_of_splits(result: PackResult) -> Iterator[tuple[str, str]]:
+    """A line for each split, of what was written or would be."""
+    written = {entry.name: entry for entry in result.entries}
+    for split, planned in result.plan.splits.items() if result.plan else ():
+        shards = [written.get(shard.name, shard) for shard in planned if not written or shard.name in written]
+        if planned and not shards:  # in another part
+            continue
+        samples = plural(sum(shard.num_samples for shard in shards), "sample")
+        num_bytes = sum(shard.num_bytes for shard in shards)
+        size = f", {format_bytes(num_bytes)}" if num_bytes else ""
+        yield split, f"{_names(shards)}, {samples}{size}" if shards else "no sample"
 
 
 def _names(shards: Sequence[ShardEntry | PlannedShard]) -> str:

@@ -18,13 +18,15 @@ from wdskit.packing.destination import check_place
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.kinds import SourceOptions, find_source
 from wdskit.packing.options import PackOptions, parse_part
-from wdskit.packing.places import find_place, folder_of, names_of, told_as_pack_errors
+from wdskit.packing.places import find_place, folder_of, names_of_all, told_as_pack_errors
 from wdskit.packing.plan import make_limits
 from wdskit.packing.planning import PackPlan
 from wdskit.packing.running import Work, pack_planned, pack_stream, plan_jobs
 from wdskit.packing.sources import Progress, Source, Tell
+from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.treatment import Treatment
+from wdskit.shards.shares import parse_shares
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def pack(
     num_shards: int | None = None,
     multiple_of: int | None = None,
     shuffle: int | None = None,
+    split: str | Mapping[str, object] | None = None,
     workers: int = 1,
     pattern: str | None = None,
     skip_bad: bool = False,
@@ -119,6 +122,9 @@ def pack(
         multiple_of: A multiple of this number of shards, the least within the limits, equal within one sample: ranks
             times workers, so that each has as many shards and samples as the others.
         shuffle: Seed of a permutation of all rows; None keeps their order.
+        split: `train=0.9,val=0.1`, or a mapping, as for `split`: each sample goes by its key alone, as it would there,
+            into `train-%06d.tar` or `val-%06d.tar`. Each split is shuffled, numbered and divided on its own;
+            `num_shards` and `multiple_of` count the shards of each.
         workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, as for all that spawns.
         pattern: Names of the shards, `train-%06d.tar`; by default from the name of `dest`.
         skip_bad: Leave bad rows out and list them in `rejected.jsonl`, instead of stopping at the first. All are read
@@ -165,6 +171,7 @@ def pack(
     Raises:
         RowError: A row cannot be packed; `where` names its file and line.
         PackError: Nothing to pack, a bad option, or the folder cannot be written or is not free.
+        SelectionError: The shares of `split` are wrong.
         FolderIndexError: Another process is writing there, or the index that is to be added to is not right.
     """
     start = time.perf_counter()
@@ -199,12 +206,13 @@ def pack(
         only=only,
         also=also,
         split_name=split_name,
+        split=None if split is None else parse_shares(split),
         treatment=treatment,
         threads=threads,
     )
     with told_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-        names = names_of(folder, pattern)
+        names = names_of_all(folder, pattern, options.split)
         check_place(folder, source, options)
     how = SourceOptions(from_, keys, image_column, key_column, side_cars, None if images is None else os.fspath(images))
     found = find_source(source, how)
@@ -213,8 +221,10 @@ def pack(
     with contextlib.ExitStack() as stack:
         place = find_place(stack, folder, found.classes, options, disk)
         most = None if found.is_held else ROWS_IN_MEMORY
-        spool = stack.enter_context(Spool(place.room, name=place.name, disk=disk, most=most))
-        work = Work(stack, found, names, options, asdict(how), progress or _say_nothing, disk)
+        splitter = None if options.split is None else Splitter(options.split)
+        on_key = None if splitter is None else splitter.add
+        spool = stack.enter_context(Spool(place.room, name=place.name, disk=disk, most=most, on_key=on_key))
+        work = Work(stack, found, names, options, asdict(how), splitter, progress or _say_nothing, disk)
         if found.is_stream:
             return _result(folder, found, pack_stream(work, place), None, start)
         jobs = plan_jobs(work, place, spool)

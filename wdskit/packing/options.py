@@ -11,6 +11,7 @@ from wdskit.errors import PackError
 from wdskit.packing.plan import NO_LIMIT, Limits
 from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
 from wdskit.shards.also import parse_also
+from wdskit.shards.shares import Shares, format_shares
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class PackOptions:
     only: int | None = None
     also: Sequence[str] = ()
     split_name: str = ""
-
+    split: Shares | None = None
     treatment: Treatment = UNTOUCHED
     threads: int = 1
 
@@ -57,11 +58,17 @@ class PackOptions:
                 raise PackError(f"{one} and {other} do not go together. Leave one of them out.")
         if self.only is not None and (type(self.only) is not int or self.only < 0):
             raise PackError(f"only: {self.only!r} is no number of a shard; the first is 0.")
+        if self.split is not None:
+            if self.only is not None:
+                raise PackError("only and split do not go together: each split has a shard of that number.")
+            if self.split_name:
+                raise PackError("split_name and split do not go together: the shards are called after their splits.")
 
     def told(self) -> dict[str, object]:
         """Those that a shard could depend on, by name."""
         limits = {name: None if value == NO_LIMIT else value for name, value in asdict(self.limits).items()}
-        return {**limits, "shuffle": self.shuffle, "skip_bad": self.skip_bad, "append": self.append} | {
+        split = None if self.split is None else format_shares(self.split)
+        return {**limits, "split": split, "shuffle": self.shuffle, "skip_bad": self.skip_bad, "append": self.append} | {
             **asdict(self.treatment),
             **{f"version of {name}": version for name, version in treatment_versions(self.treatment).items()},
         }
@@ -81,6 +88,7 @@ class PackOptions:
             "duplicates": self.treatment.duplicates != "keep",
             "part": self.part is not None,
             "only": self.only is not None,
+            "split": self.split is not None,
         }
         for what, is_asked in asked.items():
             if is_asked:
@@ -95,6 +103,8 @@ def parse_part(text: str) -> tuple[int, int]:
         PackError: It is none.
     """
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
-    if match is None or int(match[1]) >= int(match[2]):
-        raise PackError(f"part: {text!r} is no part. Those of 8 are 0/8 to 7/8.")
-    return int(match[1]), int(match[2])
+    part, parts = map(int, match.groups()) if match else (0, 0)
+    if part >= parts:
+        parts = parts or 8
+        raise PackError(f"part: {text!r} is no part. Those of {parts} are 0/{parts} to {parts - 1}/{parts}.")
+    return part, parts

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,6 +136,15 @@ def folder_of(dest: str) -> Path:
     if folder.exists() and not folder.is_dir():
         raise PackError(f"{dest}: this is a file, not a folder to pack into.")
     return folder
+
+
+def names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
+    """What the shards are called, those of each split after it."""
+    if splits is None:
+        return [names_of(folder, pattern)]
+    if pattern is not None:
+        raise PackError("pattern and split do not go together: the shards are called after their splits.")
+    return [Names(f"{split}-%06d.tar") for split in splits]
 
 
 def names_of(folder: Path, pattern: str | None) -> Names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, overload
 
@@ -52,12 +52,14 @@ class PackPlan:
         num_fields: Samples that have each field, by its name, sorted.
         first_key: Key of the first sample.
         last_key: Key of the last sample.
+        splits: Those of the shards that each split has, by its name; empty where nothing is split.
     """
 
     shards: tuple[PlannedShard, ...]
     num_fields: Mapping[str, int]
     first_key: str
     last_key: str
+    splits: Mapping[str, tuple[PlannedShard, ...]] = field(default_factory=dict)
 
     @property
     def num_samples(self) -> int:
@@ -70,6 +72,22 @@ class PackPlan:
         return sum(shard.num_bytes for shard in self.shards)
 
 
+class Series(NamedTuple):
+    """Shards that are numbered on their own: all of them, or those of a split.
+
+    Attributes:
+        names: Their file names.
+        first: Number of the first one.
+        length: How many there are.
+        split: Name of the split, "" where nothing is split.
+    """
+
+    names: Names
+    first: int
+    length: int
+    split: str = ""
+
+
 @dataclass(frozen=True)
 class Jobs(Sequence[ShardJob]):
     """The shards to fill, in order; each is made when it is asked for, as its rows take memory.
@@ -79,8 +97,7 @@ class Jobs(Sequence[ShardJob]):
         spool: All rows.
         order: Numbers of the rows in the order in which they are packed; None for all, in the source's.
         spans: The rows of each shard, by their places in that order.
-        names: File names of the shards.
-        first: Number of the first shard.
+        series: How the shards are numbered.
         also: What is kept beside them for other readers.
         treatment: What happens to their samples.
         threads: So many samples of a shard at a time.
@@ -90,8 +107,7 @@ class Jobs(Sequence[ShardJob]):
     spool: Spool
     order: Ints | None
     spans: Sequence[Span]
-    names: Names
-    first: int
+    series: Sequence[Series]
     also: Also = NOTHING_ELSE
     treatment: Treatment = UNTOUCHED
     threads: int = 1
@@ -116,22 +132,31 @@ class Jobs(Sequence[ShardJob]):
 
     def name(self, number: int) -> str:
         """File name of one shard."""
-        return self.names[self.first + number]
+        for names, first, length, _ in self.series:
+            if number < length:
+                return names[first + number]
+            number -= length
+        raise IndexError(number)
 
     def _rows(self, span: Span) -> Rows:
         return self.spool.take(_places(self.order, span.start, span.stop))
 
     def plan(self) -> PackPlan:
         """What is going to be written."""
-        shards = [
-            PlannedShard(self.names[self.first + number], span.stop - span.start, span.num_bytes)
+        shards = tuple(
+            PlannedShard(self.name(number), span.stop - span.start, span.num_bytes)
             for number, span in enumerate(self.spans)
-        ]
+        )
+        splits, done = {}, 0
+        for series in self.series:
+            if series.split:
+                splits[series.split] = shards[done : done + series.length]
+            done += series.length
         num_fields: Counter[str] = Counter()
         for names, count in self.spool.num_fields.items():
             num_fields.update(dict.fromkeys(packed_names(names, self.treatment), count))
         first, last = (self.spool[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
-        return PackPlan(tuple(shards), dict(sorted((+num_fields).items())), first.key, last.key)
+        return PackPlan(shards, dict(sorted((+num_fields).items())), first.key, last.key, splits)
 
 
 @dataclass(frozen=True)

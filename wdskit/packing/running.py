@@ -18,10 +18,12 @@ from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.options import PackOptions
 from wdskit.packing.places import Place, begins_part, remove_locks, told_as_pack_errors
 from wdskit.packing.plan import Names, fill_in_turn
-from wdskit.packing.planning import Chosen, Jobs, divide_rows, read_rows
+from wdskit.packing.planning import Chosen, Jobs, Series, divide_rows, read_rows
 from wdskit.packing.record import RunRecord
+from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row
 from wdskit.packing.sources import Progress, Source, Tell, streamed_rows
+from wdskit.packing.splits import Splitter, divide_splits
 from wdskit.packing.spool import Spool, digest_blocks
 from wdskit.packing.started import Run, begin, compare
 from wdskit.packing.treating import required_rows
@@ -38,18 +40,20 @@ class Work:
     Attributes:
         stack: Closed when the run is over.
         found: The source.
-        names: Of the shards.
+        names: Of the shards; with splits those of each.
         options: As `pack` takes them.
         how: Those of the source, by name.
+        splitter: Finds the split of each row; None where nothing is split.
         tell: Told how far it is.
         disk: What writes.
     """
 
     stack: contextlib.ExitStack
     found: Source
-    names: Names
+    names: Sequence[Names]
     options: PackOptions
     how: Mapping[str, Any]
+    splitter: Splitter | None
     tell: Tell
     disk: Disk
 
@@ -82,18 +86,34 @@ def plan_jobs(work: Work, place: Place, spool: Spool) -> Jobs:
             workers=options.workers,
             tell=work.tell,
         )
-        by_count = options.treatment.changes_bytes
         target = place.open()
         target.check_keys(spool, kept, work.tell)
-        order, spans = divide_rows(spool, kept, limits=options.limits, shuffle=options.shuffle, by_count=by_count)
         also = target.beside(options.also, options.split_name)
-        first = target.first_number(work.names)
-        how = also, options.treatment, options.threads
-        jobs = Jobs(target.folder, spool, order, spans, work.names, first, *how)
+        jobs = _divided(work, target, spool, kept, also)
         check_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also)
         if options.dry_run:
             _check_free(work, target, jobs)
     return jobs
+
+
+def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Also) -> Jobs:
+    """The shards that the rows make."""
+    options = work.options
+    how: Any = {
+        "limits": options.limits,
+        "shuffle": options.shuffle,
+        "by_count": options.treatment.changes_bytes,
+    }
+    firsts = map(target.first_number, work.names)
+    if work.splitter is None:
+        order, spans = divide_rows(spool, kept, **how)
+        shards, splits = [spans], [""]
+    else:
+        order, shards = divide_splits(spool, kept, work.splitter, **how)
+        splits = [*work.splitter.shares]
+    series = [Series(*each) for each in zip(work.names, firsts, map(len, shards), splits, strict=True)]
+    spans = [*itertools.chain(*shards)]
+    return Jobs(target.folder, spool, order, spans, series, also, options.treatment, options.threads)
 
 
 def pack_planned(work: Work, place: Place, jobs: Jobs) -> Sequence[ShardEntry]:
@@ -113,7 +133,7 @@ def pack_planned(work: Work, place: Place, jobs: Jobs) -> Sequence[ShardEntry]:
 def _begin(work: Work, target: Destination, jobs: Jobs) -> Run:
     """Write the record, or take over what a run of the same record has done."""
     block_rows, blocks = digest_blocks(jobs.spool)
-    told = _told(work, jobs.first, jobs.also)
+    told = _told(work, [series.first for series in jobs.series], jobs.also)
     record = RunRecord(told, len(jobs.spool), block_rows, blocks, jobs.plan().shards)
     part = work.options.part
     if part is None:
@@ -123,9 +143,11 @@ def _begin(work: Work, target: Destination, jobs: Jobs) -> Run:
         return _begin_locked(work, target, jobs, record, is_alone)
 
 
-def _told(work: Work, first: int, also: Also) -> dict[str, Any]:
+def _told(work: Work, firsts: Sequence[int], also: Also) -> dict[str, Any]:
     """All options that a shard, or what is beside it, could depend on, by name."""
-    told = {**work.options.told(), **work.how, "pattern": work.names.pattern, "first": first}
+    told = {**work.options.told(), **work.how, "pattern": work.names[0].pattern, "first": firsts[0]}
+    if work.splitter is not None:
+        told |= {"pattern": [names.pattern for names in work.names], "first": [*firsts]}
     return {**told, "also": list(also.kinds), "split_name": also.split_name}
 
 
@@ -161,7 +183,7 @@ def _check_free(work: Work, target: Destination, jobs: Jobs) -> None:
 def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:
     """Fill one shard of a packed folder again."""
     index = read_index(target.folder)
-    name = work.names[only]
+    name = work.names[0][only]
     if name not in index.by_name or only >= len(jobs):
         msg = f"{target.folder}: only: there is no shard {name} in its index and in what is packed."
         raise PackError(f"{msg}\n  The last that the source gives is {jobs.name(len(jobs) - 1)}.")
@@ -218,9 +240,10 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
     rows = _one_at_least(work.found, streamed_rows(work.found, treatment, skip_bad=work.options.skip_bad))
     target = place.open()
     rows = target.refuse_taken(rows, work.tell) if target.append else rows
-    first = target.first_number(work.names)
+    names = work.names[0]
+    first = target.first_number(names)
     also = target.beside(work.options.also, work.options.split_name)
-    told = _told(work, first, also)
+    told = _told(work, [first], also)
     with told_as_pack_errors(place.folder):
         record = RunRecord(told, None, 1, (), None)
         record = compare(
@@ -238,7 +261,7 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
     entries = []
     by_count = treatment.changes_bytes
     for number, shard in enumerate(fill_in_turn(rows, work.options.limits, by_count=by_count), start=first):
-        job = ShardJob(target.folder / work.names[number], *shard, also, treatment, work.options.threads)
+        job = ShardJob(target.folder / names[number], *shard, also, treatment, work.options.threads)
         entries.append(fill_shard(job, disk=work.disk, on_sample=count))
     complete(target, work.found, entries, also, run)
     return entries

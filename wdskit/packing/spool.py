@@ -40,6 +40,7 @@ class Spool:
         name: What it is called there.
         disk: What writes.
         most: Rows that are kept in memory; None for any number, where whoever gave them has them in memory anyway.
+        on_key: Told the key of each row.
 
     Attributes:
         blocks: Blocks of 512 bytes that each row takes in its shard.
@@ -54,12 +55,14 @@ class Spool:
         name: str = "wdskit-plan",
         disk: Disk = DISK,
         most: int | None = ROWS_IN_MEMORY,
+        on_key: Callable[[str], None] | None = None,
     ) -> None:
         self.blocks = array("I")
         self.hashes = array("q")
         self.num_fields: Counter[tuple[str, ...]] = Counter()
         self._rows: list[Row] = []
         self._most = most
+        self._on_key = on_key
         self._room = room
         self._name = name
         self._disk = disk
@@ -95,6 +98,8 @@ class Spool:
         self.blocks.append(row_bytes(row) // BLOCK_BYTES)
         self.hashes.append(hash(row.key))
         self.num_fields[tuple([name for name, _ in row.fields])] += 1
+        if self._on_key is not None:
+            self._on_key(row.key)
         if self._draft is None:
             self._rows.append(row)
             if self._most is not None and len(self._rows) > self._most:

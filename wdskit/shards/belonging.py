@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,6 +83,23 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> Belonging:
     return Belonging(field, path, seed, may_miss)
 
 
+def make_draw(seed: int) -> Callable[[str], bytes]:
+    """What draws for a text: 8 bytes, which `draws_of` reads."""
+    keyed = hashlib.blake2b(digest_size=_DRAW_BYTES, person=_PURPOSE, salt=seed.to_bytes(16, "little"))
+
+    def draw(text: str) -> bytes:
+        one = keyed.copy()
+        one.update(text.encode("utf-8", "surrogatepass"))
+        return one.digest()
+
+    return draw
+
+
+def draws_of(digests: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Draws as numbers, 0 to 2**64: uint64 (num_texts,)."""
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
+
+
 def draw_shard(path: str, belonging: Belonging) -> Drawn:
     """The draws of a local shard's samples, in order. Read are the headers, and of the payloads the one JSON field.
 
@@ -90,7 +108,7 @@ def draw_shard(path: str, belonging: Belonging) -> Drawn:
         SelectionError: A sample has no such value, or none that can be one; it names shard, key and field.
         StorageError: It cannot be read.
     """
-    keyed = hashlib.blake2b(digest_size=_DRAW_BYTES, person=_PURPOSE, salt=belonging.seed.to_bytes(16, "little"))
+    draw = make_draw(belonging.seed)
     digests: list[bytes] = []
     missing: list[bool] = []
     file = LocalFile(f"./{path}" if path.lower().startswith("file:") else path)
@@ -98,12 +116,10 @@ def draw_shard(path: str, belonging: Belonging) -> Drawn:
         for sample in HeaderReader(file, shard=path):
             text = sample["__key__"] if belonging.field is None else _text_of(file, path, sample, belonging)
             missing.append(text is None)
-            draw = keyed.copy()
-            draw.update((text or "").encode("utf-8", "surrogatepass"))
-            digests.append(draw.digest())
+            digests.append(draw(text or ""))
     finally:
         file.close()
-    return Drawn(np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64), np.array(missing, dtype=np.bool_))
+    return Drawn(draws_of(digests), np.array(missing, dtype=np.bool_))
 
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], belonging: Belonging) -> str | None:

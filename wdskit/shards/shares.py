@@ -91,9 +91,11 @@ def format_shares(shares: Shares) -> str:
 
 
 def bounds_of(shares: Shares) -> NDArray[np.uint64]:
-    """Where each split but the first begins in the range of draws, 0 to 2**64: uint64 (num_splits - 1,).
-
-    A draw d belongs to split `np.searchsorted(bounds, d, side="right")`.
-    """
+    """Where each split but the first begins in the range of draws, 0 to 2**64: uint64 (num_splits - 1,)."""
     sums = list(accumulate(shares.values()))[:-1]
     return np.array([int(total * (1 << _DRAW_BITS)) for total in sums], dtype=np.uint64)
+
+
+def choose_splits(draws: NDArray[np.uint64], shares: Shares) -> NDArray[np.int64]:
+    """Which split, by its place among the shares, each draw belongs to."""
+    return np.searchsorted(bounds_of(shares), draws, side="right")

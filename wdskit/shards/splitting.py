@@ -21,7 +21,7 @@ from wdskit.shards.belonging import Belonging, Drawn, draw_shard, parse_by
 from wdskit.shards.folders import local_folder
 from wdskit.shards.locking import lock_folder
 from wdskit.shards.parallel import choose_workers, map_shards
-from wdskit.shards.shares import Shares, bounds_of, format_shares, parse_shares
+from wdskit.shards.shares import Shares, choose_splits, format_shares, parse_shares
 
 Progress = Callable[[int, int], None]
 """Told after each shard: bytes of the shards that are done, bytes in all."""
@@ -216,10 +216,9 @@ def _listed(folder: Path, faults: list[WdskitError], num_shards: int) -> Selecti
 def _assign(drawn: list[Drawn], shares: Shares, missing: str | None) -> dict[str, list[NDArray[np.uint32]]]:
     """For each split the numbers of its samples, shard by shard."""
     names = list(shares)
-    bounds = bounds_of(shares)
     parts: dict[str, list[NDArray[np.uint32]]] = {name: [] for name in names}
     for draws, is_missing in drawn:
-        chosen = np.searchsorted(bounds, draws, side="right")
+        chosen = choose_splits(draws, shares)
         if missing is not None:
             chosen[is_missing] = names.index(missing)
         for number, name in enumerate(names):
