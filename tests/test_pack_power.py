@@ -82,7 +82,7 @@ def _stop(
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_whatever_a_power_loss_leaves_the_same_run_goes_on(tmp_path, scenarios, name):
     num_others = lose_power(scenarios[name], tmp_path, NUM_STATES)
-    assert num_others >= NUM_STATES // 5  # of few operations, as when one shard is filled again, many are alike
+    assert num_others >= NUM_STATES // 10  # of few operations, as when one shard is filled again, many are alike
 
 
 def test_in_full_these_are_more_than_500_states():

@@ -12,10 +12,11 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from disks import HastyDisk, KillingDisk, PowerLossDisk, run_child
-from pack_cases import check_remains, remains_of, without_drafts
+from pack_cases import check_remains, copy, remains_of, without_drafts
 from shards import WorkerKillingDisk, bytes_in, write_shard
 from test_pack_faults import (
     CODES,
@@ -30,7 +31,7 @@ from test_pack_faults import (
     without_clean_up,
 )
 
-from wdskit import WdskitError, pack, reshard
+from wdskit import PackError, WdskitError, pack, reshard
 from wdskit.files import Disk
 from wdskit.packing import reshard as resharding
 from wdskit.packing import reshard_fill
@@ -98,6 +99,54 @@ def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
         number += 1
     assert number > 30
     assert bytes_in(folder) == after
+
+
+def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int) -> int:
+    """Kill a run at each operation and go on with other options: all is theirs then, or nothing is touched. Returns
+    how often that was refused.
+    """
+    wholes = []
+    for number, other in enumerate(others):
+        other.pack(tmp_path / f"whole-{number}", HastyDisk())
+        wholes.append(bytes_in(tmp_path / f"whole-{number}"))
+    num_refused = number = 0
+    while run_child(lambda: scenario.pack(tmp_path / f"{number}", KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
+        for at, (other, whole) in enumerate(zip(others, wholes, strict=True)):
+            folder = tmp_path / f"{number}-{at}"
+            copy(tmp_path / f"{number}", folder)
+            left = without_drafts(remains_of(folder))
+            try:
+                other.pack(folder, HastyDisk())
+            except PackError:
+                num_refused += 1
+                assert left.items() <= without_drafts(bytes_in(folder)).items()
+                assert "index.json" in left or not (folder / "index.json").exists()
+            else:
+                assert left.items() <= whole.items()  # nothing was overwritten
+                assert bytes_in(folder) == whole
+        number += step
+    return num_refused
+
+
+def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_path, scenarios):
+    others = [
+        {"max_samples": 3, "shuffle": 2},
+        {"max_samples": 2},
+        {"max_samples": 3, "shuffle": 1, "filter": "cls > 1"},
+        {"max_samples": 3, "shuffle": 1, "drop": "cls"},
+    ]
+    copied = scenarios["copied"]
+    runs = [Scenario(copied.source, options) for options in others]
+    num_refused = mix(copied, runs, tmp_path, step=1 if ALL else 6)
+    assert num_refused > 10
+
+
+def test_a_run_that_takes_over_whatever_has_a_shards_name_is_caught(tmp_path, scenarios, monkeypatch):
+    """Mutant."""
+    monkeypatch.setattr(reshard_fill, "digest_of", lambda path: mock.ANY)
+    others = [Scenario(scenarios["copied"].source, {"max_samples": 3, "shuffle": 2})]
+    with pytest.raises(AssertionError):
+        mix(scenarios["copied"], others, tmp_path, step=6)
 
 
 @NAMES
