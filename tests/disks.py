@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +93,10 @@ class KillingDisk(WatchedDisk):
         super().before(name, *args)
 
 
+class Stopped(BaseException):
+    """A process is at its end: nothing that is done on the way out reaches the disk any more."""
+
+
 class SlowDisk(Disk):
     """Takes at most so many bytes a write."""
 
@@ -122,7 +127,8 @@ class PowerLossDisk(WatchedDisk):
     """Works as a disk does and knows what a power loss would leave at each moment.
 
     A file's bytes are certain once it is flushed, a name once its folder is; of what is not, any part may have
-    happened, in any order. `check` is called behind each operation.
+    happened, in any order. `check` is called behind each operation. With `stop_in`, a run stops as a kill would stop
+    it, and the next run on the same disk finds what was not flushed as uncertain as it was.
     """
 
     def __init__(self, check: Callable[[PowerLossDisk], None] = lambda disk: None) -> None:
@@ -133,6 +139,22 @@ class PowerLossDisk(WatchedDisk):
         self._uncertain: dict[Path, list[_File | None]] = {}
         self._new_folders: set[Path] = set()
         self._open: dict[int, _File] = {}
+        self._stop_at: int | None = None
+
+    def stop_in(self, num_operations: int | None) -> None:
+        """Let the run stop before so many more operations plus one; None lets it go on."""
+        self._stop_at = None if num_operations is None else len(self.operations) + num_operations
+
+    def remains(self, folder: Path, rng: random.Random) -> dict[str, bytes]:
+        """What a power loss may leave in a folder now: of all that is not certain, something that is drawn."""
+        there = {path for path in folder.rglob("*") if path.is_file() and path.name != ".wdskit.lock"}
+        known = {path for path in self._live if path.is_relative_to(folder)}
+        remains = {}
+        for path in sorted(there | known):
+            data = rng.choice(sorted(self.survivors(path), key=lambda data: (data is not None, data or b"")))
+            if data is not None:
+                remains[path.relative_to(folder).as_posix()] = data
+        return remains
 
     def survivors(self, path: Path) -> set[bytes | None]:
         """What may stand under a name after a power loss now; None is nothing."""
@@ -152,6 +174,10 @@ class PowerLossDisk(WatchedDisk):
         self._uncertain.setdefault(path, []).append(file)
 
     def before(self, name, *args):
+        if self._stop_at is not None and len(self.operations) >= self._stop_at:
+            if name == "close":
+                os.close(*args)
+            raise Stopped
         super().before(name, *args)
         for path in args:
             if isinstance(path, Path) and not path.is_dir():

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,20 @@ from typing import Any
 import pytest
 from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, WatchedDisk, run_child
 from images import make_folder
+from pack_cases import (
+    Scenario,
+    check_remains,
+    copy,
+    is_whole,
+    make_scenarios,
+    remains_of,
+    rows,
+    without_drafts,
+)
 from shards import WorkerKillingDisk, bytes_in, samples_in
 
 from wdskit import PackError, WdskitError, pack
-from wdskit.files import DRAFT_SUFFIX, Disk, Draft, draft_path
+from wdskit.files import Disk, Draft, draft_path
 from wdskit.packing import destination, fill, places, running
 from wdskit.packing.plan import row_bytes
 from wdskit.shards.locking import hold
@@ -38,107 +47,49 @@ ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 Packer = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """Something to pack, and what is in the folder before.
-
-    Attributes:
-        source: As `pack` takes it.
-        options: As `pack` takes them.
-        before: What is packed there first, None for a folder that is not there.
-        also: Files for other readers that are kept there.
-    """
-
-    source: Any
-    options: dict[str, Any]
-    before: list[dict[str, Any]] | None = None
-    also: tuple[str, ...] = ()
-
-    def prepare(self, folder: Path) -> None:
-        if self.before is not None:
-            options = {"max_samples": 2, "pattern": "p-%02d.tar", "skip_bad": True, "also": self.also}
-            pack(self.before, folder, disk=HastyDisk(), **options)
-
-    def pack(self, folder: Path, disk: Disk) -> None:
-        pack(self.source, folder, disk=disk, pattern="p-%02d.tar", **self.options)
-
-
-def rows(start: int, stop: int) -> list[dict[str, Any]]:
-    return [{"__key__": f"{n:02d}", "cls": n, "bin": bytes([n]) * 700} for n in range(start, stop)]
-
-
-BAD_ROW = {"__key__": "bad"}
-
-
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory) -> dict[str, Scenario]:
-    """Rows; a folder of classes with a bad image, shuffled; an addition, with bad rows before and now; an addition to
-    shards with files for other readers beside them.
-    """
-    photos = make_folder(tmp_path_factory.mktemp("faults") / "photos", {"cat": 3, "dog": 2})
-    (photos / "cat" / "0001.jpg").write_bytes(b"bad")
-    return {
-        "rows": Scenario([*rows(0, 6), BAD_ROW], {"max_samples": 2, "skip_bad": True}),
-        "folder": Scenario(str(photos), {"max_samples": 2, "skip_bad": True, "shuffle": 7}),
-        "addition": Scenario(
-            [*rows(3, 6), BAD_ROW], {"max_samples": 2, "skip_bad": True, "append": True}, [*rows(0, 3), BAD_ROW]
-        ),
-        "beside": Scenario(
-            rows(3, 4), {"append": True}, rows(0, 3), also=("open_clip", "timm", "energon", "dali", "webshart")
-        ),
-    }
+    return make_scenarios(tmp_path_factory.mktemp("faults"))
 
 
-NAMES = pytest.mark.parametrize("name", ["rows", "folder", "addition", "beside"])
-
-
-def remains_of(folder: Path) -> dict[str, bytes]:
-    return bytes_in(folder) if folder.exists() else {}
-
-
-def without_drafts(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Nor what a run that goes on keeps for itself."""
-    return {
-        name: data
-        for name, data in files.items()
-        if not name.endswith(DRAFT_SUFFIX) and not name.startswith(".wdskit-pack")
-    }
-
-
-def check_remains(remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
-    """What an interrupted run leaves under final names is whole; what was there is there; and a new index stands only
-    beside all that it tells of.
-    """
-    finals = without_drafts(remains)
-    assert before.keys() <= finals.keys()
-    for name, data in finals.items():
-        assert data in (before.get(name), after.get(name))
-        assert ".tar" not in name or before.get(name, data) == data
-        assert not name.endswith(".tar.idx") or name.removesuffix(".idx") in finals
-    if finals.get("index.json") != before.get("index.json"):
-        assert finals == after
+SCENARIOS = (
+    "rows",
+    "folder",
+    "addition",
+    "beside",
+    "replacing",
+    "parts",
+    "added parts",
+    "again",
+    "stream",
+    "overwriting",
+)
 
 
 def sweep(
     scenario: Scenario,
     tmp_path: Path,
     interrupt: Callable[[Callable[[Disk], None], int], None],
-    packer: Packer = Scenario.pack,
+    packer: Packer | None = None,
+    *,
+    step: int = 1,
 ) -> None:
-    """Interrupt a run at each of its operations, look at what remains, and run it again."""
-    scenario.prepare(tmp_path / "whole")
-    before = remains_of(tmp_path / "whole")
+    """Interrupt a run at each of its operations, or each `step`-th, look at what remains, and run it again."""
+    packer = packer or type(scenario).pack
+    scenario.prepare(tmp_path / "before")
+    copy(tmp_path / "before", tmp_path / "whole")
+    before = remains_of(tmp_path / "before")
     disk = WatchedDisk()
     scenario.pack(tmp_path / "whole", disk)
     after = bytes_in(tmp_path / "whole")
-    assert len(disk.operations) > 40
-    for number in range(len(disk.operations)):
+    assert len(disk.operations) > 20
+    for number in range(0, len(disk.operations), step):
         folder = tmp_path / f"{number}"
-        scenario.prepare(folder)
+        copy(tmp_path / "before", folder)
         interrupt(lambda disk: packer(scenario, folder, disk), number)  # noqa: B023
         remains = remains_of(folder)
-        check_remains(remains, before, after)
-        if without_drafts(remains).get("index.json") != after["index.json"]:
+        scenario.check(remains, before, after)
+        if not is_whole(remains, after):
             scenario.pack(folder, HastyDisk())
             assert bytes_in(folder) == after
 
@@ -169,26 +120,45 @@ def kill(*, half: bool) -> Callable[[Callable[[Disk], None], int], None]:
     return interrupt
 
 
-FAULTS = [("rows", errno.EIO), ("folder", errno.ENOSPC), ("addition", errno.ENOSPC), ("beside", errno.EIO)]
-ALL_FAULTS = list(
-    itertools.product(["rows", "folder", "addition", "beside"], [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-)
+CODES = [errno.ENOSPC, errno.EIO, errno.EINTR, errno.EMFILE, errno.EDQUOT, errno.EROFS]
+FAULTS = [
+    ("rows", errno.EIO, 1),
+    ("folder", errno.ENOSPC, 1),
+    ("addition", errno.EMFILE, 2),
+    ("beside", errno.EINTR, 2),
+    ("replacing", errno.ENOSPC, 8),
+    ("parts", errno.EINTR, 8),
+    ("again", errno.EIO, 8),
+]
+ALL_FAULTS = [(name, code, 1) for name in SCENARIOS for code in CODES]
 
 
-@pytest.mark.parametrize(("name", "code"), ALL_FAULTS if ALL else FAULTS)
+@pytest.mark.parametrize(("name", "code", "step"), ALL_FAULTS if ALL else FAULTS)
 @pytest.mark.parametrize("for_good", [False, True])
-def test_each_disk_operation_may_fail(tmp_path, scenarios, name, code, for_good):
-    sweep(scenarios[name], tmp_path, fail(code, for_good=for_good))
+def test_each_disk_operation_may_fail(tmp_path, scenarios, name, code, step, for_good):
+    sweep(scenarios[name], tmp_path, fail(code, for_good=for_good), step=step)
 
 
-@NAMES
+@pytest.mark.parametrize("name", SCENARIOS)
 @pytest.mark.parametrize("half", [False, True] if ALL else [True])
 def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half):
     """In the middle of it, where it is a write, or before."""
-    sweep(scenarios[name], tmp_path, kill(half=half))
+    sweep(scenarios[name], tmp_path, kill(half=half), step=1 if ALL or name in ("rows", "addition") else 5)
 
 
-@pytest.mark.parametrize("name", ["rows", "folder", "addition", "beside"] if ALL else ["addition"])
+def test_these_are_more_than_200_points(tmp_path, scenarios):
+    """Of one kind of kill, and as many of each error."""
+    num_points = 0
+    for name, scenario in scenarios.items():
+        scenario.prepare(tmp_path / name)
+        disk = WatchedDisk()
+        scenario.pack(tmp_path / name, disk)
+        num_points += len(disk.operations)
+    assert scenarios.keys() == {*SCENARIOS}
+    assert num_points > 600
+
+
+@pytest.mark.parametrize("name", SCENARIOS if ALL else ["addition"])
 def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
     """And a third: at one operation after the other in the same folder, until one is through."""
     scenario = scenarios[name]
@@ -200,10 +170,13 @@ def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
     scenario.prepare(folder)
     number = 0
     while run_child(lambda: scenario.pack(folder, KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
-        check_remains(remains_of(folder), before, after)
+        remains = remains_of(folder)
+        scenario.check(remains, before, after)
         number += 1
+        if is_whole(remains, after):
+            break
     assert number > 15  # what is published is not packed again
-    assert bytes_in(folder) == after
+    assert without_drafts(bytes_in(folder)) == after
 
 
 # Mutants: ways to pack that these sweeps must catch.
@@ -341,7 +314,7 @@ def check_power(scenario: Scenario, tmp_path: Path, make_disk: type[PowerLossDis
     assert all(disk.survivors(folder / name) == {data} for name, data in after.items())
 
 
-@NAMES
+@pytest.mark.parametrize("name", ["rows", "folder", "addition", "beside"])
 def test_a_power_loss_at_any_moment_leaves_whole_files(tmp_path, scenarios, name):
     check_power(scenarios[name], tmp_path)
 

@@ -12,26 +12,26 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from disks import HastyDisk, KillingDisk, PowerLossDisk, run_child
+from pack_cases import check_remains, copy, remains_of, without_drafts
 from shards import WorkerKillingDisk, bytes_in, write_shard
 from test_pack_faults import (
+    CODES,
     NoFolderFsync,
     NoFsync,
     check_power,
-    check_remains,
     fail,
     in_place,
     kill,
-    remains_of,
     renamed_first,
     sweep,
     without_clean_up,
-    without_drafts,
 )
 
-from wdskit import WdskitError, pack, reshard
+from wdskit import PackError, WdskitError, pack, reshard
 from wdskit.files import Disk
 from wdskit.packing import reshard as resharding
 from wdskit.packing import reshard_fill
@@ -52,6 +52,9 @@ class Scenario:
     def pack(self, folder: Path, disk: Disk) -> None:
         reshard(self.source, folder, disk=disk, pattern="p-%02d.tar", **self.options)
 
+    def check(self, remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
+        check_remains(remains, before, after)
+
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory) -> dict[str, Scenario]:
@@ -70,19 +73,18 @@ def scenarios(tmp_path_factory) -> dict[str, Scenario]:
 
 NAMES = pytest.mark.parametrize("name", ["copied", "anew"])
 FAULTS = [("copied", errno.ENOSPC, True), ("anew", errno.EIO, False)]
-CODES = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS]
 ALL_FAULTS = list(itertools.product(["copied", "anew"], CODES, [False, True]))
 
 
 @pytest.mark.parametrize(("name", "code", "for_good"), ALL_FAULTS if ALL else FAULTS)
 def test_each_disk_operation_may_fail(tmp_path, scenarios, name, code, for_good):
-    sweep(scenarios[name], tmp_path, fail(code, for_good=for_good), Scenario.pack)
+    sweep(scenarios[name], tmp_path, fail(code, for_good=for_good))
 
 
 @pytest.mark.parametrize("name", ["copied", "anew"] if ALL else ["anew"])
 @pytest.mark.parametrize("half", [False, True] if ALL else [True])
 def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half):
-    sweep(scenarios[name], tmp_path, kill(half=half), Scenario.pack)
+    sweep(scenarios[name], tmp_path, kill(half=half))
 
 
 @pytest.mark.parametrize("name", ["copied", "anew"] if ALL else ["copied"])
@@ -97,6 +99,54 @@ def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
         number += 1
     assert number > 30
     assert bytes_in(folder) == after
+
+
+def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int) -> int:
+    """Kill a run at each operation and go on with other options: all is theirs then, or nothing is touched. Returns
+    how often that was refused.
+    """
+    wholes = []
+    for number, other in enumerate(others):
+        other.pack(tmp_path / f"whole-{number}", HastyDisk())
+        wholes.append(bytes_in(tmp_path / f"whole-{number}"))
+    num_refused = number = 0
+    while run_child(lambda: scenario.pack(tmp_path / f"{number}", KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
+        for at, (other, whole) in enumerate(zip(others, wholes, strict=True)):
+            folder = tmp_path / f"{number}-{at}"
+            copy(tmp_path / f"{number}", folder)
+            left = without_drafts(remains_of(folder))
+            try:
+                other.pack(folder, HastyDisk())
+            except PackError:
+                num_refused += 1
+                assert left.items() <= without_drafts(bytes_in(folder)).items()
+                assert "index.json" in left or not (folder / "index.json").exists()
+            else:
+                assert left.items() <= whole.items()  # nothing was overwritten
+                assert bytes_in(folder) == whole
+        number += step
+    return num_refused
+
+
+def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_path, scenarios):
+    others = [
+        {"max_samples": 3, "shuffle": 2},
+        {"max_samples": 2},
+        {"max_samples": 3, "shuffle": 1, "filter": "cls > 1"},
+        {"max_samples": 3, "shuffle": 1, "drop": "cls"},
+    ]
+    copied = scenarios["copied"]
+    runs = [Scenario(copied.source, options) for options in others]
+    num_refused = mix(copied, runs, tmp_path, step=1 if ALL else 6)
+    assert num_refused > 10
+
+
+def test_a_run_that_takes_over_whatever_has_a_shards_name_is_caught(tmp_path, scenarios, monkeypatch):
+    """Mutant."""
+    monkeypatch.setattr(reshard_fill, "digest_of", lambda path: mock.ANY)
+    others = [Scenario(scenarios["copied"].source, {"max_samples": 3, "shuffle": 2})]
+    with pytest.raises(AssertionError):
+        mix(scenarios["copied"], others, tmp_path, step=6)
 
 
 @NAMES

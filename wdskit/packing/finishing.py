@@ -55,7 +55,9 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         known = {entry.name for entry in target.entries}
         target.check_strays(entry.name for entry in entries)
         remove_drafts(folder, disk=disk)
-        if not all(entry.name in known for entry in entries):  # as where it was killed behind the index
+        if all(entry.name in known for entry in entries):  # as where it was killed behind the index, which
+            disk.fsync_folder(folder)  # has its name for good now
+        else:
             publish_all(target, entries, Also(tuple(record.options["also"]), record.options["split_name"]), disk)
         forget(folder, disk)
         remove_locks(folder, disk)

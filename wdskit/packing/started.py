@@ -72,6 +72,7 @@ def compare(
     where_of: Callable[[int], str],
     *,
     restart: bool,
+    overwrite: bool,
     is_part: bool,
     is_alone: Callable[[], bool],
     disk: Disk,
@@ -83,12 +84,14 @@ def compare(
         record: What is to be packed.
         where_of: As `record.differences` takes it.
         restart: Remove the shards of that run, and begin anew.
+        overwrite: Whether this run may remove what that one was about to replace.
         is_part: Whether this is a part: of several that begin anew the first does so.
         is_alone: Tells whether no part of that run is at work.
         disk: What writes.
 
     Raises:
-        PackError: That run packed something else, and some of its shards are there.
+        PackError: That run packed something else, and some of its shards are there; or it had not yet removed all that
+            it replaces, and this one may not.
     """
     old = read_record(folder)
     if old is not None and old.replaces and (folder / INDEX_NAME).exists():
@@ -96,6 +99,8 @@ def compare(
         old = None
     if old is not None:
         if old.replaces:  # its index is gone already
+            _check_word(folder, old, overwrite=overwrite)
+            disk.fsync_folder(folder)  # for good: that run may have been killed before it came to this
             _remove(folder, old.replaces, disk)
             old = dataclasses.replace(old, replaces=())
             publish_bytes(folder / RECORD_NAME, old.to_json(), disk=disk)
@@ -113,6 +118,19 @@ def compare(
     return dataclasses.replace(record, found=tuple(found))
 
 
+def _check_word(folder: Path, record: RunRecord, *, overwrite: bool) -> None:
+    """Who said the word for a run that was stopped did not say it for whatever comes next."""
+    left = [name for name in record.replaces if (folder / name).exists()]
+    if left and not overwrite:
+        msg = (
+            f"{folder}: a run with --overwrite was stopped here, and {len(left)} of the files that it replaces are left"
+        )
+        remedy = (
+            f"Replace them with --overwrite. Or keep them: `wdskit index {folder}` makes the shards a data set again."
+        )
+        raise PackError(f"{msg}: {left[0]}{', ...' if left[1:] else ''}.\n  {remedy}")
+
+
 def begin(folder: Path, record: RunRecord, *, overwrite: bool, part: tuple[int, int] | None = None, disk: Disk) -> Run:
     """Write the record, unless it is there, after what it replaces is gone."""
     old = read_record(folder)
@@ -120,8 +138,8 @@ def begin(folder: Path, record: RunRecord, *, overwrite: bool, part: tuple[int, 
         record = dataclasses.replace(record, found=(), replaces=tuple(_files_of(folder)))
     if record.replaces:
         publish_bytes(folder / RECORD_NAME, record.to_json(), disk=disk)
-        _remove(folder, [INDEX_NAME, BINARY_NAME], disk)  # first, so that it never stands beside shards of another run
-        _remove(folder, record.replaces, disk)
+        _remove(folder, [INDEX_NAME], disk)  # first, so that it never stands beside shards of another run
+        _remove(folder, [BINARY_NAME, *record.replaces], disk)
         record = dataclasses.replace(record, replaces=())
     if record != old:
         publish_bytes(folder / RECORD_NAME, record.to_json(), disk=disk)
