@@ -49,10 +49,10 @@ faults: $(STAMP)
 		tests/test_pack_full_disk.py tests/test_pack_power.py tests/test_pack_runs.py tests/test_repair.py tests/test_reshard_faults.py tests/test_verify_faults.py
 
 # `make test` runs a part of the tests on the oldest webdataset; this runs all of them. and the readers that take
-# an environment each: 2 GB.
+# an environment each, as Ray does: 2 GB.
 peers: $(STAMP)
 	$(BIN)/python tools/install_readers.py $(VENV)/peers
-	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/peers tests/peers/check_readers.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/peers tests/peers/check_readers.py tests/peers/check_ray.py
 
 demo: $(STAMP)
 	rm -rf $(DEMO)

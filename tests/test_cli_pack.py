@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from images import encoded, image_bytes, make_folder, photo
 from PIL import Image
+from rays import FakeRay
 from shards import bytes_in, samples_in
 
 from wdskit.cli import app
@@ -256,6 +257,7 @@ OPTIONS = {
         "photos out --split a=0.5,b=0.5 --max-samples 1",
         lambda: {one[0] for one in shards_in("out")} == {"a", "b"},
     ),
+    "--on": ("photos out --on ray", lambda: len(keys_in("out")) == 3),
     "--workers": ("photos out --workers 2 --max-samples 1", lambda: len(keys_in("out")) == 3),
     "--pattern": ("photos out --pattern x%d.tar", lambda: shards_in("out") == ["x0.tar"]),
     "--skip-bad": ("a.jsonl out --skip-bad", lambda: Path("out/rejected.jsonl").exists()),
@@ -292,7 +294,8 @@ def test_every_option_is_tried():
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_does_what_its_help_says(run, photos, option):
+def test_an_option_does_what_its_help_says(run, photos, option, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
     Path("a.jsonl").write_text('{"key": "x"}\nbad\n')
     Path("b.jsonl").write_text('{"id": "w", "photo": "photos/cat/0000.jpg"}\n')
     assert run("pack", "a.jsonl", "there", "--skip-bad")[0] == 0

@@ -1,4 +1,4 @@
-"""Install the programs that read shards in `make peers`, each in an environment of its own that sees this one's torch.
+"""Install the programs of `make peers`, each in an environment of its own that sees this one's torch.
 
     python tools/install_readers.py FOLDER
 
@@ -20,6 +20,7 @@ READERS = (
     ("timm", "timm==1.0.31"),
     ("open_clip", "open_clip_torch==3.3.0"),
     ("wids", "wids==0.1.11"),
+    ("ray", "ray==2.60.0"),
 )
 
 

@@ -67,6 +67,10 @@ def pack_command(
         typer.Option(metavar="SHARES", help="By key, each split with shards of its own: train=0.9,val=0.1."),
     ] = None,
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that pack.")] = 1,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray[://HOST:PORT]", help="A Ray cluster that packs; its nodes see SOURCE and DEST."),
+    ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Names of the shards. Default: DEST's name and -%06d.tar."),
@@ -203,6 +207,7 @@ def pack_command(
             shuffle=shuffle,
             split=split,
             workers=workers,
+            on=on,
             pattern=pattern,
             skip_bad=skip_bad,
             keys=keys,

@@ -69,6 +69,7 @@ def pack(
     shuffle: int | None = None,
     split: str | Mapping[str, object] | None = None,
     workers: int = 1,
+    on: str | None = None,
     pattern: str | None = None,
     skip_bad: bool = False,
     keys: str = "given",
@@ -126,6 +127,9 @@ def pack(
             into `train-%06d.tar` or `val-%06d.tar`. Each split is shuffled, numbered and divided on its own;
             `num_shards` and `multiple_of` count the shards of each.
         workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, as for all that spawns.
+        on: `ray` fills the shards on the Ray cluster that this process, or `RAY_ADDRESS`, is connected to, or one that
+            is started on this machine; `ray://head:10001` on that one. All nodes must have this version of wdskit, and
+            see `dest` and the source under the same paths. A shard whose worker dies is filled again.
         pattern: Names of the shards, `train-%06d.tar`; by default from the name of `dest`.
         skip_bad: Leave bad rows out and list them in `rejected.jsonl`, instead of stopping at the first. All are read
             twice then, unless they come from a generator. Two rows of one key are an error nevertheless.
@@ -207,6 +211,7 @@ def pack(
         also=also,
         split_name=split_name,
         split=None if split is None else parse_shares(split),
+        on=on,
         treatment=treatment,
         threads=threads,
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from wdskit.errors import PackError
+from wdskit.packing.on_ray import check_address
 from wdskit.packing.plan import NO_LIMIT, Limits
 from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
 from wdskit.shards.also import parse_also
@@ -37,6 +38,7 @@ class PackOptions:
     also: Sequence[str] = ()
     split_name: str = ""
     split: Shares | None = None
+    on: str | None = None
     treatment: Treatment = UNTOUCHED
     threads: int = 1
 
@@ -58,6 +60,12 @@ class PackOptions:
                 raise PackError(f"{one} and {other} do not go together. Leave one of them out.")
         if self.only is not None and (type(self.only) is not int or self.only < 0):
             raise PackError(f"only: {self.only!r} is no number of a shard; the first is 0.")
+        if self.on is not None:
+            check_address(self.on)
+            if self.workers > 1:
+                raise PackError("workers and on do not go together: the cluster has workers of its own.")
+            if self.only is not None:
+                raise PackError("only and on do not go together: one shard is filled here.")
         if self.split is not None:
             if self.only is not None:
                 raise PackError("only and split do not go together: each split has a shard of that number.")
@@ -89,6 +97,7 @@ class PackOptions:
             "part": self.part is not None,
             "only": self.only is not None,
             "split": self.split is not None,
+            "on": self.on is not None,
         }
         for what, is_asked in asked.items():
             if is_asked:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from wdskit.dataset.index import Also, ShardEntry, read_index, write_index
-from wdskit.errors import PackError, WdskitError
+from wdskit.errors import PackError
 from wdskit.files import Disk
 from wdskit.packing.destination import Destination
+from wdskit.packing.executors import fill_jobs
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.options import PackOptions
 from wdskit.packing.places import Place, begins_part, remove_locks, told_as_pack_errors
@@ -27,9 +27,7 @@ from wdskit.packing.splits import Splitter, divide_splits
 from wdskit.packing.spool import Spool, digest_blocks
 from wdskit.packing.started import Run, begin, compare
 from wdskit.packing.treating import required_rows
-from wdskit.packing.workers import fill_in_worker
 from wdskit.shards.also import check_names, publish_beside_folder
-from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
 
 
@@ -208,25 +206,21 @@ def fill_all(work: Work, place: Place, jobs: Jobs, run: Run, numbers: Sequence[i
             entries[number] = entry
             count(entry.num_samples, entry.num_bytes - END_BYTES)
     todo = Chosen(jobs, [number for number in numbers if number not in entries])
-    for number, entry in zip(todo.numbers, _filled(work, place, todo, count), strict=True):
-        with told_as_pack_errors(run.folder):
-            run.note(entry)
-        entries[number] = entry
+    filled = fill_jobs(
+        todo,
+        on=work.options.on,
+        workers=work.options.workers,
+        folder=run.folder,
+        held=place.held,
+        disk=work.disk,
+        count=count,
+    )
+    with contextlib.closing(filled):
+        for number, entry in zip(todo.numbers, filled, strict=True):
+            with told_as_pack_errors(run.folder):
+                run.note(entry)
+            entries[number] = entry
     return [entries[number] for number in numbers]
-
-
-def _filled(work: Work, place: Place, jobs: Sequence[ShardJob], count: Count) -> Iterator[ShardEntry]:
-    """The lines of the index of these shards, each once it is published."""
-    if work.options.workers == 1 or len(jobs) < 2:
-        for job in jobs:
-            yield fill_shard(job, disk=work.disk, on_sample=count)
-        return
-    fill = functools.partial(fill_in_worker, held=place.held, disk=work.disk)
-    for entry in map_shards(fill, jobs, workers=work.options.workers):
-        if isinstance(entry, WdskitError):
-            raise entry
-        count(entry.num_samples, entry.num_bytes - END_BYTES)
-        yield entry
 
 
 def pack_stream(work: Work, place: Place) -> list[ShardEntry]:

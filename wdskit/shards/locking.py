@@ -106,6 +106,17 @@ def hold(path: Path) -> int:
     return fd
 
 
+@contextlib.contextmanager
+def held_meanwhile(path: Path) -> Iterator[None]:
+    """Share the lock of a folder or file while the block runs: in a process that goes on to other things."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
 def wait_for_workers(path: Path) -> None:
     """Return once no worker of an earlier run holds a folder or file. Call it with that run's own lock held."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
