@@ -17,7 +17,7 @@ from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
-from wdskit.packing import api, folder, running, walking
+from wdskit.packing import api, executors, folder, running, walking
 
 TINY = (Path(__file__).parent / "golden" / "tiny.jpg").read_bytes()
 
@@ -255,11 +255,13 @@ def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference
 
 @pytest.mark.parametrize("mutant", ["a part a worker", "as they are done", "a seed a worker"])
 def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source, reference, mutant, monkeypatch):
-    true_limits, true_map, true_read = api.make_limits, running.map_shards, running.read_rows
+    true_limits, true_map, true_read = api.make_limits, executors.map_shards, running.read_rows
     if mutant == "a part a worker":
         monkeypatch.setattr(api, "make_limits", lambda most, *args, **options: true_limits(most // 2, *args, **options))
     elif mutant == "as they are done":
-        monkeypatch.setattr(running, "map_shards", lambda *args, **options: reversed(list(true_map(*args, **options))))
+        monkeypatch.setattr(
+            executors, "map_shards", lambda *args, **options: reversed(list(true_map(*args, **options)))
+        )
     else:
 
         def read(found, spool, *, workers, **options):
