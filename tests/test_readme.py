@@ -8,9 +8,11 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import forking
 import pytest
 
 RUN = {"bash", "python"}  # run in the reader's folder; a `text` block right behind is their output
@@ -71,21 +73,34 @@ def folder(tmp_path: Path, repository: Path, load_tool) -> Path:
     return tmp_path
 
 
-def run_block(block: Block, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def python(folder: Path, script_environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Runs the Python blocks, as scripts of their own."""
+    command = [sys.executable, "-W", "error::UserWarning", forking.__file__]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, env=script_environment, stdin=pipe, stdout=pipe, text=True) as running:
+        yield running
+
+
+def run_block(
+    block: Block, folder: Path, environment: dict[str, str], python: subprocess.Popen[str]
+) -> subprocess.CompletedProcess[str]:
     """Run one bash or python block as a script of its own."""
     if block.language == "bash":
         command = ["bash", "-euo", "pipefail", "-c", block.text]
-    else:
-        script = folder / f"block_{block.line}.py"
-        script.write_text(block.text)
-        command = [sys.executable, "-W", "error::UserWarning", str(script)]
-    return subprocess.run(
-        command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=240
-    )
+        return subprocess.run(
+            command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=240
+        )
+    script = folder / f"block_{block.line}.py"
+    script.write_text(block.text)
+    print(script, file=python.stdin, flush=True)
+    code = int(python.stdout.readline())
+    out, err = (Path(f"{script}.{name}").read_text() for name in ("out", "err"))
+    return subprocess.CompletedProcess([str(script)], code, out, err)
 
 
 def test_blocks_run_and_print_what_the_readme_shows(
-    blocks: list[Block], folder: Path, script_environment: dict[str, str]
+    blocks: list[Block], folder: Path, script_environment: dict[str, str], python: subprocess.Popen[str]
 ) -> None:
     """Every bash and python block exits with 0; where an output is shown, it is that."""
     for block in blocks:
@@ -95,7 +110,7 @@ def test_blocks_run_and_print_what_the_readme_shows(
             (folder / name.group(1)).write_text(block.text)
         if block.language not in RUN:
             continue
-        done = run_block(block, folder, script_environment)
+        done = run_block(block, folder, script_environment, python)
         told = f"README.md:{block.line}\n{block.text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
         assert done.returncode == 0, told
         assert "Traceback" not in done.stderr, told  # not even one that Python ignores

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, WatchedDisk, run_child
+from disks import FailingDisk, HastyDisk, PowerLossDisk, WatchedDisk, killed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -382,8 +382,7 @@ def test_a_disk_that_fails_kills_or_loses_its_power_leaves_the_old_or_the_new(fo
         assert path.read_bytes() == (new if watched.operations[at] == "fsync_folder" else old)
         for half in (False, True):
             path.write_bytes(old)
-            killer = KillingDisk(at, half=half)
-            assert run_child(lambda disk=killer: write_selection(folder, "train", other_numbers(), disk=disk)) == -9
+            assert killed(lambda disk: write_selection(folder, "train", other_numbers(), disk=disk), at, half=half)
             assert path.read_bytes() in (old, new)
             assert read_all(folder) in (NUMBERS, other_numbers())
     path.write_bytes(old)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -100,10 +102,16 @@ def _cannot_print(err: OSError) -> int:
     return 1
 
 
+@functools.cache
+def _command() -> Callable[..., object]:
+    """All commands: typer takes 60 ms to make them of their functions, and would do so at each call in one process."""
+    return typer.main.get_command(app)
+
+
 def _run() -> int:
     """Run the command and return its exit code."""
     try:
-        app(prog_name="wdskit")
+        _command()(prog_name="wdskit")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except WdskitError as err:
