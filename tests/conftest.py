@@ -7,10 +7,12 @@ import importlib.util
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from forking import Interpreter
 from hypothesis import settings
 
 from wdskit import cli
@@ -89,6 +91,15 @@ def script_environment() -> dict[str, str]:
     environment["COLUMNS"] = "100"
     environment["NO_COLOR"] = "1"
     return environment
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
+    """A Python that has loaded all of wdskit, and finds the modules of tests."""
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    with Interpreter(tmp_path_factory.mktemp("python"), environment) as running:
+        yield running
 
 
 class Run:

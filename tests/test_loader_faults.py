@@ -90,24 +90,24 @@ def test_a_function_that_leaves_the_process_is_an_error(six, tmp_path):
 
 
 @pytest.mark.parametrize(("settings", "signals_group"), list(zip(WAYS, [True, True, False], strict=True)), ids=str)
-def test_ctrl_c_ends_everything_with_one_traceback(six, tmp_path, settings, signals_group):
+def test_ctrl_c_ends_everything_with_one_traceback(python, six, tmp_path, settings, signals_group):
     """A terminal sends SIGINT to all processes of the group, `kill -INT` to one."""
-    running, workers = start_endless(endless(six), tmp_path, settings)
+    running, workers = start_endless(python, endless(six), tmp_path, settings)
     send = os.killpg if signals_group else os.kill
     send(running.pid, signal.SIGINT)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode == -signal.SIGINT
-    assert errors.count("Traceback") == 1
-    assert errors.rstrip().endswith("KeyboardInterrupt")
+    ended = running.wait()
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr.count("Traceback") == 1
+    assert ended.stderr.rstrip().endswith("KeyboardInterrupt")
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 @pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
-def test_workers_do_not_outlive_a_killed_main_process(six, tmp_path, start_method):
-    running, workers = start_endless(endless(six), tmp_path, {"workers": 2, "start_method": start_method})
+def test_workers_do_not_outlive_a_killed_main_process(python, six, tmp_path, start_method):
+    running, workers = start_endless(python, endless(six), tmp_path, {"workers": 2, "start_method": start_method})
     descriptors = [os.pidfd_open(worker) for worker in workers]
-    running.kill()
-    running.communicate(timeout=60)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
     for descriptor in descriptors:
         assert select.select([descriptor], [], [], 30)[0], "the worker goes on without its main process"
         os.close(descriptor)

@@ -7,13 +7,12 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import forking
 import pytest
+from forking import Interpreter
 
 RUN = {"bash", "python"}  # run in the reader's folder; a `text` block right behind is their output
 KEPT = {"yaml"}  # written to the file that their first line names, and checked
@@ -74,16 +73,14 @@ def folder(tmp_path: Path, repository: Path, load_tool) -> Path:
 
 
 @pytest.fixture
-def python(folder: Path, script_environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def python(folder: Path, script_environment: dict[str, str]) -> Iterator[Interpreter]:
     """Runs the Python blocks, as scripts of their own."""
-    command = [sys.executable, "-W", "error::UserWarning", forking.__file__]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, env=script_environment, stdin=pipe, stdout=pipe, text=True) as running:
-        yield running
+    with Interpreter(folder, script_environment, "-W", "error::UserWarning") as python:
+        yield python
 
 
 def run_block(
-    block: Block, folder: Path, environment: dict[str, str], python: subprocess.Popen[str]
+    block: Block, folder: Path, environment: dict[str, str], python: Interpreter
 ) -> subprocess.CompletedProcess[str]:
     """Run one bash or python block as a script of its own."""
     if block.language == "bash":
@@ -93,14 +90,11 @@ def run_block(
         )
     script = folder / f"block_{block.line}.py"
     script.write_text(block.text)
-    print(script, file=python.stdin, flush=True)
-    code = int(python.stdout.readline())
-    out, err = (Path(f"{script}.{name}").read_text() for name in ("out", "err"))
-    return subprocess.CompletedProcess([str(script)], code, out, err)
+    return python.start(script).wait()
 
 
 def test_blocks_run_and_print_what_the_readme_shows(
-    blocks: list[Block], folder: Path, script_environment: dict[str, str], python: subprocess.Popen[str]
+    blocks: list[Block], folder: Path, script_environment: dict[str, str], python: Interpreter
 ) -> None:
     """Every bash and python block exits with 0; where an output is shown, it is that."""
     for block in blocks:

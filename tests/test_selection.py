@@ -407,9 +407,9 @@ def private_mb():
             return int(line.split()[1]) / 1000
 
 before = private_mb()
-start = time.perf_counter()
+start = time.process_time()
 selection = read_selection(Path(sys.argv[1]), "train")
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 grown = private_mb() - before
 print(len(selection), selection.num_samples, seconds, grown, selection.samples(99_999).tolist())
 """
