@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import multiprocessing
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAS
 # How long an example takes says something about the machine's other work only.
 settings.register_profile("wdskit", deadline=None)
 settings.load_profile("wdskit")
+
+multiprocessing.set_forkserver_preload(["torch"])  # once, not in each worker
 
 gc.disable()  # until all tests are collected, which are no garbage
 
