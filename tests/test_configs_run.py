@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -115,19 +116,25 @@ def test_torchrun_trains_two_ranks(data: Path, script_environment: dict[str, str
     assert "1600 samples" in done.stdout  # 2 ranks x 25 batches x 32
 
 
+def free_port() -> int:
+    """One that no other process is given by the kernel before it is used: below those that are."""
+    for port in range(20_000 + os.getpid() % 9_000, 30_000):
+        with contextlib.suppress(OSError), socket.create_server(("localhost", port)):
+            return port
+    raise AssertionError
+
+
 def test_sbatch_trains_two_ranks(data: Path, tmp_path: Path, script_environment: dict[str, str]) -> None:
     """configs/train.sbatch as Slurm would run it on one node, srun and scontrol being stand-ins."""
     for name, text in {"srun": 'exec "$@"', "scontrol": "echo localhost"}.items():
         (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    with socket.create_server(("localhost", 0)) as server:
-        port = server.getsockname()[1]
     settings = {
         "DATA": str(data),
         "CONFIG": "configs/demo.yaml",
         "NPROC": "2",
         "NUM_CLASSES": "12",
-        "PORT": str(port),
+        "PORT": str(free_port()),
         "PATH": f"{tmp_path}{os.pathsep}{script_environment['PATH']}",
         "SLURM_NNODES": "1",
         "SLURM_JOB_ID": "1",
