@@ -43,11 +43,30 @@ class FileBytes:
                 parts.append(part)
                 left -= len(part)
             if left != 1:
-                now = os.fstat(fd).st_size
-                raise ValueError(f"it has {now} bytes now and had {self.num_bytes} when packing began")
+                raise self._changed(fd)
         finally:
             os.close(fd)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_into(self, memory: memoryview) -> None:
+        """Write the file's bytes into memory of `num_bytes` bytes.
+
+        Raises:
+            OSError, ValueError: As `read`.
+        """
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            at = 0
+            while at < self.num_bytes and (count := os.readv(fd, [memory[at:]])):
+                at += count
+            if at < self.num_bytes or os.read(fd, 1):
+                raise self._changed(fd)
+        finally:
+            os.close(fd)
+
+    def _changed(self, fd: int) -> ValueError:
+        now = os.fstat(fd).st_size
+        return ValueError(f"it has {now} bytes now and had {self.num_bytes} when packing began")
 
 
 @dataclass(frozen=True, slots=True)
