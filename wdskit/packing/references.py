@@ -37,16 +37,14 @@ class FileBytes:
         """
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            parts = []
-            left = self.num_bytes + 1  # the byte too many shows that it grew
-            while left and (part := os.read(fd, left)):
-                parts.append(part)
-                left -= len(part)
-            if left != 1:
+            data = os.read(fd, self.num_bytes + 1)  # the byte too many shows that it grew
+            while len(data) < self.num_bytes and (part := os.read(fd, self.num_bytes + 1 - len(data))):
+                data += part  # a file system, or a file over 2 GiB, that gives it in parts
+            if len(data) != self.num_bytes:
                 raise self._changed(fd)
         finally:
             os.close(fd)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return data
 
     def read_into(self, memory: memoryview) -> None:
         """Write the file's bytes into memory of `num_bytes` bytes.
@@ -56,10 +54,10 @@ class FileBytes:
         """
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            at = 0
-            while at < self.num_bytes and (count := os.readv(fd, [memory[at:]])):
-                at += count
-            if at < self.num_bytes or os.read(fd, 1):
+            count = os.readv(fd, [memory, bytearray(1)])
+            while count < self.num_bytes and (more := os.readv(fd, [memory[count:], bytearray(1)])):
+                count += more
+            if count != self.num_bytes:
                 raise self._changed(fd)
         finally:
             os.close(fd)

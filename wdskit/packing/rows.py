@@ -37,10 +37,6 @@ class Row:
     fields: tuple[tuple[str, FieldBytes], ...]
     where: str
 
-    def sizes(self) -> list[int]:
-        """Bytes of each field."""
-        return [len(data) if isinstance(data, bytes) else data.num_bytes for _, data in self.fields]
-
     def read(self, treatment: Treatment = UNTOUCHED) -> list[tuple[str, bytes]]:
         """Name and bytes of each field that is packed, images checked and treated, sorted by name.
 
@@ -100,7 +96,8 @@ class Row:
         return row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.")
 
 
-def _size_of(data: FieldBytes) -> int:
+def size_of(data: FieldBytes) -> int:
+    """Bytes of a field."""
     return len(data) if isinstance(data, bytes) else data.num_bytes
 
 
@@ -128,7 +125,8 @@ def key_taken(row: Row, where: str) -> RowError:
 
 def field_of(path: str) -> str:
     """The field that a file's extension names, in lower case, `jpeg` as `jpg`; empty without one."""
-    extension = os.path.splitext(path)[1][1:].lower()
+    _, dot, extension = path.rpartition("/")[2].lstrip(".").rpartition(".")  # as splitext, for a third of its 2 us
+    extension = extension.lower() if dot else ""
     return SAME_FIELD.get(extension, extension)
 
 
@@ -173,8 +171,8 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
     except KeyRuleError as err:
         remedy = "Rename it, or use --keys hashed, which keeps the path in its json."
         raise row_error(where, str(err), remedy) from err
-    for field, size in ((field, _size_of(data)) for field, data in fields.items()):
-        if size > MAX_USTAR_SIZE_BYTES:
+    for field, data in fields.items():
+        if (size := size_of(data)) > MAX_USTAR_SIZE_BYTES:
             problem = f"its field {field!r} has {size} bytes, over the {MAX_USTAR_SIZE_BYTES} that all readers take"
             raise row_error(where, problem, "Cut it into several samples.")
     return Row(key, tuple(sorted(fields.items())), where)

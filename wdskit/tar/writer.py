@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES
-from wdskit.tar.header import HeaderError, build_header, padded
+from wdskit.tar.header import HeaderError, build_header
 
 END_BYTES = 2 * BLOCK_BYTES
 """The end marker: two zero blocks."""
@@ -22,7 +22,7 @@ _ZEROS = bytes(BLOCK_BYTES)
 
 def member_bytes(size: int) -> int:
     """Bytes that a member with `size` bytes of data adds to a shard."""
-    return BLOCK_BYTES + padded(size)
+    return BLOCK_BYTES + size + -size % BLOCK_BYTES  # called for each field that is packed
 
 
 class TarWriter:
