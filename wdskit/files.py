@@ -111,7 +111,9 @@ class Draft:
         self._running = self._thread.submit(self._write_large, view, self.num_bytes - len(view))
 
     def _write_large(self, view: memoryview, start: int) -> None:
-        """As `_write`; the device has work meanwhile, and the flush at the end less: a sixth of packing 100 KB files."""
+        """As `_write`. The device begins at once, and the flush at the end has less to do: a sixth of packing 100 KB
+        files.
+        """
         self._write(view)
         self._disk.begin_flush(self._fd, start, len(view))
 
