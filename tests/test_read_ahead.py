@@ -138,6 +138,17 @@ def test_where_samples_differ_it_is_soon_given_up(tmp_path, calls, monkeypatch):
     assert calls[-20:] == [10] * 20
 
 
+def test_where_batches_cannot_be_made_by_columns_nothing_is_read_ahead_any_more(tmp_path, calls):
+    """A word where a number belongs in every batch: they are replaced sample by sample."""
+    samples = {f"k{at:03d}": {"cls": b"one" if at % 2 else b"1"} for at in range(200)}
+    write_shard(tmp_path / "a.tar", samples)
+    index_folder(tmp_path, workers=1)
+    pipe = Pipeline().sequential(str(tmp_path)).decode().batched(2)
+    loader = pipe.loader(workers=0, threads=1, errors={"max_bad": 100})
+    assert sum(len(batch["cls"]) for batch in loader) == 200
+    assert calls == [2 * read_ahead._MOST_JOBS]
+
+
 def test_what_was_read_for_others_is_forgotten(folder):
     """Memory holds the samples of one group at most."""
     pipeline = Pipeline().exact(str(folder), seed=3).batched(5).build(rank=0, world_size=1)

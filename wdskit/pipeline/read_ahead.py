@@ -67,9 +67,13 @@ class ReadAhead:
             self._known = {}
             if self._num_apart:
                 self._num_apart -= 1
-            elif following and self.num_jobs > 1 and self._misses < _MOST_MISSES:
+            elif following and self.num_jobs > 1 and self._is_of_use():
                 self._try([job, *following[: self.num_jobs - 1]])
         return self._known.pop(job, None)
+
+    def _is_of_use(self) -> bool:
+        columns = self._pipeline.columns
+        return columns is not None and columns.is_of_use and self._misses < _MOST_MISSES
 
     def _try(self, jobs: Sequence[Job]) -> None:
         """Read at once; where it does not work, each of these jobs is made by itself."""
