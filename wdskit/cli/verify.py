@@ -116,7 +116,7 @@ def _print(result: VerifyResult, seconds: float) -> None:
         print(_line(finding))
     if result.verdicts:
         _print_verdicts(result)
-    if not result.is_indexed:
+    if not result.is_indexed and all(one.kind != "unfinished" for one in result.findings):
         print(f"No index: sizes and digests could not be compared. `wdskit index {escape(result.path)}` makes one.")
     if result.num_ignored:
         print(ignored_note(result.num_ignored))
