@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wdskit
 from wdskit.cli.console import escape, format_bytes, format_count, plural
 from wdskit.tar.writer import TarWriter
 
@@ -129,6 +130,14 @@ def test_ls_of_members_lists_those_of_no_sample_too(train: Path, run) -> None:
     assert (code, err) == (0, "")
     assert out.split("\n") == ["offset     size  member", "     0      5 B  README", "  1024  2.50 kB  dog/0.jpg"]
     assert run("ls", "train", "--members")[0] == 2
+
+
+def test_ls_in_python_gives_the_same_rows(train: Path) -> None:
+    assert [(row.name, row.num_samples) for row in wdskit.ls("train")] == [("s-0.tar", 2), ("s-1.tar", 3)]
+    assert [(row.key, row.offset) for row in wdskit.ls("train/s-1.tar", limit=2)] == [("dog/0", 1024), ("dog/1", 6144)]
+    assert next(wdskit.ls("train/s-1.tar", members=True)).name == "README"
+    with pytest.raises(wdskit.ConfigError, match="train is a folder, but members are those of one shard"):
+        list(wdskit.ls("train", members=True))
 
 
 def test_json_of_every_command_parses(train: Path, run) -> None:

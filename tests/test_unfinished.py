@@ -10,11 +10,10 @@ import pytest
 from disks import HastyDisk, Stopped, WatchedDisk
 from shards import bytes_in
 
-from wdskit import FolderIndexError, finish_pack, pack, verify
+from wdskit import FolderIndexError, finish_pack, info, pack, verify
 from wdskit.cli import app
 from wdskit.dataset.index import INDEX_NAME
 from wdskit.packing import record
-from wdskit.shards.describe import summarize
 from wdskit.shards.indexing import index_folder
 from wdskit.shards.unfinished import RECORD_NAME, find_unfinished
 
@@ -93,7 +92,7 @@ def test_a_run_that_was_stopped_anywhere_is_told_and_cannot_be_indexed(tmp_path,
             index_folder(folder, disk=HastyDisk())
         assert bytes_in(folder) == there
         if not before:  # else the index that is there does not fit the folder, which is an error
-            assert summarize(str(folder)).unfinished == f"{told.problem}. {told.remedy}"
+            assert info(str(folder)).unfinished == f"{told.problem}. {told.remedy}"
         num_told += 1
     assert num_told > 15
     pack(given(), tmp_path / "20", **OPTIONS, **more, disk=HastyDisk())
@@ -107,7 +106,7 @@ def test_nothing_is_told_of_a_run_that_is_over(tmp_path):
         is_over = stop(folder, rows(0, 3), at)
         if is_over or (folder / INDEX_NAME).exists():
             assert verify(folder, workers=1).is_clean
-            assert summarize(str(folder)).unfinished is None
+            assert info(str(folder)).unfinished is None
             index_folder(folder, disk=HastyDisk())
         if is_over:
             break

@@ -25,12 +25,12 @@ def info_command(
     A folder with an index is told from it, without opening a shard. Shards without one, and a single shard, are read
     from end to end. PATH may be an http(s) URL.
 
-    In Python: wdskit.shards.describe.summarize
+    In Python: wdskit.info
     """
-    from wdskit.shards.describe import summarize
+    from wdskit.shards.describe import info
 
     with show_bytes("reading") as show:
-        summary = summarize(path, progress=show)
+        summary = info(path, progress=show)
     if json:
         print_json(_to_json(summary))
         return

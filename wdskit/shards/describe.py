@@ -86,7 +86,7 @@ class Summary:
     unfinished: str | None
 
 
-def summarize(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
+def info(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
     """Tell what a shard, a folder or a pattern holds: `wdskit info`.
 
     A folder with an index is told from it, without opening a shard. A single shard is always read, and so are shards
