@@ -57,6 +57,11 @@ def test_what_is_not_there_is_named(shard, name, message, run):
     assert err
 
 
+def test_cat_of_a_folder_says_what_to_name(shard):
+    with pytest.raises(StorageError, match=r"this is a folder\. Name one of its shards"):
+        cat(str(Path(shard).parent), "cat/1.json")
+
+
 def test_a_field_of_a_damaged_shard_is_read_as_long_as_its_sample_is_whole(shard):
     data = Path(shard).read_bytes()
     Path(shard).write_bytes(data[:2600])

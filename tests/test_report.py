@@ -217,4 +217,5 @@ def test_the_command_writes_it(run, tmp_path):
     code, out, _ = run("stats", str(folder), "--html", str(tmp_path / "r.html"))
     assert code == 0
     assert "samples" in out
+    assert f"Report: {tmp_path}/r.html, " in out
     check_page((tmp_path / "r.html").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from wdskit.errors import KeyRuleError, StorageError
 from wdskit.files import Disk, draft_path, make_folders, publish_bytes
 from wdskit.shards.contents import find_shards
 from wdskit.shards.findings import shorten
-from wdskit.storage.urls import open_stream
+from wdskit.storage.urls import is_local, local_path, open_stream
 
 MAX_REFUSED_LISTED = 1000
 _MAX_PART_BYTES = 255 - len(draft_path(Path("x")).name) + 1  # of a file name on common disks, its draft's included
@@ -87,6 +87,10 @@ def cat(url: str, name: str) -> bytes:
     if split is None:
         raise KeyRuleError(f"{name!r} is no key and field. Write KEY.FIELD, such as photos/cat/000003.json.", name=name)
     key, wanted = split
+    if is_local(url) and Path(local_path(url)).is_dir():
+        raise StorageError(
+            f"{url}: this is a folder. Name one of its shards, as `wdskit ls {url}` lists them.", url=url
+        )
     stream = open_stream(url)
     try:
         reader = ShardReader(stream.read, shard=url)
