@@ -138,8 +138,8 @@ def _advice(result: VerifyResult) -> Iterator[str]:
     if not result.is_indexed and "unfinished" not in kinds:
         yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` makes one."
     if kinds & _DAMAGE:
-        whole = f"`wdskit repair {escape(result.path)} --to DEST`"
-        yield f"Damaged shards: fetch or pack them again (`wdskit pack --only`), or save what is whole: {whole}."
+        ways = "fetch or pack them again (`wdskit pack --only`), or save what is whole"
+        yield f"Damaged or missing shards: {ways}: `wdskit repair {escape(result.path)} --to DEST`."
     elif kinds & _STALE:
         yield f"If the shards are right, `wdskit index {folder}` makes what stands beside them anew."
 
