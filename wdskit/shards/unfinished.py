@@ -96,7 +96,7 @@ def _indexed(folder: Path) -> set[str] | None:
 
 def _noted(folder: Path) -> list[str]:
     """The shards that a run whose source comes once has noted."""
-    names = []
+    names: list[str] = []
     for path in folder.glob(".wdskit-pack*.log"):
         for line in path.read_bytes().splitlines():
             names += _name_in(line)
