@@ -32,7 +32,7 @@ class ShardJob:
 
     Attributes:
         path: Its file.
-        rows: Its rows in order.
+        rows: Its rows in order; they are taken once.
         num_bytes: The bytes that it will have; 0 where only the treated rows tell.
         also: What is kept beside it.
         treatment: What happens to its samples.
@@ -41,7 +41,7 @@ class ShardJob:
     """
 
     path: Path
-    rows: Rows
+    rows: Rows | Iterable[Row]
     num_bytes: int
     also: Also = NOTHING_ELSE
     treatment: Treatment = UNTOUCHED
@@ -74,7 +74,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
                     raise _other_bytes(job.path)
         write_offsets(job.path, filled.offsets, disk=disk)
         told = filled.sha256, filled.fields, digest_offsets(filled.offsets)
-        entry = ShardEntry(job.path.name, len(job.rows), filled.num_bytes, *told)
+        entry = ShardEntry(job.path.name, len(filled.offsets) - 1, filled.num_bytes, *told)
         if record:
             before = NOTHING_ELSE if job.sha256 is None else job.also
             publish_beside_shard(job.path, entry, record, also=job.also, before=before, disk=disk)
