@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk, Draft, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
+from wdskit.packing.parquet_ahead import read_ahead
 from wdskit.packing.recorded import Rows
 from wdskit.packing.rows import Row
 from wdskit.packing.treating import read_treated
@@ -61,6 +63,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
             digest that they should have.
     """
     record = new_record(job.also)
+    job = dataclasses.replace(job, rows=read_ahead(job.rows))
     try:
         if job.sha256 is None and job.path.exists():
             check_free(job.path, job.num_bytes)
