@@ -100,12 +100,14 @@ class Destination:
                     raise self.key_taken(row)
 
     def hashes_of_keys(self, tell: Tell) -> Ints:
-        """A hash of this process of each key that the shards here have. They are all read.
+        """A hash of this process of each key that the shards here have, sorted. They are all read.
 
         Raises:
             ShardError: One is damaged.
         """
-        return np.frombuffer(array("q", map(hash, self._all_keys(tell))), dtype=np.int64)
+        hashes = np.frombuffer(array("q", map(hash, self._all_keys(tell))), dtype=np.int64)
+        hashes.sort()
+        return hashes
 
     def taken_of(self, keys: Iterable[str]) -> set[str]:
         """Those of some keys that the shards here have. They are all read, where there is a key."""

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 from typing_extensions import Self
 
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.packing.destination import Destination
+from wdskit.packing.hashes import stand_in
 from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row, key_taken
 from wdskit.packing.sources import Tell
@@ -66,7 +66,7 @@ class StreamedKeys:
             ShardError: One is damaged.
         """
         self._target = target
-        self._taken = np.sort(target.hashes_of_keys(tell))
+        self._taken = target.hashes_of_keys(tell)
 
     def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows of a shard. Once they are through, none of their keys came before.
@@ -92,7 +92,7 @@ class StreamedKeys:
         self._num_checked = len(self._new)
         hashes = _hashes([key for key, _ in new])
         hashes.sort()
-        found = np.concatenate([self._hashes.find(hashes), hashes[_stand_in(self._taken, hashes)]])
+        found = np.concatenate([self._hashes.find(hashes), hashes[stand_in(self._taken, hashes)]])
         if not len(found):
             return
         twice = {*found.tolist()}
@@ -145,18 +145,9 @@ class SortedRuns:
         """Those of some sorted values that are among the numbers."""
         is_there = np.zeros(len(values), np.bool_)
         for run in self._runs:
-            is_there |= _stand_in(run, values)
+            is_there |= stand_in(run, values)
         found: Ints = values[is_there]
         return found
-
-
-def _stand_in(run: Ints, values: Ints) -> NDArray[np.bool_]:
-    """Which values are in a sorted run."""
-    if not len(run):
-        return np.zeros(len(values), np.bool_)
-    at = np.minimum(run.searchsorted(values), len(run) - 1)
-    is_there: NDArray[np.bool_] = run[at] == values
-    return is_there
 
 
 def _hashes(keys: Iterable[str]) -> Ints:
