@@ -17,6 +17,7 @@ from wdskit.packing.references import CellBytes
 from wdskit.packing.rows import Row
 
 _AHEAD_BYTES = 128 << 20
+_ROW_BYTES = 2000  # that a row takes itself
 
 
 def read_ahead(rows: Rows | Iterable[Row]) -> Iterable[Row]:
@@ -47,7 +48,7 @@ def _ahead(rows: Iterable[Row]) -> Iterator[Row]:
     try:
         for row in rows:
             window.append(row)
-            num_bytes += sum(cell.num_bytes for cell in _cells(row))
+            num_bytes += _ROW_BYTES + sum(cell.num_bytes for cell in _cells(row))
             if num_bytes >= _AHEAD_BYTES:
                 yield from _read(window)
                 window, num_bytes = [], 0
