@@ -27,6 +27,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def _closed_groups():
     """No file of another test stays open."""
     yield
+    parquet_cells.close_all()
     while parquet_cells._last:
         parquet_cells._last.pop().close()
 
@@ -172,7 +173,7 @@ def test_columns_that_cannot_be_packed_are_errors_before_any_row(tmp_path, colum
         ({"image": [image_bytes(), b"none"]}, r"row 1: its image begins with b'none', as none of a known format"),
         ({"image": [image_bytes(), b""]}, r"row 1: its image begins with b''"),
         ({"image": [image_bytes(), image_bytes()[:-9]]}, r"row 1: .*JPEG"),
-        ({"x": [1.0, float("nan")]}, r"row 1: it cannot be written as JSON"),
+        ({"x": [1.0, float("nan")]}, r"row 1: its .x. is nan, which JSON has not"),
         ({"x": pa.array([1, 10**15], pa.timestamp("ms"))}, r"row 1: one of its values cannot be written as JSON"),
         ({"x": ["a", "b" * (4 << 20)]}, r"row 1: its json has 4194312 bytes, over"),
         ({"key": ["a", ".b"]}, r"row 1: key '.b'"),
@@ -218,10 +219,14 @@ def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
         pack(path, tmp_path / "out", progress=change)
 
 
+@pytest.mark.parametrize("by_page", [False, True])
 @pytest.mark.parametrize("held", [0, 1 << 30])
-def test_cells_are_read_in_any_order_with_groups_held_or_not(tmp_path, monkeypatch, held):
+def test_cells_are_read_in_any_order_with_groups_or_pages_held_or_not(tmp_path, monkeypatch, held, by_page):
     monkeypatch.setattr(parquet_cells, "_HELD_BYTES", held)
-    monkeypatch.setattr(parquet_cells, "_BATCH_BYTES", 300)
+    monkeypatch.setattr(parquet_cells, "_pages", parquet_cells.Pages(held))
+    if not by_page:
+        monkeypatch.setattr(parquet_cells, "_find_chunks", lambda _: [])
+    monkeypatch.setattr("wdskit.packing.parquet_batches._BATCH_BYTES", 300)
     data = images(20)
     path = write(tmp_path / "m.parquet", {"image": data}, row_group_size=7)
     rows = list(Parquet([str(path)], image_column=None, key_column=None).rows(keys="given"))

@@ -22,6 +22,8 @@ def print_summary(result: PackResult) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
+    if result.source:
+        table.add_row("source", escape(result.source))
     table.add_row("folder", escape(str(result.folder)))
     facts = _facts_of(result) if result.entries else _facts_of_plan(result)
     for name, value in itertools.chain(facts, _facts_of_splits(result)):
@@ -35,7 +37,8 @@ def print_summary(result: PackResult) -> None:
     if result.num_other:
         no_images = "file that is no image" if result.num_other == 1 else "files that are no images"
         table.add_row("not packed", f"{format_count(result.num_other)} {no_images}")
-    table.add_row("time", _time_of(result))
+    if result.entries:  # how long a plan took says nothing of the packing
+        table.add_row("time", _time_of(result))
     console = make_console()
     with console.capture() as text:
         console.print(table)
@@ -43,6 +46,35 @@ def print_summary(result: PackResult) -> None:
         print(text.get(), end="")
         for err in result.rejected[:_SHOWN_REJECTS]:
             print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
+
+
+def to_json(result: PackResult) -> dict[str, object]:
+    """The same for scripts: `--json`."""
+    shards: Sequence[ShardEntry | PlannedShard] = result.entries or (result.plan.shards if result.plan else ())
+    return {
+        "folder": str(result.folder),
+        "dry_run": not result.entries,
+        "num_samples": result.num_samples,
+        "num_bytes": sum(shard.num_bytes for shard in shards),
+        "shards": [_shard_to_json(shard) for shard in shards],
+        "splits": _splits_to_json(result),
+        "classes": dict(result.classes),
+        "num_rejected": len(result.rejected),
+        "num_duplicates": len(result.duplicates),
+        "num_other": result.num_other,
+        "seconds": result.seconds,
+    }
+
+
+def _shard_to_json(shard: ShardEntry | PlannedShard) -> dict[str, object]:
+    known = {"name": shard.name, "num_samples": shard.num_samples, "num_bytes": shard.num_bytes}
+    return {**known, "sha256": getattr(shard, "sha256", None)}
+
+
+def _splits_to_json(result: PackResult) -> dict[str, list[str]]:
+    """The shards of each split."""
+    plan = result.plan
+    return {split: [shard.name for shard in shards] for split, shards in plan.splits.items()} if plan else {}
 
 
 def _facts_of(result: PackResult) -> Iterator[tuple[str, str]]:
@@ -95,4 +127,4 @@ def _names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
 
 def _time_of(result: PackResult) -> str:
     rate = f"{result.seconds:.1f} s, {format_count(round(result.num_samples / result.seconds))} samples/s"
-    return f"{rate}, {format_bytes(result.num_bytes / result.seconds)}/s" if result.entries else rate
+    return f"{rate}, {format_bytes(result.num_bytes / result.seconds)}/s"

@@ -21,10 +21,11 @@ from wdskit.packing.options import PackOptions, parse_part
 from wdskit.packing.places import find_place, folder_of, names_of_all, told_as_pack_errors
 from wdskit.packing.plan import make_limits
 from wdskit.packing.planning import PackPlan
-from wdskit.packing.running import Work, pack_planned, pack_stream, plan_jobs
+from wdskit.packing.running import Work, pack_planned, plan_jobs
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
+from wdskit.packing.streaming import pack_stream
 from wdskit.packing.treatment import Treatment
 from wdskit.shards.shares import parse_shares
 
@@ -44,6 +45,8 @@ class PackResult:
         seconds: How long it took.
         plan: What was planned; None for rows that can be read once only.
         duplicates: Rows whose images an earlier one has, in order, where that was asked for.
+        source: What was packed, and what kind of source that was found to be: `photos: image folder`. Empty for rows
+            from Python.
     """
 
     folder: Path
@@ -56,6 +59,7 @@ class PackResult:
     seconds: float
     plan: PackPlan | None = None
     duplicates: tuple[Duplicate, ...] = ()
+    source: str = ""
 
 
 def pack(
@@ -253,6 +257,7 @@ def _result(
         seconds=time.perf_counter() - start,
         plan=plan,
         duplicates=tuple(found.duplicates),
+        source=f"{found.name}: {found.kind}" if found.kind else "",
     )
 
 

@@ -1,11 +1,11 @@
-"""A run of `pack`: planned, its shards filled here or in several processes, its index; or of a stream."""
+"""A run of `pack`: planned, its shards filled here or in several processes, its index."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +14,17 @@ from wdskit.errors import PackError
 from wdskit.files import Disk
 from wdskit.packing.destination import Destination
 from wdskit.packing.executors import fill_jobs
-from wdskit.packing.fill import ShardJob, fill_shard
+from wdskit.packing.fill import fill_shard
 from wdskit.packing.options import PackOptions
 from wdskit.packing.places import Place, begins_part, remove_locks, told_as_pack_errors
-from wdskit.packing.plan import Names, fill_in_turn
+from wdskit.packing.plan import Names
 from wdskit.packing.planning import Chosen, Jobs, Series, divide_rows, read_rows
 from wdskit.packing.record import RunRecord
 from wdskit.packing.recorded import Ints
-from wdskit.packing.rows import Row
-from wdskit.packing.sources import Progress, Source, Tell, streamed_rows
+from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.splits import Splitter, divide_splits
 from wdskit.packing.spool import Spool, digest_blocks
 from wdskit.packing.started import Run, begin, compare
-from wdskit.packing.treating import required_rows
 from wdskit.shards.also import check_names, publish_beside_folder
 from wdskit.tar.writer import END_BYTES
 
@@ -131,7 +129,7 @@ def pack_planned(work: Work, place: Place, jobs: Jobs) -> Sequence[ShardEntry]:
 def _begin(work: Work, target: Destination, jobs: Jobs) -> Run:
     """Write the record, or take over what a run of the same record has done."""
     block_rows, blocks = digest_blocks(jobs.spool)
-    told = _told(work, [series.first for series in jobs.series], jobs.also)
+    told = told_of(work, [series.first for series in jobs.series], jobs.also)
     record = RunRecord(told, len(jobs.spool), block_rows, blocks, jobs.plan().shards)
     part = work.options.part
     if part is None:
@@ -141,7 +139,7 @@ def _begin(work: Work, target: Destination, jobs: Jobs) -> Run:
         return _begin_locked(work, target, jobs, record, is_alone)
 
 
-def _told(work: Work, firsts: Sequence[int], also: Also) -> dict[str, Any]:
+def told_of(work: Work, firsts: Sequence[int], also: Also) -> dict[str, Any]:
     """All options that a shard, or what is beside it, could depend on, by name."""
     told = {**work.options.told(), **work.how, "pattern": work.names[0].pattern, "first": firsts[0]}
     if work.splitter is not None:
@@ -221,51 +219,6 @@ def fill_all(work: Work, place: Place, jobs: Jobs, run: Run, numbers: Sequence[i
                 run.note(entry)
             entries[number] = entry
     return [entries[number] for number in numbers]
-
-
-def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
-    """Fill the shards of rows that come once, while they come, and write the index.
-
-    Raises:
-        PackError: There is no row.
-    """
-    treatment = work.options.treatment
-    work.found.rows = required_rows(work.found.rows, treatment, work.found.rejected)
-    rows = _one_at_least(work.found, streamed_rows(work.found, treatment, skip_bad=work.options.skip_bad))
-    target = place.open()
-    rows = target.refuse_taken(rows, work.tell) if target.append else rows
-    names = work.names[0]
-    first = target.first_number(names)
-    also = target.beside(work.options.also, work.options.split_name)
-    told = _told(work, [first], also)
-    with told_as_pack_errors(place.folder):
-        record = RunRecord(told, None, 1, (), None)
-        record = compare(
-            target.folder,
-            record,
-            str,
-            restart=work.options.restart,
-            overwrite=work.options.overwrite,
-            is_part=False,
-            is_alone=lambda: True,
-            disk=work.disk,
-        )
-        run = begin(target.folder, record, overwrite=work.options.overwrite, disk=work.disk)
-    count = Count(work.tell, (None, None))
-    entries = []
-    by_count = treatment.changes_bytes
-    for number, shard in enumerate(fill_in_turn(rows, work.options.limits, by_count=by_count), start=first):
-        job = ShardJob(target.folder / names[number], *shard, also, treatment, work.options.threads)
-        entries.append(fill_shard(job, disk=work.disk, on_sample=count))
-    complete(target, work.found, entries, also, run)
-    return entries
-
-
-def _one_at_least(found: Source, rows: Iterator[Row]) -> Iterable[Row]:
-    first = next(rows, None)
-    if first is None:
-        raise found.nothing()
-    return itertools.chain([first], rows)
 
 
 def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], also: Also, run: Run) -> None:
