@@ -41,6 +41,8 @@ def print_summary(result: PackResult) -> None:
         console.print(table)
     with contextlib.suppress(BrokenPipeError):  # nobody reads (`| head`), and the shards are packed nevertheless
         print(text.get(), end="")
+        if result.was_packed:
+            print("All of it was packed and indexed already, by a run that was stopped at its very end.")
         for err in result.rejected[:_SHOWN_REJECTS]:
             print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
 

@@ -132,14 +132,25 @@ def _last_line(err: Exception) -> str:
     return (lines[-1] if lines else type(err).__name__).rstrip(".")
 
 
-@contextlib.contextmanager
-def _connected(on: str) -> Iterator[ModuleType]:
-    """Ray, connected to the cluster; where this process was not connected before, only while the block runs."""
-    check_address(on)
+def import_ray() -> ModuleType:
+    """Ray.
+
+    Raises:
+        PackError: It is not installed.
+    """
     try:
         import ray
     except ImportError as err:
         raise PackError("on: Ray is not installed. Run `pip install wdskit[ray]`.") from err
+    found: ModuleType = ray
+    return found
+
+
+@contextlib.contextmanager
+def _connected(on: str) -> Iterator[ModuleType]:
+    """Ray, connected to the cluster; where this process was not connected before, only while the block runs."""
+    check_address(on)
+    ray = import_ray()
     if ray.is_initialized():
         if on != "ray":
             raise PackError(f"on: this process is connected to Ray already, not to {on}. Give on='ray' to use that.")

@@ -19,6 +19,7 @@ from wdskit import __version__
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.offsets import offsets_path
 from wdskit.errors import PackError
+from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
 
 RECORD_NAME = ".wdskit-pack.json"
@@ -174,9 +175,26 @@ def is_there(folder: Path, entry: ShardEntry) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
 
+def shards_of(folder: Path, record: RunRecord) -> list[str]:
+    """Names of a run's shards; of a stream of those that are there without a gap."""
+    if record.shards is not None:
+        return [shard.name for shard in record.shards]
+    pattern, number = Names(record.options["pattern"]), record.options["first"]
+    names = []
+    while (folder / pattern[number]).exists():
+        names.append(pattern[number])
+        number += 1
+    return names
+
+
 def changed(folder: Path, told: Sequence[str], num_shards: int) -> PackError:
     """The error of a run that is not the one that was stopped here."""
-    lines = [*told[:_SHOWN], *([f"... and {len(told) - _SHOWN} more."] if len(told) > _SHOWN else [])]
     msg = f"{folder}: a run that was stopped here was another one; {num_shards} of its shards are there.\n  "
     remedy = "Do the same again to go on with it, or begin anew with --restart, which removes these shards."
-    return PackError(msg + "\n  ".join(lines) + f"\n  {remedy}")
+    return PackError(f"{msg}{shown(told)}\n  {remedy}")
+
+
+def shown(told: Sequence[str]) -> str:
+    """The first of several sentences, as further lines of a message."""
+    more = [f"... and {len(told) - _SHOWN} more."] if len(told) > _SHOWN else []
+    return "\n  ".join([*told[:_SHOWN], *more])

@@ -5,55 +5,30 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from wdskit.dataset.index import Also, ShardEntry, read_index, write_index
 from wdskit.errors import PackError
 from wdskit.files import Disk
+from wdskit.packing.beginning import Work, begin_run, check_free, end_finished, settle, settle_stream, told_of
 from wdskit.packing.destination import Destination
 from wdskit.packing.executors import fill_jobs
 from wdskit.packing.fill import ShardJob, fill_shard
-from wdskit.packing.options import PackOptions
-from wdskit.packing.places import Place, begins_part, remove_locks, told_as_pack_errors
-from wdskit.packing.plan import Names, fill_in_turn
+from wdskit.packing.finished import find_finished
+from wdskit.packing.places import Place, told_as_pack_errors
+from wdskit.packing.plan import fill_in_turn
 from wdskit.packing.planning import Chosen, Jobs, Series, divide_rows, read_rows
 from wdskit.packing.record import RunRecord
 from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row
 from wdskit.packing.sources import Progress, Source, Tell, streamed_rows
-from wdskit.packing.splits import Splitter, divide_splits
-from wdskit.packing.spool import Spool, digest_blocks
+from wdskit.packing.splits import divide_splits
+from wdskit.packing.spool import Spool
 from wdskit.packing.started import Run, begin, compare
 from wdskit.packing.treating import required_rows
 from wdskit.shards.also import check_names, publish_beside_folder
 from wdskit.tar.writer import END_BYTES
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is packed, and how.
-
-    Attributes:
-        stack: Closed when the run is over.
-        found: The source.
-        names: Of the shards; with splits those of each.
-        options: As `pack` takes them.
-        how: Those of the source, by name.
-        splitter: Finds the split of each row; None where nothing is split.
-        tell: Told how far it is.
-        disk: What writes.
-    """
-
-    stack: contextlib.ExitStack
-    found: Source
-    names: Sequence[Names]
-    options: PackOptions
-    how: Mapping[str, Any]
-    splitter: Splitter | None
-    tell: Tell
-    disk: Disk
 
 
 class Count:
@@ -72,7 +47,7 @@ class Count:
         self._tell(Progress("packing", self._samples, self._bytes, *self._total))
 
 
-def plan_jobs(work: Work, place: Place, spool: Spool) -> Jobs:
+def plan_jobs(work: Work, place: Place, spool: Spool) -> tuple[Destination, Jobs]:
     """Plan everything, and refuse what is wrong with the rows, before anything is written."""
     options = work.options
     with told_as_pack_errors(place.folder):
@@ -84,14 +59,15 @@ def plan_jobs(work: Work, place: Place, spool: Spool) -> Jobs:
             workers=options.workers,
             tell=work.tell,
         )
-        target = place.open()
-        target.check_keys(spool, kept, work.tell)
+        target = settle(work, place, spool)
+        if target.finished is None:
+            target.check_keys(spool, kept, work.tell)
         also = target.beside(options.also, options.split_name)
         jobs = _divided(work, target, spool, kept, also)
         check_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also)
         if options.dry_run:
-            _check_free(work, target, jobs)
-    return jobs
+            check_free(work, target, jobs)
+    return target, jobs
 
 
 def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Also) -> Jobs:
@@ -114,68 +90,24 @@ def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, a
     return Jobs(target.folder, spool, order, spans, series, also, options.treatment, options.threads)
 
 
-def pack_planned(work: Work, place: Place, jobs: Jobs) -> Sequence[ShardEntry]:
+def pack_planned(work: Work, place: Place, target: Destination, jobs: Jobs) -> Sequence[ShardEntry]:
     """Fill the shards, or some of them, and where they are all there then, write the index."""
-    target, part = place.open(), work.options.part
-    if work.options.only is not None:
-        return [_fill_again(work, target, jobs, work.options.only)]
-    with told_as_pack_errors(place.folder):
-        run = _begin(work, target, jobs)
+    part = work.options.part
     numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
+    with told_as_pack_errors(place.folder):
+        if work.options.only is not None:
+            over = find_finished(target.folder)
+            if over is not None:
+                over.end(work.disk)
+            return [_fill_again(work, target, jobs, work.options.only)]
+        if target.finished is not None:
+            end_finished(work, target)
+            return [target.finished.entries[number] for number in numbers]
+        run = begin_run(work, target, jobs)
     entries = fill_all(work, place, jobs, run, numbers)
     if part is None:
         complete(target, work.found, entries, jobs.also, run)
     return entries
-
-
-def _begin(work: Work, target: Destination, jobs: Jobs) -> Run:
-    """Write the record, or take over what a run of the same record has done."""
-    block_rows, blocks = digest_blocks(jobs.spool)
-    told = _told(work, [series.first for series in jobs.series], jobs.also)
-    record = RunRecord(told, len(jobs.spool), block_rows, blocks, jobs.plan().shards)
-    part = work.options.part
-    if part is None:
-        return _begin_locked(work, target, jobs, record, lambda: True)
-    with begins_part(work.stack, target.folder) as is_alone:
-        record = dataclasses.replace(record, parts=part[1])
-        return _begin_locked(work, target, jobs, record, is_alone)
-
-
-def _told(work: Work, firsts: Sequence[int], also: Also) -> dict[str, Any]:
-    """All options that a shard, or what is beside it, could depend on, by name."""
-    told = {**work.options.told(), **work.how, "pattern": work.names[0].pattern, "first": firsts[0]}
-    if work.splitter is not None:
-        told |= {"pattern": [names.pattern for names in work.names], "first": [*firsts]}
-    return {**told, "also": list(also.kinds), "split_name": also.split_name}
-
-
-def _begin_locked(work: Work, target: Destination, jobs: Jobs, record: RunRecord, is_alone: Callable[[], bool]) -> Run:
-    options, folder, parts = work.options, target.folder, record.parts
-    record = compare(
-        folder,
-        record,
-        lambda number: jobs.spool[number].where,
-        restart=options.restart,
-        overwrite=options.overwrite,
-        is_part=options.part is not None,
-        is_alone=is_alone,
-        disk=work.disk,
-    )
-    if record.parts != parts:
-        if not is_alone():
-            msg = f"{folder}: part: this run is divided into {record.parts} parts, some of which are at work."
-            raise PackError(f"{msg}\n  Give the same number of parts, or wait for their end.")
-        record = dataclasses.replace(record, parts=parts)
-    _check_free(work, target, jobs)
-    if options.part is not None:
-        target.publish_lists(target.lists(work.found), disk=work.disk)
-    return begin(folder, record, overwrite=options.overwrite, part=options.part, disk=work.disk)
-
-
-def _check_free(work: Work, target: Destination, jobs: Jobs) -> None:
-    """Refuse what is in the way."""
-    target.check_free(jobs.plan().shards)
-    target.check_lists(target.lists(work.found))
 
 
 def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:
@@ -223,7 +155,7 @@ def fill_all(work: Work, place: Place, jobs: Jobs, run: Run, numbers: Sequence[i
     return [entries[number] for number in numbers]
 
 
-def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
+def pack_stream(work: Work, place: Place) -> tuple[Destination, list[ShardEntry]]:
     """Fill the shards of rows that come once, while they come, and write the index.
 
     Raises:
@@ -231,41 +163,48 @@ def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
     """
     treatment = work.options.treatment
     work.found.rows = required_rows(work.found.rows, treatment, work.found.rejected)
-    rows = _one_at_least(work.found, streamed_rows(work.found, treatment, skip_bad=work.options.skip_bad))
-    target = place.open()
+    rows: Iterator[Row] = streamed_rows(work.found, treatment, skip_bad=work.options.skip_bad)
+    first_row = next(rows, None)
+    if first_row is None:
+        raise work.found.nothing()
+    with told_as_pack_errors(place.folder):
+        target = settle_stream(work, place, first_row.key)
+    rows = itertools.chain([first_row], rows)
     rows = target.refuse_taken(rows, work.tell) if target.append else rows
     names = work.names[0]
     first = target.first_number(names)
     also = target.beside(work.options.also, work.options.split_name)
-    told = _told(work, [first], also)
-    with told_as_pack_errors(place.folder):
-        record = RunRecord(told, None, 1, (), None)
-        record = compare(
-            target.folder,
-            record,
-            str,
-            restart=work.options.restart,
-            overwrite=work.options.overwrite,
-            is_part=False,
-            is_alone=lambda: True,
-            disk=work.disk,
-        )
-        run = begin(target.folder, record, overwrite=work.options.overwrite, disk=work.disk)
+    run = None if target.finished is not None else _begin_stream(work, target, told_of(work, [first], also))
     count = Count(work.tell, (None, None))
     entries = []
     by_count = treatment.changes_bytes
     for number, shard in enumerate(fill_in_turn(rows, work.options.limits, by_count=by_count), start=first):
-        job = ShardJob(target.folder / names[number], *shard, also, treatment, work.options.threads)
+        sha256 = target.finished.sha256_of(names[number]) if target.finished is not None else None
+        job = ShardJob(target.folder / names[number], *shard, also, treatment, work.options.threads, sha256)
         entries.append(fill_shard(job, disk=work.disk, on_sample=count))
-    complete(target, work.found, entries, also, run)
-    return entries
+    if run is None:
+        with told_as_pack_errors(target.folder):
+            end_finished(work, target, len(entries))
+    else:
+        complete(target, work.found, entries, also, run)
+    return target, entries
 
 
-def _one_at_least(found: Source, rows: Iterator[Row]) -> Iterable[Row]:
-    first = next(rows, None)
-    if first is None:
-        raise found.nothing()
-    return itertools.chain([first], rows)
+def _begin_stream(work: Work, target: Destination, told: Mapping[str, Any]) -> Run:
+    """Write the record, or go on with that of a run that was stopped."""
+    options = work.options
+    with told_as_pack_errors(target.folder):
+        record = compare(
+            target.folder,
+            RunRecord(told, None, 1, (), None),
+            str,
+            restart=options.restart,
+            overwrite=options.overwrite,
+            is_part=False,
+            is_alone=lambda: True,
+            disk=work.disk,
+        )
+        return begin(target.folder, record, overwrite=options.overwrite, disk=work.disk)
 
 
 def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], also: Also, run: Run) -> None:
@@ -278,7 +217,6 @@ def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], 
         now.publish_lists(lists, disk=run.disk)
         publish_all(target, entries, also, run.disk)
         run.end()
-        remove_locks(target.folder, run.disk)
 
 
 def publish_all(target: Destination, entries: Sequence[ShardEntry], also: Also, disk: Disk) -> None:
