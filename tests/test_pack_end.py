@@ -88,7 +88,7 @@ def test_splits_files_for_others_and_streams_too(tmp_path, given, options):
     for folder, after in ends_of(packs(given, **options), tmp_path / "nothing", tmp_path):
         rows_again = given if isinstance(given, list) else iter(given)
         disk = WatchedDisk()
-        told.append(pack(rows_again, folder, disk=disk, **{**OPTIONS, **options}).was_packed)
+        told.append(pack(rows_again, folder, disk=disk, **{**OPTIONS, **options}).was_done)
         assert bytes_in(folder) == after
         assert isinstance(given, tuple) or "open" not in disk.operations  # nothing is written again
     assert all(told) or (isinstance(given, tuple) and "overwrite" in options)
@@ -188,9 +188,9 @@ def test_parts_of_it_are_done_and_leave_the_end_to_finish(over):
     for part, names in (("0/2", ["p-00.tar", "p-02.tar"]), ("1/2", ["p-01.tar"])):
         result = pack(rows(0, 5), folder, part=part, disk=HastyDisk(), **OPTIONS)
         assert [entry.name for entry in result.entries] == names
-        assert result.was_packed
+        assert result.was_done
         assert (folder / RECORD_NAME).exists()
-    assert finish_pack(folder, disk=HastyDisk()).was_packed
+    assert finish_pack(folder, disk=HastyDisk()).was_done
     packs(rows(0, 5))(folder.with_name("same"), HastyDisk())
     assert bytes_in(folder) == bytes_in(folder.with_name("same"))
 

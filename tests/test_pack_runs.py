@@ -573,6 +573,16 @@ def test_finishing_what_was_not_begun_is_an_error(tmp_path):
         finish_pack(tmp_path)
 
 
+def test_a_run_that_is_not_divided_is_not_finished_without_its_lists(tmp_path):
+    """All its shards are there, and noted; `classes.json` is not."""
+    source = make_folder(tmp_path / "photos", {"cat": 3})
+    left = stop(tmp_path / "out", source, 2)
+    with pytest.raises(PackError, match=r"a run that was stopped here is not divided into parts.\n  Do the same again"):
+        finish_pack(tmp_path / "out")
+    assert bytes_in(tmp_path / "out") == left
+    assert packed(tmp_path / "out", source) == packed(tmp_path / "whole", source)
+
+
 # One shard again.
 
 

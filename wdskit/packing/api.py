@@ -46,7 +46,7 @@ class PackResult:
         seconds: How long it took.
         plan: What was planned; None for rows that can be read once only.
         duplicates: Rows whose images an earlier one has, in order, where that was asked for.
-        was_packed: All was packed and indexed already, by a run of the same that was killed just before its end.
+        was_done: All was packed and indexed already, by a run of the same that was killed just before its end.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class PackResult:
     seconds: float
     plan: PackPlan | None = None
     duplicates: tuple[Duplicate, ...] = ()
-    was_packed: bool = False
+    was_done: bool = False
 
 
 def pack(
@@ -260,7 +260,7 @@ def _result(
         seconds=time.perf_counter() - start,
         plan=plan,
         duplicates=tuple(found.duplicates),
-        was_packed=target.finished is not None,
+        was_done=target.finished is not None,
     )
 
 

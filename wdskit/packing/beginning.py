@@ -17,7 +17,7 @@ from wdskit.packing.options import PackOptions
 from wdskit.packing.places import Place, begins_part
 from wdskit.packing.plan import Names
 from wdskit.packing.planning import Jobs, PlannedShard
-from wdskit.packing.record import RunRecord, differences
+from wdskit.packing.record import RunRecord
 from wdskit.packing.sources import Source, Tell
 from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import Spool, digest_blocks
@@ -67,8 +67,7 @@ def settle(work: Work, place: Place, spool: Spool | None) -> Destination:
     also = target.beside(options.also, options.split_name)
     told = told_of(work, [*map(target.first_number, work.names)], also)
     now = RunRecord(told, None, 1, (), None) if spool is None else _record_of(told, spool, old.shards)
-    others = differences(old, now, str if spool is None else lambda number: spool[number].where)
-    others += target.finished.missing()
+    others = target.finished.others(now, str if spool is None else lambda number: spool[number].where)
     if not others:
         return target
     if not options.append and not options.overwrite:

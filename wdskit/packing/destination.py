@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +19,6 @@ from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import Disk, publish_bytes
 from wdskit.packing.fill import check_free, taken
 from wdskit.packing.finished import Finished, find_finished, indexed_already
-from wdskit.packing.options import PackOptions
 from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.recorded import Ints
@@ -32,7 +32,31 @@ REJECTED_NAME = "rejected.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 
 
-def check_place(folder: Path, source: object, options: PackOptions | None = None) -> None:
+class Intent(Protocol):
+    """What may become of what stands in the folder: the options of `pack` that say so."""
+
+    @property
+    def append(self) -> bool:
+        """Add to it."""
+
+    @property
+    def overwrite(self) -> bool:
+        """Replace it."""
+
+    @property
+    def only(self) -> int | None:
+        """Fill this shard again."""
+
+    @property
+    def dry_run(self) -> bool:
+        """Nothing."""
+
+    @property
+    def may_add(self) -> bool:
+        """Whether there is a word for adding to it."""
+
+
+def check_place(folder: Path, source: object, options: Intent | None = None) -> None:
     """Refuse what can be refused before a row is read.
 
     Raises:
@@ -46,12 +70,12 @@ def check_place(folder: Path, source: object, options: PackOptions | None = None
     is_indexed = (folder / INDEX_NAME).exists()
     may_be = options and (options.append or options.overwrite or options.only is not None)
     if is_indexed and not may_be and _may_go_on(folder, options) is None:
-        raise indexed_already(folder)
+        raise indexed_already(folder, may_add=options is None or options.may_add)
     if options and options.only is not None and not is_indexed:
         raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
 
 
-def _may_go_on(folder: Path, options: PackOptions | None) -> Finished | None:
+def _may_go_on(folder: Path, options: Intent | None) -> Finished | None:
     """A run that was killed at its very end, of which this one may be the same."""
     return None if options is None or options.dry_run or options.only is not None else find_finished(folder)
 
@@ -200,7 +224,7 @@ class Destination:
             publish_bytes(self.folder / name, data, disk=disk)
 
 
-def look_at_destination(folder: Path, options: PackOptions | None, classes: Mapping[str, int]) -> Destination:
+def look_at_destination(folder: Path, options: Intent | None, classes: Mapping[str, int]) -> Destination:
     """Look at the folder to pack into.
 
     Raises:

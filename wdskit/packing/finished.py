@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,16 @@ from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
 from wdskit.errors import PackError
 from wdskit.files import Disk
-from wdskit.packing.record import RECORD_NAME, RunRecord, is_there, log_paths, read_record, shards_of, shown
+from wdskit.packing.record import (
+    RECORD_NAME,
+    RunRecord,
+    differences,
+    is_there,
+    log_paths,
+    read_record,
+    shards_of,
+    shown,
+)
 from wdskit.storage.urls import LocalFile
 
 LOCKS = ".wdskit-pack*.lock"
@@ -32,10 +41,11 @@ class Finished:
     entries: tuple[ShardEntry, ...]
     before: tuple[ShardEntry, ...]
 
-    def missing(self) -> list[str]:
-        """What is not there any more, a sentence each."""
-        lost = (entry.name for entry in self.entries if not is_there(self.folder, entry))
-        return [f"{name} or its .idx is gone, or has another size." for name in lost]
+    def others(self, now: RunRecord, where_of: Callable[[int], str]) -> list[str]:
+        """What a run would do otherwise, a sentence each, or what is not there any more. As `record.differences`."""
+        lost = [entry.name for entry in self.entries if not is_there(self.folder, entry)]
+        gone = [f"{name} or its .idx is gone, or has another size." for name in lost]
+        return differences(self.record, now, where_of) + gone
 
     def first_key(self) -> str:
         """The key of the first sample."""
@@ -102,8 +112,9 @@ def forget(folder: Path, disk: Disk) -> None:
             disk.remove(path)
 
 
-def indexed_already(folder: Path, told: Sequence[str] = ()) -> PackError:
+def indexed_already(folder: Path, told: Sequence[str] = (), *, may_add: bool = True) -> PackError:
     """The error for a folder that is packed. `told` is what its last run did otherwise, where that is known."""
     msg = f"{folder}: this folder is packed and indexed already"
     msg += "." if not told else f", and that run was another one:\n  {shown(told)}"
-    return PackError(f"{msg}\n  Pack into another folder, add to it with --append, or replace it with --overwrite.")
+    add = ", add to it with --append," if may_add else ""
+    return PackError(f"{msg}\n  Pack into another folder{add} or replace it with --overwrite.")

@@ -51,7 +51,10 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         if finished is not None:  # it was killed behind the index
             remove_drafts(folder, disk=disk)
             finished.end(disk)
-            return _result(folder, finished.entries, start, was_packed=True)
+            return _result(folder, finished.entries, start, was_done=True)
+        if not record.parts:
+            msg = f"{folder}: a run that was stopped here is not divided into parts."
+            raise PackError(f"{msg}\n  Do the same again to go on with it.")
         entries = _gather(folder, record)
         target = Destination(folder)
         if record.options["append"]:
@@ -64,10 +67,10 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
     return _result(folder, entries, start)
 
 
-def _result(folder: Path, entries: Sequence[ShardEntry], start: float, *, was_packed: bool = False) -> PackResult:
+def _result(folder: Path, entries: Sequence[ShardEntry], start: float, *, was_done: bool = False) -> PackResult:
     num_samples, num_bytes = sum(entry.num_samples for entry in entries), sum(entry.num_bytes for entry in entries)
     seconds = time.perf_counter() - start
-    return PackResult(folder, tuple(entries), num_samples, num_bytes, {}, (), 0, seconds, was_packed=was_packed)
+    return PackResult(folder, tuple(entries), num_samples, num_bytes, {}, (), 0, seconds, was_done=was_done)
 
 
 def _gather(folder: Path, record: RunRecord) -> Sequence[ShardEntry]:

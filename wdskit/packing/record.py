@@ -33,15 +33,15 @@ class RunRecord:
     """What is packed.
 
     Attributes:
-        options: All options that a shard could depend on, by name.
-        num_rows: Rows of the source; None for rows that can be read once only.
+        options: All options that a shard could depend on, by name; `command` where it is not `pack`.
+        num_rows: Rows of the source, of `reshard` its shards; None for rows that can be read once only.
         block_rows: Rows that each digest is over.
         blocks: Hex digests of the rows in the order of the source, bad ones included.
         shards: What is planned; None for rows that can be read once only.
         found: Names of these shards, and of lists beside them, that something else had written before.
         replaces: Files of the data set that this one replaces, while they are being removed.
         wdskit: Version.
-        parts: Into how many parts it is divided.
+        parts: Into how many parts it is divided; 0 where it is not, which writes its lists at its end.
     """
 
     options: Mapping[str, Any]
@@ -52,7 +52,12 @@ class RunRecord:
     found: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     wdskit: str = __version__
-    parts: int = 1
+    parts: int = 0
+
+    @property
+    def unit(self) -> str:
+        """What its source is made of: rows, or of `reshard` shards."""
+        return "shard" if self.options.get("command") == "reshard" else "row"
 
     def to_json(self) -> bytes:
         """The file."""
@@ -62,7 +67,7 @@ class RunRecord:
     @property
     def digest(self) -> str:
         """What the lines of its logs begin with: the same as long as it packs the same."""
-        same = dataclasses.replace(self, found=(), replaces=(), parts=1)
+        same = dataclasses.replace(self, found=(), replaces=(), parts=0)
         return hashlib.sha256(same.to_json()).hexdigest()[:16]
 
 
@@ -96,8 +101,11 @@ def differences(old: RunRecord, new: RunRecord, where_of: Callable[[int], str]) 
         new: That of this one.
         where_of: Where a row of this one comes from, by its number.
     """
-    told = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
     was, now = _plain(old.options), _plain(new.options)
+    commands = [options.pop("command", "pack") for options in (was, now)]
+    if commands[0] != commands[1]:
+        return ["it was `wdskit {}` and is `wdskit {}`.".format(*commands)]
+    told = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
     told += [
         f"{name} was {was.get(name)!r} and is {now.get(name)!r}."
         for name in sorted({*was, *now})
@@ -106,7 +114,7 @@ def differences(old: RunRecord, new: RunRecord, where_of: Callable[[int], str]) 
     if (old.num_rows is None) != (new.num_rows is None):
         return [*told, "only one of both sources can be read more than once."]
     if old.num_rows != new.num_rows:
-        told.append(f"the source had {old.num_rows} rows and has {new.num_rows}.")
+        told.append(f"the source had {old.num_rows} {old.unit}s and has {new.num_rows}.")
     if old.block_rows == new.block_rows:
         told += _other_rows(old, new, where_of)
     if not told and old.shards != new.shards:
@@ -126,12 +134,12 @@ def _other_rows(old: RunRecord, new: RunRecord, where_of: Callable[[int], str]) 
     if not others:
         return
     first = others[0] * new.block_rows
+    where = f"{new.unit} {first} ({where_of(first)})"
     if new.block_rows == 1:
-        yield f"row {first} ({where_of(first)}) is another, the first of {len(others)}."
+        yield f"{where} is another, the first of {len(others)}."
     else:
         most = len(others) * new.block_rows
-        where = f"row {first} ({where_of(first)})"
-        yield f"the first other row is one of {new.block_rows} from {where} on, of up to {most} in all."
+        yield f"the first other {new.unit} is one of {new.block_rows} from {where} on, of up to {most} in all."
 
 
 def log_path(folder: Path, part: tuple[int, int] | None = None) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from wdskit.dataset.index import Also, ShardEntry, read_index, write_index
@@ -22,7 +22,7 @@ from wdskit.packing.planning import Chosen, Jobs, Series, divide_rows, read_rows
 from wdskit.packing.record import RunRecord
 from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row
-from wdskit.packing.sources import Progress, Source, Tell, streamed_rows
+from wdskit.packing.sources import Progress, Tell, streamed_rows
 from wdskit.packing.splits import divide_splits
 from wdskit.packing.spool import Spool
 from wdskit.packing.started import Run, begin, compare
@@ -106,7 +106,7 @@ def pack_planned(work: Work, place: Place, target: Destination, jobs: Jobs) -> S
         run = begin_run(work, target, jobs)
     entries = fill_all(work, place, jobs, run, numbers)
     if part is None:
-        complete(target, work.found, entries, jobs.also, run)
+        complete(target, _lists(work, target), entries, jobs.also, run)
     return entries
 
 
@@ -132,27 +132,48 @@ def fill_all(work: Work, place: Place, jobs: Jobs, run: Run, numbers: Sequence[i
     num_bytes = sum(span.num_bytes - END_BYTES for span in spans)
     total_bytes = None if work.options.treatment.changes_bytes else num_bytes
     count = Count(work.tell, (sum(span.stop - span.start for span in spans), total_bytes))
-    entries: dict[int, ShardEntry] = {}
-    for number in numbers:
-        if (entry := run.done.get(jobs.name(number))) is not None:
-            entries[number] = entry
-            count(entry.num_samples, entry.num_bytes - END_BYTES)
-    todo = Chosen(jobs, [number for number in numbers if number not in entries])
-    filled = fill_jobs(
-        todo,
-        on=work.options.on,
-        workers=work.options.workers,
-        folder=run.folder,
-        held=place.held,
-        disk=work.disk,
-        count=count,
-    )
-    with contextlib.closing(filled):
-        for number, entry in zip(todo.numbers, filled, strict=True):
+
+    def fill(chosen: Sequence[int]) -> Generator[ShardEntry, None, None]:
+        return fill_jobs(
+            Chosen(jobs, [numbers[at] for at in chosen]),
+            on=work.options.on,
+            workers=work.options.workers,
+            folder=run.folder,
+            held=place.held,
+            disk=work.disk,
+            count=count,
+        )
+
+    return fill_rest([jobs.name(number) for number in numbers], run, count, fill)
+
+
+def fill_rest(
+    names: Sequence[str],
+    run: Run,
+    count: Count,
+    fill: Callable[[Sequence[int]], Generator[ShardEntry, None, None]],
+) -> list[ShardEntry]:
+    """Fill the shards that are not done yet, and note each.
+
+    Args:
+        names: Of all shards.
+        run: Knows those that are done.
+        count: Told of these.
+        fill: Fills some, by their places in `names`; their lines of the index, in order.
+
+    Returns:
+        The lines of all.
+    """
+    entries = {at: run.done[name] for at, name in enumerate(names) if name in run.done}
+    for entry in entries.values():
+        count(entry.num_samples, entry.num_bytes - END_BYTES)
+    todo = [at for at in range(len(names)) if at not in entries]
+    with contextlib.closing(fill(todo)) as filled:
+        for at, entry in zip(todo, filled, strict=True):
             with told_as_pack_errors(run.folder):
                 run.note(entry)
-            entries[number] = entry
-    return [entries[number] for number in numbers]
+            entries[at] = entry
+    return [entries[at] for at in range(len(names))]
 
 
 def pack_stream(work: Work, place: Place) -> tuple[Destination, list[ShardEntry]]:
@@ -186,7 +207,7 @@ def pack_stream(work: Work, place: Place) -> tuple[Destination, list[ShardEntry]
         with told_as_pack_errors(target.folder):
             end_finished(work, target, len(entries))
     else:
-        complete(target, work.found, entries, also, run)
+        complete(target, _lists(work, target), entries, also, run)
     return target, entries
 
 
@@ -200,17 +221,21 @@ def _begin_stream(work: Work, target: Destination, told: Mapping[str, Any]) -> R
             str,
             restart=options.restart,
             overwrite=options.overwrite,
-            is_part=False,
-            is_alone=lambda: True,
             disk=work.disk,
         )
         return begin(target.folder, record, overwrite=options.overwrite, disk=work.disk)
 
 
-def complete(target: Destination, found: Source, entries: Sequence[ShardEntry], also: Also, run: Run) -> None:
+def _lists(work: Work, target: Destination) -> dict[str, bytes]:
+    with told_as_pack_errors(target.folder):
+        return target.lists(work.found)
+
+
+def complete(
+    target: Destination, lists: Mapping[str, bytes], entries: Sequence[ShardEntry], also: Also, run: Run
+) -> None:
     """Write what stands beside the shards, the index last; and forget the run."""
     with told_as_pack_errors(target.folder):
-        lists = target.lists(found)
         now = dataclasses.replace(target, replaced=())
         now.check_lists(lists)
         now.check_strays(entry.name for entry in entries)

@@ -66,9 +66,9 @@ def compare(
     *,
     restart: bool,
     overwrite: bool,
-    is_part: bool,
-    is_alone: Callable[[], bool],
     disk: Disk,
+    is_part: bool = False,
+    is_alone: Callable[[], bool] = lambda: True,
 ) -> RunRecord:
     """Look at what a run that was stopped has left, and return the record to work with: its own, or this one.
 
@@ -78,9 +78,9 @@ def compare(
         where_of: As `record.differences` takes it.
         restart: Remove the shards of that run, and begin anew.
         overwrite: Whether this run may remove what that one was about to replace.
+        disk: What writes.
         is_part: Whether this is a part: of several that begin anew the first does so.
         is_alone: Tells whether no part of that run is at work.
-        disk: What writes.
 
     Raises:
         PackError: That run packed something else, and some of its shards are there; or it had not yet removed all that
