@@ -276,8 +276,8 @@ def test_it_is_given_up_where_samples_never_have_the_same_fields(tmp_path: Path)
     index_folder(tmp_path, workers=1)
     built = Pipeline().sequential(str(tmp_path)).to_tuple("cls").batched(2).build(rank=0, world_size=1)
     asked = []
-    make = built.columns._make
-    built.columns._make = lambda *args: asked.append(1) or make(*args)
+    read = built.columns.read
+    built.columns.read = lambda *args: asked.append(1) or read(*args)
     assert len(list(built)) == 40
     assert len(asked) == columns_module._MOST_MISSES
 

@@ -93,7 +93,7 @@ def test_a_full_disk_costs_nothing_that_is_published(tmp_path, kind):
     """Whatever it is that does not fit any more, when there is room for some bytes more each time."""
     pack(rows(0, 20), tmp_path / "whole", **OPTIONS, disk=HastyDisk())
     (tmp_path / "small").mkdir()
-    step = {"limit": 128 if ALL else 2048, "tmpfs": 4096}[kind]
+    step = {"limit": 128 if ALL else 1024, "tmpfs": 4096}[kind]
     words = [str(Path(__file__).parent), kind, str(tmp_path / "small"), str(tmp_path / "whole"), str(step)]
     command = [sys.executable, "-c", PROGRAM, *words, json.dumps(OPTIONS)]
     done = subprocess.run(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch  # noqa: F401  # its import is no part of the first batch, here as with the others
 
+import wdskit.loader.planned  # noqa: F401  # 0.3 s with pydantic: wdskit imports it when a loader is built
 from peers.data import make_shards
 from peers.harness import Batch, Opened, main
 from peers.job import Job

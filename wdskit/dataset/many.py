@@ -38,6 +38,10 @@ class Spans(NamedTuple):
         self.starts.append(start)
         self.stops.append(stop)
 
+    def part(self, at: slice) -> Spans:
+        """Some of them."""
+        return Spans(self.data[at], self.starts[at], self.stops[at])
+
     def cut(self) -> list[bytes]:
         """The field's bytes."""
         return [bytes(data[start:stop]) for data, start, stop in zip(*self, strict=True)]

@@ -13,6 +13,7 @@ from wdskit.loader.threads import Task, Threads, run_here
 from wdskit.pipeline.by_columns import begin
 from wdskit.pipeline.making import Job, Made
 from wdskit.pipeline.planned import PlannedPipeline
+from wdskit.pipeline.read_ahead import ReadAhead
 
 
 class Maker(Protocol):
@@ -40,19 +41,29 @@ class Maker(Protocol):
 
 
 class InThisThread:
-    """Makes a batch when it is waited for."""
+    """Makes a batch when it is waited for; the small samples of the next ones may be read along."""
 
     def __init__(self, pipeline: PlannedPipeline) -> None:
         self._pipeline = pipeline
         self._ring = Ring()
+        self._read_ahead = ReadAhead(pipeline)
+        self._submitted: deque[Job] = deque()
+
+    @property
+    def num_ahead(self) -> int:
+        """How many jobs are best submitted beside the one that is waited for."""
+        return self._read_ahead.num_jobs - 1
 
     def submit(self, job: Job) -> Job:
         """See `Maker`."""
+        self._submitted.append(job)
         return job
 
     def wait(self, ticket: Job) -> Made:
         """See `Maker`."""
-        return run_here(begin(self._pipeline, ticket, self._ring))
+        self._submitted.remove(ticket)
+        read = self._read_ahead.take(ticket, tuple(self._submitted))
+        return run_here(begin(self._pipeline, ticket, self._ring, read))
 
     def is_ready(self, ticket: Job) -> bool:  # noqa: ARG002 (none ever is)
         """See `Maker`."""
@@ -60,9 +71,12 @@ class InThisThread:
 
     def forget(self, tickets: Sequence[Job]) -> None:
         """See `Maker`."""
+        for ticket in tickets:
+            self._submitted.remove(ticket)
 
     def close(self) -> None:
         """See `Maker`."""
+        self._submitted.clear()
 
 
 class InThreads:

@@ -9,7 +9,7 @@ from typing import Any
 from wdskit.loader.budget import Budget
 from wdskit.loader.handover import hand_over, make_mover
 from wdskit.loader.loader import Loader
-from wdskit.loader.makers import Ahead, make_maker
+from wdskit.loader.makers import Ahead, InThisThread, make_maker
 from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.starting import check_sendable, choose_start_method
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
@@ -62,7 +62,7 @@ class PlannedLoader(Loader):
             check_sendable(pipeline.pipeline, choose_start_method(spec.start_method))
         self._mover = make_mover(pipeline, spec)
         maker = make_maker(pipeline, spec.workers, functools.partial(choose_start_method, spec.start_method))
-        self._ahead = Ahead(maker, num_ahead)
+        self._ahead = Ahead(maker, max(num_ahead, maker.num_ahead) if isinstance(maker, InThisThread) else num_ahead)
 
     @property
     def epoch(self) -> int:

@@ -24,6 +24,7 @@ from wdskit.loader.messages import Message, pack
 from wdskit.loader.threads import Task, Threads, run_here
 from wdskit.pipeline.by_columns import Work, begin
 from wdskit.pipeline.making import Job, Made
+from wdskit.pipeline.read_ahead import Read, ReadAhead
 from wdskit.processes import end_with_parent
 
 
@@ -100,9 +101,9 @@ class _Office:
             self.ring.give_back(number)
         return order
 
-    def making(self, job: Job) -> Work:
-        """A job of this pipeline in this memory."""
-        return begin(self.pipeline, job, self.ring)
+    def making(self, job: Job, read: Read | None = None) -> Work:
+        """A job of this pipeline in this memory; `read` are its samples, where they have been read."""
+        return begin(self.pipeline, job, self.ring, read)
 
     def answer(self, ticket: int, make: Callable[[], Made]) -> None:
         """Send what is made, or the error in its place, also that of a value which does not pickle.
@@ -140,6 +141,7 @@ class _Office:
 
 def _serve_alone(office: _Office) -> None:
     orders: deque[tuple[int, Job]] = deque()
+    read_ahead = ReadAhead(office.pipeline)
     while True:
         while not orders or office.has_order():
             order = office.order()
@@ -150,7 +152,8 @@ def _serve_alone(office: _Office) -> None:
             if order.job is not None:
                 orders.append((order.ticket, order.job))
         ticket, job = orders.popleft()
-        office.answer(ticket, functools.partial(run_here, office.making(job)))
+        read = read_ahead.take(job, [following for _, following in orders])
+        office.answer(ticket, functools.partial(run_here, office.making(job, read)))
 
 
 def _serve_threads(office: _Office) -> None:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from wdskit.codecs.images import is_image_field
 from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Disk, Draft, publish
+from wdskit.files import DISK, Buffer, Disk, Draft, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
 from wdskit.packing.recorded import Rows
+from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.rows import Row
 from wdskit.packing.treating import read_treated
 from wdskit.packing.treatment import UNTOUCHED, Treatment
 from wdskit.shards.also import new_record, publish_beside_shard
 from wdskit.shards.also_record import ShardRecord
-from wdskit.tar.writer import END_BYTES, TarWriter
+from wdskit.tar.writer import TarWriter
+
+_LARGE_BYTES = 16 << 10
+"""From here on copying a file takes longer than what views cost more than bytes: 40 us of 200 for 100 KB."""
 
 OnSample = Callable[[int, int], None]
 """Told after each sample: how many samples, and bytes of their shard, were added since the last call."""
@@ -97,23 +102,55 @@ def _fill(
 ) -> _Filled:
     """Write the bytes of a shard to a draft, or only into a digest."""
     fields: set[str] = set()
-    offsets = []
+    offsets = [0]
     writer = TarWriter(sink.write if isinstance(sink, Draft) else sink.update)
-    for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
+    passes = job.threads == 1 and not job.treatment.changes_bytes
+    for names in (_pass_rows if passes else _treat_rows)(job, writer, record):
         offsets.append(writer.offset)
+        fields.update(names)
+        if on_sample:
+            on_sample(1, offsets[-1] - offsets[-2])
+    writer.finish()
+    assert job.num_bytes in {0, writer.offset}
+    sha256 = sink.sha256 if isinstance(sink, Draft) else sink.hexdigest()
+    return _Filled(sha256, writer.offset, tuple(sorted(fields)), offsets)
+
+
+def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> Iterator[list[str]]:
+    """Add the samples, and give the names of the fields of each."""
+    for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
         for field, data in treated:
             name = f"{row.key}.{field}"
             if record:
                 record.add(name, writer.offset + BLOCK_BYTES, data)
             writer.add(name, data)
-        fields.update(field for field, _ in treated)
-        if on_sample:
-            on_sample(1, writer.offset - offsets[-1])
-    writer.finish()
-    assert job.num_bytes in {0, writer.offset}
-    offsets.append(writer.offset - END_BYTES)
-    sha256 = sink.sha256 if isinstance(sink, Draft) else sink.hexdigest()
-    return _Filled(sha256, writer.offset, tuple(sorted(fields)), offsets)
+        yield [field for field, _ in treated]
+
+
+def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> Iterator[list[str]]:
+    """As `_treat_rows`, of rows that pass through: large files are read to where they are written from."""
+    for row in job.rows:
+        for field, source in row.fields:
+            name = f"{row.key}.{field}"
+            offset = writer.offset + BLOCK_BYTES
+            data = _add(writer, name, row, source)
+            if is_image_field(field):
+                row.check(field, data, job.treatment)
+            if record:
+                record.add(name, offset, data)
+        yield [field for field, _ in row.fields]
+
+
+def _add(writer: TarWriter, name: str, row: Row, source: FieldBytes) -> Buffer:
+    """Add a field and give its bytes, which may be used until the next is added."""
+    if isinstance(source, FileBytes) and source.num_bytes >= _LARGE_BYTES:
+        room = writer.room(name, source.num_bytes)
+        if room is not None:
+            row.read_file_into(source, room)
+            return room
+    data = row.read_field(source)
+    writer.add(name, data)
+    return data
 
 
 def check_free(path: Path, num_bytes: int) -> None:

@@ -102,7 +102,7 @@ class ImageFolder:
                 raise row_error(where, f"the folder {name!r} was not there when packing began")
             facts = {"cls": self.classes[name], "class": name, "path": text}
             fields["cls"] = b"%d" % self.classes[name]
-        fields[field_of(path)] = file_bytes(where, where)
+        fields[field_of(text)] = file_bytes(where, where)
         for field, beside in found.beside:
             if field in fields:
                 raise row_error(where, f"{beside}: it has the field {field!r} already", "Remove or rename one of them.")

@@ -229,6 +229,9 @@ class _OwnDrafts(Disk):
     def write(self, fd: int, data: Buffer) -> int:
         return self._disk.write(fd, data)
 
+    def begin_flush(self, fd: int, start: int, num_bytes: int) -> None:
+        self._disk.begin_flush(fd, start, num_bytes)
+
     def fsync(self, fd: int) -> None:
         self._disk.fsync(fd)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from wdskit.errors import PackError
 from wdskit.limits import BLOCK_BYTES
-from wdskit.packing.rows import Row, row_error
+from wdskit.packing.rows import Row, row_error, size_of
 from wdskit.tar.writer import END_BYTES, member_bytes
 
 # Not in a name: what ends it, what a pattern of shards would read as more than a name, a second %.
@@ -184,7 +184,7 @@ class Shard(NamedTuple):
 
 def row_bytes(row: Row) -> int:
     """Bytes that a row adds to a shard."""
-    return sum([member_bytes(size) for size in row.sizes()])
+    return sum([member_bytes(size_of(data)) for _, data in row.fields])
 
 
 def fill_in_turn(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[Shard]:

@@ -37,17 +37,34 @@ class FileBytes:
         """
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            parts = []
-            left = self.num_bytes + 1  # the byte too many shows that it grew
-            while left and (part := os.read(fd, left)):
-                parts.append(part)
-                left -= len(part)
-            if left != 1:
-                now = os.fstat(fd).st_size
-                raise ValueError(f"it has {now} bytes now and had {self.num_bytes} when packing began")
+            data = os.read(fd, self.num_bytes + 1)  # the byte too many shows that it grew
+            while len(data) < self.num_bytes and (part := os.read(fd, self.num_bytes + 1 - len(data))):
+                data += part  # a file system, or a file over 2 GiB, that gives it in parts
+            if len(data) != self.num_bytes:
+                raise self._changed(fd)
         finally:
             os.close(fd)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return data
+
+    def read_into(self, memory: memoryview) -> None:
+        """Write the file's bytes into memory of `num_bytes` bytes.
+
+        Raises:
+            OSError, ValueError: As `read`.
+        """
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            count = os.readv(fd, [memory, bytearray(1)])
+            while count < self.num_bytes and (more := os.readv(fd, [memory[count:], bytearray(1)])):
+                count += more
+            if count != self.num_bytes:
+                raise self._changed(fd)
+        finally:
+            os.close(fd)
+
+    def _changed(self, fd: int) -> ValueError:
+        now = os.fstat(fd).st_size
+        return ValueError(f"it has {now} bytes now and had {self.num_bytes} when packing began")
 
 
 @dataclass(frozen=True, slots=True)

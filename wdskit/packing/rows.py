@@ -13,6 +13,7 @@ from typing import Any
 from wdskit.codecs.fields import encode_field
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import DecodeError, KeyRuleError, RowError
+from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.treatment import UNTOUCHED, Treatment
@@ -36,10 +37,6 @@ class Row:
     fields: tuple[tuple[str, FieldBytes], ...]
     where: str
 
-    def sizes(self) -> list[int]:
-        """Bytes of each field."""
-        return [len(data) if isinstance(data, bytes) else data.num_bytes for _, data in self.fields]
-
     def read(self, treatment: Treatment = UNTOUCHED) -> list[tuple[str, bytes]]:
         """Name and bytes of each field that is packed, images checked and treated, sorted by name.
 
@@ -55,11 +52,17 @@ class Row:
             if treatment.changes_bytes:
                 check_member_name(self.key, max((field for field, _ in treated), key=len))
         except DecodeError as err:
-            source: FieldBytes = dict(self.fields).get(err.field, b"")
-            raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
+            raise self._bad(err) from err
         except KeyRuleError as err:
             raise row_error(self.where, str(err), "Rename it, or use --keys hashed.") from err
         return treated
+
+    def check(self, field: str, data: Buffer, treatment: Treatment) -> None:
+        """As `treat`, of one field that was read and passes through as it is."""
+        try:
+            treatment.check(field, data)
+        except DecodeError as err:
+            raise self._bad(err) from err
 
     def read_fields(self) -> list[tuple[str, bytes]]:
         """Name and bytes of each field as they are.
@@ -67,16 +70,34 @@ class Row:
         Raises:
             RowError: A file cannot be read or changed.
         """
-        fields = []
-        for field, source in self.fields:
-            try:
-                fields.append((field, source if isinstance(source, bytes) else source.read()))
-            except (OSError, ValueError) as err:
-                raise row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.") from err
-        return fields
+        return [(field, self.read_field(source)) for field, source in self.fields]
+
+    def read_field(self, source: FieldBytes) -> bytes:
+        """The bytes of one of its fields, with the errors of `read_fields`."""
+        if isinstance(source, bytes):
+            return source
+        try:
+            return source.read()
+        except (OSError, ValueError) as err:
+            raise self._unreadable(source, err) from err
+
+    def read_file_into(self, source: FileBytes, memory: memoryview) -> None:
+        """As `read_field`, into memory of as many bytes."""
+        try:
+            source.read_into(memory)
+        except (OSError, ValueError) as err:
+            raise self._unreadable(source, err) from err
+
+    def _bad(self, err: DecodeError) -> RowError:
+        source: FieldBytes = dict(self.fields).get(err.field, b"")
+        return row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.")
+
+    def _unreadable(self, source: FieldBytes, err: Exception) -> RowError:
+        return row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.")
 
 
-def _size_of(data: FieldBytes) -> int:
+def size_of(data: FieldBytes) -> int:
+    """Bytes of a field."""
     return len(data) if isinstance(data, bytes) else data.num_bytes
 
 
@@ -104,7 +125,8 @@ def key_taken(row: Row, where: str) -> RowError:
 
 def field_of(path: str) -> str:
     """The field that a file's extension names, in lower case, `jpeg` as `jpg`; empty without one."""
-    extension = os.path.splitext(path)[1][1:].lower()
+    _, dot, extension = path.rpartition("/")[2].lstrip(".").rpartition(".")  # as splitext, for a third of its 2 us
+    extension = extension.lower() if dot else ""
     return SAME_FIELD.get(extension, extension)
 
 
@@ -149,8 +171,8 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
     except KeyRuleError as err:
         remedy = "Rename it, or use --keys hashed, which keeps the path in its json."
         raise row_error(where, str(err), remedy) from err
-    for field, size in ((field, _size_of(data)) for field, data in fields.items()):
-        if size > MAX_USTAR_SIZE_BYTES:
+    for field, data in fields.items():
+        if (size := size_of(data)) > MAX_USTAR_SIZE_BYTES:
             problem = f"its field {field!r} has {size} bytes, over the {MAX_USTAR_SIZE_BYTES} that all readers take"
             raise row_error(where, problem, "Cut it into several samples.")
     return Row(key, tuple(sorted(fields.items())), where)

@@ -15,6 +15,7 @@ from wdskit.codecs.recoding import Recoding
 from wdskit.codecs.resizing import resizer_versions
 from wdskit.codecs.structure import check_image
 from wdskit.errors import DecodeError, PackError
+from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
 from wdskit.packing.deriving import DERIVED, JSON_FIELD, add_to_json, derive_facts
 
@@ -144,8 +145,7 @@ class Treatment:
                 the reason; the check that is made by default the reason alone.
         """
         for field, data in fields:
-            if is_image_field(field):
-                self._validate(field, data)
+            self.check(field, data)
         if not self.changes_bytes:
             return list(fields)
         images = self._images([field for field, _ in fields])
@@ -181,7 +181,14 @@ class Treatment:
 
             torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
 
-    def _validate(self, field: str, data: bytes) -> None:
+    def check(self, field: str, data: Buffer) -> None:
+        """Check a field, if it is an image, as `validate` says.
+
+        Raises:
+            DecodeError: As `apply`.
+        """
+        if not is_image_field(field):
+            return
         try:
             if self.validate is None:
                 check_image(data, max_pixels=self.max_pixels)

@@ -116,4 +116,4 @@ def utf8_name(name: str) -> str:
     Raises:
         UnicodeDecodeError: They are no UTF-8.
     """
-    return os.fsencode(name).decode()
+    return name if name.isascii() else os.fsencode(name).decode()

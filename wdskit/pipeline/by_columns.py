@@ -9,6 +9,7 @@ import torch
 from wdskit.order.base import Ints
 from wdskit.pipeline.making import Job, Made, Making, find, is_sample, run_behind, with_mask
 from wdskit.pipeline.memory import Memory
+from wdskit.pipeline.read_ahead import Read
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.timings import Timings
 
@@ -24,28 +25,35 @@ class ByColumns:
         columns: Of the pipeline.
         making: For what cannot be made so.
         memory: Where the batch is written.
+        read: Its samples, where they have been read.
     """
 
-    def __init__(self, pipeline: PlannedPipeline, columns: Columns, making: Making, memory: Memory) -> None:
+    def __init__(
+        self, pipeline: PlannedPipeline, columns: Columns, making: Making, memory: Memory, read: Read | None = None
+    ) -> None:
         self.job = making.job
         self._pipeline = pipeline
         self._columns = columns
         self._making = making
         self._memory = memory
-        self._found: tuple[Ints, Ints, Ints] | None = None
+        self._read = read
+        self._found: tuple[Ints, Ints, Ints] | None = None if read is None else read.found
         self._made: tuple[Any, Origin] | None = None
         self._timings: Timings | None = None
 
     def prepare(self) -> int:
         """Find out which samples these are, and give the number of chunks."""
-        self._found = find(self._pipeline, self.job)
+        self._found = self._found or find(self._pipeline, self.job)
         return 1
 
     def run(self, _: int) -> None:
         """Make the whole batch, or else its samples."""
         assert self._found is not None
         timings = self._pipeline.chunk_pace.begin()
-        self._made = self._columns.make(*self._found, self._memory)
+        read, self._read = self._read, None
+        if timings is not None and read is not None:
+            timings.begin_earlier(read.seconds)
+        self._made = self._columns.make(*self._found, self._memory, read=None if read is None else read.samples)
         if self._made is None:
             for chunk in range(self._making.prepare_found(*self._found)):
                 self._making.run(chunk)
@@ -70,8 +78,8 @@ class ByColumns:
 Work: TypeAlias = Making | ByColumns
 
 
-def begin(pipeline: PlannedPipeline, job: Job, memory: Memory) -> Work:
-    """A job at work, in the way that suits the pipeline."""
+def begin(pipeline: PlannedPipeline, job: Job, memory: Memory, read: Read | None = None) -> Work:
+    """A job at work, in the way that suits the pipeline; `read` are its samples, where they have been read."""
     making = Making(pipeline, job, memory)
     columns = pipeline.columns
-    return making if columns is None or not columns.is_of_use else ByColumns(pipeline, columns, making, memory)
+    return making if columns is None or not columns.is_of_use else ByColumns(pipeline, columns, making, memory, read)

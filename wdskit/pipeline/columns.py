@@ -25,7 +25,7 @@ from wdskit.pipeline.functions import Decode, OnValue, Rename, ToDict, ToTuple
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.ragged import Ragged, make_ragged, offsets_of
 from wdskit.pipeline.run import Origin
-from wdskit.pipeline.shards import OpenShards
+from wdskit.pipeline.shards import ManySamples, OpenShards
 
 Column: TypeAlias = Spans | NpyColumn | list[Any]
 """One field of all samples: bytes that are still where they were read, arrays that are, or values."""
@@ -66,7 +66,13 @@ class Columns:
         """Whether the last batches did not all have to be made sample by sample."""
         return self._misses < _MOST_MISSES
 
-    def make(self, places: Ints, shards: Ints, samples: Ints, memory: Memory = FRESH) -> tuple[Any, Origin] | None:
+    def read(self, shards: Ints, samples: Ints) -> ManySamples | None:
+        """The samples, as `make` takes them."""
+        return self.shards.read_many(shards, samples, viewed=_is_viewed)
+
+    def make(
+        self, places: Ints, shards: Ints, samples: Ints, memory: Memory = FRESH, *, read: ManySamples | None = None
+    ) -> tuple[Any, Origin] | None:
         """The batch of some samples and its origin, whose `members` are the first and the last; None where it has to be
         made of samples one by one.
 
@@ -75,19 +81,18 @@ class Columns:
             shards: Their shards.
             samples: Their numbers in these.
             memory: Where tensors are written.
+            read: The samples, where they have been read.
         """
         try:
-            made = self._make(places, shards, samples, memory)
+            found = self.read(shards, samples) if read is None else read
+            made = None if found is None else self._make(places, shards, found, memory)
         except Exception:  # noqa: BLE001 (it comes again sample by sample, where it is told or forgiven)
             made = None
         self._misses = self._misses + 1 if made is None else 0
         self.num_made += made is not None
         return made
 
-    def _make(self, places: Ints, shards: Ints, samples: Ints, memory: Memory) -> tuple[Any, Origin] | None:
-        found = self.shards.read_many(shards, samples, viewed=_is_viewed)
-        if found is None:
-            return None
+    def _make(self, places: Ints, shards: Ints, found: ManySamples, memory: Memory) -> tuple[Any, Origin]:
         columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
         for step in self.steps:
             columns = _run(step, columns)

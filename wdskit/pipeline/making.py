@@ -290,8 +290,13 @@ _NOBODY = Origin("", "", 0, 0, 0)
 
 def find(pipeline: PlannedPipeline, job: Job) -> tuple[Ints, Ints, Ints]:
     """Places of a job's samples in the endless sequence, their shards, and their numbers in these, (n,) each."""
-    places = np.minimum(_as_array(job.positions), job.num_samples - 1) + job.start
+    places = places_of(job)
     return places, *pipeline.plan.order.take(places)
+
+
+def places_of(job: Job) -> Ints:
+    """Places of a job's samples in the endless sequence, (n,)."""
+    return np.minimum(_as_array(job.positions), job.num_samples - 1) + job.start
 
 
 def is_sample(job: Job) -> NDArray[np.bool_]:

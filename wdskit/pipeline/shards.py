@@ -36,6 +36,10 @@ class ManySamples(NamedTuple):
     keys: list[str]
     fields: dict[str, Spans]
 
+    def part(self, at: slice) -> ManySamples:
+        """Some of them."""
+        return ManySamples(self.paths[at], self.keys[at], {name: each.part(at) for name, each in self.fields.items()})
+
 
 class OpenShards:
     """Reads samples through the offsets of their shards. Safe to share between threads.
@@ -92,9 +96,16 @@ class OpenShards:
 
     def mean_bytes(self, shards: Ints) -> int:
         """Bytes of some samples in these shards, as many as each is named: that of the mean sample of each."""
+        return int(self._means()[shards].sum())
+
+    def largest_mean(self) -> float:
+        """Bytes of the mean sample of the shard in which that is the largest."""
+        return float(self._means().max())
+
+    def _means(self) -> NDArray[np.float64]:
         if self._mean_bytes is None:
             self._mean_bytes = np.concatenate([table.sample_bytes() for table in self.tables])
-        return int(self._mean_bytes[shards].sum())
+        return self._mean_bytes
 
     def part(self, shard: int) -> int:
         """Number of the part that a shard belongs to."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES
-from wdskit.tar.header import HeaderError, build_header, padded
+from wdskit.tar.header import HeaderError, build_header
 
 END_BYTES = 2 * BLOCK_BYTES
 """The end marker: two zero blocks."""
@@ -22,7 +22,7 @@ _ZEROS = bytes(BLOCK_BYTES)
 
 def member_bytes(size: int) -> int:
     """Bytes that a member with `size` bytes of data adds to a shard."""
-    return BLOCK_BYTES + padded(size)
+    return BLOCK_BYTES + size + -size % BLOCK_BYTES  # called for each field that is packed
 
 
 class TarWriter:
@@ -51,13 +51,33 @@ class TarWriter:
         """
         if isinstance(data, memoryview):
             data = data.cast("B")  # its length would count items, which may be larger than bytes
-        try:
-            encoded = name.encode()
-        except UnicodeEncodeError as err:
-            msg = f"the name {name!r} cannot be written as UTF-8"
-            raise HeaderError(msg) from err
         size = len(data)
-        self._put(build_header(encoded, size), data, size)
+        self._put(_header(name, size), data, size)
+
+    def room(self, name: str, size: int) -> memoryview | None:
+        """Append one member whose data are still to come: they are written into what is returned, all `size` bytes
+        before anything else is appended. That saves a copy.
+
+        Returns:
+            None where the data are too many for that, and nothing was appended.
+
+        Raises:
+            HeaderError: As `add`.
+        """
+        num_bytes = member_bytes(size)
+        if num_bytes > len(self._buffer):
+            return None
+        header = _header(name, size)
+        if self._used + num_bytes > len(self._buffer):
+            self._flush()
+        start = self._used + BLOCK_BYTES
+        stop = start + size
+        end = self._used + num_bytes
+        self._buffer[self._used : start] = header
+        self._buffer[stop:end] = _ZEROS[: end - stop]
+        self.offset += num_bytes
+        self._used = end
+        return memoryview(self._buffer)[start:stop]
 
     def finish(self) -> None:
         """Write what is pending and the end marker. Nothing may be added afterwards."""
@@ -93,3 +113,12 @@ class TarWriter:
         self._used = 0
         if part:
             self._write(part)
+
+
+def _header(name: str, size: int) -> bytes:
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError as err:
+        msg = f"the name {name!r} cannot be written as UTF-8"
+        raise HeaderError(msg) from err
+    return build_header(encoded, size)
