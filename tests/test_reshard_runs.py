@@ -261,7 +261,7 @@ def test_a_run_that_was_killed_behind_its_index_is_ended(source, tmp_path, run):
     assert bytes_in(tmp_path / "out") == whole
     code, _, err = run(*words)
     assert code == 1
-    assert err.endswith("indexed already.\n  Pack into another folder or replace it with --overwrite.")
+    assert err.endswith("indexed already.\n  Write to another folder, or replace it with --overwrite.")
 
 
 def test_the_command_has_the_same_words(source, tmp_path, run):
@@ -295,7 +295,7 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
     split(folder, "a=0.5,b=0.5", disk=HastyDisk())
     (folder / "notes.txt").write_text("mine")
     before = bytes_in(folder)
-    with pytest.raises(PackError, match=r"indexed already.\n  Pack into another folder or replace it with --overwrite"):
+    with pytest.raises(PackError, match=r"indexed already.\n  Write to another folder, or replace it with --overwrite"):
         resharded(source, folder)
     with pytest.raises(PackError, match="none is left"):
         resharded(source, folder, overwrite=True, filter="cls > 5")

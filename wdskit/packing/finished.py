@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,10 +63,13 @@ class Finished:
         Raises:
             PackError: It has no shard of that name.
         """
-        found = next((entry.sha256 for entry in self.entries if entry.name == name), None)
-        if found is None:
+        if name not in self._digests:
             raise indexed_already(self.folder, [f"its rows made {len(self.entries)} shards, these make more."])
-        return found
+        return self._digests[name]
+
+    @functools.cached_property
+    def _digests(self) -> dict[str, str]:
+        return {entry.name: entry.sha256 for entry in self.entries}
 
     def end(self, disk: Disk) -> None:
         """Remove what is left of the run. With the folder's lock held."""
@@ -116,5 +120,5 @@ def indexed_already(folder: Path, told: Sequence[str] = (), *, may_add: bool = T
     """The error for a folder that is packed. `told` is what its last run did otherwise, where that is known."""
     msg = f"{folder}: this folder is packed and indexed already"
     msg += "." if not told else f", and that run was another one:\n  {shown(told)}"
-    add = ", add to it with --append," if may_add else ""
-    return PackError(f"{msg}\n  Pack into another folder{add} or replace it with --overwrite.")
+    add = "Pack into another folder, add to it with --append" if may_add else "Write to another folder"
+    return PackError(f"{msg}\n  {add}, or replace it with --overwrite.")
