@@ -16,7 +16,7 @@ from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, finish_pack, pack
 from wdskit.files import Disk
-from wdskit.packing import beginning, finished, started
+from wdskit.packing import finished, started
 from wdskit.packing.record import RECORD_NAME
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
@@ -286,6 +286,6 @@ def test_a_record_that_goes_first_is_caught(tmp_path, scenarios, monkeypatch):
 
 def test_an_end_that_looks_at_nothing_is_caught(over, monkeypatch):
     folder = over(rows(0, 5))
-    monkeypatch.setattr(beginning, "differences", lambda *_: [])
+    monkeypatch.setattr(finished, "differences", lambda *_: [])
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), pytest.raises(PackError):
         packs(rows(0, 6))(folder, HastyDisk())

@@ -18,7 +18,7 @@ from wdskit.packing.planning import PlannedShard
 from wdskit.packing.reshard_choice import Choice, check_seed, check_word, check_workers, make_choice
 from wdskit.packing.reshard_fields import Changes, make_changes
 from wdskit.packing.reshard_plan import Jobs, divide_samples, join_sources, shuffle_samples
-from wdskit.packing.reshard_run import Intent, ReshardRun
+from wdskit.packing.reshard_run import ReshardIntent, ReshardRun
 from wdskit.packing.reshard_samples import Samples
 from wdskit.packing.reshard_scan import Scanned
 from wdskit.packing.reshard_sources import (
@@ -175,7 +175,7 @@ def reshard(
         first_of_key=duplicate_keys == "first",
         has_check=check == "sha256",
         also=parse_also(also, split_name=split_name),
-        intent=Intent(overwrite, restart, dry_run),
+        intent=ReshardIntent(overwrite, restart, dry_run),
         told={
             "shuffle": shuffle,
             "filter": filter,
@@ -208,7 +208,7 @@ class _Task:
     first_of_key: bool
     has_check: bool
     also: Also
-    intent: Intent
+    intent: ReshardIntent
     told: Mapping[str, object]  # the other options that a shard could depend on
     workers: int
     tell: Tell

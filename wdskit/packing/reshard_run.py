@@ -27,7 +27,7 @@ from wdskit.tar.writer import END_BYTES
 
 
 @dataclass(frozen=True)
-class Intent:
+class ReshardIntent:
     """What may become of what stands in the folder, as `destination.Intent` has it."""
 
     overwrite: bool = False
@@ -56,7 +56,7 @@ class ReshardRun:
     """
 
     folder: Path
-    intent: Intent
+    intent: ReshardIntent
     inputs: Inputs
     told: Mapping[str, Any]
     planned: Jobs
