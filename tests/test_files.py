@@ -524,6 +524,22 @@ def test_large_pieces_are_written_in_their_order_by_one_thread_and_digested(tmp_
     assert not any(thread.name.startswith("wdskit-write") for thread in threading.enumerate())
 
 
+def test_the_device_is_given_each_large_piece_at_once(tmp_path: Path) -> None:
+    """Whatever it says: only the flush at the end counts."""
+    begun: list[bytes] = []
+
+    class Eager(Disk):
+        def begin_flush(self, fd, start, num_bytes):
+            begun.append((tmp_path / ".large.wdskit-draft").read_bytes()[start : start + num_bytes])
+            super().begin_flush(-1, start, num_bytes)  # which is no file
+
+    with publish(tmp_path / "large", disk=Eager()) as draft:
+        for part in LARGE:
+            draft.write(part)
+    assert begun == [part for part in LARGE if len(part) >= THREAD_BYTES]
+    assert (tmp_path / "large").read_bytes() == b"".join(LARGE)
+
+
 @pytest.mark.parametrize("fail_at", range(9))
 def test_a_failure_in_the_thread_is_an_error_of_publish(tmp_path: Path, fail_at: int) -> None:
     path = tmp_path / "large"

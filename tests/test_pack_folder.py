@@ -352,8 +352,72 @@ def test_no_more_of_a_file_is_read_than_was_planned(tmp_path):
     """One that grows for ever ends."""
     with (tmp_path / "log").open("wb") as file:
         file.truncate(1 << 33)
-    with pytest.raises(ValueError, match=f"it has {1 << 33} bytes now and had 10 when packing began"):
-        FileBytes(str(tmp_path / "log"), 10).read()
+    for read in (FileBytes.read, into_memory):
+        with pytest.raises(ValueError, match=f"it has {1 << 33} bytes now and had 10 when packing began"):
+            read(FileBytes(str(tmp_path / "log"), 10))
+
+
+def into_memory(source: FileBytes) -> bytes:
+    memory = bytearray(b"\xff" * source.num_bytes)
+    source.read_into(memoryview(memory))
+    return bytes(memory)
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 100])
+@pytest.mark.parametrize("change", [-20, -3, -1, 0, 1, 5])
+@pytest.mark.parametrize("read", [FileBytes.read, into_memory])
+def test_a_file_that_comes_in_parts_is_read_whole_or_an_error(tmp_path, monkeypatch, read, change, most):
+    """As network disks give it, and the kernel what is over 2 GiB."""
+    whole = bytes(range(20 + change))
+    (tmp_path / "a").write_bytes(whole)
+    os_read, os_readv = os.read, os.readv
+    monkeypatch.setattr(os, "read", lambda fd, size: os_read(fd, min(size, most)))
+    monkeypatch.setattr(
+        os, "readv", lambda fd, views: os_readv(fd, [memoryview(views[0])[:most]] if most < len(views[0]) else views)
+    )
+    source = FileBytes(str(tmp_path / "a"), 20)
+    if change == 0:
+        assert read(source) == whole
+    else:
+        with pytest.raises(ValueError, match=f"it has {20 + change} bytes now and had 20"):
+            read(source)
+
+
+LARGE = {"a": 16_383, "b": 16_384, "c": (1 << 20) - 512, "d": (1 << 20) - 511, "e": 100_000, "f": 3 << 20, "g": 70_000}
+
+
+@pytest.mark.parametrize("also", [(), ("energon", "dali", "parquet")])
+def test_large_files_are_packed_as_small_ones(tmp_path, also):
+    """They are read to where they are written from, unless several threads read ahead."""
+    for number, (name, size) in enumerate(LARGE.items()):
+        path = tmp_path / "photos" / name / "0.jpg"
+        path.parent.mkdir(parents=True)
+        start = image_bytes("JPEG", number=number)
+        path.write_bytes(start + bytes([number]) * (size - len(start)))  # phones append previews
+    pack(tmp_path / "photos", tmp_path / "here", also=also)
+    pack(tmp_path / "photos", tmp_path / "threads", also=also, threads=2, pattern="here-%06d.tar")
+    assert bytes_in(tmp_path / "here") == bytes_in(tmp_path / "threads")
+    for key, fields in samples_in(tmp_path / "here").items():
+        assert fields["jpg"] == (tmp_path / "photos" / f"{key}.jpg").read_bytes()
+
+
+@pytest.mark.parametrize("change", [b"", b"x", b"xx", None])
+def test_a_large_file_that_changed_since_it_was_planned_fails_its_shard(tmp_path, change):
+    source = make_folder(tmp_path / "photos", {"cat": 3})
+    path = source / "cat" / "0001.jpg"
+    whole = path.read_bytes() + bytes(60_000)
+    path.write_bytes(whole)
+
+    def change_it(now):
+        if (now.stage, now.num_samples) == ("packing", 0):
+            path.write_bytes(b"\0" * len(whole) if change is None else whole[:-1] + change)
+
+    if change == b"x":
+        pack(source, tmp_path / "out", progress=change_it)
+        return
+    with pytest.raises(RowError, match=r"0001.jpg: "):
+        pack(source, tmp_path / "out", progress=change_it)
+    assert list(bytes_in(tmp_path / "out")) == []
 
 
 def test_a_file_that_no_tar_takes_is_an_error_before_it_is_read(tmp_path):

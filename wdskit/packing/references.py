@@ -38,10 +38,11 @@ class FileBytes:
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.read(fd, self.num_bytes + 1)  # the byte too many shows that it grew
-            while len(data) < self.num_bytes and (part := os.read(fd, self.num_bytes + 1 - len(data))):
-                data += part  # a file system, or a file over 2 GiB, that gives it in parts
-            if len(data) != self.num_bytes:
-                raise self._changed(fd)
+            if len(data) != self.num_bytes:  # it changed, or comes in parts: from a network, or 2 GiB at a time
+                while len(data) <= self.num_bytes and (part := os.read(fd, self.num_bytes + 1 - len(data))):
+                    data += part
+                if len(data) != self.num_bytes:
+                    raise self._changed(fd)
         finally:
             os.close(fd)
         return data
@@ -55,10 +56,11 @@ class FileBytes:
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             count = os.readv(fd, [memory, bytearray(1)])
-            while count < self.num_bytes and (more := os.readv(fd, [memory[count:], bytearray(1)])):
-                count += more
             if count != self.num_bytes:
-                raise self._changed(fd)
+                while count <= self.num_bytes and (more := os.readv(fd, [memory[count:], bytearray(1)])):
+                    count += more
+                if count != self.num_bytes:
+                    raise self._changed(fd)
         finally:
             os.close(fd)
 
