@@ -22,6 +22,7 @@ from test_pack_faults import (
     CODES,
     NoFolderFsync,
     NoFsync,
+    WorkerFailingDisk,
     check_power,
     fail,
     in_place,
@@ -214,6 +215,13 @@ def test_a_worker_that_is_killed_is_an_error_and_the_next_run_ends_in_the_same_b
     assert without_drafts(remains) == remains
     workers.pack(tmp_path / "out", HastyDisk())
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "reference")
+
+
+def test_a_disk_that_fails_in_a_worker_is_an_error_and_no_worker_writes_on(tmp_path, scenarios):
+    workers = Scenario(scenarios["copied"].source, {"max_samples": 1, "workers": 2})
+    with pytest.raises(PackError, match=r"p-00.tar: cannot be written: No space left on device"):
+        workers.pack(tmp_path / "out", WorkerFailingDisk())
+    assert remains_of(tmp_path / "out") == {}
 
 
 # Mutants: ways to write that these sweeps must catch.

@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -67,7 +67,9 @@ def check_address(on: str) -> None:
         raise PackError(f"on: {on!r} is neither ray nor the address of a cluster, as ray://head:10001.")
 
 
-def fill_on_ray(jobs: Sequence[ShardJob], on: str, *, folder: Path, held: Path, disk: Disk) -> Iterator[ShardEntry]:
+def fill_on_ray(
+    jobs: Sequence[ShardJob], on: str, *, folder: Path, held: Path, disk: Disk
+) -> Generator[ShardEntry, None, None]:
     """The lines of the index of these shards, in order, each once it is published.
 
     A shard whose worker died is filled again. When it ends early, what is not done is cancelled.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,8 +150,10 @@ class ReshardRun:
             for job in jobs:
                 yield fill_shard(job, disk=self.disk, on_sample=count)
             return
-        for entry in map_shards(functools.partial(fill_in_worker, disk=self.disk), jobs, workers=self.workers):
-            if isinstance(entry, WdskitError):
-                raise entry
-            count(entry.num_samples, entry.num_bytes - END_BYTES)
-            yield entry
+        fill = functools.partial(fill_in_worker, disk=self.disk)
+        with contextlib.closing(map_shards(fill, jobs, workers=self.workers)) as filled:
+            for entry in filled:
+                if isinstance(entry, WdskitError):
+                    raise entry
+                count(entry.num_samples, entry.num_bytes - END_BYTES)
+                yield entry
