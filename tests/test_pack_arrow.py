@@ -35,6 +35,7 @@ FEATURES = datasets.Features(
 def _closed_groups():
     """No file of another test stays open."""
     yield
+    parquet_cells.close_all()
     while parquet_cells._last:
         parquet_cells._last.pop().close()
 
@@ -226,10 +227,14 @@ def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
         pack(path, tmp_path / "out", progress=change)
 
 
+@pytest.mark.parametrize("by_page", [False, True])
 @pytest.mark.parametrize("held", [0, 1 << 30])
-def test_cells_are_read_in_any_order_with_groups_held_or_not(tmp_path, monkeypatch, held):
+def test_cells_are_read_in_any_order_with_groups_or_pages_held_or_not(tmp_path, monkeypatch, held, by_page):
     monkeypatch.setattr(parquet_cells, "_HELD_BYTES", held)
-    monkeypatch.setattr(parquet_cells, "_BATCH_BYTES", 300)
+    monkeypatch.setattr(parquet_cells, "_pages", parquet_cells.Pages(held))
+    if not by_page:
+        monkeypatch.setattr(parquet_cells, "_find_chunks", lambda _: [])
+    monkeypatch.setattr("wdskit.packing.parquet_batches._BATCH_BYTES", 300)
     data = images(20)
     path = write(tmp_path / "m.parquet", {"image": data}, row_group_size=7)
     rows = list(Parquet([str(path)], image_column=None, key_column=None).rows(keys="given"))

@@ -29,6 +29,7 @@ def test_a_list_on_stdin_is_packed_in_its_order(tmp_path):
     listed = b"./photos/dog/0000.jpg\nphotos/cat//0001.jpg\n\n"
     done = piped(listed, "out", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.startswith(b"source   standard input: list of paths")
     samples = samples_in(tmp_path / "out")
     assert list(samples) == ["photos/dog/0000", "photos/cat/0001"]
     assert samples["photos/cat/0001"]["json"] == b'{"path":"photos/cat//0001.jpg"}'
@@ -150,3 +151,25 @@ def test_what_a_source_cannot_be_is_told(tmp_path, monkeypatch, name, options, p
 def test_rows_from_python_are_of_no_other_kind(tmp_path):
     with pytest.raises(PackError, match="from belongs to a path"):
         pack([], tmp_path / "out", from_="table")
+
+
+def test_a_summary_says_what_a_source_was_taken_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "photos", {"cat": 1})
+    Path("m.jsonl").write_text('{"key": "a"}\n')
+    Path("paths").write_text("photos/cat/0000.jpg\n")
+    found = {
+        "photos": pack("photos", "a").source,
+        "m.jsonl": pack("m.jsonl", "b").source,
+        "paths": pack("paths", "c", from_="list").source,
+        "a/*.tar": pack("a/*.tar", "d").source,
+        "a": pack("a", "e", dry_run=True).source,
+    }
+    assert found == {
+        "photos": "photos: image folder",
+        "m.jsonl": "m.jsonl: table of text",
+        "paths": "paths: list of paths",
+        "a/*.tar": "a/*.tar: tars",
+        "a": "a: tars",
+    }
+    assert pack([{"__key__": "a", "cls": 1}], "f").source == ""

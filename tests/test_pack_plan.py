@@ -6,6 +6,7 @@ import itertools
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -32,9 +33,19 @@ def rows_of(sizes: list[list[int]]) -> list[Row]:
     ]
 
 
-def check_plan(rows: list[Row], max_samples: int, max_bytes: int, planner=fill_in_turn) -> None:
+class Shard(NamedTuple):
+    rows: list[Row]
+    num_bytes: int
+
+
+def shards_of(rows: list[Row], limits: Limits) -> list[Shard]:
+    """Those of a stream."""
+    return [Shard(list(shard), shard.num_bytes) for shard in fill_in_turn(rows, limits)]
+
+
+def check_plan(rows: list[Row], max_samples: int, max_bytes: int, planner=shards_of) -> None:
     """No file is over a limit, and none could have held the next row: told by tars that are made of it."""
-    shards = list(planner(rows, Limits(max_samples, max_bytes)))
+    shards = planner(rows, Limits(max_samples, max_bytes))
     assert [row for shard in shards for row in shard.rows] == rows
     for number, shard in enumerate(shards):
         assert 1 <= len(shard.rows) <= max_samples
@@ -70,7 +81,7 @@ def test_the_files_on_disk_are_those_of_the_plan(sizes, max_samples, max_bytes):
     try:
         pack(rows, folder / "out", max_samples=max_samples, max_bytes=max_bytes, disk=HastyDisk())
         files = [path.stat().st_size for path in sorted((folder / "out").glob("*.tar"))]
-        assert files == [shard.num_bytes for shard in fill_in_turn(rows_of(sizes), Limits(max_samples, max_bytes))]
+        assert files == [shard.num_bytes for shard in shards_of(rows_of(sizes), Limits(max_samples, max_bytes))]
         assert max(files) <= max_bytes
         assert len(samples_in(folder / "out")) == len(rows)
     finally:
@@ -107,7 +118,7 @@ def spans_of(rows: list[Row], limits: Limits) -> list[tuple[int, int]]:
 @settings(max_examples=300)
 def test_rows_planned_at_once_go_where_those_of_a_stream_go(sizes, max_samples, max_bytes):
     rows, limits = rows_of(sizes), Limits(max_samples, max_bytes)
-    assert spans_of(rows, limits) == [(len(shard.rows), shard.num_bytes) for shard in fill_in_turn(rows, limits)]
+    assert spans_of(rows, limits) == [(len(shard.rows), shard.num_bytes) for shard in shards_of(rows, limits)]
 
 
 def test_of_rows_that_are_too_large_the_first_is_told():
@@ -249,7 +260,7 @@ def test_a_planner_that_is_off_by_one_is_caught(samples, num_bytes):
     """Mutants: a sample or a block too early or too late, told by limits that files meet exactly."""
 
     def wrong(rows, limits):
-        return fill_in_turn(rows, Limits(limits.max_samples + samples, limits.max_bytes + num_bytes))
+        return shards_of(rows, Limits(limits.max_samples + samples, limits.max_bytes + num_bytes))
 
     rows = rows_of([[0]] * 40)
     for max_samples, max_bytes in ((7, 20_480), (100, 512 * 12)):

@@ -23,6 +23,8 @@ def print_summary(result: PackResult) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
+    if result.source:
+        table.add_row("source", escape(result.source))
     table.add_row("folder", escape(str(result.folder)))
     facts = _facts_of(result) if result.entries else _facts_of_plan(result)
     for name, value in itertools.chain(facts, _facts_of_splits(result)):
@@ -36,7 +38,8 @@ def print_summary(result: PackResult) -> None:
     if result.num_other:
         no_images = "file that is no image" if result.num_other == 1 else "files that are no images"
         table.add_row("not packed", f"{format_count(result.num_other)} {no_images}")
-    table.add_row("time", _time_of(result))
+    if result.entries:  # how long a plan took says nothing of the packing
+        table.add_row("time", _time_of(result))
     console = make_console()
     with console.capture() as text:
         console.print(table)
@@ -100,4 +103,4 @@ def _time_of(result: PackResult) -> str:
     if result.was_done:
         return f"{result.seconds:.1f} s"
     rate = f"{result.seconds:.1f} s, {format_count(round(result.num_samples / result.seconds))} samples/s"
-    return f"{rate}, {format_bytes(result.num_bytes / result.seconds)}/s" if result.entries else rate
+    return f"{rate}, {format_bytes(result.num_bytes / result.seconds)}/s"

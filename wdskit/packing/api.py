@@ -23,10 +23,11 @@ from wdskit.packing.options import PackOptions, parse_part
 from wdskit.packing.places import find_place, folder_of, names_of_all, told_as_pack_errors
 from wdskit.packing.plan import make_limits
 from wdskit.packing.planning import PackPlan
-from wdskit.packing.running import pack_planned, pack_stream, plan_jobs
+from wdskit.packing.running import pack_planned, plan_jobs
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
+from wdskit.packing.streaming import pack_stream
 from wdskit.packing.treatment import Treatment
 from wdskit.shards.shares import parse_shares
 
@@ -47,6 +48,8 @@ class PackResult:
         plan: What was planned; None for rows that can be read once only.
         duplicates: Rows whose images an earlier one has, in order, where that was asked for.
         was_done: All was packed and indexed already, by a run of the same that was killed just before its end.
+        source: What was packed, and what kind of source that was found to be: `photos: image folder`. Empty for rows
+            from Python.
     """
 
     folder: Path
@@ -60,6 +63,7 @@ class PackResult:
     plan: PackPlan | None = None
     duplicates: tuple[Duplicate, ...] = ()
     was_done: bool = False
+    source: str = ""
 
 
 def pack(
@@ -261,6 +265,7 @@ def _result(
         plan=plan,
         duplicates=tuple(found.duplicates),
         was_done=target.finished is not None,
+        source=f"{found.name}: {found.kind}" if found.kind else "",
     )
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_START_BYTES = 32  # enough to tell what an image is
+START_BYTES = 32  # enough to tell what an image is
 
 
 class Cells:
@@ -47,7 +47,7 @@ class Cells:
 
     def start(self, number: int) -> bytes:
         """The first bytes of a cell that is not null."""
-        return self._part(number, _START_BYTES)
+        return self._part(number, START_BYTES)
 
     def read(self, number: int) -> bytes:
         """All bytes of a cell that is not null."""
@@ -81,6 +81,10 @@ def image_parts(column: pa.Array) -> tuple[list[Any] | None, Cells]:
 
     if not isinstance(column, pa.StructArray):
         return None, Cells(column)
-    paths, data = (column.type.get_field_index(name) for name in ("path", "bytes"))
-    parts = column.flatten()  # where the struct is null, so are its parts
-    return parts[paths].to_pylist() if paths >= 0 else None, Cells(parts[data])
+    return image_paths(column), Cells(column.flatten()[column.type.get_field_index("bytes")])
+
+
+def image_paths(column: pa.StructArray) -> list[Any] | None:
+    """Paths of a column of images, where it has them."""
+    number = column.type.get_field_index("path")
+    return column.flatten()[number].to_pylist() if number >= 0 else None  # where the struct is null, so are its parts

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from wdskit.codecs.images import field_of_bytes
 from wdskit.errors import RowError
 from wdskit.limits import MAX_ROW_BYTES
-from wdskit.packing.arrow_cells import Cells, image_parts
+from wdskit.packing.arrow_cells import image_parts, image_paths
 from wdskit.packing.arrow_columns import ArrowColumns
 from wdskit.packing.records import Records, image_path, whole_number
 from wdskit.packing.references import FieldBytes
@@ -35,22 +35,27 @@ class ArrowRows:
     columns: ArrowColumns
     records: Records
     keys: str
-    refer: Callable[[Cells, int, int, int], FieldBytes]
+    refer: Callable[[Any, int, int, int], FieldBytes]
     place: Callable[[int], str]
 
-    def rows(self, batch: pa.RecordBatch, first: int, first_of_all: int) -> Iterator[Row | RowError]:
+    def rows(self, batch: pa.RecordBatch, first: int, first_of_all: int, cells: Any = None) -> Iterator[Row | RowError]:
         """The rows of a batch.
 
         Args:
             batch: Some rows of a table.
             first: The number of the first one in its table.
             first_of_all: The number of the first one in all tables.
+            cells: Those of the images, where these are not in the batch; with the methods of `Cells` that `refer` uses,
+                `size` and `start`.
         """
         names = list(self.columns.to_json)
         image = self.columns.image
-        paths, cells = None, None
-        if image is not None:
-            paths, cells = image_parts(batch.column(batch.schema.get_field_index(image)))
+        paths = None
+        at = -1 if image is None else batch.schema.get_field_index(image)
+        if cells is not None:
+            paths = image_paths(batch.column(at)) if at >= 0 else None
+        elif at >= 0:
+            paths, cells = image_parts(batch.column(at))
         for number, values in enumerate(_values(self.columns, batch)):
             where = self.place(first + number)
             try:
@@ -62,7 +67,7 @@ class ArrowRows:
                 yield err
 
     def _row(
-        self, record: dict[str, Any], paths: list[Any] | None, cells: Cells | None, at: tuple[int, int, int], where: str
+        self, record: dict[str, Any], paths: list[Any] | None, cells: Any, at: tuple[int, int, int], where: str
     ) -> Row:
         number, in_table, in_all = at
         fields = self._label(record, where)

@@ -117,31 +117,37 @@ class Destination:
         numbers = (names.number_of(entry.name) for entry in self.entries)
         return max((number for number in numbers if number is not None), default=-1) + 1
 
-    def refuse_taken(self, rows: Iterable[Row], tell: Tell) -> Iterator[Row]:
-        """The rows, none of whose keys the shards here have already. They are all read when the first is asked for.
+    def check_keys(self, spool: Spool, kept: Ints | None, tell: Tell) -> None:
+        """Refuse planned rows, of which `kept` count, whose keys the shards here have already.
 
         Raises:
             RowError: One has.
             ShardError: A shard here is damaged.
         """
-        known = set(self._all_keys(tell))
-        for row in rows:
-            if row.key in known:
-                raise self._key_taken(row)
-            yield row
-
-    def check_keys(self, spool: Spool, kept: Ints | None, tell: Tell) -> None:
-        """Refuse planned rows, of which `kept` count, whose keys the shards here have already; as `refuse_taken`."""
-        hashes = np.array(array("q", map(hash, self._all_keys(tell))), dtype=np.int64)
-        found = suspects(spool, kept, hashes)
-        del hashes
+        found = suspects(spool, kept, self.hashes_of_keys(tell))
         if len(found):
-            known = {row.key for row in spool.take(found)}.intersection(self._all_keys(lambda _: None))
+            known = self.taken_of(row.key for row in spool.take(found))
             for row in spool.take(found):
                 if row.key in known:
-                    raise self._key_taken(row)
+                    raise self.key_taken(row)
 
-    def _key_taken(self, row: Row) -> RowError:
+    def hashes_of_keys(self, tell: Tell) -> Ints:
+        """A hash of this process of each key that the shards here have, sorted. They are all read.
+
+        Raises:
+            ShardError: One is damaged.
+        """
+        hashes = np.frombuffer(array("q", map(hash, self._all_keys(tell))), dtype=np.int64)
+        hashes.sort()
+        return hashes
+
+    def taken_of(self, keys: Iterable[str]) -> set[str]:
+        """Those of some keys that the shards here have. They are all read, where there is a key."""
+        suspects = {*keys}
+        return suspects.intersection(self._all_keys(lambda _: None)) if suspects else suspects
+
+    def key_taken(self, row: Row) -> RowError:
+        """The error of a row whose key the shards here have."""
         remedy = "Keys must be unique. Of a manifest without images, name a column of them: --key-column."
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 

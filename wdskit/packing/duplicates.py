@@ -1,7 +1,7 @@
 """Rows whose images are byte for byte those of an earlier row.
 
-The pass over all rows keeps 8 bytes of each digest and the row's number: 160 MB of ten million rows, twice that while
-they are compared. Rows that are equal in these are read again, and their whole digests compared.
+The pass over all rows keeps 8 bytes of each digest: 90 MB of ten million rows. Rows that are equal in these are read
+again, and their whole digests compared.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.images import is_image_field
+from wdskit.packing.hashes import find_twice, stand_in
 from wdskit.packing.rows import Row
 
 HASH_BYTES = 8
@@ -62,28 +63,26 @@ def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str
 
 
 class Digests:
-    """The first bytes of the digest of each row's images, in the order of the rows."""
+    """The first bytes of the digest of each row's images, by the number of the row; they are added in its order."""
 
     def __init__(self) -> None:
-        self._numbers = array("q")
         self._hashes = array("Q")
+        self._is_there = bytearray()
 
     def add(self, number: int, digest: bytes | None) -> None:
-        """Note a row; one without an image is like no other."""
-        if digest is not None:
-            self._numbers.append(number)
-            self._hashes.append(int.from_bytes(digest[:HASH_BYTES], "big"))
+        """Note a row; one without an image, or that was left out, is like no other."""
+        left_out = number - len(self._hashes)
+        if left_out:
+            self._hashes.extend([0] * left_out)
+            self._is_there.extend(bytes(left_out))
+        self._hashes.append(0 if digest is None else int.from_bytes(digest[:HASH_BYTES], "big"))
+        self._is_there.append(digest is not None)
 
     def suspects(self) -> NDArray[np.int64]:
         """Numbers of the rows that share these bytes with another, in their order."""
         hashes = np.frombuffer(self._hashes, dtype=np.uint64)
-        in_order = np.sort(hashes)
-        twice = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
-        del in_order
-        at = np.minimum(np.searchsorted(twice, hashes), max(0, len(twice) - 1))
-        found = twice[at] == hashes if len(twice) else np.zeros(len(hashes), np.bool_)
-        numbers: NDArray[np.int64] = np.frombuffer(self._numbers, dtype=np.int64)[found]
-        return numbers
+        is_there = np.frombuffer(self._is_there, dtype=np.bool_)
+        return np.flatnonzero(stand_in(find_twice(hashes), hashes) & is_there)
 
 
 def find_duplicates(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Buffer, Disk, Draft, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
+from wdskit.packing.parquet_ahead import read_ahead
 from wdskit.packing.recorded import Rows
 from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.rows import Row
@@ -37,7 +39,7 @@ class ShardJob:
 
     Attributes:
         path: Its file.
-        rows: Its rows in order.
+        rows: Its rows in order; they are taken once.
         num_bytes: The bytes that it will have; 0 where only the treated rows tell.
         also: What is kept beside it.
         treatment: What happens to its samples.
@@ -46,7 +48,7 @@ class ShardJob:
     """
 
     path: Path
-    rows: Rows
+    rows: Rows | Iterable[Row]
     num_bytes: int
     also: Also = NOTHING_ELSE
     treatment: Treatment = UNTOUCHED
@@ -66,6 +68,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
             digest that they should have.
     """
     record = new_record(job.also)
+    job = dataclasses.replace(job, rows=read_ahead(job.rows))
     try:
         if job.sha256 is None and job.path.exists():
             check_free(job.path, job.num_bytes)
@@ -79,7 +82,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
                     raise _other_bytes(job.path)
         write_offsets(job.path, filled.offsets, disk=disk)
         told = filled.sha256, filled.fields, digest_offsets(filled.offsets)
-        entry = ShardEntry(job.path.name, len(job.rows), filled.num_bytes, *told)
+        entry = ShardEntry(job.path.name, len(filled.offsets) - 1, filled.num_bytes, *told)
         if record:
             before = NOTHING_ELSE if job.sha256 is None else job.also
             publish_beside_shard(job.path, entry, record, also=job.also, before=before, disk=disk)

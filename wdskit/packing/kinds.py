@@ -124,7 +124,14 @@ def find_source(source: Any, how: SourceOptions) -> Source:
     reader = kind.read(path, how)
     classes: Mapping[str, int] = getattr(reader, "classes", {})
     shown = "standard input" if path == STDIN else path
-    return Source(shown, reader.rows(keys=how.keys), is_stream=path == STDIN, classes=dict(classes), reader=reader)
+    return Source(
+        shown,
+        reader.rows(keys=how.keys),
+        kind=kind.told.removeprefix("a ").removeprefix("an "),
+        is_stream=path == STDIN,
+        classes=dict(classes),
+        reader=reader,
+    )
 
 
 def _python_source(source: Any, how: SourceOptions) -> Source:

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PackError, RowError
-from wdskit.packing.arrow_cells import Cells
 from wdskit.packing.arrow_columns import ArrowColumns, need_pyarrow, read_features, sort_columns
 from wdskit.packing.arrow_rows import ArrowRows
-from wdskit.packing.parquet_cells import batch_rows, check_group, open_parquet
+from wdskit.packing.parquet_batches import Batches, check_group, open_parquet
+from wdskit.packing.parquet_cells import Column, PageCells, Pages
+from wdskit.packing.parquet_headers import UnknownPages
 from wdskit.packing.records import Records
 from wdskit.packing.references import CellBytes
 from wdskit.packing.rows import Row
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
-
-_BATCH_ROWS = 1024
 
 
 class Parquet:
@@ -71,15 +70,24 @@ class Parquet:
     def _rows_in(self, file: pq.ParquetFile, path: str, first_of_all: int, keys: str) -> Iterator[Row | RowError]:
         records = Records(os.path.dirname(path), self._image_column, self._key_column)
         status = os.stat(path)
+        batches, pages = Batches(file, path), Pages(most_bytes=0)
+        column = Column(path, status.st_size, str(self._columns.image))
         first = 0
         for group in range(file.num_row_groups):
             check_group(file, group, path)
-            at = _Group(path, group, first, str(self._columns.image), status.st_size, status.st_mtime_ns)
+            at = _Group(path, group, first, column.name, status.st_size, status.st_mtime_ns)
             how = ArrowRows(self._columns, records, keys, at.refer, lambda row: f"{path}, row {row}")
-            num_rows = batch_rows(file, group, most=_BATCH_ROWS)
-            for batch in file.iter_batches(num_rows, row_groups=[group], use_threads=False):
-                yield from how.rows(batch, first, first_of_all + first)
+            by_page = self._columns.image is not None and pages.are_known(column, group)
+            for batch in batches.read(group, self._beside_images(file) if by_page else None):
+                cells = PageCells(pages, column, group, first - at.first) if by_page else None
+                yield from how.rows(batch, first, first_of_all + first, cells)
                 first += batch.num_rows
+
+    def _beside_images(self, file: pq.ParquetFile) -> list[str]:
+        """The columns beside the bytes of images."""
+        image = self._columns.image
+        paths = [file.schema.column(number).path for number in range(len(file.schema))]
+        return [path for path in paths if path not in (image, f"{image}.bytes")]
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class _Group:
     file_bytes: int
     mtime_ns: int
 
-    def refer(self, _cells: Cells, _number: int, row: int, num_bytes: int) -> CellBytes:
+    def refer(self, _cells: Any, _number: int, row: int, num_bytes: int) -> CellBytes:
         """The reference to the image of a row of the table."""
         at = self.group, row - self.first, self.column
         return CellBytes(self.path, num_bytes, *at, self.file_bytes, self.mtime_ns)
@@ -106,5 +114,7 @@ def _read_errors(path: str) -> Iterator[None]:
 
     try:
         yield
+    except UnknownPages as err:
+        raise PackError(f"{path}: it cannot be read as Parquet: a page of its images is damaged.") from err
     except (pa.ArrowException, OSError) as err:
         raise PackError(f"{path}: it cannot be read as Parquet: {str(err).splitlines()[0]}.") from err

@@ -175,42 +175,70 @@ def _over(spans: list[Span], limits: Limits) -> PackError:
     return PackError(f"num_shards: of {len(spans)} shards one would have {what}.\n  Take more shards, or raise it.")
 
 
-class Shard(NamedTuple):
-    """The rows of one shard, in order, and the bytes that its file will have."""
-
-    rows: tuple[Row, ...]
-    num_bytes: int
-
-
 def row_bytes(row: Row) -> int:
     """Bytes that a row adds to a shard."""
     return sum([member_bytes(size_of(data)) for _, data in row.fields])
 
 
+class Shard:
+    """The rows of one shard, in order, given once, as they come.
+
+    Args:
+        first: The first of them.
+        rows: What comes behind it, more than belongs to this shard.
+        limits: Where it ends.
+        by_count: Their bytes are not known.
+
+    Attributes:
+        num_bytes: Bytes of a file with the rows that were given so far; 0 with `by_count`.
+        following: Once all are given, the first row of the next shard.
+    """
+
+    def __init__(self, first: Row, rows: Iterator[Row], limits: Limits, *, by_count: bool) -> None:
+        self.num_bytes = 0 if by_count else END_BYTES
+        self.following: Row | None = first
+        self._rows = rows
+        self._limits = limits
+        self._by_count = by_count
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows.
+
+        Raises:
+            RowError: One alone, or the first of the next shard, is over `max_bytes`.
+        """
+        num_rows = 0
+        while self.following is not None:
+            row = self.following
+            added = 0 if self._by_count else self._row_bytes(row)
+            is_full = num_rows == self._limits.max_samples or self.num_bytes + added > self._limits.max_bytes
+            if num_rows and is_full:
+                return
+            num_rows += 1
+            self.num_bytes += added
+            yield row
+            self.following = next(self._rows, None)
+
+    def _row_bytes(self, row: Row) -> int:
+        added, most = row_bytes(row), self._limits.max_bytes
+        if END_BYTES + added > most:
+            problem = f"its shard would have {END_BYTES + added} bytes, over max_bytes {most}, with it alone"
+            raise row_error(row.where, problem, "Raise --max-bytes.")
+        return added
+
+
 def fill_in_turn(rows: Iterable[Row], limits: Limits, *, by_count: bool = False) -> Iterator[Shard]:
-    """The shards: rows in their order, a new shard where the next one would break a limit.
+    """The shards: rows in their order, a new shard where the next one would break a limit. Of each all rows must be
+    taken before the next shard is.
 
     With `by_count` their bytes are not known, and those of the shards are 0.
-
-    Raises:
-        RowError: A row alone is over `max_bytes`.
     """
-    shard: list[Row] = []
-    num_bytes = END_BYTES
-    for row in rows:
-        added = 0 if by_count else row_bytes(row)
-        if END_BYTES + added > limits.max_bytes:
-            problem = (
-                f"its shard would have {END_BYTES + added} bytes, over max_bytes {limits.max_bytes}, with it alone"
-            )
-            raise row_error(row.where, problem, "Raise --max-bytes.")
-        if shard and (len(shard) == limits.max_samples or num_bytes + added > limits.max_bytes):
-            yield Shard(tuple(shard), 0 if by_count else num_bytes)
-            shard, num_bytes = [], END_BYTES
-        shard.append(row)
-        num_bytes += added
-    if shard:
-        yield Shard(tuple(shard), 0 if by_count else num_bytes)
+    rows = iter(rows)
+    row = next(rows, None)
+    while row is not None:
+        shard = Shard(row, rows, limits, by_count=by_count)
+        yield shard
+        row = shard.following
 
 
 class Names:

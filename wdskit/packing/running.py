@@ -1,32 +1,28 @@
-"""A run of `pack`: planned, its shards filled here or in several processes, its index; or of a stream."""
+"""A run of `pack`: planned, its shards filled here or in several processes, its index."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from wdskit.dataset.index import Also, ShardEntry, read_index, write_index
 from wdskit.errors import PackError
 from wdskit.files import Disk
-from wdskit.packing.beginning import Work, begin_run, check_free, end_finished, settle, settle_stream, told_of
+from wdskit.packing.beginning import Work, begin_run, check_free, end_finished, settle
 from wdskit.packing.destination import Destination
 from wdskit.packing.executors import fill_jobs
-from wdskit.packing.fill import ShardJob, fill_shard
+from wdskit.packing.fill import fill_shard
 from wdskit.packing.finished import find_finished
 from wdskit.packing.places import Place, told_as_pack_errors
-from wdskit.packing.plan import fill_in_turn
 from wdskit.packing.planning import Chosen, Jobs, Series, divide_rows, read_rows
-from wdskit.packing.record import RunRecord
 from wdskit.packing.recorded import Ints
-from wdskit.packing.rows import Row
-from wdskit.packing.sources import Progress, Tell, streamed_rows
+from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.splits import divide_splits
 from wdskit.packing.spool import Spool
-from wdskit.packing.started import Run, begin, compare
-from wdskit.packing.treating import required_rows
+from wdskit.packing.started import Run
 from wdskit.shards.also import check_names, publish_beside_folder
 from wdskit.tar.writer import END_BYTES
 
@@ -106,7 +102,7 @@ def pack_planned(work: Work, place: Place, target: Destination, jobs: Jobs) -> S
         run = begin_run(work, target, jobs)
     entries = fill_all(work, place, jobs, run, numbers)
     if part is None:
-        complete(target, _lists(work, target), entries, jobs.also, run)
+        complete(target, lists_of(work, target), entries, jobs.also, run)
     return entries
 
 
@@ -176,57 +172,8 @@ def fill_rest(
     return [entries[at] for at in range(len(names))]
 
 
-def pack_stream(work: Work, place: Place) -> tuple[Destination, list[ShardEntry]]:
-    """Fill the shards of rows that come once, while they come, and write the index.
-
-    Raises:
-        PackError: There is no row.
-    """
-    treatment = work.options.treatment
-    work.found.rows = required_rows(work.found.rows, treatment, work.found.rejected)
-    rows: Iterator[Row] = streamed_rows(work.found, treatment, skip_bad=work.options.skip_bad)
-    first_row = next(rows, None)
-    if first_row is None:
-        raise work.found.nothing()
-    with told_as_pack_errors(place.folder):
-        target = settle_stream(work, place, first_row.key)
-    rows = itertools.chain([first_row], rows)
-    rows = target.refuse_taken(rows, work.tell) if target.append else rows
-    names = work.names[0]
-    first = target.first_number(names)
-    also = target.beside(work.options.also, work.options.split_name)
-    run = None if target.finished is not None else _begin_stream(work, target, told_of(work, [first], also))
-    count = Count(work.tell, (None, None))
-    entries = []
-    by_count = treatment.changes_bytes
-    for number, shard in enumerate(fill_in_turn(rows, work.options.limits, by_count=by_count), start=first):
-        sha256 = target.finished.sha256_of(names[number]) if target.finished is not None else None
-        job = ShardJob(target.folder / names[number], *shard, also, treatment, work.options.threads, sha256)
-        entries.append(fill_shard(job, disk=work.disk, on_sample=count))
-    if run is None:
-        with told_as_pack_errors(target.folder):
-            end_finished(work, target, len(entries))
-    else:
-        complete(target, _lists(work, target), entries, also, run)
-    return target, entries
-
-
-def _begin_stream(work: Work, target: Destination, told: Mapping[str, Any]) -> Run:
-    """Write the record, or go on with that of a run that was stopped."""
-    options = work.options
-    with told_as_pack_errors(target.folder):
-        record = compare(
-            target.folder,
-            RunRecord(told, None, 1, (), None),
-            str,
-            restart=options.restart,
-            overwrite=options.overwrite,
-            disk=work.disk,
-        )
-        return begin(target.folder, record, overwrite=options.overwrite, disk=work.disk)
-
-
-def _lists(work: Work, target: Destination) -> dict[str, bytes]:
+def lists_of(work: Work, target: Destination) -> dict[str, bytes]:
+    """`Destination.lists` of the source."""
     with told_as_pack_errors(target.folder):
         return target.lists(work.found)
 

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from wdskit.errors import PackError, RowError
 from wdskit.packing.duplicates import Duplicate
-from wdskit.packing.rows import Row, key_taken
+from wdskit.packing.rows import Row
 from wdskit.packing.treatment import Treatment
 
 _SHOWN_REJECTS = 3
@@ -44,6 +44,7 @@ class Source:
     Attributes:
         name: For messages.
         rows: Each row, or what is wrong with it.
+        kind: What kind of source it is, for people.
         is_stream: The rows can be read once only, and are read while shards are written.
         is_held: Whoever gave the rows has them in memory, so that a plan of them need not go to disk.
         classes: Number of each class by name; empty where the source has none.
@@ -54,6 +55,7 @@ class Source:
 
     name: str
     rows: Iterable[Row | RowError]
+    kind: str = ""
     is_stream: bool = False
     is_held: bool = False
     classes: dict[str, int] = field(default_factory=dict)
@@ -76,21 +78,17 @@ class Source:
 
 
 def streamed_rows(source: Source, treatment: Treatment, *, skip_bad: bool) -> Generator[Row, None, None]:
-    """The rows of a stream that can be packed, each with a key of its own, while they come.
+    """The rows of a stream that can be packed, while they come.
 
     Raises:
-        RowError: A row is bad, and bad rows are not to be skipped; or two rows have one key.
+        RowError: A row is bad, and bad rows are not to be skipped.
     """
-    places: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
         if isinstance(source.rows, Generator):
             stack.callback(source.rows.close)
         for row in (_checked(row, treatment) for row in source.rows) if skip_bad else source.rows:
             if isinstance(row, Row):
-                if row.key in places:
-                    raise key_taken(row, places[row.key])
-                places[row.key] = row.where
                 yield row
             elif skip_bad:
                 source.rejected.append(row)

@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.hashes import find_twice, stand_in
 from wdskit.packing.plan import row_bytes
 from wdskit.packing.recorded import Ints, RecordedRows, Rows, encode_row, read_exactly
 from wdskit.packing.rows import Row, key_taken
@@ -182,12 +183,12 @@ def blocks_of(count: int) -> tuple[int, list[tuple[int, int]]]:
 
 
 def suspects(spool: Spool, kept: Ints | None, values: NDArray[np.int64]) -> Ints:
-    """Numbers of the rows whose key has one of these hashes."""
-    hashes = np.frombuffer(spool.hashes, dtype=np.int64)
+    """Numbers of the rows whose key has one of these hashes, which are sorted."""
+    found = stand_in(values, np.frombuffer(spool.hashes, dtype=np.int64))
     if kept is None:
-        return np.flatnonzero(np.isin(hashes, values))
-    found: Ints = kept[np.isin(hashes[kept], values)]
-    return found
+        return np.flatnonzero(found)
+    rows: Ints = kept[found[kept]]
+    return rows
 
 
 def check_unique(spool: Spool, kept: Ints | None) -> None:
@@ -201,10 +202,7 @@ def check_unique(spool: Spool, kept: Ints | None) -> None:
         RowError: Names the first row whose key an earlier one has.
     """
     hashes = np.frombuffer(spool.hashes, dtype=np.int64)
-    hashes = hashes.copy() if kept is None else hashes[kept]
-    hashes.sort()
-    twice = hashes[1:][hashes[1:] == hashes[:-1]]
-    del hashes
+    twice = find_twice(hashes if kept is None else hashes[kept])
     if not len(twice):
         return
     places: dict[str, str] = {}

@@ -1,0 +1,265 @@
+"""Rows that come once: no key is packed twice, however many there are, and little of them is held."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import itertools
+import json
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from disks import FailingDisk, HastyDisk, KillingDisk, WatchedDisk, run_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pack_cases import remains_of, without_drafts
+from shards import bytes_in, samples_in
+
+from wdskit import PackError, RowError, pack
+from wdskit.files import DRAFT_SUFFIX
+from wdskit.packing import streamed_keys
+from wdskit.packing.rows import Row
+from wdskit.packing.streamed_keys import SortedRuns, StreamedKeys
+
+OPTIONS: dict[str, Any] = {"pattern": "p-%02d.tar", "disk": HastyDisk()}
+
+
+@pytest.fixture
+def _few(monkeypatch):
+    """Three keys are many."""
+    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
+
+
+def rows_of(keys) -> list[dict[str, Any]]:
+    return [{"__key__": key, "cls": number} for number, key in enumerate(keys)]
+
+
+def row(key: str, where: str = "here") -> Row:
+    return Row(key, (), where)
+
+
+def drafts_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.glob(f".*{DRAFT_SUFFIX}")]
+
+
+# Keys that come twice.
+
+
+def check_twice(tmp_path: Path, first: int, second: int, num_rows: int, max_samples: int) -> None:
+    """A key comes twice: the error has both places, and only shards that end before it are there."""
+    keys = [f"k{number}" for number in range(num_rows)]
+    whole = tmp_path / f"whole-{max_samples}"
+    if not whole.exists():
+        pack(rows_of(keys), whole, max_samples=max_samples, **OPTIONS)
+    keys[second] = keys[first]
+    folder = tmp_path / f"{first}-{second}-{max_samples}"
+    message = rf"^row {second} \('k{first}'\): its key 'k{first}' is that of row {first} \('k{first}'\) too"
+    with pytest.raises(RowError, match=message):
+        pack(iter(rows_of(keys)), folder, max_samples=max_samples, **OPTIONS)
+    num_whole = second // max_samples
+    shards = [path.name for path in sorted(folder.glob("*.tar"))]
+    assert shards == [f"p-{number:02d}.tar" for number in range(num_whole)]
+    assert all((folder / name).read_bytes() == (whole / name).read_bytes() for name in shards)
+    assert not drafts_in(folder)
+
+
+@pytest.mark.usefixtures("_few")
+def test_a_key_that_comes_twice_is_found_wherever_before_its_shard_is_there(tmp_path):
+    for max_samples in (1, 4, 100):
+        for first, second in itertools.combinations(range(9), 2):
+            check_twice(tmp_path, first, second, 9, max_samples)
+
+
+@pytest.mark.usefixtures("_few")
+def test_of_several_keys_that_come_twice_the_first_is_told(tmp_path):
+    """One that is told by memory alone, behind one that disk must tell."""
+    for keys, second, first in (("abcdab", 4, 0), ("abcdaed", 4, 0), ("abcdefggb", 7, 6), ("abcdefcgg", 6, 2)):
+        for max_samples in (1, 5, 100):
+            with pytest.raises(RowError, match=rf"^row {second} .* is that of row {first} "):
+                pack(iter(rows_of(keys)), tmp_path / f"{keys}-{max_samples}", max_samples=max_samples, **OPTIONS)
+
+
+@pytest.mark.usefixtures("_few")
+def test_keys_whose_hashes_are_equal_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(streamed_keys, "hash", len, raising=False)
+    keys = [f"{number:02d}" for number in range(20)]
+    pack(iter(rows_of(keys)), tmp_path / "out", max_samples=4, **OPTIONS)
+    assert list(samples_in(tmp_path / "out")) == keys
+    check_twice(tmp_path, 2, 7, 9, 4)
+
+
+@given(st.lists(st.text("ab\udc80é", max_size=3), max_size=25), st.integers(1, 6), st.integers(1, 9), st.booleans())
+@settings(max_examples=200)
+def test_any_keys_in_any_shards_are_judged_as_a_dict_would(keys, batch, shard_rows, clash):
+    """Keys and places may be names that are no UTF-8."""
+    rows = [row(key, f"{number}\udcff") for number, key in enumerate(keys)]
+    places: dict[str, str] = {}
+    twice = next(
+        ((each.where, places[each.key]) for each in rows if places.setdefault(each.key, each.where) != each.where), None
+    )
+    found = None
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(streamed_keys, "_BATCH_KEYS", batch),
+        mock.patch.object(streamed_keys, "hash", len if clash else hash, create=True),
+    ):
+        with StreamedKeys(lambda: Path(folder), disk=HastyDisk()) as seen:
+            try:
+                for start in range(0, len(rows), shard_rows):
+                    assert list(seen.watch(rows[start : start + shard_rows])) == rows[start : start + shard_rows]
+            except RowError as err:
+                found = err
+        assert not [*Path(folder).iterdir()]
+    assert (found is None) == (twice is None)
+    if found is not None and twice is not None:
+        assert found.where == twice[0]
+        assert f"is that of {twice[1]} too" in str(found)
+
+
+@pytest.mark.usefixtures("_few")
+@pytest.mark.parametrize("clash", [False, True])
+def test_keys_of_an_addition_are_compared_with_those_that_are_there(tmp_path, monkeypatch, clash):
+    if clash:
+        monkeypatch.setattr(streamed_keys, "hash", len, raising=False)
+        monkeypatch.setattr("wdskit.packing.destination.hash", len, raising=False)
+    pack(rows_of("pqrstuv"), tmp_path / "out", **OPTIONS)
+    before = bytes_in(tmp_path / "out")
+    for keys in ("aq", "abcdefv", "abcdeq"):
+        with pytest.raises(RowError, match=rf"^row {len(keys) - 1} .*: its key '{keys[-1]}' is in .*out already"):
+            pack(iter(rows_of(keys)), tmp_path / "out", append=True, **OPTIONS)
+        assert bytes_in(tmp_path / "out") == before
+    pack(iter(rows_of("abcdef")), tmp_path / "out", append=True, **OPTIONS)
+    assert list(samples_in(tmp_path / "out")) == list("pqrstuvabcdef")
+
+
+def test_lines_of_jsonl_on_stdin_are_named_by_both_places(tmp_path, monkeypatch):
+    lines = "".join(f'{{"key": "k{number % 7}"}}\n' for number in range(8))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    with pytest.raises(RowError, match=r"^standard input:8: its key 'k0' is that of standard input:1 too"):
+        pack("-", tmp_path / "out", from_="table")
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), max_size=5), max_size=30), st.lists(st.integers(-9, 9)))
+def test_sorted_runs_hold_what_a_set_holds(added, asked):
+    runs = SortedRuns()
+    for run in added:
+        runs.add(np.sort(np.array(run, np.int64)))
+    known = set(itertools.chain(*added))
+    asked = sorted(asked)
+    assert runs.find(np.array(asked, np.int64)).tolist() == [value for value in asked if value in known]
+
+
+def test_sorted_runs_are_few_and_each_number_moves_seldom():
+    runs, moved = SortedRuns(), 0
+    for number in range(1000):
+        runs.add(np.arange(4) + number)
+        moved += len(runs._runs[-1])
+    assert len(runs._runs) <= 10
+    assert moved <= 4 * 1000 * 6
+
+
+# Disks.
+
+
+@pytest.mark.usefixtures("_few")
+@pytest.mark.parametrize("kind", ["fail", "kill"])
+def test_after_a_fault_at_each_operation_with_keys_on_disk_the_same_call_goes_on(tmp_path, kind):
+    given = rows_of("abcdefg")
+
+    def run(folder, disk):
+        pack(iter(given), folder, max_samples=4, pattern="p-%02d.tar", disk=disk)
+
+    watched = WatchedDisk()
+    run(tmp_path / "whole", watched)
+    whole = bytes_in(tmp_path / "whole")
+    for number in range(len(watched.operations)):
+        folder = tmp_path / f"{number}"
+        if kind == "kill":
+            assert run_child(lambda: run(folder, KillingDisk(number))) == -9  # noqa: B023
+        else:
+            with contextlib.suppress(PackError):  # the draft of the keys need not be removed
+                run(folder, FailingDisk(number, errno.ENOSPC))
+        left = without_drafts(remains_of(folder))
+        assert left.items() <= whole.items()
+        if left != whole:
+            run(folder, HastyDisk())
+            assert bytes_in(folder) == whole
+
+
+def test_an_error_of_the_source_stays_what_it_is(tmp_path):
+    """Also where it is of the kind that disks raise."""
+
+    def rows():
+        yield from rows_of("ab")
+        raise fault
+
+    for fault in (ConnectionResetError(errno.ECONNRESET, "mine"), ValueError("mine"), KeyboardInterrupt("mine")):
+        with pytest.raises(type(fault), match="mine") as caught:
+            pack(rows(), tmp_path / "out", **OPTIONS)
+        assert caught.value is fault
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [".wdskit.lock"]
+
+
+# Memory.
+
+
+class Peak:
+    """The most memory that Python had allocated in a block, less what it had before."""
+
+    def __enter__(self):
+        tracemalloc.start()
+        return self
+
+    def __exit__(self, *_):
+        self.num_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+
+
+def test_of_many_keys_only_some_bytes_are_held(tmp_path, monkeypatch):
+    num = 60_000
+    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 1 << 10)
+    with StreamedKeys(lambda: tmp_path, disk=HastyDisk()) as seen, Peak() as peak:
+        for _ in seen.watch(row(f"{number:012d}") for number in range(num)):
+            pass
+    assert peak.num_bytes < num * 8 * 3 + streamed_keys._BATCH_KEYS * 500
+
+
+def test_of_a_shard_only_some_rows_are_held(tmp_path):
+    """One shard of 80 MB."""
+    rows = ({"__key__": f"{number}", "bin": bytes([number]) * (2 << 20)} for number in range(40))
+    with Peak() as peak:
+        pack(rows, tmp_path / "out", **OPTIONS)
+    assert peak.num_bytes < 20 << 20
+    assert json.loads((tmp_path / "out" / "index.json").read_text())["shardlist"][0]["nsamples"] == 40
+
+
+# Mutants.
+
+
+def test_keys_that_are_not_compared_at_the_end_of_a_shard_are_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
+    check = StreamedKeys._check
+    monkeypatch.setattr(StreamedKeys, "_check", lambda self: check(self) if len(self._new) == 3 else None)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_a_key_that_comes_twice_is_found_wherever_before_its_shard_is_there(tmp_path)
+
+
+def test_keys_on_disk_that_are_forgotten_are_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
+    monkeypatch.setattr(SortedRuns, "add", lambda *_: None)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_a_key_that_comes_twice_is_found_wherever_before_its_shard_is_there(tmp_path)
+
+
+def test_hashes_that_are_taken_for_keys_are_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
+    monkeypatch.setattr(StreamedKeys, "_kept", lambda _: ([f"{number:02d}", "there"] for number in range(20)))
+    with pytest.raises(RowError, match="is that of there too"):
+        test_keys_whose_hashes_are_equal_are_compared(tmp_path, monkeypatch)
