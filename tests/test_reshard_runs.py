@@ -14,7 +14,7 @@ from disks import HastyDisk, KillingDisk, WatchedDisk, run_child
 from shards import bytes_in, samples_in, write_shard
 
 import wdskit
-from wdskit import ConfigError, PackError, WdskitError, finish_pack, pack, split, verify
+from wdskit import ConfigError, FolderIndexError, PackError, WdskitError, finish_pack, pack, split, verify
 from wdskit.dataset.index import read_index
 from wdskit.packing import record, reshard, reshard_sources, started
 from wdskit.packing.record import RECORD_NAME, read_record
@@ -235,9 +235,12 @@ def test_pack_and_reshard_know_each_other(source, tmp_path):
     assert resharded(source, tmp_path / "b", restart=True) == resharded(source, tmp_path / "wanted")
 
 
-def test_shards_that_were_indexed_meanwhile_are_left_alone(source, tmp_path):
-    """They are a data set then, as any other."""
+def test_shards_that_are_a_data_set_of_their_own_now_are_left_alone(source, tmp_path):
+    """`index` refuses a part of a run, unless its record is removed, and tells what to do."""
     stop(source, tmp_path / "out", 2)
+    with pytest.raises(FolderIndexError, match=r"2 of 5 shards are there.\n  Run the same `wdskit reshard` again"):
+        index_folder(tmp_path / "out", disk=HastyDisk())
+    (tmp_path / "out" / RECORD_NAME).unlink()
     index_folder(tmp_path / "out", disk=HastyDisk())
     with pytest.raises(PackError, match="packed and indexed already"):
         resharded(source, tmp_path / "out")

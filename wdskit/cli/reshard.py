@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural, print_json, split_kinds
-from wdskit.cli.pack import parse_size, show_progress
+from wdskit.cli.pack import parse_size
 from wdskit.cli.packed import WAS_DONE
+from wdskit.cli.progress import show_progress, told_when_stopped
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
@@ -126,7 +127,7 @@ def reshard_command(
         return
     if dest is None:
         raise typer.BadParameter("name DEST, the folder to write to, or --selection.")
-    with show_progress() as show:
+    with told_when_stopped(), show_progress() as show:
         result = reshard(
             source,
             dest,
