@@ -7,6 +7,7 @@ again that is long forgotten.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -18,6 +19,7 @@ from wdskit.packing.rows import Row
 
 _AHEAD_BYTES = 128 << 20
 _ROW_BYTES = 2000  # that a row takes itself
+_LOOKED_AT = 100  # rows; the first ones may have no image
 
 
 def read_ahead(rows: Rows | Iterable[Row]) -> Iterable[Row]:
@@ -31,7 +33,8 @@ def read_ahead(rows: Rows | Iterable[Row]) -> Iterable[Row]:
         is_sorted = cells == sorted(cells)
     else:  # they come once, in their order
         return rows
-    return rows if is_sorted or not _cells(next(iter(rows))) else _ahead(rows)
+    is_other = is_sorted or not any(_cells(row) for row in itertools.islice(rows, _LOOKED_AT))
+    return rows if is_other else _ahead(rows)
 
 
 def _cells(row: Row) -> list[CellBytes]:
