@@ -27,6 +27,7 @@ from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.streaming import pack_stream
 from wdskit.packing.treatment import Treatment
+from wdskit.processes import old_objects_frozen
 from wdskit.shards.shares import parse_shares
 
 
@@ -228,6 +229,7 @@ def pack(
     if found.is_stream:
         options.check_stream()
     with contextlib.ExitStack() as stack:
+        freeze = stack.enter_context(old_objects_frozen())
         place = find_place(stack, folder, found.classes, options, disk)
         most = None if found.is_held else ROWS_IN_MEMORY
         splitter = None if options.split is None else Splitter(options.split)
@@ -238,6 +240,7 @@ def pack(
             return _result(folder, found, pack_stream(work, place), None, start)
         jobs = plan_jobs(work, place, spool)
         plan = jobs.plan()
+        freeze()
         entries = () if dry_run else pack_planned(work, place, jobs)
     return _result(folder, found, entries, plan, start)
 

@@ -24,14 +24,14 @@ def read_ahead(rows: Rows | Iterable[Row]) -> Iterable[Row]:
     """The rows of a shard. Where they hold cells in another order than that of their files, those to come next are read
     before they are asked for, in the order of the files.
     """
+    if not isinstance(rows, (RecordedRows, tuple)) or not _cells(next(iter(rows))):  # others come once, in their order
+        return rows
     if isinstance(rows, RecordedRows):
         is_sorted = bool((np.diff(rows.starts) > 0).all())
-    elif isinstance(rows, tuple):
+    else:
         cells = [_place(cell) for row in rows for cell in _cells(row)]
         is_sorted = cells == sorted(cells)
-    else:  # they come once, in their order
-        return rows
-    return rows if is_sorted or not _cells(next(iter(rows))) else _ahead(rows)
+    return rows if is_sorted else _ahead(rows)
 
 
 def _cells(row: Row) -> list[CellBytes]:
