@@ -21,7 +21,7 @@ from leaks import open_things
 from shards import draw, fail_on_7, key_of, write_numbers, write_pictures
 
 import wdskit
-from wdskit import Pipeline, PipelineError, SampleError, ShardError, processes
+from wdskit import Pipeline, PipelineError, SampleError, ShardError, StorageError, processes
 from wdskit.loader import bench_run, bench_subject
 from wdskit.loader.bench_loops import TrainingStep, Watch, busy_python, make_free, ready_item
 from wdskit.loader.bench_parts import Parts
@@ -350,3 +350,5 @@ def test_a_picture_is_drawn(numbers: str, tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     with pytest.raises(PipelineError, match=r"a\.gif: a picture is drawn as"):
         wdskit.bench(Pipeline().exact(numbers), plot=tmp_path / "a.gif")
+    with pytest.raises(StorageError, match=r"none/a\.png: the picture cannot be written: No such file"):
+        wdskit.bench(Pipeline().exact(str(tmp_path / "none")), plot=tmp_path / "none" / "a.png")  # before any is read

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wdskit
 from wdskit.cli.console import escape, format_bytes, format_count, plural
 from wdskit.tar.writer import TarWriter
 
@@ -129,6 +130,25 @@ def test_ls_of_members_lists_those_of_no_sample_too(train: Path, run) -> None:
     assert (code, err) == (0, "")
     assert out.split("\n") == ["offset     size  member", "     0      5 B  README", "  1024  2.50 kB  dog/0.jpg"]
     assert run("ls", "train", "--members")[0] == 2
+
+
+@pytest.mark.parametrize("words", [["ls"], ["info"], ["stats"], ["verify"], ["extract", "--to", "to"]])
+def test_several_folders_are_joined_by_two_colons_in_every_command(train: Path, run, words) -> None:
+    """The first of them has no slash, and is no scheme of a URL either."""
+    (train.parent / "more").mkdir()
+    write_shard(train.parent / "more" / "m-0.tar", {"cow/0.cls": b"2", "cow/0.jpg": bytes(2500)})
+    code, out, err = run(*words, "train::more")
+    assert err == ""
+    assert (code, words[0]) in {(0, words[0]), (1, "verify")}
+    assert "train::more" in out or "m-0.tar" in out or "6 samples" in out
+
+
+def test_ls_in_python_gives_the_same_rows(train: Path) -> None:
+    assert [(row.name, row.num_samples) for row in wdskit.ls("train")] == [("s-0.tar", 2), ("s-1.tar", 3)]
+    assert [(row.key, row.offset) for row in wdskit.ls("train/s-1.tar", limit=2)] == [("dog/0", 1024), ("dog/1", 6144)]
+    assert next(wdskit.ls("train/s-1.tar", members=True)).name == "README"
+    with pytest.raises(wdskit.ConfigError, match="train is a folder, but members are those of one shard"):
+        list(wdskit.ls("train", members=True))
 
 
 def test_json_of_every_command_parses(train: Path, run) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -25,7 +26,8 @@ from rays import FakeRay
 from shards import bytes_in, samples_in
 
 from wdskit.cli import app
-from wdskit.cli.pack import _facts, parse_size
+from wdskit.cli.pack import parse_size
+from wdskit.cli.progress import _facts
 from wdskit.dataset.others import read_timm_info
 from wdskit.packing.sources import Progress
 
@@ -186,6 +188,54 @@ def test_what_cannot_be_done_is_one_message_and_a_code(run, photos, words, code,
     assert not Path("out", "index.json").exists()
 
 
+def test_scripts_are_told_as_one_json_document(run, photos):
+    """Of a run, a plan, and parts that are joined, the same; what is left out stands in it too."""
+    (photos / "cat" / "bad.jpg").write_bytes(b"x")
+    (photos / "cat" / "notes.txt").write_text("x")
+    words = ["photos", "out", "--skip-bad", "--split", "a=0.5,b=0.5", "--json"]
+    code, out, err = run("pack", *words, "--dry-run")
+    plan = json.loads(out)
+    assert (code, err, plan["dry_run"], Path("out").exists()) == (0, "", True, False)
+    done = json.loads(run("pack", *words)[1])
+    index = json.loads(Path("out/index.json").read_bytes())["shardlist"]
+    assert [shard["sha256"] for shard in done["shards"]] == [shard["sha256"] for shard in index]
+    assert done.pop("seconds") > 0
+    assert [shard.pop("sha256") for shard in plan["shards"]] == [None] * len(index)
+    assert [len(shard.pop("sha256")) for shard in done["shards"]] == [64] * len(index)
+    assert done == {key: value for key, value in plan.items() if key != "seconds"} | {"dry_run": False}
+    counts = {name: done[name] for name in ("num_samples", "num_rejected", "num_other", "num_duplicates")}
+    assert counts == {"num_samples": 3, "num_rejected": 1, "num_other": 1, "num_duplicates": 0}
+    assert done["classes"] == {"cat": 0, "dog": 1}
+    assert {name[0] for name in done["splits"]["a"]} == {"a"}
+    assert run("pack", "photos", "parts", "--part", "0/1", "--skip-bad")[0] == 0
+    assert json.loads(run("pack", "finish", "parts", "--json")[1])["num_samples"] == 3
+
+
+def test_finish_refuses_what_it_would_ignore(run, photos):
+    assert run("pack", "photos", "out", "--part", "0/1")[0] == 0
+    for words in (["--skip-bad"], ["--max-samples", "1"], ["--from", "folder"], ["--workers", "1"]):
+        code, out, err = run("pack", "finish", "out", *words)
+        assert (code, out) == (2, "")
+        assert f"{words[0]} has no effect on `pack finish`" in err
+    assert run("pack", "finish", "out")[0] == 0
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
+    process = subprocess.Popen(
+        [*RUN, "pack", "-", str(tmp_path / "out")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"\n" * (1 << 18))  # more than a pipe holds: it is being read
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    told = b"Stopped. What has its name is whole, and the same command goes on with it.\n"
+    assert (process.returncode, out, err) == (130, b"", told)
+
+
 def test_packing_twice_is_refused_with_the_way_out(run, photos):
     assert run("pack", "photos", "out")[0] == 0
     code, _, err = run("pack", "photos", "out")
@@ -286,6 +336,7 @@ OPTIONS = {
     "--duplicates": ("twice.csv out --duplicates drop", lambda: keys_in("out") == ["a"]),
     "--max-pixels": ("cut.csv out --validate none --resize 8 --max-pixels 96", lambda: keys_in("out") == ["cut"]),
     "--threads": ("photos out --resize 4 --threads 2", lambda: len(keys_in("out")) == 3),
+    "--json": ("photos out --json", lambda: len(keys_in("out")) == 3),
 }
 
 

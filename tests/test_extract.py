@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from shards import write_shard
 from tar_corpus import END, long_name, member
 
 from wdskit import KeyRuleError, ShardError, StorageError
-from wdskit.shards.extracting import extract, path_problem, read_field
+from wdskit.shards.extracting import cat, extract, path_problem
 
 SAMPLES = {
     "cat/1": {"jpg": b"\xff\xd8 image", "json": b"{}"},
@@ -36,7 +37,7 @@ ALL_FILES = {f"{key}.{name}": data for key, fields in SAMPLES.items() for name, 
 
 def test_every_field_is_read_by_its_name(shard):
     for name, data in ALL_FILES.items():
-        assert read_field(shard, name) == data
+        assert cat(shard, name) == data
 
 
 @pytest.mark.parametrize(
@@ -50,18 +51,23 @@ def test_every_field_is_read_by_its_name(shard):
 )
 def test_what_is_not_there_is_named(shard, name, message, run):
     with pytest.raises(KeyRuleError, match=message):
-        read_field(shard, name)
+        cat(shard, name)
     code, out, err = run("cat", shard, name)
     assert (code, out) == (1, "")
     assert err
 
 
+def test_cat_of_a_folder_says_what_to_name(shard):
+    with pytest.raises(StorageError, match=r"this is a folder\. Name one of its shards"):
+        cat(str(Path(shard).parent), "cat/1.json")
+
+
 def test_a_field_of_a_damaged_shard_is_read_as_long_as_its_sample_is_whole(shard):
     data = Path(shard).read_bytes()
     Path(shard).write_bytes(data[:2600])
-    assert read_field(shard, "cat/1.json") == b"{}"
+    assert cat(shard, "cat/1.json") == b"{}"
     with pytest.raises(ShardError):
-        read_field(shard, "cat/2.jpg")
+        cat(shard, "cat/2.jpg")
 
 
 class Terminal(io.StringIO):
@@ -78,7 +84,7 @@ def test_cat_writes_bytes_to_a_file_and_only_text_to_a_terminal(tmp_path, capfdb
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.FileIO(1, "w", closefd=False)))
         cat_command(path, name)
         sys.stdout.flush()
-        assert capfdbinary.readouterr().out == read_field(path, name)
+        assert capfdbinary.readouterr().out == cat(path, name)
     monkeypatch.setattr(sys, "stdout", Terminal())
     cat_command(path, "a.txt")
     assert sys.stdout.getvalue() == "\\x1b[31mred\nx\n\n"
@@ -101,12 +107,39 @@ def test_all_files_are_extracted_with_their_bytes(shard, tmp_path, run):
         ({"keys": ["dog"]}, ["dog.txt"]),
         ({"limit": 1}, ["cat/1.jpg", "cat/1.json"]),
         ({"fields": ["txt"], "limit": 1}, []),
-        ({"fields": ["jpg"], "keys": ["cat/2", "none"]}, ["cat/2.jpg"]),
+        ({"fields": ["jpg"], "keys": ["cat/2", "dog"]}, ["cat/2.jpg"]),
     ],
 )
 def test_a_part_is_extracted(shard, tmp_path, options, names):
-    extract(shard, tmp_path / "to", **options)
+    done = extract(shard, tmp_path / "to", **options)
     assert sorted(files_in(tmp_path / "to")) == names
+    assert (done.missing_keys, done.missing_fields) == ((), ("txt",) if not names else ())
+
+
+def test_what_was_asked_for_and_is_nowhere_is_told(shard, tmp_path, run):
+    """A key or field that was mistyped is no success."""
+    options = ["--key", "cat/2", "--key", "n\x1bne", "--field", "json", "--field", "jgp"]
+    code, out, err = run("extract", shard, "--to", str(tmp_path / "a"), *options)
+    assert (code, err) == (1, "")
+    assert out.splitlines() == [
+        r"not found: no sample has the key 'n\x1bne'",
+        "not found: no sample has the field 'jgp'",
+        f"Extracted {tmp_path}/a: 1 sample, 1 file, 3 B.",
+    ]
+    code, out, err = run("extract", shard, "--to", str(tmp_path / "b"), "--json", *options)
+    assert (code, err) == (1, "")
+    told = {"num_samples": 1, "num_files": 1, "num_bytes": 3, "num_refused": 0, "refused": []}
+    missing = {"missing_keys": ["n\x1bne"], "missing_fields": ["jgp"]}
+    assert json.loads(out) == {"folder": f"{tmp_path}/b", **told, **missing}
+    assert run("extract", shard, "--to", str(tmp_path / "c"), "--limit", "1", *options)[0] == 0  # it was ended before
+
+
+def test_letters_that_a_python_does_not_print_are_no_reason_to_leave_a_file_out(tmp_path):
+    """Joiners in Persian and in emoji, a letter of a later Unicode, private use."""
+    names = ["\u0645\u06cc\u200c\u062e", "\U0001f469\u200d\U0001f4bb", "\U0001fae9", "\uf022", "e\u0301"]
+    shard = write_shard(tmp_path / "a.tar", {name: {"txt": b"1"} for name in names})
+    assert extract(str(shard), tmp_path / "to").num_refused == 0
+    assert sorted(files_in(tmp_path / "to")) == sorted(f"{name}.txt" for name in names)
 
 
 def test_only_an_empty_folder_is_written(shard, tmp_path, run):

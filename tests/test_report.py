@@ -208,8 +208,10 @@ def test_without_jinja2_nothing_is_read(tmp_path, monkeypatch):
 
 def test_a_report_that_cannot_be_written_is_an_error(tmp_path):
     write_shard(tmp_path / "s.tar", {"a": {"txt": b"x"}})
-    with pytest.raises(StorageError, match="report cannot be written"):
-        stats(tmp_path, html=tmp_path / "none" / "r.html")
+    (tmp_path / "s.tar").write_bytes(b"no shard")  # which is not seen: it is told before anything is read
+    for place in (tmp_path / "none" / "r.html", tmp_path, tmp_path / "s.tar" / "r.html"):
+        with pytest.raises(StorageError, match="report cannot be written"):
+            stats(tmp_path, html=place)
 
 
 def test_the_command_writes_it(run, tmp_path):
@@ -217,4 +219,5 @@ def test_the_command_writes_it(run, tmp_path):
     code, out, _ = run("stats", str(folder), "--html", str(tmp_path / "r.html"))
     assert code == 0
     assert "samples" in out
+    assert f"Report: {tmp_path}/r.html, " in out
     check_page((tmp_path / "r.html").read_text(encoding="utf-8"))

@@ -87,6 +87,18 @@ def test_what_came_since_a_copy(first, second):
     assert facts(copy) == facts(histogram_of(first))
 
 
+def test_a_short_epoch_without_a_cpu_time_of_its_own_takes_what_was_known_before():
+    """Every eighth piece is clocked: a stage of a few pieces is not one that never ran, which would mislead advice."""
+    found = Histogram()
+    found.add(1.0, cpu_s=0.75)
+    before = found.copy()
+    found.add(1.0)
+    assert found.since(before).cpu_ratio == 0.75
+    found.add(1.0, cpu_s=0.25)
+    assert found.since(before).cpu_ratio == 0.25
+    assert Histogram().since(Histogram()).cpu_ratio == 0
+
+
 @given(SOME)
 def test_cumulated_counts_are_those_below_each_edge(durations):
     buckets = list(cumulated(histogram_of(durations)))

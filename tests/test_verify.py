@@ -55,6 +55,29 @@ def numbered(*counts: int) -> list[dict[str, dict[str, bytes]]]:
     return [{f"k{n}": {"cls": b"%d" % n} for n in range(a, b)} for a, b in itertools.pairwise(start)]
 
 
+@pytest.mark.parametrize(
+    ("key", "problems"),
+    [
+        ("/etc/a", ["it is an absolute path"]),
+        ("../a", ["it leads out of the folder that it is unpacked in"]),
+        ("a/../../b", ["it leads out of the folder that it is unpacked in"]),
+        ("a\x1b[31m", ["it holds a control character"]),
+        ("/a\u2028", ["it is an absolute path", "it holds a control character"]),
+        ("a/b/x", []),
+        ("./a", []),
+        ("..a/b", []),
+        ("\u0645\u06cc\u200c\u062e", []),
+    ],
+)
+def test_keys_that_are_traps_are_found_without_being_asked_for(tmp_path, key, problems):
+    """Whatever reader they are for. What is only unusual is left to `--for`."""
+    folder = shards(tmp_path / "d", {"k": {"txt": b"1"}, key: {"txt": b"1"}}, index=False)
+    found = verify(folder).findings
+    assert [(one.kind, one.key, one.problem, one.offset) for one in found] == [
+        ("name", key, problem, 1024) for problem in problems
+    ]
+
+
 def test_whole_shards_without_an_index_are_clean(tmp_path):
     result = verify(shards(tmp_path / "d", *numbered(3, 2), index=False))
     assert result.is_clean
@@ -624,6 +647,23 @@ def test_the_json_document_says_it_all(tmp_path, run):
     assert code == 1
     assert finding["kind"] == "offsets"
     assert finding.keys() == {"kind", "file", "problem", "offset", "key", "more", "rule"}
+
+
+def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
+    """The index of what is right, or what saves the rest; for one shard the folder that it stands in."""
+    folder = shards(tmp_path / "d", *numbered(3, 2))
+    monkeypatch.chdir(tmp_path)
+    anew = "If the shards are right, `wdskit index d` makes what stands beside them anew."
+    save = "Damaged or missing shards: fetch or pack them again (`wdskit pack --only`), or save what is whole: "
+    (folder / "s-0.tar.idx").unlink()
+    assert run("verify", "d")[1].splitlines()[-2] == anew
+    assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == anew
+    (folder / "s-1.tar").unlink()
+    assert run("verify", "d")[1].splitlines()[-2] == save + "`wdskit repair d --to DEST`."
+    (folder / "index.json").unlink()
+    (folder / "index.bin").unlink()
+    told = "No index: sizes and digests could not be compared. `wdskit index d` makes one."
+    assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == told
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,12 @@ if TYPE_CHECKING:
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
     from wdskit.pipeline.registry import register
+    from wdskit.shards.comparing import DiffResult, diff
+    from wdskit.shards.describe import Summary, info
+    from wdskit.shards.extracting import Extracted, cat, extract
     from wdskit.shards.findings import Finding, VerifyResult
+    from wdskit.shards.indexing import IndexReport, index_folder
+    from wdskit.shards.listing import MemberRow, SampleRow, ShardRow, ls
     from wdskit.shards.repairing import RepairResult, repair
     from wdskit.shards.splitting import split
     from wdskit.shards.statistics import stats
@@ -56,12 +61,16 @@ __version__ = "0.1.0"
 __all__ = [
     "ConfigError",
     "DecodeError",
+    "DiffResult",
+    "Extracted",
     "Finding",
     "FolderIndexError",
     "ImageTooLarge",
+    "IndexReport",
     "KeyRuleError",
     "LoaderStats",
     "LocalShard",
+    "MemberRow",
     "PackError",
     "Pipeline",
     "PipelineError",
@@ -72,21 +81,30 @@ __all__ = [
     "ReshardResult",
     "RowError",
     "SampleError",
+    "SampleRow",
     "SelectResult",
     "SelectionError",
     "ShardError",
+    "ShardRow",
     "ShardStats",
     "StageStats",
     "StateError",
     "StorageError",
+    "Summary",
     "VerifyResult",
     "WdskitError",
     "__version__",
     "bench",
+    "cat",
     "check_same_batches",
+    "diff",
+    "extract",
     "finish_pack",
     "gather_valid",
+    "index_folder",
+    "info",
     "load_config",
+    "ls",
     "make_loader",
     "pack",
     "plan",
@@ -100,6 +118,19 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DiffResult": "wdskit.shards.comparing",
+    "diff": "wdskit.shards.comparing",
+    "Summary": "wdskit.shards.describe",
+    "info": "wdskit.shards.describe",
+    "Extracted": "wdskit.shards.extracting",
+    "cat": "wdskit.shards.extracting",
+    "extract": "wdskit.shards.extracting",
+    "IndexReport": "wdskit.shards.indexing",
+    "index_folder": "wdskit.shards.indexing",
+    "MemberRow": "wdskit.shards.listing",
+    "SampleRow": "wdskit.shards.listing",
+    "ShardRow": "wdskit.shards.listing",
+    "ls": "wdskit.shards.listing",
     "Finding": "wdskit.shards.findings",
     "LoaderStats": "wdskit.loader.stats_types",
     "StageStats": "wdskit.loader.stats_types",

@@ -201,6 +201,15 @@ def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
         draft.write(data)
 
 
+def why_not(path: Path) -> str | None:
+    """Why a file cannot be published there, as far as that can be told before it is made; else None."""
+    if path.is_dir():
+        return os.strerror(errno.EISDIR)
+    if not path.parent.is_dir():
+        return os.strerror(errno.ENOENT)
+    return None if os.access(path.parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
 def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None:
     """Add lines to a log. One write: those of several processes do not mix, and a kill leaves whole lines or none."""
     fd = disk.open_log(path)

@@ -10,7 +10,7 @@ from peers.packed import Samples
 
 from wdskit import LocalShard, Pipeline, make_loader
 from wdskit.dataset.grouping import ShardReader
-from wdskit.shards.describe import summarize
+from wdskit.shards.describe import info
 from wdskit.shards.indexing import index_folder
 from wdskit.shards.listing import list_samples
 
@@ -25,13 +25,13 @@ def check_read(folder: Path, samples: Samples) -> None:
     sizes = [(key, [(name, len(data)) for name, data in fields.items()]) for key, fields in wanted]
     rows = [row for path in paths for row in list_samples(str(path))]
     assert [(row.key, list(row.fields)) for row in rows] == sizes
-    scanned = summarize(str(folder))
+    scanned = info(str(folder))
     assert (scanned.source, scanned.num_samples) == ("scan", len(wanted))
 
     assert index_folder(folder, workers=1).index.num_samples == len(wanted)
     assert _streamed(folder) == wanted
     assert [sample for path in paths for sample in _by_number(path)] == wanted
-    told = summarize(str(folder))
+    told = info(str(folder))
     assert (told.source, told.num_samples, told.num_bytes) == ("index", len(wanted), scanned.num_bytes)
     assert [field.name for field in told.fields] == [field.name for field in scanned.fields]
     assert {field.name for field in told.fields} == {name for _, fields in wanted for name in fields}

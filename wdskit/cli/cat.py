@@ -18,13 +18,13 @@ def cat_command(
 
     On a terminal only text is shown, with its control characters as escapes; redirect anything else to a file.
 
-    In Python: wdskit.shards.extracting.read_field
+    In Python: wdskit.cat
     """
     from wdskit.cli.console import escape, plural
     from wdskit.errors import DecodeError
-    from wdskit.shards.extracting import read_field
+    from wdskit.shards.extracting import cat
 
-    data = read_field(shard, name)
+    data = cat(shard, name)
     if not sys.stdout.isatty():
         sys.stdout.buffer.write(data)
         return

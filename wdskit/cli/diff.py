@@ -26,7 +26,7 @@ def diff_command(
 
     Exit code: 0 the same samples, 1 others, 2 it could not run.
 
-    In Python: wdskit.shards.comparing.diff
+    In Python: wdskit.diff
     """
     from wdskit.errors import WdskitError
     from wdskit.shards.comparing import diff

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, plural
+from wdskit.cli.console import escape, format_bytes, format_count, plural, print_json
+
+if TYPE_CHECKING:
+    from wdskit.shards.extracting import Extracted
 
 
 def extract_command(
@@ -23,22 +27,35 @@ def extract_command(
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Stop after so many samples.", show_default=False)
     ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Write the fields of samples as files called KEY.FIELD.
 
-    Nothing is written outside of DEST: a name that is no plain relative path is listed and left out, with exit code 1.
+    Nothing is written outside of DEST: a name that is no plain relative path is listed and left out.
 
-    In Python: wdskit.shards.extracting.extract
+    Exit code: 0, or 1 where a name was left out, or no sample has a key or field that was asked for.
+
+    In Python: wdskit.extract
     """
     from wdskit.shards.extracting import extract
 
     done = extract(path, to, fields=fields or (), keys=keys or (), limit=limit)
+    if json:
+        print_json({**dataclasses.asdict(done), "folder": str(done.folder)})
+    else:
+        _print(done)
+    raise typer.Exit(1 if done.num_refused or done.missing_keys or done.missing_fields else 0)
+
+
+def _print(done: Extracted) -> None:
     for name, reason in done.refused:
         print(f"left out: {escape(repr(name))}: {reason}")
     if done.num_refused > len(done.refused):
         print(f"left out: {format_count(done.num_refused - len(done.refused))} more.")
+    for what, names in (("key", done.missing_keys), ("field", done.missing_fields)):
+        for name in names:
+            print(f"not found: no sample has the {what} {escape(repr(name))}")
     print(
         f"Extracted {escape(str(done.folder))}: {plural(done.num_samples, 'sample')}, "
         f"{plural(done.num_files, 'file')}, {format_bytes(done.num_bytes)}."
     )
-    raise typer.Exit(1 if done.num_refused else 0)

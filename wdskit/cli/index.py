@@ -44,7 +44,7 @@ def index_command(
 
     Files for other readers (--also) are written in the same pass, and renewed each time from then on.
 
-    In Python: wdskit.shards.indexing.index_folder
+    In Python: wdskit.index_folder
     """
     from wdskit.shards.indexing import index_folder
 

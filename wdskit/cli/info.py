@@ -25,12 +25,12 @@ def info_command(
     A folder with an index is told from it, without opening a shard. Shards without one, and a single shard, are read
     from end to end. PATH may be an http(s) URL.
 
-    In Python: wdskit.shards.describe.summarize
+    In Python: wdskit.info
     """
-    from wdskit.shards.describe import summarize
+    from wdskit.shards.describe import info
 
     with show_bytes("reading") as show:
-        summary = summarize(path, progress=show)
+        summary = info(path, progress=show)
     if json:
         print_json(_to_json(summary))
         return
@@ -42,7 +42,9 @@ def info_command(
     if summary.selections:
         console.print()
         console.print(_selections(summary))
-    if summary.kind == "folder" and summary.source == "scan":
+    if summary.unfinished:
+        print(f"Note: {escape(summary.unfinished)}")
+    elif summary.kind == "folder" and summary.source == "scan":
         print(f"No index: every shard was read. `wdskit index {escape(path)}` makes one.")
     if summary.num_ignored:
         print(ignored_note(summary.num_ignored))
@@ -67,6 +69,7 @@ def _to_json(summary: Summary) -> dict[str, object]:
             for field in summary.fields
         },
         "num_ignored": summary.num_ignored,
+        "unfinished": summary.unfinished,
         "classes": None if summary.classes is None else list(summary.classes),
         "selections": {
             selection.name: {

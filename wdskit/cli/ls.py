@@ -13,7 +13,6 @@ from wdskit.cli.console import escape, format_bytes, format_count, print_json
 from wdskit.errors import WdskitError
 
 if TYPE_CHECKING:
-    from wdskit.shards.contents import Target
     from wdskit.shards.listing import MemberRow, SampleRow, ShardRow
 
 Row = TypeVar("Row")
@@ -77,36 +76,21 @@ def ls_command(
     Sizes are decimal (1 kB = 1000 bytes), offsets exact. Characters that a terminal would act on are shown as escapes.
     PATH may be an http(s) URL.
 
-    In Python: wdskit.shards.listing
+    In Python: wdskit.ls
     """
     from wdskit.shards.contents import find_shards
-    from wdskit.shards.listing import list_members, list_samples
+    from wdskit.shards.listing import list_members, list_right_shards, list_samples
 
     target = find_shards(path)
     if target.kind != "shard" and members:
         msg = f"{escape(path)} is a {target.kind}, but --members lists one shard."
         raise typer.BadParameter(msg)
     if target.kind != "shard":
-        _show(_SHARDS, _shard_rows(target, limit), json=json)
+        _show(_SHARDS, list_right_shards(target, limit=limit), json=json)
     elif members:
         _show(_MEMBERS, islice(list_members(target.urls[0]), limit), json=json)
     else:
         _show(_SAMPLES, islice(list_samples(target.urls[0]), limit), json=json)
-
-
-def _shard_rows(target: Target, limit: int | None) -> Iterator[ShardRow]:
-    """The rows of the shards that are right; then an error that lists the others, if there are any."""
-    from wdskit.shards.contents import join_faults
-    from wdskit.shards.listing import list_shard_rows
-
-    faults: list[WdskitError] = []
-    for row in list_shard_rows(target, limit=limit):
-        if isinstance(row, WdskitError):
-            faults.append(row)
-        else:
-            yield row
-    if faults:
-        raise join_faults(target.path, faults, len(target.urls[:limit])) from faults[0]
 
 
 def _show(view: _View[Row], rows: Iterator[Row], *, json: bool) -> None:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Iterator
-from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from wdskit.cli.console import format_bytes, format_count, make_console, split_kinds
-from wdskit.cli.packed import print_summary
-
-if TYPE_CHECKING:
-    from wdskit.packing.sources import Progress, Tell
+from wdskit.cli.console import print_json, split_kinds
+from wdskit.cli.packed import print_summary, to_json
+from wdskit.cli.progress import show_progress, told_when_stopped
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_TELL_S = 0.1
 
 
 def parse_size(text: str) -> int:
@@ -35,6 +28,7 @@ def parse_size(text: str) -> int:
 
 
 def pack_command(
+    ctx: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -165,6 +159,7 @@ def pack_command(
         int | None, typer.Option(metavar="N", min=1, help="Most pixels of an image. Default: 100 million.")
     ] = None,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of each process, for images.")] = 1,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Pack images and tables into shards.
 
@@ -192,11 +187,13 @@ def pack_command(
     from wdskit.packing.api import pack
     from wdskit.packing.finishing import finish_pack
 
+    tell = (lambda result: print_json(to_json(result))) if json else print_summary
     if source == "finish":
-        print_summary(finish_pack(dest))
+        _refuse_options(ctx)
+        tell(finish_pack(dest))
         return
     size = None if max_bytes is None else parse_size(max_bytes)
-    with show_progress() as show:
+    with told_when_stopped(), show_progress() as show:
         result = pack(
             source,
             dest,
@@ -241,56 +238,13 @@ def pack_command(
             threads=threads,
             progress=show,
         )
-    print_summary(result)
+    tell(result)
 
 
-@contextlib.contextmanager
-def show_progress() -> Iterator[Tell]:
-    """A bar with samples/s, MB/s and the time left on stderr while the block runs, where that is a terminal."""
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    console = make_console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, console=console, transient=True, expand=True, disable=not console.is_terminal) as bar:
-        yield _Shown(bar) if console.is_terminal else _say_nothing
-
-
-class _Shown:
-    """Tells a bar how far packing is, a few times a second. Each stage has its own bar."""
-
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        self._stage = ""
-        self._next = 0.0
-
-    def __call__(self, now: Progress) -> None:
-        seconds = time.monotonic()
-        if now.stage != self._stage:
-            for task in self._bar.task_ids:
-                self._bar.remove_task(task)
-            self._task = self._bar.add_task(now.stage, total=now.total_samples, facts="")
-            self._stage, self._start = now.stage, seconds
-        elif seconds < self._next and now.num_samples != now.total_samples:
-            return
-        self._next = seconds + _TELL_S
-        done, facts = now.num_samples, _facts(now, seconds - self._start)
-        self._bar.update(self._task, completed=done, facts=facts, refresh=done == now.total_samples)
-
-
-def _facts(now: Progress, seconds: float) -> str:
-    """`1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, as far as that is known."""
-    facts = [format_count(now.num_samples)]
-    if now.total_samples is not None:
-        facts[0] += f" of {format_count(now.total_samples)}"
-    if seconds > 0 and now.num_samples:
-        facts.append(f"{format_count(round(now.num_samples / seconds))} samples/s")
-        if now.num_bytes:
-            facts.append(f"{format_bytes(now.num_bytes / seconds)}/s")
-        if now.total_bytes is not None:
-            left = seconds * (now.total_bytes - now.num_bytes) / now.num_bytes
-            facts.append(f"{timedelta(seconds=round(left))} left")
-    return "  ".join(facts)
-
-
-def _say_nothing(_: Progress) -> None:
-    """Progress where nobody looks."""
+def _refuse_options(ctx: typer.Context) -> None:
+    """`pack finish` takes none: everything stands in the record of the run."""
+    for name in ctx.params.keys() - {"source", "dest", "json"}:
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = f"--{name.rstrip('_').replace('_', '-')}"
+            raise typer.BadParameter(f"{option} has no effect on `pack finish`, which takes a folder only.")

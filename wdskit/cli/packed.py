@@ -48,6 +48,35 @@ def print_summary(result: PackResult) -> None:
             print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
 
 
+def to_json(result: PackResult) -> dict[str, object]:
+    """The same for scripts: `--json`."""
+    shards: Sequence[ShardEntry | PlannedShard] = result.entries or (result.plan.shards if result.plan else ())
+    return {
+        "folder": str(result.folder),
+        "dry_run": not result.entries,
+        "num_samples": result.num_samples,
+        "num_bytes": sum(shard.num_bytes for shard in shards),
+        "shards": [_shard_to_json(shard) for shard in shards],
+        "splits": _splits_to_json(result),
+        "classes": dict(result.classes),
+        "num_rejected": len(result.rejected),
+        "num_duplicates": len(result.duplicates),
+        "num_other": result.num_other,
+        "seconds": result.seconds,
+    }
+
+
+def _shard_to_json(shard: ShardEntry | PlannedShard) -> dict[str, object]:
+    known = {"name": shard.name, "num_samples": shard.num_samples, "num_bytes": shard.num_bytes}
+    return {**known, "sha256": getattr(shard, "sha256", None)}
+
+
+def _splits_to_json(result: PackResult) -> dict[str, list[str]]:
+    """The shards of each split."""
+    plan = result.plan
+    return {split: [shard.name for shard in shards] for split, shards in plan.splits.items()} if plan else {}
+
+
 def _facts_of(result: PackResult) -> Iterator[tuple[str, str]]:
     """What was written."""
     yield "shards", _names(result.entries)

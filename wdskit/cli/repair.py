@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from wdskit.cli.console import escape, plural, print_error, print_json, show_bytes
-from wdskit.cli.verify import Images
 
 if TYPE_CHECKING:
+    from wdskit.shards.findings import ImageCheck
     from wdskit.shards.repairing import RepairResult
 
 
@@ -20,8 +20,9 @@ def repair_command(
         str, typer.Option("--to", metavar="DEST", help="Folder to write to, empty or not there.", show_default=False)
     ],
     images: Annotated[
-        Images, typer.Option(help="A sample with an image that fails this check is lost.")
-    ] = Images.structure,
+        str,
+        typer.Option(metavar="none|structure|decode", help="A sample with an image that fails this check is lost."),
+    ] = "structure",
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Save the whole samples of damaged shards in another folder.
@@ -39,7 +40,7 @@ def repair_command(
 
     try:
         with show_bytes("repairing") as show:
-            result = repair(path, to, images=images.value, progress=show)
+            result = repair(path, to, images=cast("ImageCheck", images), progress=show)
     except WdskitError as err:
         print_error(err)
         raise typer.Exit(2) from err

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural, print_json
-from wdskit.cli.pack import parse_size, show_progress
+from wdskit.cli.pack import parse_size
+from wdskit.cli.progress import show_progress, told_when_stopped
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
@@ -113,7 +114,7 @@ def reshard_command(
         raise typer.BadParameter("name DEST, the folder to write to, or --selection.")
     if overwrite:
         raise typer.BadParameter("--overwrite is for --selection; shards are never written over others.")
-    with show_progress() as show:
+    with told_when_stopped(), show_progress() as show:
         result = reshard(
             source,
             dest,

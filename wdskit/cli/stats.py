@@ -73,6 +73,8 @@ def stats_command(
         console.print(table)
     for line in _notes(found):
         print(escape(line))
+    if html:
+        print(f"Report: {escape(str(html))}, {format_bytes(html.stat().st_size)}.")
 
 
 def _tables(found: ShardStats) -> Iterator[Table]:

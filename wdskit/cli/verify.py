@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -22,23 +22,23 @@ from wdskit.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from wdskit.shards.findings import Finding, VerifyResult
+    from collections.abc import Iterator
 
+    from wdskit.shards.findings import Finding, ImageCheck, VerifyResult
 
-class Images(str, Enum):
-    """How images are checked."""
-
-    none = "none"
-    structure = "structure"
-    decode = "decode"
+_DAMAGE = {"structure", "digest", "bytes", "missing"}
+_STALE = {"index", "unlisted", "offsets", "beside", "samples", "fields"}
 
 
 def verify_command(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
     images: Annotated[
-        Images,
-        typer.Option(help="structure: first bytes, JPEG markers, PNG checksums. decode: all pixels."),
-    ] = Images.structure,
+        str,
+        typer.Option(
+            metavar="none|structure|decode",
+            help="structure: first bytes, JPEG markers, PNG checksums. decode: all pixels.",
+        ),
+    ] = "structure",
     sample: Annotated[
         str | None,
         typer.Option(
@@ -88,7 +88,7 @@ def verify_command(
         with show_bytes("verifying") as show:
             result = verify(
                 path,
-                images=images.value,
+                images=cast("ImageCheck", images),
                 sample=sample,
                 seed=seed,
                 readers=[name.strip() for name in readers.split(",")] if readers else (),
@@ -116,8 +116,8 @@ def _print(result: VerifyResult, seconds: float) -> None:
         print(_line(finding))
     if result.verdicts:
         _print_verdicts(result)
-    if not result.is_indexed:
-        print(f"No index: sizes and digests could not be compared. `wdskit index {escape(result.path)}` makes one.")
+    for line in _advice(result):
+        print(line)
     if result.num_ignored:
         print(ignored_note(result.num_ignored))
     if result.num_large:
@@ -129,6 +129,26 @@ def _print(result: VerifyResult, seconds: float) -> None:
         f"{plural(result.num_samples, 'sample')}, {plural(result.num_images, 'image')}, "
         f"{format_bytes(result.num_bytes)} in {seconds:.1f} s ({format_bytes(result.num_bytes / seconds)}/s)."
     )
+
+
+def _advice(result: VerifyResult) -> Iterator[str]:
+    """What to do about it."""
+    kinds = {one.kind for one in result.findings}
+    folder = escape(_folder_of(result.path))
+    if not result.is_indexed and "unfinished" not in kinds:
+        yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` makes one."
+    if kinds & _DAMAGE:
+        ways = "fetch or pack them again (`wdskit pack --only`), or save what is whole"
+        yield f"Damaged or missing shards: {ways}: `wdskit repair {escape(result.path)} --to DEST`."
+    elif kinds & _STALE:
+        yield f"If the shards are right, `wdskit index {folder}` makes what stands beside them anew."
+
+
+def _folder_of(path: str) -> str:
+    """The folder to index, as far as a path names one."""
+    if Path(path).is_dir():
+        return path
+    return str(Path(path).parent) if Path(path).is_file() else "FOLDER"
 
 
 def _print_verdicts(result: VerifyResult) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from wdskit.errors import PipelineError, StorageError
-from wdskit.files import publish_bytes
+from wdskit.files import publish_bytes, why_not
 
 KINDS = (".png", ".svg")
 COLOURS = ("#0072B2", "#E69F00", "#009E73")  # told apart by colour-blind eyes too (Okabe and Ito)
@@ -20,9 +20,13 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
     Raises:
         PipelineError: Another kind of file, or matplotlib is not installed.
+        StorageError: There is no such folder, or nothing may be written there.
     """
     if Path(path).suffix.lower() not in KINDS:
         raise PipelineError(f"{path}: a picture is drawn as .png or .svg.")
+    problem = why_not(Path(path))
+    if problem:
+        raise StorageError(f"{path}: the picture cannot be written: {problem}.", url=str(path))
     try:
         import matplotlib  # noqa: F401, ICN001 (only whether it is there)
     except ImportError as err:

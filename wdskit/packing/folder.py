@@ -64,7 +64,7 @@ class ImageFolder:
         for found in self._images():
             if self._top.num_images and "/" in found.image:
                 msg = f"{os.path.join(self.root, self._top.image)}: it stands beside the class folders, so it has no"
-                raise PackError(f"{msg} class.\n  Move it into one. There are {self._top.num_images} such images.")
+                raise PackError(f"{msg} class.\n  Move it into one. Images that stand so: {self._top.num_images}.")
             num_images += 1
             try:
                 yield self._row(found, keys)

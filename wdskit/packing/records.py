@@ -75,7 +75,8 @@ class Records:
         try:
             fields["json"] = to_json(record)
         except (ValueError, TypeError) as err:
-            raise row_error(where, f"it cannot be written as JSON: {err}") from err
+            remedy = "Mend it, leave this column out of the table, or use --skip-bad."
+            raise row_error(where, _unwritable(record, err), remedy) from err
         label = whole_number(record.get(_CLASS_COLUMN))
         if label is not None:
             fields.setdefault("cls", b"%d" % label)
@@ -160,3 +161,17 @@ def whole_number(value: Any) -> int | None:
         except ValueError:  # +-3, or thousands of digits
             return None
     return None
+
+
+def _unwritable(record: Mapping[str, Any], error: Exception) -> str:
+    """Which column of a record JSON has no way to say, and why."""
+    for name, value in record.items():
+        try:
+            to_json({name: value})
+        except UnicodeEncodeError:
+            return f"its {name!r} holds half of a surrogate pair, which is no text"
+        except (ValueError, TypeError) as err:
+            if isinstance(value, float):
+                return f"its {name!r} is {value}, which JSON has not"
+            return f"its {name!r} cannot be written as JSON: {err}"
+    return f"it cannot be written as JSON: {error}"

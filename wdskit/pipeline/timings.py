@@ -86,13 +86,19 @@ class Histogram:
             self.buckets[bucket] = self.buckets.get(bucket, 0) + num
 
     def since(self, earlier: Histogram) -> Histogram:
-        """What was counted after a copy of this was taken."""
+        """What was counted after a copy of this was taken.
+
+        Where no CPU time was taken since, as of a few pieces, what was known before stands for it.
+        """
+        clocked_s, cpu_s = self.clocked_s - earlier.clocked_s, self.cpu_s - earlier.cpu_s
+        if clocked_s <= 0:
+            clocked_s, cpu_s = self.clocked_s, self.cpu_s
         left = ((bucket, num - earlier.buckets.get(bucket, 0)) for bucket, num in self.buckets.items())
         return Histogram(
             self.num - earlier.num,
             max(0.0, self.total_s - earlier.total_s),
-            max(0.0, self.clocked_s - earlier.clocked_s),
-            max(0.0, self.cpu_s - earlier.cpu_s),
+            clocked_s,
+            max(0.0, cpu_s),
             {bucket: num for bucket, num in left if num},
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import stat
 from array import array
 from collections.abc import Callable
@@ -40,6 +41,12 @@ from wdskit.tar.window import Passed
 Check = Callable[[Buffer], None]
 
 DRAIN_BYTES = 1 << 20
+
+_HOSTILE = {
+    "it is an absolute path": re.compile(r"\A/"),
+    "it leads out of the folder that it is unpacked in": re.compile(r"(\A|/)\.\./"),
+    "it holds a control character": re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"),
+}
 
 
 def hash_key(key: str) -> bytes:
@@ -145,6 +152,8 @@ class _Pass:
                 if current is not None:
                     self._close(current, first, start, fields)
                 current, first, fields = key, start, {}
+                if ".." in key or key[0] == "/" or not key.isprintable():  # 0.1 us a sample
+                    self._look_at_key(key, start)
             if name_of_field in fields or name_of_field.startswith("__"):
                 problem = "twice" if name_of_field in fields else "a name that readers keep for themselves"
                 self._found.add("name", f"it has the field {name_of_field!r}: {problem}", offset=start, key=key)
@@ -158,6 +167,12 @@ class _Pass:
         if current is not None:
             self._close(current, first, reader.stop, fields)
         self._stop = reader.stop
+
+    def _look_at_key(self, key: str, start: int) -> None:
+        """Keys that are no more than a trap for whoever unpacks or prints them."""
+        for problem, pattern in _HOSTILE.items():
+            if pattern.search(key):
+                self._found.add("name", problem, offset=start, key=key)
 
     def _new_check(self, name: str) -> tuple[Check, bool] | None:
         found = field_check(name, self._job.images, self._job.max_pixels)

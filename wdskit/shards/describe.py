@@ -14,6 +14,7 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.selection_head import list_selections, read_head
 from wdskit.errors import FolderIndexError, SelectionError, WdskitError
 from wdskit.shards.contents import Progress, ShardContents, Target, find_shards, join_faults, read_all
+from wdskit.shards.unfinished import find_unfinished
 from wdskit.storage.urls import is_local, local_path
 
 
@@ -67,6 +68,8 @@ class Summary:
         num_ignored: Members that belong to no sample; None from an index.
         classes: Names by class number, from `classes.json` beside the shards; None where there is none.
         selections: Those of a local folder, sorted by name.
+        unfinished: What a run of `pack` that has begun in this folder has come to, and how it goes on; None where all
+            runs have finished.
     """
 
     path: str
@@ -80,9 +83,10 @@ class Summary:
     num_ignored: int | None
     classes: tuple[str, ...] | None
     selections: tuple[SelectionSummary, ...]
+    unfinished: str | None
 
 
-def summarize(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
+def info(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
     """Tell what a shard, a folder or a pattern holds: `wdskit info`.
 
     A folder with an index is told from it, without opening a shard. A single shard is always read, and so are shards
@@ -161,7 +165,15 @@ def _summary(
         num_ignored=num_ignored,
         classes=classes,
         selections=_read_selections(target),
+        unfinished=_read_record(target),
     )
+
+
+def _read_record(target: Target) -> str | None:
+    if target.kind != "folder" or not is_local(target.path):
+        return None
+    found = find_unfinished(Path(local_path(target.path)))
+    return f"{found.problem}. {found.remedy}" if found else None
 
 
 def _read_selections(target: Target) -> tuple[SelectionSummary, ...]:

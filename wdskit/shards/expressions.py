@@ -9,7 +9,9 @@ reads nothing but the sample, ends in microseconds, and may come from anybody.
 from __future__ import annotations
 
 import ast
+import keyword
 import operator
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
@@ -40,6 +42,7 @@ _METHODS = _TEXT_METHODS | {"get"}
 _PLAIN_NODES = (ast.Constant, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List, ast.Set)
 _OWN_NODES = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 _HELPERS = (ast.Load, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
+_ATTRIBUTE = re.compile(r"\.\s*(\w+)")
 _CONSTANTS = (str, int, float, bool, type(None))
 
 
@@ -162,6 +165,8 @@ def _parse(text: str) -> ast.expr:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
         at = err.offset if isinstance(err, SyntaxError) else None
         why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
+        word = next((word for word in _ATTRIBUTE.findall(text) if keyword.iskeyword(word)), None)
+        why += f"; {word!r} is a word of the syntax, so write [{word!r}] in place of .{word}" if word else ""
         raise _refused(text, f"it cannot be read: {why}", at) from err
     for num_nodes, (node, depth) in enumerate(_walk(tree), start=1):
         problem = "it is nested too deeply" if depth > MAX_DEPTH else _problem(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,10 +15,13 @@ from wdskit.errors import KeyRuleError, StorageError
 from wdskit.files import Disk, draft_path, make_folders, publish_bytes
 from wdskit.shards.contents import find_shards
 from wdskit.shards.findings import shorten
-from wdskit.storage.urls import open_stream
+from wdskit.storage.urls import is_local, local_path, open_stream
 
 MAX_REFUSED_LISTED = 1000
 _MAX_PART_BYTES = 255 - len(draft_path(Path("x")).name) + 1  # of a file name on common disks, its draft's included
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, those that turn the direction of a line, and bytes that are no text. Joiners and new letters,
+which `str.isprintable` refuses, belong to names."""
 _IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
@@ -45,6 +49,8 @@ class Extracted:
         num_bytes: Their size.
         num_refused: Members whose names are no safe file names, and were not written.
         refused: The first of them, each with the reason.
+        missing_keys: Keys that were asked for and that no sample has; nothing where `limit` ended it before.
+        missing_fields: The same of fields.
     """
 
     folder: Path
@@ -53,6 +59,8 @@ class Extracted:
     num_bytes: int = 0
     num_refused: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)
+    missing_keys: tuple[str, ...] = ()
+    missing_fields: tuple[str, ...] = ()
 
     def refuse(self, name: str, reason: str) -> None:
         """Note a member that is not written."""
@@ -61,7 +69,7 @@ class Extracted:
             self.refused.append((shorten(name), reason))
 
 
-def read_field(url: str, name: str) -> bytes:
+def cat(url: str, name: str) -> bytes:
     """One field of one sample: `wdskit cat`.
 
     The shard is read up to the end of the sample.
@@ -79,6 +87,10 @@ def read_field(url: str, name: str) -> bytes:
     if split is None:
         raise KeyRuleError(f"{name!r} is no key and field. Write KEY.FIELD, such as photos/cat/000003.json.", name=name)
     key, wanted = split
+    if is_local(url) and Path(local_path(url)).is_dir():
+        raise StorageError(
+            f"{url}: this is a folder. Name one of its shards, as `wdskit ls {url}` lists them.", url=url
+        )
     stream = open_stream(url)
     try:
         reader = ShardReader(stream.read, shard=url)
@@ -106,7 +118,7 @@ def extract(
     """Write fields as files called KEY.FIELD: `wdskit extract`.
 
     Nothing is written outside of the folder, whatever the names in the shard are. A member whose name is no plain
-    relative path of printable parts, or is in the way of another's, is not written and noted.
+    relative path without control characters, or is in the way of another's, is not written and noted.
 
     Args:
         path: A shard, folder or pattern, as `find_shards` takes it.
@@ -123,6 +135,7 @@ def extract(
     target = find_shards(path)
     folder = Path(to)
     done = Extracted(folder)
+    wanted = _Wanted(set(fields), set(keys))
     try:
         make_folders(folder, disk=disk)
         if any(folder.iterdir()):
@@ -131,21 +144,52 @@ def extract(
         for url in target.urls:
             left = None if limit is None else limit - done.num_samples
             if left == 0:
-                break
-            _extract_shard(url, done, set(fields), set(keys), left, disk)
+                return done
+            _extract_shard(url, done, wanted, left, disk)
     except OSError as err:
         raise StorageError(f"{folder}: cannot be written: {err.strerror}.", url=str(folder)) from err
+    if limit is None or done.num_samples < limit:
+        done.missing_keys = tuple(sorted(wanted.keys - wanted.found_keys))
+        done.missing_fields = tuple(sorted(wanted.fields - wanted.found_fields))
     return done
 
 
-def _extract_shard(url: str, done: Extracted, fields: set[str], keys: set[str], limit: int | None, disk: Disk) -> None:
+@dataclass(frozen=True)
+class _Wanted:
+    """What is asked for, all where it is empty, and what of it was found."""
+
+    fields: set[str]
+    keys: set[str]
+    found_fields: set[str] = field(default_factory=set)
+    found_keys: set[str] = field(default_factory=set)
+
+    def has_sample(self, key: str) -> bool:
+        if not self.keys:
+            return True
+        if key in self.keys:
+            self.found_keys.add(key)
+            return True
+        return False
+
+    def has_field(self, name: str) -> bool:
+        if name.startswith("__"):
+            return False
+        if not self.fields:
+            return True
+        if name in self.fields:
+            self.found_fields.add(name)
+            return True
+        return False
+
+
+def _extract_shard(url: str, done: Extracted, wanted: _Wanted, limit: int | None, disk: Disk) -> None:
     stream = open_stream(url)
     try:
-        samples = (one for one in ShardReader(stream.read, shard=url) if not keys or one["__key__"] in keys)
+        samples = (one for one in ShardReader(stream.read, shard=url) if wanted.has_sample(one["__key__"]))
         for sample in islice(samples, limit):
             before = done.num_files
             for name, data in sample.items():
-                if not name.startswith("__") and (not fields or name in fields):
+                if wanted.has_field(name):
                     _write(done, f"{sample['__key__']}.{name}", data, disk)
             done.num_samples += done.num_files > before
     finally:
@@ -180,8 +224,8 @@ def path_problem(name: str) -> str | None:
         return "it is an absolute path"
     if "" in parts or "." in parts or ".." in parts:
         return "it is no plain relative path"
-    if not name.isprintable():
-        return "it holds characters that cannot be printed"
+    if _UNSAFE.search(name):
+        return "it holds control characters"
     if "\\" in name:
         return "it holds a backslash, which is a separator on other systems"
     if any(part.startswith((".", "~", "-")) for part in parts):

@@ -7,7 +7,7 @@ from typing import Literal
 
 Kind = Literal[
     "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
-    "name", "repeated", "odd", "json", "image", "skew", "reader", "beside",
+    "name", "repeated", "odd", "json", "image", "skew", "reader", "beside", "unfinished",
 ]  # fmt: skip
 """What a finding is about.
 
@@ -16,7 +16,7 @@ and `unlisted` shards; `unreadable` files; `index` index.json or index.bin thems
 member whose name no sample should have; `repeated` keys in two shards, or twice in one; `odd` samples without the
 fields of the others; `json`, `image` a field that does not read; `skew` shards that do not feed all workers alike;
 `reader` what another reader would make of it; `beside` a file for another reader that is kept beside the shards and
-does not match them.
+does not match them; `unfinished` a folder that `pack` has begun and not finished.
 """
 
 ImageCheck = Literal["none", "structure", "decode"]

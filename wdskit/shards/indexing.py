@@ -19,6 +19,7 @@ from wdskit.shards.also import check_names, new_record, parse_also, publish_besi
 from wdskit.shards.folders import local_folder
 from wdskit.shards.locking import hold, lock_folder, wait_for_workers
 from wdskit.shards.parallel import choose_workers, map_shards
+from wdskit.shards.unfinished import refuse_unfinished
 
 Progress = Callable[[int, int], None]
 """Told after each shard: bytes read so far, bytes in all."""
@@ -88,14 +89,16 @@ def index_folder(
         disk: What writes.
 
     Raises:
-        FolderIndexError: A shard is not right, and then no index was written; all at fault are listed. Or another
-            process is writing in the folder, or a file stands in the way that something else has written.
+        FolderIndexError: A shard is not right, and then no index was written; all at fault are listed. Or `pack` has
+            not finished here, another process is writing in the folder, or a file stands in the way that something
+            else has written.
         ConfigError: `also` holds what is no kind.
         StorageError: There is no such folder, no shard in it, or it cannot be written.
     """
     path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
         wait_for_workers(path)
+        refuse_unfinished(path)
         sizes = _find_shards(path)
         before = _index_before(path)
         kept = parse_also(also, split_name=split_name, before=before.also)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from wdskit.dataset.grouping import ShardReader
-from wdskit.errors import WdskitError
-from wdskit.shards.contents import Target, read_all
+from wdskit.errors import ConfigError, WdskitError
+from wdskit.shards.contents import Target, find_shards, join_faults, read_all
 from wdskit.storage.urls import open_stream
 from wdskit.tar.reader import TarReader
 
@@ -46,6 +47,46 @@ class MemberRow:
     name: str
     offset: int
     num_bytes: int
+
+
+def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterator[ShardRow | SampleRow | MemberRow]:
+    """The shards of a folder or pattern, the samples of a shard, or its members: `wdskit ls`.
+
+    Args:
+        path: As `find_shards` takes it.
+        limit: Stop after so many.
+        members: List a shard's members.
+
+    Yields:
+        Rows of one kind.
+
+    Raises:
+        ConfigError: `members` of what is not one shard.
+        ShardError: A shard is not right; what is right has been yielded, of several shards those behind it too.
+        StorageError: There is nothing, or it cannot be read.
+        FolderIndexError: The folder's index does not match its files.
+    """
+    target = find_shards(path)
+    if target.kind != "shard":
+        if members:
+            raise ConfigError(f"{path} is a {target.kind}, but members are those of one shard.")
+        yield from list_right_shards(target, limit=limit)
+    elif members:
+        yield from islice(list_members(target.urls[0]), limit)
+    else:
+        yield from islice(list_samples(target.urls[0]), limit)
+
+
+def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
+    """The rows of the shards that are right; then an error that lists the others, if there are any."""
+    faults: list[WdskitError] = []
+    for row in list_shard_rows(target, limit=limit):
+        if isinstance(row, WdskitError):
+            faults.append(row)
+        else:
+            yield row
+    if faults:
+        raise join_faults(target.path, faults, len(target.urls[:limit])) from faults[0]
 
 
 def list_shard_rows(

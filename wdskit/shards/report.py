@@ -19,7 +19,7 @@ from wdskit.codecs.images import is_image_field
 from wdskit.codecs.thumbnails import make_thumbnail
 from wdskit.dataset.classes import read_classes
 from wdskit.errors import ConfigError, DecodeError, StorageError
-from wdskit.files import publish_bytes
+from wdskit.files import publish_bytes, why_not
 from wdskit.limits import MAX_PIXELS
 from wdskit.shards.findings import shorten
 from wdskit.shards.report_plots import WIDTH, class_bars, histogram, ranked_classes, resolutions
@@ -65,12 +65,16 @@ class Shown:
         return self.key if len(self.key) <= _TAIL else f"...{self.key[-_TAIL:]}"
 
 
-def check_report() -> None:
+def check_report(path: str | os.PathLike[str]) -> None:
     """Refuse a report that could not be made, before anything is read.
 
     Raises:
         ConfigError: jinja2 is not installed.
+        StorageError: There is no such folder, or nothing may be written there.
     """
+    problem = why_not(Path(path))
+    if problem:
+        raise StorageError(f"{os.fspath(path)}: the report cannot be written: {problem}.", url=str(path))
     try:
         import jinja2  # noqa: F401 (only whether it is there)
     except ImportError as err:
@@ -184,13 +188,10 @@ def _facts(stats: ShardStats) -> Iterator[tuple[str, str, str]]:
     yield "samples", format_count(stats.num_samples), f"{format_count(stats.num_read)} read" if stats.sample else ""
     yield "size", format_bytes(stats.num_bytes), f"{format_bytes(stats.sample_sizes.mean)} a sample"
     shards = stats.shard_samples
-    spread = (
-        f"{shards.min:,} to {shards.max:,} samples each" if shards.min < shards.max else f"{shards.max:,} samples each"
-    )
-    yield "shards", format_count(stats.num_shards), spread
+    yield "shards", format_count(stats.num_shards), _each(shards.min, shards.max)
     if stats.classes:
         counts = [one.num_samples for one in stats.classes]
-        yield "classes", format_count(len(counts)), f"{min(counts):,} to {max(counts):,} samples each"
+        yield "classes", format_count(len(counts)), _each(min(counts), max(counts))
     for images in stats.images:
         formats = ", ".join(images.formats)
         yield f"images, {images.field}", format_count(images.num_images), formats
@@ -198,6 +199,11 @@ def _facts(stats: ShardStats) -> Iterator[tuple[str, str, str]]:
         yield "duplicates", format_count(stats.duplicates.num_samples), "images of the same bytes"
     if stats.num_bad:
         yield "bad fields", format_count(stats.num_bad), "listed below"
+
+
+def _each(least: float, most: float) -> str:
+    """`5 to 9 samples each`."""
+    return f"{'' if least == most else f'{least:,} to '}{most:,} sample{'' if most == 1 else 's'} each"
 
 
 def _notes(stats: ShardStats) -> Iterator[str]:

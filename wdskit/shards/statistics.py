@@ -85,7 +85,7 @@ def stats(
         ConfigError: `sample` is no share, or jinja2 is missing.
     """
     if html is not None:
-        check_report()
+        check_report(html)
     num_shown = NUM_SHOWN if html is not None else 0
     found = collect(
         path, sample=sample, seed=seed, digests=digests, num_shown=num_shown, workers=workers, progress=progress

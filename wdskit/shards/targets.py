@@ -15,6 +15,7 @@ from wdskit.dataset.patterns import expand_patterns
 from wdskit.errors import StorageError
 from wdskit.shards.findings import Finding
 from wdskit.shards.freshness import look_at_index
+from wdskit.shards.unfinished import find_unfinished
 from wdskit.storage.urls import is_local, local_path
 
 _GLOB = re.compile(r"[*?\[]")
@@ -98,6 +99,9 @@ def _open_folder(folder: Path, targets: Targets) -> _Folder:
         raise StorageError(f"{folder}: cannot be read: {err.strerror}.", url=str(folder)) from err
     index, findings = look_at_index(folder)
     targets.findings += findings
+    begun = find_unfinished(folder)
+    if begun is not None:
+        targets.findings.append(Finding("unfinished", str(folder), f"{begun.problem}. {begun.remedy}"))
     if index is not None:
         targets.indexes.append(index)
     if index is not None or findings:

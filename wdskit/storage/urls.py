@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from wdskit.errors import StorageError
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` are two folders
 _HTTP = ("http", "https")
 
 
