@@ -153,12 +153,6 @@ def make_scenarios(base: Path) -> dict[str, Scenario]:
     }
 
 
-def is_whole(remains: dict[str, bytes], after: dict[str, bytes]) -> bool:
-    """Whether the run has come so far that nothing is left to do again."""
-    finals = without_drafts(remains)
-    return finals.get("index.json") == after["index.json"] and finals == after
-
-
 def copy(source: Path, target: Path) -> None:
     """A folder, if it is there."""
     if source.exists():

@@ -228,7 +228,7 @@ def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(PackError, match=r"pip install wdskit\[ray\]"):
         pack(rows(3), tmp_path / "out", on="ray")
-    assert not bytes_in(tmp_path / "out") or [*bytes_in(tmp_path / "out")] == [".wdskit.lock"]
+    assert not (tmp_path / "out").exists()  # nor a lock
 
 
 def test_a_cluster_that_cannot_be_reached_is_named(tmp_path, ray):

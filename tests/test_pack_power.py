@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from disks import HastyDisk, PowerLossDisk, Stopped, WatchedDisk
-from pack_cases import Scenario, copy, is_whole, make_scenarios, remains_of
+from pack_cases import Scenario, copy, make_scenarios, remains_of
 from shards import bytes_in
 from test_pack_faults import SCENARIOS, NoFolderFsync, NoFsync
 
@@ -55,7 +55,7 @@ def lose_power(
         for name, data in remains.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
-        if not is_whole(remains, after):
+        if remains != after:
             scenario.pack(folder, HastyDisk())
             assert bytes_in(folder) == after
     return len(states)
@@ -71,7 +71,7 @@ def _stop(
 ) -> dict[str, bytes]:
     """What may remain when the power goes in a run, before which others were killed."""
     for _ in range(rng.choice([1, 1, 2, 3])):
-        if is_whole(remains_of(folder), after):
+        if remains_of(folder) == after:
             break
         disk.stop_in(rng.randrange(num_operations + 1))
         with contextlib.suppress(Stopped):

@@ -259,9 +259,11 @@ def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source
     if mutant == "a part a worker":
         monkeypatch.setattr(api, "make_limits", lambda most, *args, **options: true_limits(most // 2, *args, **options))
     elif mutant == "as they are done":
-        monkeypatch.setattr(
-            executors, "map_shards", lambda *args, **options: reversed(list(true_map(*args, **options)))
-        )
+
+        def backwards(*args, **options):
+            yield from reversed(list(true_map(*args, **options)))
+
+        monkeypatch.setattr(executors, "map_shards", backwards)
     else:
 
         def read(found, spool, *, workers, **options):

@@ -456,7 +456,7 @@ def test_a_source_that_changes_between_plan_and_copy_is_noticed(source, tmp_path
         first.write_bytes(data)
         return true_fill(job, **options)
 
-    monkeypatch.setattr("wdskit.packing.reshard.fill_shard", late)
+    monkeypatch.setattr("wdskit.packing.reshard_run.fill_shard", late)
     with pytest.raises(ShardError, match=r"p-000.tar, byte \d+: "):
         reshard(work, tmp_path / "out", drop=drop)
     assert not list((tmp_path / "out").glob("*.tar*"))

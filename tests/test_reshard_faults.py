@@ -22,6 +22,7 @@ from test_pack_faults import (
     CODES,
     NoFolderFsync,
     NoFsync,
+    WorkerFailingDisk,
     check_power,
     fail,
     in_place,
@@ -30,11 +31,12 @@ from test_pack_faults import (
     sweep,
     without_clean_up,
 )
+from test_pack_power import check_replacing, lose_power
 
-from wdskit import PackError, WdskitError, pack, reshard
+from wdskit import PackError, WdskitError, pack, reshard, split
 from wdskit.files import Disk
-from wdskit.packing import reshard as resharding
 from wdskit.packing import reshard_fill
+from wdskit.packing import reshard_run as resharding
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
@@ -45,20 +47,32 @@ class Scenario:
 
     source: str
     options: dict[str, Any]
+    before: bool = False
 
     def prepare(self, folder: Path) -> None:
-        """Nothing is there before."""
+        """Nothing is there before, or a packed folder with splits and files for other readers."""
+        if self.before:
+            rows = [{"__key__": f"x{n}", "cls": n} for n in range(5)]
+            pack(rows, folder, max_samples=2, pattern="p-%02d.tar", also=["timm", "dali"], disk=HastyDisk())
+            split(folder, "a=0.5,b=0.5", disk=HastyDisk())
 
     def pack(self, folder: Path, disk: Disk) -> None:
         reshard(self.source, folder, disk=disk, pattern="p-%02d.tar", **self.options)
 
     def check(self, remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
-        check_remains(remains, before, after)
+        if not self.before:
+            check_remains(remains, before, after)
+            return
+        finals = without_drafts(remains)
+        assert all(data in (before.get(name), after.get(name)) for name, data in finals.items())
+        assert "index.json" not in finals or finals in (before, after)
 
 
 @pytest.fixture(scope="module")
 def scenarios(tmp_path_factory) -> dict[str, Scenario]:
-    """Samples copied in another order; and of others' shards some, written anew, with a list of classes."""
+    """Samples copied in another order; of others' shards some, written anew, with a list of classes; files for other
+    readers beside shards; and a packed folder that is replaced.
+    """
     base = tmp_path_factory.mktemp("reshard-faults")
     rows = [{"__key__": f"{n:02d}", "cls": n, "bin": bytes([n]) * 700} for n in range(7)]
     pack(rows, base / "ours", max_samples=4, disk=HastyDisk())
@@ -68,42 +82,58 @@ def scenarios(tmp_path_factory) -> dict[str, Scenario]:
     return {
         "copied": Scenario(str(base / "ours"), {"max_samples": 3, "shuffle": 1}),
         "anew": Scenario(str(base / "theirs"), {"num_shards": 2, "filter": "cls != 4", "rename": "z=y"}),
+        "beside": Scenario(
+            str(base / "ours"), {"max_samples": 4, "also": ["open_clip", "energon", "dali", "webshart"]}
+        ),
+        "replacing": Scenario(str(base / "ours"), {"max_samples": 3, "overwrite": True}, before=True),
     }
 
 
-NAMES = pytest.mark.parametrize("name", ["copied", "anew"])
-FAULTS = [("copied", errno.ENOSPC, True), ("anew", errno.EIO, False)]
-ALL_FAULTS = list(itertools.product(["copied", "anew"], CODES, [False, True]))
+NAMES = ["copied", "anew", "beside", "replacing"]
+FAULTS = [("copied", errno.ENOSPC, True, 2), ("anew", errno.EIO, False, 2), ("beside", errno.EIO, True, 8)]
+FAULTS += [("replacing", errno.EINTR, False, 8)]
+ALL_FAULTS = [(*each, 1) for each in itertools.product(NAMES, CODES, [False, True])]
 
 
-@pytest.mark.parametrize(("name", "code", "for_good"), ALL_FAULTS if ALL else FAULTS)
-def test_each_disk_operation_may_fail(tmp_path, scenarios, name, code, for_good):
-    sweep(scenarios[name], tmp_path, fail(code, for_good=for_good))
+@pytest.mark.parametrize(("name", "code", "for_good", "step"), ALL_FAULTS if ALL else FAULTS)
+def test_each_disk_operation_may_fail(tmp_path, scenarios, name, code, for_good, step):
+    sweep(scenarios[name], tmp_path, fail(code, for_good=for_good), step=step)
 
 
-@pytest.mark.parametrize("name", ["copied", "anew"] if ALL else ["anew"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("half", [False, True] if ALL else [True])
 def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half):
-    sweep(scenarios[name], tmp_path, kill(half=half))
+    sweep(scenarios[name], tmp_path, kill(half=half), step=1 if ALL else 3 if name == "anew" else 7)
 
 
-@pytest.mark.parametrize("name", ["copied", "anew"] if ALL else ["copied"])
+@pytest.mark.parametrize("name", NAMES if ALL else ["copied"])
 def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
     """And a third: at one operation after the other in the same folder, until one is through."""
-    scenarios[name].pack(tmp_path / "whole", HastyDisk())
+    scenario = scenarios[name]
+    scenario.prepare(tmp_path / "whole")
+    before = remains_of(tmp_path / "whole")
+    scenario.pack(tmp_path / "whole", HastyDisk())
     after = bytes_in(tmp_path / "whole")
     folder = tmp_path / "out"
+    scenario.prepare(folder)
     number = 0
-    while run_child(lambda: scenarios[name].pack(folder, KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
-        check_remains(remains_of(folder), {}, after)
+    while run_child(lambda: scenario.pack(folder, KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
+        scenario.check(remains_of(folder), before, after)
         number += 1
-    assert number > 30
+    assert number > 15  # what is published is not written again
     assert bytes_in(folder) == after
 
 
-def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int) -> int:
+def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int, has_record: bool = True) -> int:
     """Kill a run at each operation and go on with other options: all is theirs then, or nothing is touched. Returns
     how often that was refused.
+
+    Args:
+        scenario: What is killed.
+        others: What is run then.
+        tmp_path: Where.
+        step: Kill at each such operation.
+        has_record: Otherwise the record of the run is lost.
     """
     wholes = []
     for number, other in enumerate(others):
@@ -114,6 +144,8 @@ def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int
         for at, (other, whole) in enumerate(zip(others, wholes, strict=True)):
             folder = tmp_path / f"{number}-{at}"
             copy(tmp_path / f"{number}", folder)
+            for path in () if has_record else folder.glob(".wdskit-pack*"):
+                path.unlink()
             left = without_drafts(remains_of(folder))
             try:
                 other.pack(folder, HastyDisk())
@@ -122,14 +154,15 @@ def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int
                 assert left.items() <= without_drafts(bytes_in(folder)).items()
                 assert "index.json" in left or not (folder / "index.json").exists()
             else:
-                assert left.items() <= whole.items()  # nothing was overwritten
+                assert "restart" in other.options or left.items() <= whole.items()  # nothing was overwritten
                 assert bytes_in(folder) == whole
         number += step
     return num_refused
 
 
-def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_path, scenarios):
-    others = [
+@pytest.mark.parametrize("has_record", [True, False])
+def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_path, scenarios, has_record):
+    others: list[dict[str, Any]] = [
         {"max_samples": 3, "shuffle": 2},
         {"max_samples": 2},
         {"max_samples": 3, "shuffle": 1, "filter": "cls > 1"},
@@ -137,8 +170,16 @@ def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_
     ]
     copied = scenarios["copied"]
     runs = [Scenario(copied.source, options) for options in others]
-    num_refused = mix(copied, runs, tmp_path, step=1 if ALL else 6)
-    assert num_refused > 10
+    num_refused = mix(copied, runs, tmp_path, step=1 if ALL else 8, has_record=has_record)
+    assert num_refused > 8
+
+
+def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path, scenarios):
+    """Nothing of the first one is left then, unless it came as far as its index."""
+    options: list[dict[str, Any]] = [{"max_samples": 2}, {"max_samples": 3, "shuffle": 2, "also": ["open_clip"]}]
+    runs = [Scenario(scenarios["beside"].source, {**each, "restart": True}) for each in options]
+    num_refused = mix(scenarios["beside"], runs, tmp_path, step=1 if ALL else 9)
+    assert num_refused < (30 if ALL else 5)
 
 
 def test_a_run_that_takes_over_whatever_has_a_shards_name_is_caught(tmp_path, scenarios, monkeypatch):
@@ -146,12 +187,21 @@ def test_a_run_that_takes_over_whatever_has_a_shards_name_is_caught(tmp_path, sc
     monkeypatch.setattr(reshard_fill, "digest_of", lambda path: mock.ANY)
     others = [Scenario(scenarios["copied"].source, {"max_samples": 3, "shuffle": 2})]
     with pytest.raises(AssertionError):
-        mix(scenarios["copied"], others, tmp_path, step=6)
+        mix(scenarios["copied"], others, tmp_path, step=6, has_record=False)
 
 
-@NAMES
+@pytest.mark.parametrize("name", ["copied", "anew", "beside"])
 def test_a_power_loss_at_any_moment_leaves_whole_files(tmp_path, scenarios, name):
     check_power(scenarios[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES if ALL else ["beside", "replacing"])
+def test_whatever_a_power_loss_leaves_the_same_run_goes_on(tmp_path, scenarios, name):
+    assert lose_power(scenarios[name], tmp_path, 100 if ALL else 6) > 3
+
+
+def test_no_power_loss_brings_an_index_back_beside_shards_that_are_gone(tmp_path, scenarios):
+    check_replacing(scenarios["replacing"], tmp_path, step=1 if ALL else 40)
 
 
 def test_a_worker_that_is_killed_is_an_error_and_the_next_run_ends_in_the_same_bytes(tmp_path, scenarios):
@@ -165,6 +215,13 @@ def test_a_worker_that_is_killed_is_an_error_and_the_next_run_ends_in_the_same_b
     assert without_drafts(remains) == remains
     workers.pack(tmp_path / "out", HastyDisk())
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "reference")
+
+
+def test_a_disk_that_fails_in_a_worker_is_an_error_and_no_worker_writes_on(tmp_path, scenarios):
+    workers = Scenario(scenarios["copied"].source, {"max_samples": 1, "workers": 2})
+    with pytest.raises(PackError, match=r"p-00.tar: cannot be written: No space left on device"):
+        workers.pack(tmp_path / "out", WorkerFailingDisk())
+    assert remains_of(tmp_path / "out") == {}
 
 
 # Mutants: ways to write that these sweeps must catch.

@@ -99,7 +99,8 @@ def test_the_summary_of_a_selection(data, run):
     assert run("reshard", "data", "--selection", "few", "--filter", "cls == 3") == (
         0, "Selected 10 of 40 samples in 4 shards as few.\nfiltered: 30", ""
     )  # fmt: skip
-    for words in (["out", "--selection", "x"], ["--selection", "x", "--shuffle", "1"], [], ["out", "--overwrite"]):
+    others = (["--shuffle", "1"], ["--restart"], ["--also", "dali"], ["--split-name", "x"])
+    for words in (["out", "--selection", "x"], [], *(["--selection", "x", *other] for other in others)):
         code, _, err = run("reshard", "data", *words)
         assert code == 2
         assert "Invalid value" in err

@@ -203,7 +203,7 @@ def test_damage_to_any_byte_is_found(folder: Path, change: int) -> None:
                 chosen.take([whole, hit], [0, 0])
             assert chosen.samples(whole).tolist() == NUMBERS[whole]
         else:
-            with pytest.raises(SelectionError, match=r"train\.selection: it .*\n  Run `wdskit split"):
+            with pytest.raises(SelectionError, match=r"train\.selection: it .*\n  (Run|Make it with) `wdskit split"):
                 read_selection(folder, "train")
         data[at] ^= change
 
@@ -232,7 +232,9 @@ def test_a_missing_selection_names_those_that_are_there(folder: Path) -> None:
     with pytest.raises(SelectionError, match=r"vall\.selection: there is no such selection. The folder has train.\n"):
         read_selection(folder, "vall")
     selection_path(folder, "train").unlink()
-    with pytest.raises(SelectionError, match=r"train\.selection: the folder has no selection.\n  Run `wdskit split` "):
+    with pytest.raises(
+        SelectionError, match=r"train\.selection: the folder has no selection.\n  Make it with `wdskit split` "
+    ):
         read_selection(folder, "train")
     selection_path(folder, "train").mkdir()
     with pytest.raises(SelectionError, match="cannot be read: Is a directory"):
@@ -266,13 +268,25 @@ def test_a_selection_of_other_shards_is_refused_with_the_command_that_mends_it(f
     assert read_head(folder, "train").recipe == RECIPE
 
 
-@pytest.mark.parametrize("recipe", ["", "split a=1; rm -rf x", "split `x`", "split $(x)", "split a=1 --by 'json:a b'"])
+AGAIN = {
+    "": "Make it with `wdskit split` or `wdskit reshard --selection`.",
+    "rm x; split a=1": "Make it with `wdskit split` or `wdskit reshard --selection`.",
+    "split a=1; rm -rf x": "Run `wdskit split` again, as it was made.",
+    "split `x`": "Run `wdskit split` again, as it was made.",
+    "split $(x)": "Run `wdskit split` again, as it was made.",
+    "split a=1 --by 'json:a b'": "Run `wdskit split` again, as it was made.",
+    "reshard --selection train --filter 'cls == 0'": "Run `wdskit reshard --selection` again, as it was made.",
+}
+
+
+@pytest.mark.parametrize("recipe", AGAIN)
 def test_a_recipe_that_a_shell_might_act_on_is_not_repeated_as_a_command(folder: Path, recipe: str) -> None:
     """A selection may come from anywhere, and a message is there to be pasted."""
     write_selection(folder, "train", NUMBERS, recipe=recipe)
     make_index(folder, COUNTS[:-1])
-    with pytest.raises(SelectionError, match=r"lists now\.\n  Run `wdskit split` again\.$"):
+    with pytest.raises(SelectionError) as caught:
         read_selection(folder, "train")
+    assert str(caught.value).endswith(f"lists now.\n  {AGAIN[recipe]}")
 
 
 def test_the_index_written_anew_for_the_same_shards_changes_nothing(folder: Path) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from wdskit.packing.planning import PlannedShard
 
 _SHOWN_REJECTS = 5
+WAS_DONE = "All of it was packed and indexed already, by a run that was stopped at its very end."
 
 
 def print_summary(result: PackResult) -> None:
@@ -44,6 +45,8 @@ def print_summary(result: PackResult) -> None:
         console.print(table)
     with contextlib.suppress(BrokenPipeError):  # nobody reads (`| head`), and the shards are packed nevertheless
         print(text.get(), end="")
+        if result.was_done:
+            print(WAS_DONE)
         for err in result.rejected[:_SHOWN_REJECTS]:
             print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
 
@@ -54,6 +57,7 @@ def to_json(result: PackResult) -> dict[str, object]:
     return {
         "folder": str(result.folder),
         "dry_run": not result.entries,
+        "was_done": result.was_done,
         "num_samples": result.num_samples,
         "num_bytes": sum(shard.num_bytes for shard in shards),
         "shards": [_shard_to_json(shard) for shard in shards],
@@ -126,5 +130,7 @@ def _names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
 
 
 def _time_of(result: PackResult) -> str:
+    if result.was_done:
+        return f"{result.seconds:.1f} s"
     rate = f"{result.seconds:.1f} s, {format_count(round(result.num_samples / result.seconds))} samples/s"
     return f"{rate}, {format_bytes(result.num_bytes / result.seconds)}/s"

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural, print_json
+from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural, print_json, split_kinds
 from wdskit.cli.pack import parse_size
+from wdskit.cli.packed import WAS_DONE
 from wdskit.cli.progress import show_progress, told_when_stopped
 
 if TYPE_CHECKING:
@@ -77,8 +78,21 @@ def reshard_command(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a selection of that name that was made otherwise.")
+        bool, typer.Option("--overwrite", help="Replace what is packed in DEST, or another selection of that name.")
     ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Remove what a run has written that was stopped, and begin anew.")
+    ] = False,
+    also: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KINDS", help="Files for other readers too: wids,open_clip,timm,energon,dali,webshart,parquet."
+        ),
+    ] = None,
+    split_name: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
+    ] = "",
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that read and write.")] = 1,
     pattern: Annotated[
         str | None,
@@ -102,7 +116,8 @@ def reshard_command(
             "DEST": dest, "--max-samples": max_samples, "--max-bytes": max_bytes, "--num-shards": num_shards,
             "--multiple-of": multiple_of, "--shuffle": shuffle, "--keep": keep, "--drop": drop, "--rename": rename,
             "--keys": keys != "given" or None, "--duplicate-keys": duplicate_keys != "error" or None,
-            "--pattern": pattern, "--dry-run": dry_run or None,
+            "--pattern": pattern, "--dry-run": dry_run or None, "--restart": restart or None, "--also": also,
+            "--split-name": split_name or None,
         }  # fmt: skip
         ignored = [option for option, value in others.items() if value is not None]
         if ignored:
@@ -112,8 +127,6 @@ def reshard_command(
         return
     if dest is None:
         raise typer.BadParameter("name DEST, the folder to write to, or --selection.")
-    if overwrite:
-        raise typer.BadParameter("--overwrite is for --selection; shards are never written over others.")
     with told_when_stopped(), show_progress() as show:
         result = reshard(
             source,
@@ -136,6 +149,10 @@ def reshard_command(
             workers=workers,
             pattern=pattern,
             dry_run=dry_run,
+            overwrite=overwrite,
+            restart=restart,
+            also=split_kinds(also),
+            split_name=split_name,
             progress=show,
         )
     if json:
@@ -186,6 +203,7 @@ def _to_json(result: ReshardResult, *, dry_run: bool) -> dict[str, object]:
     return {
         "folder": str(result.folder),
         "dry_run": dry_run,
+        "was_done": result.was_done,
         "num_source_shards": result.num_source_shards,
         "num_source_samples": result.num_source_samples,
         "num_samples": result.num_samples,
@@ -214,7 +232,7 @@ def _print_summary(result: ReshardResult, *, dry_run: bool) -> None:
     table.add_row("planned" if dry_run else "written", f"{format_count(result.num_samples)}, {_form(result)}")
     table.add_row("shards", f"{format_count(len(result.shards))} ({escape(names)}), {_sizes(result)}")
     table.add_row("bytes", format_bytes(result.num_bytes))
-    if not dry_run:
+    if not dry_run and not result.was_done:
         rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
         table.add_row("time", f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s")
     console = make_console()
@@ -222,6 +240,8 @@ def _print_summary(result: ReshardResult, *, dry_run: bool) -> None:
         console.print(table)
     with contextlib.suppress(BrokenPipeError):  # nobody reads (`| head`), and the shards are written nevertheless
         print(text.get(), end="")
+        if result.was_done:
+            print(WAS_DONE)
         if result.num_ignored:
             print(f"Note: {plural(result.num_ignored, 'member')} in no sample, left out.")
         if result.classes_lost:

@@ -28,6 +28,7 @@ DIGESTED_BYTES = 64  # of the header
 CHECK_BYTES = 8
 
 _NAME = re.compile(r"[a-z0-9_][a-z0-9_-]{0,39}")
+_COMMANDS = {"split": "split", "reshard": "reshard --selection"}
 _HARMLESS = re.compile(r"[\w@%+=:,./ -]+")  # nothing in it that a shell acts on: a selection may come from anywhere
 
 
@@ -124,8 +125,11 @@ def parse_head(path: Path, file: BinaryIO) -> SelectionHead:
 
 def selection_error(path: Path, problem: str, recipe: str = "") -> SelectionError:
     """The error of a selection, with the command that makes it again where that is known and safe to paste."""
-    again = "Run `wdskit split` again."
+    command, _, arguments = recipe.partition(" ")
     if _HARMLESS.fullmatch(recipe):
-        command, _, arguments = recipe.partition(" ")
         again = f"Run `wdskit {command} {path.parent} {arguments}` again."
+    elif command in _COMMANDS:
+        again = f"Run `wdskit {_COMMANDS[command]}` again, as it was made."
+    else:
+        again = f"Make it with {' or '.join(f'`wdskit {each}`' for each in _COMMANDS.values())}."
     return SelectionError(f"{path}: {problem}.\n  {again}", folder=str(path.parent))

@@ -14,14 +14,16 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.errors import RowError
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_PIXELS
-from wdskit.packing.destination import check_place
+from wdskit.packing.beginning import Work
+from wdskit.packing.destination import Destination, check_place
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.kinds import SourceOptions, find_source
+from wdskit.packing.on_ray import import_ray
 from wdskit.packing.options import PackOptions, parse_part
 from wdskit.packing.places import find_place, folder_of, names_of_all, told_as_pack_errors
 from wdskit.packing.plan import make_limits
 from wdskit.packing.planning import PackPlan
-from wdskit.packing.running import Work, pack_planned, plan_jobs
+from wdskit.packing.running import pack_planned, plan_jobs
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
@@ -46,6 +48,7 @@ class PackResult:
         seconds: How long it took.
         plan: What was planned; None for rows that can be read once only.
         duplicates: Rows whose images an earlier one has, in order, where that was asked for.
+        was_done: All was packed and indexed already, by a run of the same that was killed just before its end.
         source: What was packed, and what kind of source that was found to be: `photos: image folder`. Empty for rows
             from Python.
     """
@@ -60,6 +63,7 @@ class PackResult:
     seconds: float
     plan: PackPlan | None = None
     duplicates: tuple[Duplicate, ...] = ()
+    was_done: bool = False
     source: str = ""
 
 
@@ -228,6 +232,8 @@ def pack(
     found = find_source(source, how)
     if found.is_stream:
         options.check_stream()
+    if on is not None and not dry_run:
+        import_ray()
     with contextlib.ExitStack() as stack:
         freeze = stack.enter_context(old_objects_frozen())
         place = find_place(stack, folder, found.classes, options, disk)
@@ -237,20 +243,21 @@ def pack(
         spool = stack.enter_context(Spool(place.room, name=place.name, disk=disk, most=most, on_key=on_key))
         work = Work(stack, found, names, options, asdict(how), splitter, progress or _say_nothing, disk)
         if found.is_stream:
-            return _result(folder, found, pack_stream(work, place), None, start)
-        jobs = plan_jobs(work, place, spool)
+            target, streamed = pack_stream(work, place)
+            return _result(target, found, streamed, None, start)
+        target, jobs = plan_jobs(work, place, spool)
         plan = jobs.plan()
         freeze()
-        entries = () if dry_run else pack_planned(work, place, jobs)
-    return _result(folder, found, entries, plan, start)
+        entries = () if dry_run else pack_planned(work, place, target, jobs)
+    return _result(target, found, entries, plan, start)
 
 
 def _result(
-    folder: Path, found: Source, entries: Sequence[ShardEntry], plan: PackPlan | None, start: float
+    target: Destination, found: Source, entries: Sequence[ShardEntry], plan: PackPlan | None, start: float
 ) -> PackResult:
     written = entries or (plan.shards if plan else ())
     return PackResult(
-        folder=folder,
+        folder=target.folder,
         entries=tuple(entries),
         num_samples=sum(shard.num_samples for shard in written),
         num_bytes=sum(shard.num_bytes for shard in written),
@@ -260,6 +267,7 @@ def _result(
         seconds=time.perf_counter() - start,
         plan=plan,
         duplicates=tuple(found.duplicates),
+        was_done=target.finished is not None,
         source=f"{found.name}: {found.kind}" if found.kind else "",
     )
 

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry, rea
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import Disk, publish_bytes
 from wdskit.packing.fill import check_free, taken
-from wdskit.packing.options import PackOptions
+from wdskit.packing.finished import Finished, find_finished, indexed_already
 from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.recorded import Ints
@@ -31,7 +32,31 @@ REJECTED_NAME = "rejected.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 
 
-def check_place(folder: Path, source: object, options: PackOptions | None = None) -> None:
+class Intent(Protocol):
+    """What may become of what stands in the folder: the options of `pack` that say so."""
+
+    @property
+    def append(self) -> bool:
+        """Add to it."""
+
+    @property
+    def overwrite(self) -> bool:
+        """Replace it."""
+
+    @property
+    def only(self) -> int | None:
+        """Fill this shard again."""
+
+    @property
+    def dry_run(self) -> bool:
+        """Nothing."""
+
+    @property
+    def may_add(self) -> bool:
+        """Whether there is a word for adding to it."""
+
+
+def check_place(folder: Path, source: object, options: Intent | None = None) -> None:
     """Refuse what can be refused before a row is read.
 
     Raises:
@@ -43,11 +68,16 @@ def check_place(folder: Path, source: object, options: PackOptions | None = None
             msg = f"{folder}: it lies in the source {os.fsdecode(source)}, and would be a part of it the next time."
             raise PackError(f"{msg}\n  Pack into a folder outside of it.")
     is_indexed = (folder / INDEX_NAME).exists()
-    if is_indexed and not (options and (options.append or options.overwrite or options.only is not None)):
-        msg = f"{folder}: this folder is packed and indexed already."
-        raise PackError(f"{msg}\n  Pack into another folder, add to it with --append, or replace it with --overwrite.")
+    may_be = options and (options.append or options.overwrite or options.only is not None)
+    if is_indexed and not may_be and _may_go_on(folder, options) is None:
+        raise indexed_already(folder, may_add=options is None or options.may_add)
     if options and options.only is not None and not is_indexed:
         raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
+
+
+def _may_go_on(folder: Path, options: Intent | None) -> Finished | None:
+    """A run that was killed at its very end, of which this one may be the same."""
+    return None if options is None or options.dry_run or options.only is not None else find_finished(folder)
 
 
 @dataclass(frozen=True)
@@ -60,6 +90,7 @@ class Destination:
         entries: Shards that it has already and that stay, from its index.
         replaced: Names of the shards that are going to be replaced.
         also: What the index says that is kept beside them for other readers.
+        finished: A run that came as far as the index, and that this one may be. All else is as it was before that.
     """
 
     folder: Path
@@ -67,6 +98,7 @@ class Destination:
     entries: tuple[ShardEntry, ...] = ()
     replaced: tuple[str, ...] = ()
     also: Also = NOTHING_ELSE
+    finished: Finished | None = None
 
     def beside(self, kinds: Sequence[str], split_name: str) -> Also:
         """What is to be kept beside all shards: these kinds, and what is kept already.
@@ -198,7 +230,7 @@ class Destination:
             publish_bytes(self.folder / name, data, disk=disk)
 
 
-def look_at_destination(folder: Path, options: PackOptions | None, classes: Mapping[str, int]) -> Destination:
+def look_at_destination(folder: Path, options: Intent | None, classes: Mapping[str, int]) -> Destination:
     """Look at the folder to pack into.
 
     Raises:
@@ -206,15 +238,17 @@ def look_at_destination(folder: Path, options: PackOptions | None, classes: Mapp
         FolderIndexError: It is to be added to and has no index, or its index does not match its shards.
     """
     check_place(folder, None, options)
-    if options and options.overwrite:
+    finished = _may_go_on(folder, options)
+    if options and options.overwrite and finished is None:
         old = read_index(folder).entries if (folder / INDEX_NAME).exists() else ()
         return Destination(folder, replaced=tuple(entry.name for entry in old))
     if options is None or not options.append:
-        return Destination(folder)
+        return Destination(folder, finished=finished)
     index = read_index(folder)
     _check_sizes(folder, index.entries)
     _check_classes(folder, classes)
-    return Destination(folder, append=True, entries=index.entries, also=index.also)
+    entries = index.entries if finished is None else finished.before
+    return Destination(folder, append=True, entries=entries, also=index.also, finished=finished)
 
 
 def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from wdskit.dataset.index import ShardEntry
@@ -48,11 +49,12 @@ def fill_jobs(
         return
     if on is None:
         fill = functools.partial(fill_in_worker, held=held, disk=disk)
-        filled: Iterator[ShardEntry | WdskitError] = map_shards(fill, jobs, workers=workers)
+        filled: Generator[ShardEntry | WdskitError, None, None] = map_shards(fill, jobs, workers=workers)
     else:
         filled = fill_on_ray(jobs, on, folder=folder, held=held, disk=disk)
-    for entry in filled:
-        if isinstance(entry, WdskitError):
-            raise entry
-        count(entry.num_samples, entry.num_bytes - END_BYTES)
-        yield entry
+    with contextlib.closing(filled):  # after an error nothing is written any more when it is raised
+        for entry in filled:
+            if isinstance(entry, WdskitError):
+                raise entry
+            count(entry.num_samples, entry.num_bytes - END_BYTES)
+            yield entry

@@ -12,10 +12,10 @@ from wdskit.errors import PackError
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.packing.api import PackResult
 from wdskit.packing.destination import Destination
-from wdskit.packing.places import folder_of, remove_locks, told_as_pack_errors
+from wdskit.packing.finished import end, find_finished
+from wdskit.packing.places import folder_of, told_as_pack_errors
 from wdskit.packing.record import RunRecord, log_paths, read_logs, read_record
 from wdskit.packing.running import publish_all
-from wdskit.packing.started import forget
 from wdskit.shards.locking import lock_folder, wait_for_workers
 
 _SHOWN = 10
@@ -47,22 +47,30 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         if record is None or record.shards is None or record.replaces:
             done = " It is packed and indexed already." if (folder / INDEX_NAME).exists() else ""
             raise PackError(f"{folder}: no part of a run has been packed here.{done}")
+        finished = find_finished(folder)
+        if finished is not None:  # it was killed behind the index
+            remove_drafts(folder, disk=disk)
+            finished.end(disk)
+            return _result(folder, finished.entries, start, was_done=True)
+        if not record.parts:
+            msg = f"{folder}: a run that was stopped here is not divided into parts."
+            raise PackError(f"{msg}\n  Do the same again to go on with it.")
         entries = _gather(folder, record)
         target = Destination(folder)
         if record.options["append"]:
             index = read_index(folder)
             target = Destination(folder, append=True, entries=index.entries, also=index.also)
-        known = {entry.name for entry in target.entries}
         target.check_strays(entry.name for entry in entries)
         remove_drafts(folder, disk=disk)
-        if all(entry.name in known for entry in entries):  # as where it was killed behind the index, which
-            disk.fsync_folder(folder)  # has its name for good now
-        else:
-            publish_all(target, entries, Also(tuple(record.options["also"]), record.options["split_name"]), disk)
-        forget(folder, disk)
-        remove_locks(folder, disk)
+        publish_all(target, entries, Also(tuple(record.options["also"]), record.options["split_name"]), disk)
+        end(folder, disk)
+    return _result(folder, entries, start)
+
+
+def _result(folder: Path, entries: Sequence[ShardEntry], start: float, *, was_done: bool = False) -> PackResult:
     num_samples, num_bytes = sum(entry.num_samples for entry in entries), sum(entry.num_bytes for entry in entries)
-    return PackResult(folder, tuple(entries), num_samples, num_bytes, {}, (), 0, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return PackResult(folder, tuple(entries), num_samples, num_bytes, {}, (), 0, seconds, was_done=was_done)
 
 
 def _gather(folder: Path, record: RunRecord) -> Sequence[ShardEntry]:

@@ -13,7 +13,7 @@ import re
 import secrets
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -67,7 +67,9 @@ def check_address(on: str) -> None:
         raise PackError(f"on: {on!r} is neither ray nor the address of a cluster, as ray://head:10001.")
 
 
-def fill_on_ray(jobs: Sequence[ShardJob], on: str, *, folder: Path, held: Path, disk: Disk) -> Iterator[ShardEntry]:
+def fill_on_ray(
+    jobs: Sequence[ShardJob], on: str, *, folder: Path, held: Path, disk: Disk
+) -> Generator[ShardEntry, None, None]:
     """The lines of the index of these shards, in order, each once it is published.
 
     A shard whose worker died is filled again. When it ends early, what is not done is cancelled.
@@ -132,14 +134,25 @@ def _last_line(err: Exception) -> str:
     return (lines[-1] if lines else type(err).__name__).rstrip(".")
 
 
-@contextlib.contextmanager
-def _connected(on: str) -> Iterator[ModuleType]:
-    """Ray, connected to the cluster; where this process was not connected before, only while the block runs."""
-    check_address(on)
+def import_ray() -> ModuleType:
+    """Ray.
+
+    Raises:
+        PackError: It is not installed.
+    """
     try:
         import ray
     except ImportError as err:
         raise PackError("on: Ray is not installed. Run `pip install wdskit[ray]`.") from err
+    found: ModuleType = ray
+    return found
+
+
+@contextlib.contextmanager
+def _connected(on: str) -> Iterator[ModuleType]:
+    """Ray, connected to the cluster; where this process was not connected before, only while the block runs."""
+    check_address(on)
+    ray = import_ray()
     if ray.is_initialized():
         if on != "ray":
             raise PackError(f"on: this process is connected to Ray already, not to {on}. Give on='ray' to use that.")

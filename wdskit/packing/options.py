@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from wdskit.errors import PackError
 from wdskit.packing.on_ray import check_address
-from wdskit.packing.plan import NO_LIMIT, Limits
+from wdskit.packing.plan import Limits
 from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
 from wdskit.shards.also import parse_also
 from wdskit.shards.shares import Shares, format_shares
@@ -72,11 +72,21 @@ class PackOptions:
             if self.split_name:
                 raise PackError("split_name and split do not go together: the shards are called after their splits.")
 
+    @property
+    def may_add(self) -> bool:
+        """`pack` can add to a folder."""
+        return True
+
     def told(self) -> dict[str, object]:
         """Those that a shard could depend on, by name."""
-        limits = {name: None if value == NO_LIMIT else value for name, value in asdict(self.limits).items()}
         split = None if self.split is None else format_shares(self.split)
-        return {**limits, "split": split, "shuffle": self.shuffle, "skip_bad": self.skip_bad, "append": self.append} | {
+        return {
+            **self.limits.told(),
+            "split": split,
+            "shuffle": self.shuffle,
+            "skip_bad": self.skip_bad,
+            "append": self.append,
+        } | {
             **asdict(self.treatment),
             **{f"version of {name}": version for name, version in treatment_versions(self.treatment).items()},
         }

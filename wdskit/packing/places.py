@@ -16,7 +16,7 @@ from wdskit.packing.destination import Destination, look_at_destination
 from wdskit.packing.options import PackOptions
 from wdskit.packing.plan import Names
 from wdskit.packing.record import log_path, log_paths
-from wdskit.packing.started import clear_if_nothing_is_there, forget_if_over
+from wdskit.packing.started import clear_if_nothing_is_there
 from wdskit.shards.locking import lock_folder, share_folder, wait_for_workers
 from wdskit.storage.urls import is_local, local_path
 
@@ -32,7 +32,7 @@ class Place(NamedTuple):
         folder: The folder that is packed into.
         name: What a plan that is too large for memory is called.
         room: A folder for such a plan.
-        open: What is known of the folder that is packed into, once it is looked at.
+        open: Looks at the folder that is packed into.
         held: What the worker processes hold as long as they live.
     """
 
@@ -50,21 +50,20 @@ def find_place(
     before leaves no trace; it is locked until `stack` is closed.
     """
     if options.dry_run:
-        look = functools.partial(look_at_destination, folder, options, classes)
-        return Place(folder, _PLAN, lambda: Path(stack.enter_context(tempfile.TemporaryDirectory())), look, folder)
+        only_look = functools.partial(look_at_destination, folder, options, classes)
+        return Place(folder, _PLAN, lambda: Path(stack.enter_context(tempfile.TemporaryDirectory())), only_look, folder)
     part = options.part
 
     @functools.cache
     def lock() -> Path:
         return stack.enter_context(opened(folder, part, disk))
 
-    @functools.cache
-    def look_once() -> Destination:
+    def look() -> Destination:
         with told_as_pack_errors(folder):
             return look_at_destination(lock(), options, classes)
 
     name = _PLAN if part is None else f"{_PLAN}-{part[0]}-of-{part[1]}"
-    return Place(folder, name, lock, look_once, folder if part is None else log_path(folder, part))
+    return Place(folder, name, lock, look, folder if part is None else log_path(folder, part))
 
 
 @contextlib.contextmanager
@@ -84,7 +83,6 @@ def opened(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[P
             for path in (folder, *log_paths(folder)):
                 wait_for_workers(path)
             remove_drafts(folder, disk=disk)
-            forget_if_over(folder, disk)
         yield folder
 
 
@@ -97,12 +95,6 @@ def begins_part(stack: contextlib.ExitStack, folder: Path) -> Iterator[Callable[
     """
     with lock_folder(folder, _BEGINS, wait=True):
         yield stack.enter_context(share_folder(folder))
-
-
-def remove_locks(folder: Path, disk: Disk) -> None:
-    """Remove the locks of parts; with the folder's own lock held."""
-    for path in folder.glob(".wdskit-pack*.lock"):
-        disk.remove(path)
 
 
 @contextlib.contextmanager

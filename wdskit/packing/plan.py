@@ -56,6 +56,10 @@ class Limits:
         if self.num_shards is not None and self.multiple_of is not None and self.num_shards % self.multiple_of:
             raise PackError(f"num_shards: {self.num_shards} is no multiple of multiple_of, {self.multiple_of}.")
 
+    def told(self) -> dict[str, int | None]:
+        """Each by name; None where there is none."""
+        return {name: None if value == NO_LIMIT else value for name, value in vars(self).items()}
+
     @property
     def are_balanced(self) -> bool:
         """Whether all shards are to be equal."""

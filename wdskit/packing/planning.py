@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from wdskit.packing.treating import packed_names, required_rows
 from wdskit.packing.treatment import UNTOUCHED, Treatment
 
 _TELL_ROWS = 1000
+
+T = TypeVar("T")
 
 
 class PlannedShard(NamedTuple):
@@ -160,10 +162,10 @@ class Jobs(Sequence[ShardJob]):
 
 
 @dataclass(frozen=True)
-class Chosen(Sequence[ShardJob]):
+class Chosen(Sequence[T]):
     """Some of the shards to fill, by their numbers."""
 
-    jobs: Jobs
+    jobs: Sequence[T]
     numbers: Sequence[int]
 
     def __len__(self) -> int:
@@ -171,12 +173,12 @@ class Chosen(Sequence[ShardJob]):
         return len(self.numbers)
 
     @overload
-    def __getitem__(self, number: int) -> ShardJob: ...
+    def __getitem__(self, number: int) -> T: ...
 
     @overload
-    def __getitem__(self, number: slice) -> Sequence[ShardJob]: ...
+    def __getitem__(self, number: slice) -> Sequence[T]: ...
 
-    def __getitem__(self, number: int | slice) -> ShardJob | Sequence[ShardJob]:
+    def __getitem__(self, number: int | slice) -> T | Sequence[T]:
         """One job, or several."""
         if isinstance(number, slice):
             return [self.jobs[each] for each in self.numbers[number]]

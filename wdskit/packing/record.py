@@ -19,6 +19,7 @@ from wdskit import __version__
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.offsets import offsets_path
 from wdskit.errors import PackError
+from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
 
 RECORD_NAME = ".wdskit-pack.json"
@@ -32,15 +33,15 @@ class RunRecord:
     """What is packed.
 
     Attributes:
-        options: All options that a shard could depend on, by name.
-        num_rows: Rows of the source; None for rows that can be read once only.
+        options: All options that a shard could depend on, by name; `command` where it is not `pack`.
+        num_rows: Rows of the source, of `reshard` its shards; None for rows that can be read once only.
         block_rows: Rows that each digest is over.
         blocks: Hex digests of the rows in the order of the source, bad ones included.
         shards: What is planned; None for rows that can be read once only.
         found: Names of these shards, and of lists beside them, that something else had written before.
         replaces: Files of the data set that this one replaces, while they are being removed.
         wdskit: Version.
-        parts: Into how many parts it is divided.
+        parts: Into how many parts it is divided; 0 where it is not, which writes its lists at its end.
     """
 
     options: Mapping[str, Any]
@@ -51,7 +52,12 @@ class RunRecord:
     found: tuple[str, ...] = ()
     replaces: tuple[str, ...] = ()
     wdskit: str = __version__
-    parts: int = 1
+    parts: int = 0
+
+    @property
+    def unit(self) -> str:
+        """What its source is made of: rows, or of `reshard` shards."""
+        return "shard" if self.options.get("command") == "reshard" else "row"
 
     def to_json(self) -> bytes:
         """The file."""
@@ -61,7 +67,7 @@ class RunRecord:
     @property
     def digest(self) -> str:
         """What the lines of its logs begin with: the same as long as it packs the same."""
-        same = dataclasses.replace(self, found=(), replaces=(), parts=1)
+        same = dataclasses.replace(self, found=(), replaces=(), parts=0)
         return hashlib.sha256(same.to_json()).hexdigest()[:16]
 
 
@@ -95,8 +101,11 @@ def differences(old: RunRecord, new: RunRecord, where_of: Callable[[int], str]) 
         new: That of this one.
         where_of: Where a row of this one comes from, by its number.
     """
-    told = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
     was, now = _plain(old.options), _plain(new.options)
+    commands = [options.pop("command", "pack") for options in (was, now)]
+    if commands[0] != commands[1]:
+        return ["it was `wdskit {}` and is `wdskit {}`.".format(*commands)]
+    told = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
     told += [
         f"{name} was {was.get(name)!r} and is {now.get(name)!r}."
         for name in sorted({*was, *now})
@@ -105,7 +114,7 @@ def differences(old: RunRecord, new: RunRecord, where_of: Callable[[int], str]) 
     if (old.num_rows is None) != (new.num_rows is None):
         return [*told, "only one of both sources can be read more than once."]
     if old.num_rows != new.num_rows:
-        told.append(f"the source had {old.num_rows} rows and has {new.num_rows}.")
+        told.append(f"the source had {old.num_rows} {old.unit}s and has {new.num_rows}.")
     if old.block_rows == new.block_rows:
         told += _other_rows(old, new, where_of)
     if not told and old.shards != new.shards:
@@ -125,12 +134,12 @@ def _other_rows(old: RunRecord, new: RunRecord, where_of: Callable[[int], str]) 
     if not others:
         return
     first = others[0] * new.block_rows
+    where = f"{new.unit} {first} ({where_of(first)})"
     if new.block_rows == 1:
-        yield f"row {first} ({where_of(first)}) is another, the first of {len(others)}."
+        yield f"{where} is another, the first of {len(others)}."
     else:
         most = len(others) * new.block_rows
-        where = f"row {first} ({where_of(first)})"
-        yield f"the first other row is one of {new.block_rows} from {where} on, of up to {most} in all."
+        yield f"the first other {new.unit} is one of {new.block_rows} from {where} on, of up to {most} in all."
 
 
 def log_path(folder: Path, part: tuple[int, int] | None = None) -> Path:
@@ -174,9 +183,26 @@ def is_there(folder: Path, entry: ShardEntry) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
 
 
+def shards_of(folder: Path, record: RunRecord) -> list[str]:
+    """Names of a run's shards; of a stream of those that are there without a gap."""
+    if record.shards is not None:
+        return [shard.name for shard in record.shards]
+    pattern, number = Names(record.options["pattern"]), record.options["first"]
+    names = []
+    while (folder / pattern[number]).exists():
+        names.append(pattern[number])
+        number += 1
+    return names
+
+
 def changed(folder: Path, told: Sequence[str], num_shards: int) -> PackError:
     """The error of a run that is not the one that was stopped here."""
-    lines = [*told[:_SHOWN], *([f"... and {len(told) - _SHOWN} more."] if len(told) > _SHOWN else [])]
     msg = f"{folder}: a run that was stopped here was another one; {num_shards} of its shards are there.\n  "
     remedy = "Do the same again to go on with it, or begin anew with --restart, which removes these shards."
-    return PackError(msg + "\n  ".join(lines) + f"\n  {remedy}")
+    return PackError(f"{msg}{shown(told)}\n  {remedy}")
+
+
+def shown(told: Sequence[str]) -> str:
+    """The first of several sentences, as further lines of a message."""
+    more = [f"... and {len(told) - _SHOWN} more."] if len(told) > _SHOWN else []
+    return "\n  ".join([*told[:_SHOWN], *more])

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.index import ShardEntry, write_index
-from wdskit.errors import WdskitError
+from wdskit.dataset.index import Also, ShardEntry
 from wdskit.files import DISK, Disk
-from wdskit.packing.destination import Destination
-from wdskit.packing.places import folder_of, names_of, told_as_pack_errors
+from wdskit.packing.destination import check_place
+from wdskit.packing.places import folder_of, names_of
 from wdskit.packing.plan import Limits, Names, make_limits
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.reshard_choice import Choice, check_seed, check_word, check_workers, make_choice
 from wdskit.packing.reshard_fields import Changes, make_changes
-from wdskit.packing.reshard_fill import fill_in_worker, fill_shard
-from wdskit.packing.reshard_place import look_at_place, open_place
 from wdskit.packing.reshard_plan import Jobs, divide_samples, join_sources, shuffle_samples
-from wdskit.packing.reshard_sources import Seen, check_dest, find_classes, list_sources, scan_all, scan_jobs
-from wdskit.packing.running import Count
+from wdskit.packing.reshard_run import ReshardIntent, ReshardRun
+from wdskit.packing.reshard_samples import Samples
+from wdskit.packing.reshard_scan import Scanned
+from wdskit.packing.reshard_sources import (
+    Seen,
+    check_dest,
+    digest_sources,
+    find_classes,
+    list_sources,
+    scan_all,
+    scan_jobs,
+)
 from wdskit.packing.sources import Progress, Tell
-from wdskit.shards.parallel import map_shards
-from wdskit.tar.writer import END_BYTES
+from wdskit.shards.also import parse_also
+from wdskit.shards.sampling import parse_share
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,7 @@ class ReshardResult:
         num_ignored: Members that belong to no sample; they are not written.
         num_copied: Samples whose bytes were copied as they are; the others have new headers.
         classes_lost: Why there is no `classes.json` where a source has one; empty otherwise.
+        was_done: All was written and indexed already, by a run of the same that was killed just before its end.
         seconds: How long it took.
     """
 
@@ -60,6 +68,7 @@ class ReshardResult:
     num_ignored: int
     num_copied: int
     classes_lost: str
+    was_done: bool
     seconds: float
 
     @property
@@ -95,6 +104,10 @@ def reshard(
     workers: int = 1,
     pattern: str | None = None,
     dry_run: bool = False,
+    overwrite: bool = False,
+    restart: bool = False,
+    also: Sequence[str] = (),
+    split_name: str = "",
     progress: Tell | None = None,
     disk: Disk = DISK,
 ) -> ReshardResult:
@@ -103,7 +116,8 @@ def reshard(
     The new shards are those that `pack` would have written of the same samples: members sorted by field, our headers,
     an `.idx` beside each, the folder's index last. Nothing is decoded; samples that have this form already are copied
     as they are. The same sources and options give the same bytes, whatever the number of workers. A run that was
-    stopped is done again by the same call; no file that holds something else is overwritten.
+    stopped is gone on with by the same call, and refused where the sources, the options or the version are others
+    since; no file that holds something else is overwritten.
 
     Args:
         source: Local shards as `dataset.patterns.list_shards` takes them. Those of an indexed folder are compared with
@@ -131,11 +145,16 @@ def reshard(
         workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, as for all that spawns.
         pattern: Names of the shards, `train-%06d.tar`; by default from the name of `dest`.
         dry_run: Plan everything and write nothing.
+        overwrite: Replace what is packed in `dest`: its index goes first, then its shards, lists and selections.
+        restart: Where a run was stopped that wrote something else, remove what it has written and begin anew.
+        also: Files for other readers beside the new shards: some of `shards.also.KINDS`.
+        split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         progress: Called now and then.
         disk: What writes.
 
     Raises:
         PackError: A bad option, no sample left, two samples of one key, or the folder cannot be written or is not free.
+        ConfigError: `also` holds what is no kind, or `sample` is no share.
         RowError: A sample cannot be written as it has to be.
         SelectionError: The filter is none, or has no answer for a sample.
         ShardError: A source shard is not right, or changed meanwhile.
@@ -155,12 +174,22 @@ def reshard(
         shuffle=shuffle,
         first_of_key=duplicate_keys == "first",
         has_check=check == "sha256",
+        also=parse_also(also, split_name=split_name),
+        intent=ReshardIntent(overwrite, restart, dry_run),
+        told={
+            "shuffle": shuffle,
+            "filter": filter,
+            "missing": missing,
+            "sample": None if sample is None else str(parse_share(sample)),
+            "seed": seed,
+            "duplicate_keys": duplicate_keys,
+        },
         workers=workers,
         tell=progress or _say_nothing,
         disk=disk,
     )
     names = names_of(task.folder, pattern)
-    return task.run(source, names, start, is_dry=dry_run)
+    return task.run(source, names, start)
 
 
 def _say_nothing(_: Progress) -> None:
@@ -178,29 +207,37 @@ class _Task:
     shuffle: int | None
     first_of_key: bool
     has_check: bool
+    also: Also
+    intent: ReshardIntent
+    told: Mapping[str, object]  # the other options that a shard could depend on
     workers: int
     tell: Tell
     disk: Disk
 
-    def run(self, source: str | Sequence[str], names: Names, start: float, *, is_dry: bool) -> ReshardResult:
+    def run(self, source: str | Sequence[str], names: Names, start: float) -> ReshardResult:
         found = list_sources(source)
-        check_dest(self.folder, found)
-        look_at_place(self.folder)
+        check_dest(self.folder, found, overwrite=self.intent.overwrite)
+        check_place(self.folder, None, self.intent)
+        inputs = digest_sources(found)
         classes, classes_lost = find_classes(found, self.changes)
         seen = Seen()
         jobs = scan_jobs(found, self.choice, self.changes, has_check=self.has_check)
-        scans = seen.counted(scan_all(jobs, workers=self.workers, tell=self.tell))
-        samples, num_duplicates = join_sources(scans, hashed=self.changes.hashed, first_of_key=self.first_of_key)
+        samples, num_duplicates = self._samples(seen.counted(scan_all(jobs, workers=self.workers, tell=self.tell)))
         seen.check(len(samples), num_duplicates, self.changes)
         num_copied = int(samples.copied.sum())
         if self.shuffle is not None:
             shuffle_samples(samples, self.shuffle)
-        planned = Jobs(self.folder, samples, divide_samples(samples, self.limits), names, self.changes)
+        spans = divide_samples(samples, self.limits)
+        planned = Jobs(self.folder, samples, spans, names, self.changes, self.also)
+        told = {**self.limits.told(), **self.changes.told(), **self.told, **_digests(classes), "pattern": names.pattern}
+        rest = self.also, self.workers, self.tell, self.disk
+        run = ReshardRun(self.folder, self.intent, inputs, told, planned, classes, *rest)
         entries: Sequence[ShardEntry] = ()
-        with told_as_pack_errors(self.folder):
-            self._check_free(look_at_place(self.folder), planned, classes)
-            if not is_dry:
-                entries = self._write(planned, classes)
+        was_done = False
+        if self.intent.dry_run:
+            run.look()
+        else:
+            entries, was_done = run.write()
         return ReshardResult(
             folder=self.folder,
             entries=tuple(entries),
@@ -211,36 +248,15 @@ class _Task:
             num_ignored=seen.num_ignored,
             num_copied=num_copied,
             classes_lost=classes_lost,
+            was_done=was_done,
             seconds=time.perf_counter() - start,
             **vars(seen.gone),
         )
 
-    def _check_free(self, target: Destination, planned: Jobs, classes: Mapping[str, bytes]) -> None:
-        """Refuse what is in the way, before anything is written."""
-        target.check_free(planned.shards)
-        target.check_lists(classes)
+    def _samples(self, scans: Iterable[Scanned]) -> tuple[Samples, int]:
+        return join_sources(scans, hashed=self.changes.hashed, first_of_key=self.first_of_key)
 
-    def _write(self, planned: Jobs, classes: Mapping[str, bytes]) -> Sequence[ShardEntry]:
-        """Fill all shards, and write the index when they are there."""
-        with open_place(self.folder, disk=self.disk) as target:
-            self._check_free(target, planned, classes)
-            entries = self._fill(planned)
-            target.check_lists(classes)
-            target.check_strays(entry.name for entry in entries)
-            target.publish_lists(classes, disk=self.disk)
-            write_index(self.folder, entries, disk=self.disk)
-        return entries
 
-    def _fill(self, planned: Jobs) -> list[ShardEntry]:
-        shards = planned.shards
-        total = sum(shard.num_samples for shard in shards), sum(shard.num_bytes - END_BYTES for shard in shards)
-        count = Count(self.tell, total)
-        if self.workers == 1 or len(planned) == 1:
-            return [fill_shard(job, disk=self.disk, on_sample=count) for job in planned]
-        entries = []
-        for entry in map_shards(functools.partial(fill_in_worker, disk=self.disk), planned, workers=self.workers):
-            if isinstance(entry, WdskitError):
-                raise entry
-            entries.append(entry)
-            count(entry.num_samples, entry.num_bytes - END_BYTES)
-        return entries
+def _digests(lists: Mapping[str, bytes]) -> dict[str, str]:
+    """Of files that are taken over, for the record of the run."""
+    return {f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in lists.items()}

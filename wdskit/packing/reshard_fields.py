@@ -69,6 +69,15 @@ class Changes:
         """The fields that are spoken of: one that no sample has is a mistake."""
         return (self.keep or frozenset()) | self.drop | self.rename.keys()
 
+    def told(self) -> dict[str, object]:
+        """As options, by name."""
+        return {
+            "keep": None if self.keep is None else sorted(self.keep),
+            "drop": sorted(self.drop),
+            "rename": dict(sorted(self.rename.items())),
+            "keys": "hashed" if self.hashed else "given",
+        }
+
     def new_name(self, name: str) -> str | None:
         """What a field is called then; None for one that goes."""
         if name in self.drop or (self.keep is not None and name not in self.keep):

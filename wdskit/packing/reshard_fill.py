@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from wdskit.dataset.grouping import read_span
-from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, ShardError
 from wdskit.files import DISK, Disk, publish
@@ -25,8 +25,11 @@ from wdskit.packing.reshard_fields import Changes, find_fields
 from wdskit.packing.reshard_look import Bools, Bytes, Ints, Look, hash_keys, look_at
 from wdskit.packing.reshard_read import Sources, blocks_in, read_into
 from wdskit.packing.reshard_samples import Samples
+from wdskit.shards.also import new_record, publish_beside_shard
+from wdskit.shards.also_record import ShardRecord
 from wdskit.shards.locking import hold
 from wdskit.tar.header import build_header
+from wdskit.tar.reader import locate_members
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import END_BYTES, member_bytes
 
@@ -37,14 +40,15 @@ _BEHIND = ((np.arange(BLOCK_BYTES) >= np.arange(BLOCK_BYTES)[:, None]) * np.uint
 
 @dataclass(frozen=True)
 class ReshardJob:
-    """A shard to fill: its file, its samples in order, the bytes that it will have, and what happens to the samples
-    that are not copied.
+    """A shard to fill: its file, its samples in order, the bytes that it will have, what happens to the samples that
+    are not copied, and what is kept beside it.
     """
 
     path: Path
     samples: Samples
     num_bytes: int
     changes: Changes
+    also: Also = NOTHING_ELSE
 
 
 def fill_in_worker(job: ReshardJob, *, disk: Disk) -> ShardEntry:
@@ -54,7 +58,7 @@ def fill_in_worker(job: ReshardJob, *, disk: Disk) -> ShardEntry:
 
 
 def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
-    """Write one shard and its `.idx`, and return its line of the index.
+    """Write one shard and what stands beside it, and return its line of the index.
 
     A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes.
 
@@ -62,8 +66,10 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
         ShardError: A source is not what it was when the run was planned.
         StorageError: A source cannot be read.
         PackError: The folder cannot be written, or the name is taken by a shard with other bytes.
+        FolderIndexError: A kind of `also` cannot hold this shard, or its file stands in the way.
     """
     fields: set[str] = set()
+    record = new_record(job.also)
     filling = _Filling(job)
     try:
         check_free(job.path, job.num_bytes)
@@ -71,6 +77,8 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
             for first, stop in _batches(job.samples):
                 data, names = filling.fill(first, stop)
                 fields |= names
+                if record:
+                    _note(record, data, str(job.path), draft.num_bytes)
                 draft.write(data.data)
                 if on_sample:
                     on_sample(stop - first, len(data))
@@ -81,12 +89,22 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
                 raise taken(job.path)
         offsets = [0, *(np.cumsum(job.samples.size, dtype=np.int64) * BLOCK_BYTES).tolist()]
         write_offsets(job.path, offsets, disk=disk)
+        told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
+        entry = ShardEntry(job.path.name, len(job.samples), draft.num_bytes, *told)
+        if record:
+            publish_beside_shard(job.path, entry, record, also=job.also, before=NOTHING_ELSE, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
     finally:
         filling.sources.close()
-    told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
-    return ShardEntry(job.path.name, len(job.samples), draft.num_bytes, *told)
+    return entry
+
+
+def _note(record: ShardRecord, data: Bytes, shard: str, offset: int) -> None:
+    """Note the members of some samples, for files for other readers, as they stand in the new shard."""
+    members = data.tobytes()
+    for name, start, stop in locate_members(members, shard=shard, offset=offset, stop=len(members)):
+        record.add(name, offset + start, memoryview(members)[start:stop])
 
 
 def digest_of(path: str | Path) -> str:

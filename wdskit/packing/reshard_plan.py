@@ -9,6 +9,7 @@ from typing import overload
 import numpy as np
 
 from wdskit.dataset.grouping import read_span
+from wdskit.dataset.index import NOTHING_ELSE, Also
 from wdskit.dataset.keys import hashed_key
 from wdskit.errors import PackError
 from wdskit.limits import BLOCK_BYTES
@@ -118,13 +119,23 @@ class Jobs(Sequence[ReshardJob]):
         spans: The samples of each shard.
         names: File names of the shards.
         changes: What happens to samples that are not copied.
+        also: What is kept beside the shards for other readers.
     """
 
-    def __init__(self, folder: Path, samples: Samples, spans: Sequence[Span], names: Names, changes: Changes) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        samples: Samples,
+        spans: Sequence[Span],
+        names: Names,
+        changes: Changes,
+        also: Also = NOTHING_ELSE,
+    ) -> None:
         self._folder = folder
         self._samples = samples
         self._spans = spans
         self._changes = changes
+        self._also = also
         self.shards = [
             PlannedShard(names[number], span.stop - span.start, span.num_bytes) for number, span in enumerate(spans)
         ]
@@ -145,7 +156,7 @@ class Jobs(Sequence[ReshardJob]):
             return [self[at] for at in range(len(self))[number]]
         span, shard = self._spans[number], self.shards[number]
         samples = self._samples.part(slice(span.start, span.stop))
-        return ReshardJob(self._folder / shard.name, samples, shard.num_bytes, self._changes)
+        return ReshardJob(self._folder / shard.name, samples, shard.num_bytes, self._changes, self._also)
 
 
 def divide_samples(samples: Samples, limits: Limits) -> list[Span]:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
 from wdskit.dataset.patterns import ShardList, list_shards
-from wdskit.errors import PackError, WdskitError
+from wdskit.errors import PackError, StorageError, WdskitError
 from wdskit.packing.reshard_batch import Gone
 from wdskit.packing.reshard_choice import Choice
 from wdskit.packing.reshard_fields import Changes
 from wdskit.packing.reshard_scan import ScanJob, Scanned, scan_source
 from wdskit.packing.sources import Progress, Tell
+from wdskit.packing.spool import blocks_of
 from wdskit.shards.parallel import map_shards
 from wdskit.storage.urls import is_local
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is written anew, to know it again.
+
+    Attributes:
+        paths: Of the shards.
+        block_shards: Shards that each digest is over.
+        blocks: Hex digests of them, as `digest_sources` makes them.
+    """
+
+    paths: Sequence[str]
+    block_shards: int
+    blocks: tuple[str, ...]
 
 
 def list_sources(source: str | Sequence[str]) -> ShardList:
@@ -98,12 +116,36 @@ class Seen:
             raise PackError(f"of {self.num_samples} samples none is left to write. Mend --filter or --sample.")
 
 
-def check_dest(folder: Path, found: ShardList) -> None:
-    """Refuse to write among the sources."""
+def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
+    """Refuse to write among the sources, and to replace what they are links to."""
     here = os.path.realpath(folder)
     for parent in dict.fromkeys(os.path.dirname(url) or "." for url in found.urls):
         if os.path.realpath(parent) == here:
             raise PackError(f"{folder}: the source's shards are in this folder. Write to another one.")
+    if overwrite and any(os.path.dirname(os.path.realpath(url)) == here for url in found.urls):
+        raise PackError(f"{folder}: the source's shards are links to files in this folder. Write to another one.")
+
+
+def digest_sources(found: ShardList) -> Inputs:
+    """The sources, to know them again: each by name and size, and by what its folder's index says of its bytes; where
+    there is none, by the time when it was written.
+    """
+    each, blocks = blocks_of(len(found.urls))
+    digests = (hashlib.sha256("".join(_source_lines(found, *block)).encode(errors="surrogatepass")) for block in blocks)
+    return Inputs(found.urls, each, tuple(digest.hexdigest()[:16] for digest in digests))
+
+
+def _source_lines(found: ShardList, start: int, stop: int) -> Iterator[str]:
+    for url, entry in zip(found.urls[start:stop], found.entries[start:stop], strict=True):
+        name = os.path.basename(url)
+        if entry is None:
+            try:
+                status = os.stat(url)
+            except OSError as err:
+                raise StorageError(f"{url}: cannot be opened: {err.strerror}.", url=url) from err
+            yield f"{name!r} {status.st_size} {status.st_mtime_ns}\n"
+        else:
+            yield f"{name!r} {entry.num_bytes} {entry.sha256}\n"
 
 
 def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], str]:

@@ -169,14 +169,17 @@ class Spool:
 
 
 def digest_blocks(spool: Spool) -> tuple[int, tuple[str, ...]]:
-    """Digests of all rows in their order, over so many each that there are at most a thousand or so: their number, and
-    16 hex digits each.
-    """
-    block_rows = 1
-    while block_rows * _MOST_BLOCKS < len(spool):
-        block_rows *= 2
-    starts = range(0, len(spool), block_rows)
-    return block_rows, tuple(spool.digest(start, min(start + block_rows, len(spool))) for start in starts)
+    """Digests of all rows in their order, of 16 hex digits, and the number of rows that each is over."""
+    block_rows, blocks = blocks_of(len(spool))
+    return block_rows, tuple(spool.digest(start, stop) for start, stop in blocks)
+
+
+def blocks_of(count: int) -> tuple[int, list[tuple[int, int]]]:
+    """So many of these each that there are at most a thousand blocks or so, and where each starts and stops."""
+    each = 1
+    while each * _MOST_BLOCKS < count:
+        each *= 2
+    return each, [(start, min(start + each, count)) for start in range(0, count, each)]
 
 
 def suspects(spool: Spool, kept: Ints | None, values: NDArray[np.int64]) -> Ints:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, Also, ShardEntry, read_index
 from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.selection_head import list_selections, selection_path
 from wdskit.errors import PackError
-from wdskit.files import Disk, append_lines, publish_bytes
-from wdskit.packing.destination import REJECTED_NAME
-from wdskit.packing.plan import Names
+from wdskit.files import Disk, append_lines, publish_bytes, remove_drafts
+from wdskit.packing.destination import DUPLICATES_NAME, REJECTED_NAME
+from wdskit.packing.finished import end, forget
 from wdskit.packing.record import (
     RECORD_NAME,
     RunRecord,
@@ -23,13 +23,13 @@ from wdskit.packing.record import (
     differences,
     log_line,
     log_path,
-    log_paths,
     read_logs,
     read_record,
+    shards_of,
 )
 from wdskit.shards.also import folder_names, shard_names
 
-_LISTS = (CLASSES_NAME, REJECTED_NAME)
+_LISTS = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,7 @@ class Run:
 
     def end(self) -> None:
         """Remove the record: all is there, the index too."""
-        forget(self.folder, self.disk)
-
-
-def forget(folder: Path, disk: Disk) -> None:
-    """Remove the record and the logs of a run, the logs last: without its record a log says nothing."""
-    for path in (folder / RECORD_NAME, *log_paths(folder)):
-        if path.exists():
-            disk.remove(path)
+        end(self.folder, self.disk)
 
 
 def compare(
@@ -73,9 +66,9 @@ def compare(
     *,
     restart: bool,
     overwrite: bool,
-    is_part: bool,
-    is_alone: Callable[[], bool],
     disk: Disk,
+    is_part: bool = False,
+    is_alone: Callable[[], bool] = lambda: True,
 ) -> RunRecord:
     """Look at what a run that was stopped has left, and return the record to work with: its own, or this one.
 
@@ -85,9 +78,9 @@ def compare(
         where_of: As `record.differences` takes it.
         restart: Remove the shards of that run, and begin anew.
         overwrite: Whether this run may remove what that one was about to replace.
+        disk: What writes.
         is_part: Whether this is a part: of several that begin anew the first does so.
         is_alone: Tells whether no part of that run is at work.
-        disk: What writes.
 
     Raises:
         PackError: That run packed something else, and some of its shards are there; or it had not yet removed all that
@@ -113,8 +106,10 @@ def compare(
         if not is_alone():
             raise PackError(f"{folder}: other parts of that run are at work. Wait for their end, or stop them.")
         _remove(folder, left, disk)
+        for parent in {(folder / name).parent for name in _lists(old)} - {folder}:  # where this run's own plan may be
+            remove_drafts(parent, disk=disk)
         forget(folder, disk)
-    found = [name for name in (*_files(folder, record), *_LISTS) if (folder / name).exists()]
+    found = [name for name in (*_files(folder, record), *_lists(record)) if (folder / name).exists()]
     return dataclasses.replace(record, found=tuple(found))
 
 
@@ -143,7 +138,10 @@ def begin(folder: Path, record: RunRecord, *, overwrite: bool, part: tuple[int, 
         record = dataclasses.replace(record, replaces=())
     if record != old:
         publish_bytes(folder / RECORD_NAME, record.to_json(), disk=disk)
-    return Run(folder, record, log_path(folder, part), read_logs(folder, record), disk)
+    log = log_path(folder, part)
+    if part is not None and not log.exists():  # the one that was there belonged to a run that gave way
+        disk.close(disk.open_log(log))  # its workers hold it
+    return Run(folder, record, log, read_logs(folder, record), disk)
 
 
 def clear_if_nothing_is_there(folder: Path, disk: Disk) -> None:
@@ -165,44 +163,23 @@ def _files_of(folder: Path) -> Iterable[str]:
     yield from _LISTS
 
 
-def forget_if_over(folder: Path, disk: Disk) -> None:
-    """Remove the record of a run that came as far as the folder's index, and was killed before it did so itself."""
-    if (folder / INDEX_NAME).exists():
-        record = read_record(folder)
-        if record is not None and not record.replaces and _is_over(folder, record):
-            forget(folder, disk)
-
-
-def _is_over(folder: Path, record: RunRecord) -> bool:
-    known = {entry.name for entry in read_index(folder).entries}
-    done = read_logs(folder, record)
-    names = [shard.name for shard in record.shards] if record.shards is not None else [*done]
-    return all(name in known for name in names)
-
-
 def _published(folder: Path, record: RunRecord) -> list[str]:
     """Names of the files that runs of a record have published, shards with their offsets, and lists."""
     left = [name for name in _files(folder, record) if name not in record.found and (folder / name).exists()]
-    lists = [] if record.options["append"] or not left else [name for name in _LISTS if name not in record.found]
-    return [*left, *lists]
+    lists = [] if record.options["append"] or not left else _lists(record)
+    return [*left, *(name for name in lists if name not in record.found)]
+
+
+def _lists(record: RunRecord) -> Iterable[str]:
+    """Names of the files that are of all shards together, the index left out."""
+    return (*_LISTS, *folder_names(Also(record.options["also"])))
 
 
 def _files(folder: Path, record: RunRecord) -> list[str]:
     """Names of a run's shards and what is beside them; of a stream of those shards that are there without a gap."""
     kinds = record.options["also"]
-    names = [[name, offsets_path(name).name, *shard_names(name, kinds)] for name in _shards(folder, record)]
+    names = [[name, offsets_path(name).name, *shard_names(name, kinds)] for name in shards_of(folder, record)]
     return [file for files in names for file in files]
-
-
-def _shards(folder: Path, record: RunRecord) -> list[str]:
-    if record.shards is not None:
-        return [shard.name for shard in record.shards]
-    pattern, number = Names(record.options["pattern"]), record.options["first"]
-    names = []
-    while (folder / pattern[number]).exists():
-        names.append(pattern[number])
-        number += 1
-    return names
 
 
 def _remove(folder: Path, names: Iterable[str], disk: Disk) -> None:
@@ -210,5 +187,5 @@ def _remove(folder: Path, names: Iterable[str], disk: Disk) -> None:
     there = [folder / name for name in names if (folder / name).exists()]
     for path in there:
         disk.remove(path)
-    if there:
-        disk.fsync_folder(folder)
+    for parent in {path.parent: None for path in there}:
+        disk.fsync_folder(parent)

@@ -7,45 +7,47 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from wdskit.dataset.index import Also, ShardEntry
+from wdskit.packing.beginning import Work, end_finished, settle_stream, told_of
 from wdskit.packing.destination import Destination
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.places import Place, told_as_pack_errors
 from wdskit.packing.plan import fill_in_turn
 from wdskit.packing.record import RunRecord
 from wdskit.packing.rows import Row
-from wdskit.packing.running import Count, Work, complete, told_of
-from wdskit.packing.sources import Source, streamed_rows
+from wdskit.packing.running import Count, complete, lists_of
+from wdskit.packing.sources import streamed_rows
 from wdskit.packing.started import Run, begin, compare
 from wdskit.packing.streamed_keys import StreamedKeys
 from wdskit.packing.treating import required_rows
 
 
-def pack_stream(work: Work, place: Place) -> list[ShardEntry]:
-    """Fill the shards, and write the index.
+def pack_stream(work: Work, place: Place) -> tuple[Destination, list[ShardEntry]]:
+    """Fill the shards, and write the index. The folder, and the lines of the index.
 
     Raises:
         PackError: There is no row.
     """
     options, treatment = work.options, work.options.treatment
     work.found.rows = required_rows(work.found.rows, treatment, work.found.rejected)
-    rows = _one_at_least(work.found, streamed_rows(work.found, treatment, skip_bad=options.skip_bad))
-    target = place.open()
+    rows = streamed_rows(work.found, treatment, skip_bad=options.skip_bad)
+    first_row = next(rows, None)
+    if first_row is None:
+        raise work.found.nothing()
+    with told_as_pack_errors(place.folder):
+        target = settle_stream(work, place, first_row.key)
     with StreamedKeys(place.room, disk=work.disk) as keys:
         if target.append:
             keys.add_taken(target, work.tell)
         first = target.first_number(work.names[0])
         also = target.beside(options.also, options.split_name)
-        run = _begin(work, target, told_of(work, [first], also))
-        entries = _fill(work, target, rows, keys, first, also)
-    complete(target, work.found, entries, also, run)
-    return entries
-
-
-def _one_at_least(found: Source, rows: Iterator[Row]) -> Iterable[Row]:
-    first = next(rows, None)
-    if first is None:
-        raise found.nothing()
-    return itertools.chain([first], rows)
+        run = None if target.finished is not None else _begin(work, target, told_of(work, [first], also))
+        entries = _fill(work, target, itertools.chain([first_row], rows), keys, first, also)
+    if run is not None:
+        complete(target, lists_of(work, target), entries, also, run)
+    else:
+        with told_as_pack_errors(target.folder):
+            end_finished(work, target, len(entries))
+    return target, entries
 
 
 def _begin(work: Work, target: Destination, told: dict[str, Any]) -> Run:
@@ -58,8 +60,6 @@ def _begin(work: Work, target: Destination, told: dict[str, Any]) -> Run:
             str,
             restart=options.restart,
             overwrite=options.overwrite,
-            is_part=False,
-            is_alone=lambda: True,
             disk=work.disk,
         )
         return begin(target.folder, record, overwrite=options.overwrite, disk=work.disk)
@@ -75,7 +75,8 @@ def _fill(
     entries = []
     for number, shard in enumerate(fill_in_turn(_guarded(rows), options.limits, by_count=by_count), start=first):
         path = target.folder / work.names[0][number]
-        job = ShardJob(path, keys.watch(shard), 0, also, options.treatment, options.threads)
+        sha256 = target.finished.sha256_of(path.name) if target.finished is not None else None
+        job = ShardJob(path, keys.watch(shard), 0, also, options.treatment, options.threads, sha256)
         try:
             entry = fill_shard(job, disk=work.disk, on_sample=count)
         except _SourceFault as fault:

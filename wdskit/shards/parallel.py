@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -33,7 +33,9 @@ def choose_workers(num_shards: int, num_bytes: int | None) -> int:
     return max(1, min(num_cpus, num_shards, num_wanted))
 
 
-def map_shards(function: Callable[[S], T], shards: Sequence[S], *, workers: int) -> Iterator[T | WdskitError]:
+def map_shards(
+    function: Callable[[S], T], shards: Sequence[S], *, workers: int
+) -> Generator[T | WdskitError, None, None]:
     """Call `function` on each shard and yield what it returned, or the `WdskitError` it raised, in the order of
     `shards`.
 
@@ -42,6 +44,8 @@ def map_shards(function: Callable[[S], T], shards: Sequence[S], *, workers: int)
         shards: What stands for a shard: its URL, or what is to be packed into it. It must be picklable then too.
         workers: Processes; with 1, or a single shard, it runs in this one. They are spawned, so a script that calls
             this needs the `if __name__ == "__main__":` of every Python program that spawns.
+
+    Closed before its end, it waits for what is running, and begins nothing more.
 
     Raises:
         WdskitError: A process died (memory, a signal), so that results are missing.

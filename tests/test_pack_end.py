@@ -1,0 +1,291 @@
+"""Runs that are killed behind the folder's index, before their record is removed: the same command ends them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, WatchedDisk, run_child
+from images import make_folder
+from pack_cases import Scenario, copy, make_scenarios, remains_of, rows, without_drafts
+from shards import bytes_in, samples_in
+
+from wdskit import PackError, RowError, finish_pack, pack
+from wdskit.files import Disk
+from wdskit.packing import finished, started
+from wdskit.packing.record import RECORD_NAME
+
+OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
+NAMES = ["rows", "folder", "addition", "beside", "replacing", "parts", "added parts", "stream", "overwriting"]
+
+
+@pytest.fixture(scope="module")
+def scenarios(tmp_path_factory) -> dict[str, Scenario]:
+    return make_scenarios(tmp_path_factory.mktemp("ends"))
+
+
+class EndDisk(WatchedDisk):
+    """Notes behind which operation the index has its name."""
+
+    index_at = 0
+
+    def before(self, name, *args):
+        super().before(name, *args)
+        if name == "rename" and args[1].name == "index.json":
+            self.index_at = len(self.operations)
+
+
+def ends_of(run: Callable[[Path, Disk], None], before: Path, base: Path) -> Iterator[tuple[Path, dict[str, bytes]]]:
+    """Kill a run at each operation behind its index, and at its last one. Each folder, and what should be in it."""
+    copy(before, base / "whole")
+    disk = EndDisk()
+    run(base / "whole", disk)
+    after = bytes_in(base / "whole")
+    assert 2 <= len(disk.operations) - disk.index_at < 16
+    for number in range(disk.index_at, len(disk.operations)):
+        folder = base / f"{number}"
+        copy(before, folder)
+        assert run_child(lambda: run(folder, KillingDisk(number))) == -signal.SIGKILL  # noqa: B023
+        left = remains_of(folder)
+        assert without_drafts(left) == after
+        assert RECORD_NAME in left
+        yield folder, after
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_command_ends_it_and_leaves_nothing(tmp_path, scenarios, name):
+    scenarios[name].prepare(tmp_path / "before")
+    for folder, after in ends_of(scenarios[name].pack, tmp_path / "before", tmp_path):
+        scenarios[name].pack(folder, HastyDisk())
+        assert bytes_in(folder) == after
+
+
+def packs(given: Any, **options: Any) -> Callable[[Path, Disk], None]:
+    """Packs a list, or an iterator over it where it is a tuple."""
+
+    def run(folder: Path, disk: Disk) -> None:
+        pack(list(given) if isinstance(given, list) else iter(given), folder, disk=disk, **{**OPTIONS, **options})
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (rows(0, 5), {"split": "a=0.5,b=0.5", "pattern": None}),
+        (rows(0, 5), {"also": ("open_clip", "timm", "energon", "dali"), "shuffle": 1}),
+        (rows(0, 5), {"overwrite": True}),
+        (tuple(rows(0, 5)), {"also": ("dali",)}),
+        (tuple(rows(0, 5)), {"overwrite": True}),
+    ],
+)
+def test_splits_files_for_others_and_streams_too(tmp_path, given, options):
+    told = []
+    for folder, after in ends_of(packs(given, **options), tmp_path / "nothing", tmp_path):
+        rows_again = given if isinstance(given, list) else iter(given)
+        disk = WatchedDisk()
+        told.append(pack(rows_again, folder, disk=disk, **{**OPTIONS, **options}).was_done)
+        assert bytes_in(folder) == after
+        assert isinstance(given, tuple) or "open" not in disk.operations  # nothing is written again
+    assert all(told) or (isinstance(given, tuple) and "overwrite" in options)
+
+
+@pytest.mark.parametrize("make", [list, tuple], ids=["planned", "stream"])
+def test_an_addition_that_was_over_is_ended_or_added_to(tmp_path, make):
+    """The same addition is over. Another one begins."""
+    packs(rows(0, 3))(tmp_path / "before", HastyDisk())
+    for folder, after in ends_of(packs(make(rows(3, 6)), append=True), tmp_path / "before", tmp_path):
+        shutil.copytree(folder, tmp_path / f"{folder.name}-other")
+        packs(make(rows(3, 6)), append=True)(folder, HastyDisk())
+        assert bytes_in(folder) == after
+        packs(make(rows(6, 8)), append=True)(tmp_path / f"{folder.name}-other", HastyDisk())
+        assert list(samples_in(tmp_path / f"{folder.name}-other")) == [f"{n:02d}" for n in range(8)]
+        assert not [name for name in bytes_in(tmp_path / f"{folder.name}-other") if name.startswith(".")]
+
+
+@pytest.fixture
+def over(tmp_path) -> Callable[..., Path]:
+    """Makes a folder with a run that was killed when its index was there."""
+
+    def make(given: Any, **options: Any) -> Path:
+        (tmp_path / "over").mkdir()
+        folder, _ = next(ends_of(packs(given, **options), tmp_path / "nothing", tmp_path / "over"))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "message"),
+    [
+        (rows(0, 5), {"max_samples": 3}, "max_samples was 2 and is 3."),
+        (rows(0, 5), {"max_samples": 3, "restart": True}, "max_samples was 2 and is 3."),
+        (rows(0, 6), {}, "the source had 5 rows and has 6."),
+        ([*rows(0, 4), {"__key__": "x", "cls": 1}], {}, r"row 4 \(row 4 \('x'\)\) is another, the first of 1."),
+        (tuple(rows(0, 5)), {}, "only one of both sources can be read more than once"),
+        (rows(0, 5), {"also": ("timm",)}, r"also was \[\] and is \['timm'\]."),
+        (rows(0, 5), {"part": "0/2", "shuffle": 1}, "shuffle was None and is 1."),
+    ],
+)
+def test_another_run_is_refused_with_the_difference(over, given, options, message):
+    folder = over(rows(0, 5))
+    left = bytes_in(folder)
+    for _ in range(2):
+        with pytest.raises(PackError, match=rf"packed and indexed already, and that run was another one:\n  {message}"):
+            packs(given, **options)(folder, HastyDisk())
+        assert {name: data for name, data in bytes_in(folder).items() if "-0-of-2." not in name} == left
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (rows(0, 7), "its rows made 2 shards, these make more"),
+        (rows(0, 3), r"p-01.tar: its rows give other bytes now"),
+        (rows(0, 2), "its rows made 2 shards, these 1."),
+        ([*rows(0, 2), {"__key__": "x", "cls": 1}, *rows(3, 4)], r"p-01.tar: its rows give other bytes now"),
+    ],
+)
+def test_other_rows_that_come_once_are_refused_too(over, given, message):
+    folder = over(tuple(rows(0, 4)))
+    left = bytes_in(folder)
+    with pytest.raises(PackError, match=message):
+        packs(tuple(given))(folder, HastyDisk())
+    assert bytes_in(folder) == left
+
+
+def test_other_bad_rows_are_refused_too(over):
+    folder = over([*rows(0, 5), {"__key__": "bad"}], skip_bad=True)
+    left = bytes_in(folder)
+    with pytest.raises(PackError, match=r"rejected.jsonl: this file exists already and holds something else"):
+        packs([*rows(0, 5), {"__key__": "worse"}], skip_bad=True)(folder, HastyDisk())
+    assert bytes_in(folder) == left
+
+
+@pytest.mark.parametrize("make", [list, tuple], ids=["planned", "stream"])
+def test_another_one_replaces_it_where_that_is_said(over, make):
+    folder = over(rows(0, 5), also=("dali", "timm"))
+    packs(make(rows(7, 9)), overwrite=True)(folder, HastyDisk())
+    assert list(samples_in(folder)) == ["07", "08"]
+    assert list(bytes_in(folder)) == ["index.bin", "index.json", "p-00.tar", "p-00.tar.idx"]
+
+
+def test_a_shard_that_is_lost_since_is_told(over):
+    folder = over(rows(0, 5))
+    (folder / "p-01.tar").unlink()
+    with pytest.raises(PackError, match=r"p-01.tar or its .idx is gone, or has another size"):
+        packs(rows(0, 5))(folder, HastyDisk())
+    pack(rows(0, 5), folder, only=1, disk=HastyDisk(), **OPTIONS)
+    packs(rows(0, 5))(folder.with_name("same"), HastyDisk())
+    assert bytes_in(folder) == bytes_in(folder.with_name("same"))
+
+
+def test_parts_of_it_are_done_and_leave_the_end_to_finish(over):
+    folder = over(rows(0, 5))
+    for part, names in (("0/2", ["p-00.tar", "p-02.tar"]), ("1/2", ["p-01.tar"])):
+        result = pack(rows(0, 5), folder, part=part, disk=HastyDisk(), **OPTIONS)
+        assert [entry.name for entry in result.entries] == names
+        assert result.was_done
+        assert (folder / RECORD_NAME).exists()
+    assert finish_pack(folder, disk=HastyDisk()).was_done
+    packs(rows(0, 5))(folder.with_name("same"), HastyDisk())
+    assert bytes_in(folder) == bytes_in(folder.with_name("same"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_parts_of_another_addition_may_begin_behind_it(tmp_path, workers):
+    """They remove no lock that another part holds, and never what the index has."""
+    packs(rows(0, 3))(tmp_path / "before", HastyDisk())
+    folder, _ = next(ends_of(packs(rows(3, 6), append=True), tmp_path / "before", tmp_path))
+    for part in ("0/2", "1/2"):
+        pack(rows(6, 11), folder, append=True, part=part, restart=True, workers=workers, **OPTIONS)
+    finish_pack(folder)
+    assert list(samples_in(folder)) == [f"{n:02d}" for n in range(11)]
+    assert not [name for name in bytes_in(folder) if name.startswith(".")]
+    with pytest.raises(RowError, match=r"'06' is in .* already"):
+        pack(rows(6, 11), folder, append=True, **OPTIONS)
+
+
+def test_a_look_changes_nothing(over):
+    folder = over(rows(0, 5))
+    left = bytes_in(folder)
+    with pytest.raises(PackError, match="packed and indexed already"):
+        packs(rows(0, 5), dry_run=True)(folder, HastyDisk())
+    packs(rows(0, 5), dry_run=True, overwrite=True)(folder, HastyDisk())
+    assert bytes_in(folder) == left
+
+
+def test_the_command_says_so_and_ends_with_0(tmp_path, run):
+    source = str(make_folder(tmp_path / "photos", {"cat": 3}))
+    disk = EndDisk()
+    pack(source, tmp_path / "whole", disk=disk, **OPTIONS)
+    words = ["pack", source, str(tmp_path / "out"), "--max-samples", "2", "--pattern", "p-%02d.tar"]
+    for command in (words, ["pack", "finish", str(tmp_path / "out")]):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        killed = KillingDisk(disk.index_at)
+        assert run_child(lambda: pack(source, tmp_path / "out", disk=killed, **OPTIONS)) == -signal.SIGKILL  # noqa: B023
+        code, out, err = run(*command)
+        assert (code, err) == (0, "")
+        assert "All of it was packed and indexed already, by a run that was stopped at its very end." in out
+        assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "whole")
+    assert run(*words)[0] == 1
+
+
+def test_a_disk_that_fails_at_the_end_is_an_error_and_the_next_run_ends_it(tmp_path, scenarios):
+    disk = EndDisk()
+    packs(rows(0, 5))(tmp_path / "whole", disk)
+    for number in range(disk.index_at, len(disk.operations)):
+        folder = tmp_path / f"{number}"
+        with pytest.raises(PackError, match=rf"{number}: cannot be written: Input/output error"):
+            packs(rows(0, 5))(folder, FailingDisk(number, 5, for_good=True))
+        packs(rows(0, 5))(folder, HastyDisk())
+        assert bytes_in(folder) == bytes_in(tmp_path / "whole")
+
+
+def check_power(tmp_path: Path) -> None:
+    """Whatever a power loss leaves, there is no log or lock without the record."""
+    folder = tmp_path / "out"
+    names = [folder / f".wdskit-pack{end}" for end in ("-0-of-1.log", "-0-of-1.lock", ".lock")]
+
+    def check(disk: PowerLossDisk) -> None:
+        if (folder / "index.json").exists() and None in disk.survivors(folder / RECORD_NAME):
+            assert all(disk.survivors(name) == {None} for name in names)
+
+    packs(rows(0, 5), part="0/1")(folder, HastyDisk())
+    finish_pack(folder, disk=PowerLossDisk(check))
+    assert not any(path.exists() for path in (*names, folder / RECORD_NAME))
+
+
+def test_no_power_loss_leaves_a_log_without_its_record(tmp_path):
+    check_power(tmp_path)
+
+
+# Mutants.
+
+
+def remove_record_first(folder: Path, disk: Disk) -> None:
+    for path in [folder / RECORD_NAME, *sorted(folder.glob(".wdskit-pack*"))]:
+        disk.remove(path)
+
+
+def test_a_record_that_goes_first_is_caught(tmp_path, scenarios, monkeypatch):
+    monkeypatch.setattr(started, "end", remove_record_first)
+    with pytest.raises(AssertionError):
+        test_the_same_command_ends_it_and_leaves_nothing(tmp_path / "killed", scenarios, "rows")
+    monkeypatch.undo()
+    true_end = finished.end
+    monkeypatch.setattr("wdskit.packing.finishing.end", remove_record_first)
+    (tmp_path / "power").mkdir()
+    with pytest.raises(AssertionError):
+        check_power(tmp_path / "power")
+    assert finished.end is true_end
+
+
+def test_an_end_that_looks_at_nothing_is_caught(over, monkeypatch):
+    folder = over(rows(0, 5))
+    monkeypatch.setattr(finished, "differences", lambda *_: [])
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), pytest.raises(PackError):
+        packs(rows(0, 6))(folder, HastyDisk())

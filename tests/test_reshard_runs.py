@@ -1,0 +1,423 @@
+"""Runs of `reshard` that are stopped, changed, begun anew or replace others, and what it keeps for other readers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import HastyDisk, KillingDisk, WatchedDisk, run_child
+from shards import bytes_in, samples_in, write_shard
+
+import wdskit
+from wdskit import ConfigError, FolderIndexError, PackError, WdskitError, finish_pack, pack, split, verify
+from wdskit.dataset.index import read_index
+from wdskit.packing import record, reshard, reshard_sources, started
+from wdskit.packing.record import RECORD_NAME, read_record
+from wdskit.shards.also import KINDS
+from wdskit.shards.indexing import index_folder
+
+OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
+
+
+def rows(start: int, stop: int) -> list[dict[str, Any]]:
+    return [
+        {"__key__": f"{n:02d}", "cls": n % 3, "json": {"n": n}, "txt": "x" * (600 + n), "bin": bytes([n]) * 700}
+        for n in range(start, stop)
+    ]
+
+
+def packed(folder: Path, given: list[dict[str, Any]], **options: Any) -> Path:
+    pack(given, folder, **{**OPTIONS, **options}, disk=HastyDisk())
+    return folder
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Nine samples in two shards, with a list of classes. To be changed."""
+    packed(tmp_path / "source", rows(0, 9), max_samples=5)
+    (tmp_path / "source" / "classes.json").write_text('["a", "b", "c"]')
+    return tmp_path / "source"
+
+
+def resharded(source: Path, folder: Path, **options: Any) -> dict[str, bytes]:
+    """What a run makes of it."""
+    wdskit.reshard(str(source), folder, **{"disk": HastyDisk(), **OPTIONS, **options})
+    return bytes_in(folder)
+
+
+def stop(source: Path, folder: Path, num_shards: int, **options: Any) -> dict[str, bytes]:
+    """What a run leaves that is killed when it has published so many shards, and what is noted of them."""
+
+    class Killer(WatchedDisk):
+        def after(self, name, *args):
+            if name == "close" and self.operations.count("open_log") == num_shards:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    assert run_child(lambda: resharded(source, folder, disk=Killer(), **options)) == -signal.SIGKILL
+    assert len(list(folder.glob("*.tar"))) == num_shards
+    return bytes_in(folder)
+
+
+def stop_behind_index(source: Path, folder: Path, **options: Any) -> dict[str, bytes]:
+    """What a run leaves that is killed as soon as its index has its name."""
+
+    class Killer(WatchedDisk):
+        def after(self, name, *args):
+            if name == "rename" and args[1].name == "index.json":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    assert run_child(lambda: resharded(source, folder, disk=Killer(), **options)) == -signal.SIGKILL
+    return bytes_in(folder)
+
+
+def draft_names(disk: WatchedDisk) -> list[str]:
+    """Names of all drafts that are opened from now on."""
+    names: list[str] = []
+    disk.before = lambda name, *args: names.append(args[0].name) if name == "open" else None
+    return names
+
+
+# Going on.
+
+
+def test_what_is_published_is_not_copied_again(source, tmp_path):
+    whole = resharded(source, tmp_path / "whole", shuffle=3)
+    stop(source, tmp_path / "out", 3, shuffle=3)
+    disk = WatchedDisk()
+    names = draft_names(disk)
+    assert resharded(source, tmp_path / "out", shuffle=3, disk=disk) == whole
+    written = [name for name in names if ".tar." in name and ".idx" not in name]
+    assert written == [".p-03.tar.wdskit-draft", ".p-04.tar.wdskit-draft"]
+
+
+def test_a_stopped_run_may_go_on_with_other_workers(source, tmp_path):
+    whole = resharded(source, tmp_path / "whole", shuffle=3)
+    stop(source, tmp_path / "out", 2, shuffle=3)
+    assert resharded(source, tmp_path / "out", shuffle=3, workers=2, check="sha256") == whole
+
+
+def test_a_record_is_deterministic_read_back_and_gone_in_the_end(source, tmp_path):
+    for name in ("a", "b"):
+        stop(source, tmp_path / name, 2, filter="cls < 2", also=["dali"])
+    data = (tmp_path / "a" / RECORD_NAME).read_bytes()
+    assert data == (tmp_path / "b" / RECORD_NAME).read_bytes()
+    found = read_record(tmp_path / "a")
+    assert found.to_json() == data
+    assert found.num_rows == 2
+    left = resharded(source, tmp_path / "a", filter="cls < 2", also=["dali"])
+    assert not [name for name in left if name.startswith(".")]
+
+
+# What has changed since.
+
+CHANGES = {
+    "max_samples": ({"max_samples": 3}, "max_samples was 2 and is 3."),
+    "num_shards": ({"num_shards": 5}, "num_shards was None and is 5."),
+    "shuffle": ({"shuffle": 1}, "shuffle was None and is 1."),
+    "filter": ({"filter": "cls < 2"}, "filter was None and is 'cls < 2'."),
+    "missing": ({"filter": "cls < 2", "missing": "skip"}, "missing was 'error' and is 'skip'."),
+    "sample": ({"sample": "50%"}, "sample was None and is '1/2'."),
+    "seed": ({"sample": "50%", "seed": 3}, "seed was 0 and is 3."),
+    "keep": ({"keep": "cls,bin"}, "keep was None and is ['bin', 'cls']."),
+    "drop": ({"drop": "bin"}, "drop was [] and is ['bin']."),
+    "rename": ({"rename": "bin=raw"}, "rename was {} and is {'bin': 'raw'}."),
+    "keys": ({"keys": "hashed"}, "keys was 'given' and is 'hashed'."),
+    "duplicate_keys": ({"duplicate_keys": "first"}, "duplicate_keys was 'error' and is 'first'."),
+    "pattern": ({"pattern": "q-%02d.tar"}, "pattern was 'p-%02d.tar' and is 'q-%02d.tar'."),
+    "also": ({"also": ["timm"]}, "also was [] and is ['timm']."),
+    "split_name": ({"split_name": "x"}, "split_name was '' and is 'x'."),
+}
+NO_OPTIONS_OF_SHARDS = {"source", "dest", "check", "workers", "dry_run", "overwrite", "restart", "progress", "disk"}
+
+
+def test_every_option_that_a_shard_depends_on_is_tried():
+    import inspect
+
+    known = {*inspect.signature(wdskit.reshard).parameters} - NO_OPTIONS_OF_SHARDS
+    assert known == {*CHANGES} | {"max_bytes", "multiple_of"}  # as max_samples and num_shards
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_option_is_refused_by_its_name_and_may_begin_anew(source, tmp_path, change):
+    options, message = CHANGES[change]
+    left = stop(source, tmp_path / "out", 2)
+    with pytest.raises(PackError) as caught:
+        resharded(source, tmp_path / "out", **options)
+    assert "out: a run that was stopped here was another one; 2 of its shards are there.\n" in str(caught.value)
+    assert f"\n  {message}\n" in str(caught.value)
+    assert bytes_in(tmp_path / "out") == left
+    wanted = resharded(source, tmp_path / "wanted", **options)
+    assert resharded(source, tmp_path / "out", **options, restart=True) == wanted
+
+
+def other_bytes(source: Path) -> None:
+    """Of the same size."""
+    given = rows(0, 9)
+    given[7]["bin"] = bytes(700)
+    packed(source, given, max_samples=5, overwrite=True)
+
+
+def another_shard(source: Path) -> None:
+    (source / "classes.json").unlink()
+    packed(source, rows(9, 10), append=True)
+
+
+def other_order(source: Path) -> None:
+    packed(source, [*rows(5, 9), *rows(0, 5)], max_samples=4, overwrite=True)
+
+
+def other_classes(source: Path) -> None:
+    (source / "classes.json").write_text('["a", "c", "b"]')
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_bytes, r"shard 1 \(.*/source/p-01.tar\) is another, the first of 1."),
+        (another_shard, "the source had 2 shards and has 3."),
+        (other_order, r"shard 0 \(.*/source/p-00.tar\) is another, the first of 2."),
+        (other_classes, "digest of classes.json was '[0-9a-f]{16}' and is '[0-9a-f]{16}'."),
+    ],
+)
+def test_other_sources_are_refused_with_the_difference(source, tmp_path, change, message):
+    left = stop(source, tmp_path / "out", 2)
+    change(source)
+    if change is not other_classes:
+        (source / "classes.json").write_text('["a", "b", "c"]')
+    with pytest.raises(PackError, match=message):
+        resharded(source, tmp_path / "out")
+    assert bytes_in(tmp_path / "out") == left
+    wanted = resharded(source, tmp_path / "wanted")
+    assert resharded(source, tmp_path / "out", restart=True) == wanted
+
+
+def test_of_sources_without_an_index_the_time_is_told(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    for number in range(3):
+        samples = {f"k{number}{n}": {"cls": b"1"} for n in range(3)}
+        write_shard(tmp_path / "theirs" / f"{number}.tar", samples)
+    stop(tmp_path / "theirs", tmp_path / "out", 2)
+    os.utime(tmp_path / "theirs" / "1.tar", (1, 1))
+    with pytest.raises(PackError, match=r"shard 1 \(.*theirs/1.tar\) is another, the first of 1"):
+        resharded(tmp_path / "theirs", tmp_path / "out")
+
+
+def test_the_same_sources_in_another_place_are_the_same(source, tmp_path):
+    whole = resharded(source, tmp_path / "whole")
+    stop(source, tmp_path / "out", 2)
+    source.rename(tmp_path / "moved")
+    assert resharded(tmp_path / "moved", tmp_path / "out") == whole
+
+
+def test_another_version_is_refused(source, tmp_path, monkeypatch):
+    stop(source, tmp_path / "out", 2)
+    monkeypatch.setattr(record.RunRecord.__init__, "__defaults__", ((), (), "9.9", 0))
+    with pytest.raises(PackError, match=rf"wdskit was {wdskit.__version__} and is 9\.9"):
+        resharded(source, tmp_path / "out")
+
+
+def test_pack_and_reshard_know_each_other(source, tmp_path):
+    stop(source, tmp_path / "a", 2)
+    with pytest.raises(PackError, match="it was `wdskit reshard` and is `wdskit pack`"):
+        packed(tmp_path / "a", rows(0, 9))
+    with pytest.raises(PackError, match=r"a run that was stopped here is not divided into parts.\n  Do the same again"):
+        finish_pack(tmp_path / "a")
+    packed(tmp_path / "a", rows(0, 5), restart=True)
+    assert list(samples_in(tmp_path / "a")) == [f"{n:02d}" for n in range(5)]
+    assert run_child(lambda: pack(rows(0, 9), tmp_path / "b", disk=KillingDisk(60), **OPTIONS)) == -signal.SIGKILL
+    with pytest.raises(PackError, match="it was `wdskit pack` and is `wdskit reshard`"):
+        resharded(source, tmp_path / "b")
+    assert resharded(source, tmp_path / "b", restart=True) == resharded(source, tmp_path / "wanted")
+
+
+def test_shards_that_are_a_data_set_of_their_own_now_are_left_alone(source, tmp_path):
+    """`index` refuses a part of a run, unless its record is removed, and tells what to do."""
+    stop(source, tmp_path / "out", 2)
+    with pytest.raises(FolderIndexError, match=r"2 of 5 shards are there.\n  Run the same `wdskit reshard` again"):
+        index_folder(tmp_path / "out", disk=HastyDisk())
+    (tmp_path / "out" / RECORD_NAME).unlink()
+    index_folder(tmp_path / "out", disk=HastyDisk())
+    with pytest.raises(PackError, match="packed and indexed already"):
+        resharded(source, tmp_path / "out")
+
+
+# The end.
+
+
+def test_a_run_that_was_killed_behind_its_index_is_ended(source, tmp_path, run):
+    whole = resharded(source, tmp_path / "whole")
+    left = stop_behind_index(source, tmp_path / "out")
+    assert left.items() > whole.items()
+    for options, message in ({"shuffle": 1}, "shuffle was None and is 1."), ({"restart": True, "drop": "bin"}, "drop"):
+        with pytest.raises(PackError, match=rf"packed and indexed already, and that run was another one:\n  {message}"):
+            resharded(source, tmp_path / "out", **options)
+        assert bytes_in(tmp_path / "out") == left
+    words = ["reshard", str(source), str(tmp_path / "out"), "--max-samples", "2", "--pattern", "p-%02d.tar"]
+    code, out, err = run(*words)
+    assert (code, err) == (0, "")
+    assert "All of it was packed and indexed already, by a run that was stopped at its very end." in out
+    assert bytes_in(tmp_path / "out") == whole
+    code, _, err = run(*words)
+    assert code == 1
+    assert err.endswith("indexed already.\n  Write to another folder, or replace it with --overwrite.")
+
+
+def test_the_command_has_the_same_words(source, tmp_path, run):
+    words = ["reshard", str(source), str(tmp_path / "out"), "--pattern", "p-%02d.tar", "--max-samples", "2"]
+    stop(source, tmp_path / "out", 2, shuffle=1)
+    assert run(*words)[0] == 1
+    code, out, _ = run(*words, "--restart", "--also", "timm,dali", "--split-name", "test", "--json")
+    assert code == 0
+    assert json.loads(out)["was_done"] is False
+    assert bytes_in(tmp_path / "out") == resharded(
+        source, tmp_path / "wanted", also=["timm", "dali"], split_name="test"
+    )
+    assert run(*words)[0] == 1
+    assert run(*words, "--overwrite")[0] == 0
+    assert bytes_in(tmp_path / "out") == resharded(source, tmp_path / "plain")
+
+
+def test_another_one_may_replace_it(source, tmp_path):
+    stop_behind_index(source, tmp_path / "out", also=["timm", "dali"])
+    assert resharded(source, tmp_path / "out", shuffle=1, overwrite=True) == resharded(
+        source, tmp_path / "wanted", shuffle=1
+    )
+
+
+# Replacing.
+
+
+def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
+    """With its lists, selections and files for other readers; and nothing else is touched."""
+    folder = packed(tmp_path / "out", [*rows(20, 27), {"__key__": "bad"}], skip_bad=True, also=KINDS)
+    split(folder, "a=0.5,b=0.5", disk=HastyDisk())
+    (folder / "notes.txt").write_text("mine")
+    before = bytes_in(folder)
+    with pytest.raises(PackError, match=r"indexed already.\n  Write to another folder, or replace it with --overwrite"):
+        resharded(source, folder)
+    with pytest.raises(PackError, match="none is left"):
+        resharded(source, folder, overwrite=True, filter="cls > 5")
+    resharded(source, folder, overwrite=True, dry_run=True)
+    assert bytes_in(folder) == before
+    wanted = resharded(source, tmp_path / "wanted", max_samples=4)
+    assert resharded(source, folder, overwrite=True, max_samples=4) == {**wanted, "notes.txt": b"mine"}
+
+
+def test_what_the_sources_are_links_to_is_not_replaced(tmp_path):
+    folder = packed(tmp_path / "out", rows(0, 5))
+    before = bytes_in(folder)
+    (tmp_path / "links").mkdir()
+    for path in folder.glob("*.tar"):
+        (tmp_path / "links" / path.name).symlink_to(path)
+    with pytest.raises(PackError, match="links to files in this folder"):
+        resharded(tmp_path / "links", folder, overwrite=True)
+    with pytest.raises(PackError, match="shards are in this folder"):
+        resharded(folder, folder, overwrite=True)
+    assert bytes_in(folder) == before
+
+
+def test_strange_shards_are_not_replaced(source, tmp_path):
+    folder = packed(tmp_path / "out", rows(20, 25))
+    (folder / "other.tar").write_text("mine")
+    before = bytes_in(folder)
+    with pytest.raises(PackError, match=r"other.tar: this shard is not one of those being packed"):
+        resharded(source, folder, overwrite=True)
+    assert bytes_in(folder) == before
+
+
+# Files for other readers.
+
+
+def give_to_others(folder: Path) -> None:
+    """Shards as others write them: samples that are not copied, and keys beyond ASCII."""
+    for path in folder.iterdir():
+        path.unlink()
+    samples = {
+        f"ä{row['__key__']}": {
+            "txt": row["txt"].encode(),
+            "json": b'{"n": %d}' % number,
+            "cls": b"1",
+        }
+        for number, row in enumerate(rows(0, 9))
+    }
+    write_shard(folder / "a.tar", samples)
+
+
+@pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), KINDS])
+def test_they_are_those_that_pack_writes(source, tmp_path, kinds):
+    found = resharded(source, tmp_path / "t", also=kinds, shuffle=1, split_name="test")
+    packed(tmp_path / "u" / "t", rows(0, 9), also=kinds, shuffle=1, split_name="test")
+    assert found.pop("classes.json")
+    assert found == bytes_in(tmp_path / "u" / "t")
+    assert read_index(tmp_path / "t").also.kinds == tuple(kinds)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_of_samples_that_are_written_anew_too(source, tmp_path, workers):
+    give_to_others(source)
+    found = resharded(source, tmp_path / "t", also=KINDS, workers=workers, rename="txt=text")
+    given = [
+        {"__key__": f"ä{row['__key__']}", "text": row["txt"].encode(), "json": b'{"n": %d}' % number, "cls": b"1"}
+        for number, row in enumerate(rows(0, 9))
+    ]
+    packed(tmp_path / "u" / "t", given, also=KINDS)
+    assert found == bytes_in(tmp_path / "u" / "t")
+    assert verify(tmp_path / "t").is_clean
+
+
+def test_what_is_read_at_once_changes_nothing(source, tmp_path, monkeypatch):
+    whole = resharded(source, tmp_path / "whole", also=KINDS)
+    monkeypatch.setattr("wdskit.packing.reshard_fill.BATCH_BYTES", 3000)
+    assert resharded(source, tmp_path / "out", also=KINDS) == {
+        name: data.replace(b"whole-", b"out-") for name, data in whole.items()
+    }
+
+
+def test_what_something_else_wrote_is_never_overwritten(source, tmp_path):
+    (tmp_path / "out").mkdir()
+    for name in ("p-00.json", "sizes.json"):
+        (tmp_path / "out" / name).write_text("mine")
+        with pytest.raises(WdskitError, match=f"{name}: this file exists already and holds something else"):
+            resharded(source, tmp_path / "out", also=["webshart", "open_clip"])
+        assert (tmp_path / "out" / name).read_text() == "mine"
+        assert not (tmp_path / "out" / "index.json").exists()
+        (tmp_path / "out" / name).unlink()
+    assert resharded(source, tmp_path / "out", also=["webshart", "open_clip"]) == resharded(
+        source, tmp_path / "wanted", also=["webshart", "open_clip"]
+    )
+
+
+def test_wrong_kinds_are_refused_before_anything_is_written(source, tmp_path):
+    with pytest.raises(ConfigError, match="'tf' is no kind"):
+        resharded(source, tmp_path / "out", also=["tf"])
+    assert not (tmp_path / "out").exists()
+
+
+# Mutants.
+
+
+def expect_refusal(check: Callable[[], None]) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check()
+
+
+def test_a_run_that_does_not_look_at_its_sources_is_caught(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(reshard, "digest_sources", lambda found: reshard_sources.Inputs(found.urls, 1, ()))
+    expect_refusal(lambda: test_other_sources_are_refused_with_the_difference(source, tmp_path, other_bytes, "another"))
+
+
+def test_a_record_that_sees_no_change_is_caught(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(started, "differences", lambda *_: [])
+    expect_refusal(
+        lambda: test_another_option_is_refused_by_its_name_and_may_begin_anew(source, tmp_path, "duplicate_keys")
+    )
+
+
+def test_a_run_that_trusts_no_log_is_caught(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(started, "read_logs", lambda folder, record: {})
+    expect_refusal(lambda: test_what_is_published_is_not_copied_again(source, tmp_path))
