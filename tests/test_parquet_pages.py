@@ -204,7 +204,8 @@ def test_after_a_shuffle_each_page_is_read_once_in_a_window(tmp_path, monkeypatc
     true_read = parquet_pages.read_page
     monkeypatch.setattr(parquet_cells, "read_page", lambda *args: read.append(args) or true_read(*args))
     data = images_of(60)
-    path = write(tmp_path / "m.parquet", column_of(data, "bytes"), row_group_size=10, use_dictionary=False)
+    cells = [*data[:58], None, data[58], None, data[59]]  # in a shuffle the first row may have none
+    path = write(tmp_path / "m.parquet", column_of(cells, "bytes"), row_group_size=11, use_dictionary=False)
     found = {}
     some = 12 * (len(data[0]) + parquet_ahead._ROW_BYTES)
     for window in (1 << 20, some, 1):
@@ -217,7 +218,7 @@ def test_after_a_shuffle_each_page_is_read_once_in_a_window(tmp_path, monkeypatc
     assert found[1 << 20] == 6
     assert 6 < found[some] < found[1]
     samples = samples_in(tmp_path / "1")
-    assert sorted(sample["png"] for sample in samples.values()) == sorted(data)
+    assert sorted(sample["png"] for sample in samples.values() if "png" in sample) == sorted(data)
     assert list(samples) != sorted(samples)
 
 

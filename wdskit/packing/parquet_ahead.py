@@ -7,6 +7,7 @@ again that is long forgotten.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -18,20 +19,23 @@ from wdskit.packing.rows import Row
 
 _AHEAD_BYTES = 128 << 20
 _ROW_BYTES = 2000  # that a row takes itself
+_LOOKED_AT = 100  # rows; the first ones may have no image
 
 
 def read_ahead(rows: Rows | Iterable[Row]) -> Iterable[Row]:
     """The rows of a shard. Where they hold cells in another order than that of their files, those to come next are read
     before they are asked for, in the order of the files.
     """
+    if not isinstance(rows, (RecordedRows, tuple)):  # they come once, in their order
+        return rows
+    if not any(_cells(row) for row in itertools.islice(rows, _LOOKED_AT)):
+        return rows
     if isinstance(rows, RecordedRows):
         is_sorted = bool((np.diff(rows.starts) > 0).all())
-    elif isinstance(rows, tuple):
+    else:
         cells = [_place(cell) for row in rows for cell in _cells(row)]
         is_sorted = cells == sorted(cells)
-    else:  # they come once, in their order
-        return rows
-    return rows if is_sorted or not _cells(next(iter(rows))) else _ahead(rows)
+    return rows if is_sorted else _ahead(rows)
 
 
 def _cells(row: Row) -> list[CellBytes]:
