@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -45,15 +46,15 @@ def check_magic(field: str, data: Buffer) -> None:
         DecodeError: It names the format that was found.
     """
     wanted = promised_format(field)
-    start = bytes(data[:12])
-    if start.startswith(_STARTS[wanted][0]) and wanted != "WebP":
+    if bytes(data[:12]).startswith(_STARTS[wanted][0]) and wanted != "WebP":
         return
-    found = image_format(data)
+    start, found = bytes(data[:12]), image_format(data)
     if found != wanted:
         what = f"a {found} file" if found else f"no image of a known format; it starts with {start[:8]!r}"
         raise DecodeError(f"the name promises {wanted}, and it is {what}", field=field)
 
 
+@functools.lru_cache(maxsize=1024)  # asked for each image
 def promised_format(field: str) -> str:
     """The format that the name of an image field promises: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM."""
     return _FORMAT_OF[field.rpartition(".")[2].lower()]

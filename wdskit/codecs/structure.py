@@ -59,11 +59,11 @@ def _walk_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
     """Go from marker to marker; segments are stepped over, so that a preview's end mark inside one does not count."""
     at, has_frame, has_scan, size = 2, False, False, len(view)
     while True:
-        if at + 4 <= size and view[at] == 0xFF and view[at + 1] in _PLAIN_SEGMENTS:  # most, in a quarter of the time
+        while at + 4 <= size and view[at + 1] in _PLAIN_SEGMENTS and view[at] == 0xFF:  # most, in a quarter of the time
             end = at + 2 + (view[at + 2] << 8 | view[at + 3])
-            if at + 4 <= end <= size:
-                at = end
-                continue
+            if not at + 4 <= end <= size:
+                break
+            at = end
         found = _find_marker(view, at)
         if found is None:
             raise DecodeError(f"JPEG, byte {len(view)}: the file stops before its end mark")

@@ -29,6 +29,7 @@ from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.streaming import pack_stream
 from wdskit.packing.treatment import Treatment
+from wdskit.processes import old_objects_frozen
 from wdskit.shards.shares import parse_shares
 
 
@@ -234,6 +235,7 @@ def pack(
     if on is not None and not dry_run:
         import_ray()
     with contextlib.ExitStack() as stack:
+        freeze = stack.enter_context(old_objects_frozen())
         place = find_place(stack, folder, found.classes, options, disk)
         most = None if found.is_held else ROWS_IN_MEMORY
         splitter = None if options.split is None else Splitter(options.split)
@@ -245,6 +247,7 @@ def pack(
             return _result(target, found, streamed, None, start)
         target, jobs = plan_jobs(work, place, spool)
         plan = jobs.plan()
+        freeze()
         entries = () if dry_run else pack_planned(work, place, target, jobs)
     return _result(target, found, entries, plan, start)
 

@@ -18,7 +18,7 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
 from wdskit.packing.parquet_ahead import read_ahead
 from wdskit.packing.recorded import Rows
-from wdskit.packing.references import FieldBytes, FileBytes
+from wdskit.packing.references import FileBytes, Reference
 from wdskit.packing.rows import Row
 from wdskit.packing.treating import read_treated
 from wdskit.packing.treatment import UNTOUCHED, Treatment
@@ -136,7 +136,9 @@ def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> 
         for field, source in row.fields:
             name = f"{row.key}.{field}"
             offset = writer.offset + BLOCK_BYTES
-            data = _add(writer, name, row, source)
+            data: Buffer = source if isinstance(source, bytes) else _read(writer, name, row, source)
+            if not isinstance(data, memoryview):  # which is in its place
+                writer.add(name, data)
             if is_image_field(field):
                 row.check(field, data, job.treatment)
             if record:
@@ -144,16 +146,14 @@ def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> 
         yield [field for field, _ in row.fields]
 
 
-def _add(writer: TarWriter, name: str, row: Row, source: FieldBytes) -> Buffer:
-    """Add a field and give its bytes, which may be used until the next is added."""
+def _read(writer: TarWriter, name: str, row: Row, source: Reference) -> bytes | memoryview:
+    """The bytes of a field; those of a large file in the shard already, where they stay until the next is added."""
     if isinstance(source, FileBytes) and source.num_bytes >= _LARGE_BYTES:
         room = writer.room(name, source.num_bytes)
         if room is not None:
             row.read_file_into(source, room)
             return room
-    data = row.read_field(source)
-    writer.add(name, data)
-    return data
+    return row.read_field(source)
 
 
 def check_free(path: Path, num_bytes: int) -> None:

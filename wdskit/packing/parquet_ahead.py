@@ -26,15 +26,16 @@ def read_ahead(rows: Rows | Iterable[Row]) -> Iterable[Row]:
     """The rows of a shard. Where they hold cells in another order than that of their files, those to come next are read
     before they are asked for, in the order of the files.
     """
+    if not isinstance(rows, (RecordedRows, tuple)):  # they come once, in their order
+        return rows
+    if not any(_cells(row) for row in itertools.islice(rows, _LOOKED_AT)):
+        return rows
     if isinstance(rows, RecordedRows):
         is_sorted = bool((np.diff(rows.starts) > 0).all())
-    elif isinstance(rows, tuple):
+    else:
         cells = [_place(cell) for row in rows for cell in _cells(row)]
         is_sorted = cells == sorted(cells)
-    else:  # they come once, in their order
-        return rows
-    is_other = is_sorted or not any(_cells(row) for row in itertools.islice(rows, _LOOKED_AT))
-    return rows if is_other else _ahead(rows)
+    return rows if is_sorted else _ahead(rows)
 
 
 def _cells(row: Row) -> list[CellBytes]:

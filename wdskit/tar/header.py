@@ -7,6 +7,7 @@ devmajor 329:337, devminor 337:345, prefix 345:500.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from typing import NamedTuple
 
@@ -41,7 +42,6 @@ ADLER_MODULUS = 65521
 _TEMPLATE_BEFORE_SIZE = b"0000644\x00" + b"0000000\x00" * 2
 _TEMPLATE_MTIME = b"00000000000\x00"
 _TEMPLATE_AFTER_CHECKSUM = b"0" + bytes(100) + USTAR + bytes(64) + b"0000000\x00" * 2 + bytes(167)
-_TEMPLATE = b"%b" + _TEMPLATE_BEFORE_SIZE + b"%b" + _TEMPLATE_MTIME + b"%06o\x00 " + _TEMPLATE_AFTER_CHECKSUM
 _TEMPLATE_SUM = sum(_TEMPLATE_BEFORE_SIZE) + sum(_TEMPLATE_MTIME) + sum(_TEMPLATE_AFTER_CHECKSUM) + 8 * ord(" ")
 
 
@@ -76,10 +76,16 @@ def build_header(name: bytes, size: int) -> bytes:
     if not 0 <= size <= MAX_USTAR_SIZE_BYTES:
         msg = f"a size of {size} bytes does not fit 11 octal digits"
         raise HeaderError(msg)
+    behind_name, checksum = _fields_of(size)
+    checksum += (zlib.adler32(name) & 0xFFFF) - 1  # its low half is 1 + the sum of the bytes, below the modulus here
+    return name.ljust(MAX_NAME_BYTES, b"\x00") + behind_name + (b"%06o\x00 " % checksum) + _TEMPLATE_AFTER_CHECKSUM
+
+
+@functools.lru_cache(maxsize=4096)  # small fields have one of some hundred sizes
+def _fields_of(size: int) -> tuple[bytes, int]:
+    """What stands between name and checksum, and the checksum but for the name."""
     size_field = b"%011o\x00" % size
-    # adler32's low half is 1 + the sum of the bytes, which stays below its modulus here
-    checksum = _TEMPLATE_SUM - 1 + (zlib.adler32(name + size_field) & 0xFFFF)
-    return _TEMPLATE % (name.ljust(100, b"\x00"), size_field, checksum)
+    return _TEMPLATE_BEFORE_SIZE + size_field + _TEMPLATE_MTIME, _TEMPLATE_SUM + sum(size_field)
 
 
 def parse_octal(field: bytes, what: str) -> int:
