@@ -230,7 +230,7 @@ def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
 @pytest.mark.parametrize("by_page", [False, True])
 @pytest.mark.parametrize("held", [0, 1 << 30])
 def test_cells_are_read_in_any_order_with_groups_or_pages_held_or_not(tmp_path, monkeypatch, held, by_page):
-    monkeypatch.setattr(parquet_cells, "_HELD_BYTES", held)
+    monkeypatch.setattr(parquet_cells, "_GROUP_BYTES", held)
     monkeypatch.setattr(parquet_cells, "_pages", parquet_cells.Pages(held))
     if not by_page:
         monkeypatch.setattr(parquet_cells, "_find_chunks", lambda _: [])
