@@ -9,12 +9,13 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint faults peers bench bench-peers clean
+.PHONY: help setup demo test lint pytest faults peers bench bench-peers clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under two minutes after installation"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of it that reads the source only"
+	@echo "make pytest  the other part"
 	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
 	@echo "make peers   what other programs read and write, in full"
 	@echo "make bench   speed of the tar reader beside webdataset's, of verify beside sha256sum, of packing beside tar, cost of images and order"
@@ -39,16 +40,22 @@ lint: $(STAMP)
 	$(BIN)/python -m mypy --strict
 	$(BIN)/python tools/check_layers.py
 
+# mypy reads the source with one core, and the tests leave none idle meanwhile.
+test: $(STAMP)
+	$(MAKE) --no-print-directory --jobs 2 lint pytest
+
 # One thread of torch per test process: with as many processes as cores, more threads only wait for each other.
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# Files come in the order that tests/conftest.py gives them, the longest first.
+pytest: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # `make test` takes a fair part of these sweeps.
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/test_also.py tests/test_kills.py tests/test_pack_faults.py \
-		tests/test_pack_full_disk.py tests/test_pack_power.py tests/test_pack_runs.py tests/test_repair.py tests/test_reshard_faults.py tests/test_verify_faults.py
+		tests/test_pack_full_disk.py tests/test_pack_power.py tests/test_pack_runs.py tests/test_repair.py tests/test_reshard_faults.py \
+		tests/test_selection.py tests/test_splitting.py tests/test_verify_faults.py
 
-# `make test` runs a part of the tests on the oldest webdataset; this runs all of them. and the readers that take
+# `make test` runs a part of the tests on the oldest webdataset; this runs all of them, and the readers that take
 # an environment each, as Ray does: 2 GB.
 peers: $(STAMP)
 	$(BIN)/python tools/install_readers.py $(VENV)/peers

@@ -11,9 +11,23 @@ from typing import Any
 
 from wdskit.files import Disk
 
+ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
+
+
+class HastyDisk(Disk):
+    """Flushes nothing, for tests that write thousands of files."""
+
+    def fsync(self, fd):
+        pass
+
+    def fsync_folder(self, folder):
+        pass
+
 
 class WatchedDisk(Disk):
-    """Does what a disk does and names each operation to `before` and `after`."""
+    """Names each operation to `before` and `after`, and does it, but for flushes: what these do no test can see, and a
+    thousand of them take a slow device a minute.
+    """
 
     def __init__(self) -> None:
         self.operations: list[str] = []
@@ -26,7 +40,7 @@ class WatchedDisk(Disk):
 
     def _do(self, name: str, *args: Any) -> Any:
         self.before(name, *args)
-        done = getattr(Disk, name)(self, *args)
+        done = None if name.startswith("fsync") else getattr(Disk, name)(self, *args)
         self.after(name, *args)
         return done
 
@@ -85,16 +99,46 @@ class KillingDisk(WatchedDisk):
         self.half = half
 
     def before(self, name, *args):
-        if len(self.operations) == self.kill_at:
+        if len(self.operations) >= self.kill_at:
             if self.half and name == "write":
                 fd, data = args
                 os.write(fd, data[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
+            self.end(name, *args)
         super().before(name, *args)
+
+    def end(self, name: str, *args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Stopped(BaseException):
     """A process is at its end: nothing that is done on the way out reaches the disk any more."""
+
+
+class StoppingDisk(KillingDisk):
+    """Leaves what a `KillingDisk` leaves, but the process alive: it lets nothing happen any more."""
+
+    def end(self, name, *args):
+        self.half = False
+        if name == "close":
+            os.close(*args)
+        raise Stopped
+
+
+def killed(work: Callable[[Disk], Any], number: int, *, half: bool = False, for_real: bool = ALL) -> bool:
+    """Do something on a disk that kills it at an operation; whether it was killed, or came to its end before.
+
+    Where that is not `for_real` it is stopped in this process: with all of torch in it, a fork takes eight times as
+    long as packing ten rows.
+    """
+    if for_real:
+        status = run_child(lambda: work(KillingDisk(number, half=half)))
+        assert status in {0, -signal.SIGKILL}
+        return status != 0
+    try:
+        work(StoppingDisk(number, half=half))
+    except Stopped:
+        return True
+    return False
 
 
 class SlowDisk(Disk):
@@ -223,13 +267,3 @@ def run_child(work: Callable[[], Any]) -> int:
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-class HastyDisk(Disk):
-    """Flushes nothing, for tests that write thousands of files."""
-
-    def fsync(self, fd):
-        pass
-
-    def fsync_folder(self, folder):
-        pass

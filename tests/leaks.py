@@ -6,13 +6,13 @@ import gc
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from forking import Interpreter, Script
 
 from wdskit import SampleError
 
@@ -66,7 +66,7 @@ def memory_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def start_endless(source: str, folder: Path, settings: dict[str, Any]) -> tuple[subprocess.Popen[str], list[int]]:
+def start_endless(python: Interpreter, source: str, folder: Path, settings: dict[str, Any]) -> tuple[Script, list[int]]:
     """A script in a process group of its own that reads without end, with the expression of a source; its workers
     run.
     """
@@ -82,18 +82,11 @@ if __name__ == "__main__":
             print(json.dumps([worker.pid for worker in multiprocessing.active_children()]), flush=True)
 """
     (folder / "endless.py").write_text(script)
-    command = [sys.executable, str(folder / "endless.py")]
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    running = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert running.stdout is not None
-    workers = json.loads(running.stdout.readline())
+    os.mkfifo(folder / "endless.py.out")
+    pipe = os.open(folder / "endless.py.out", os.O_RDONLY | os.O_NONBLOCK)
+    running = python.start(folder / "endless.py")
+    os.set_blocking(pipe, True)
+    with os.fdopen(pipe) as out:
+        workers = json.loads(out.readline())
     assert len(workers) == settings["workers"]
     return running, workers

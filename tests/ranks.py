@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch._dynamo  # noqa: F401 (optimizers load it, in each rank anew where it is not there yet)
 import torch.distributed as dist
 
 TIMEOUT_S = 60
@@ -21,6 +20,8 @@ def run_ranks(num: int, function: Callable[[int], Any], folder: Path) -> list[An
     """What `function(rank)` returns on each of so many ranks of one process group; an AssertionError where one fails
     or hangs.
     """
+    import torch._dynamo  # noqa: F401 (optimizers load it, in each rank anew where it is not there yet)
+
     rendezvous = folder / f"rendezvous-{len(list(folder.iterdir()))}"
     context = multiprocessing.get_context("fork")
     pipes = [context.Pipe(duplex=False) for _ in range(num)]

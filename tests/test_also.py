@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from braceexpand import braceexpand
-from disks import FailingDisk, HastyDisk, KillingDisk, WatchedDisk, run_child
+from disks import FailingDisk, HastyDisk, WatchedDisk, killed
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -442,7 +442,7 @@ def fail(run: Callable[[Any], None], number: int) -> None:
 
 
 def kill(run: Callable[[Any], None], number: int) -> None:
-    assert run_child(lambda: run(KillingDisk(number, half=True))) == -9
+    assert killed(run, number, half=True)
 
 
 @pytest.mark.parametrize("interrupt", [fail, kill])

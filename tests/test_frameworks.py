@@ -8,7 +8,6 @@ import os
 
 import pytest
 import torch
-from accelerate import Accelerator
 from ranks import run_ranks
 from shards import number_of, write_numbers
 from torch import nn
@@ -18,6 +17,12 @@ from wdskit import Pipeline, StateError
 from wdskit.shards.indexing import index_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled.*assuming the intent:UserWarning")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded():
+    """Here, not in each rank, and in no process that only collects tests."""
+    import accelerate  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,8 @@ def joined(ranks):
 
 def accelerated(shards, rank, num_ranks, *, load=None, save=None, num_steps=3, kind=exact):
     """What an ordinary loop of accelerate trains on, to its end; `save` is (folder, step)."""
+    from accelerate import Accelerator
+
     there = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
     os.environ.update({name: str(number) for name, number in there.items()}, MASTER_ADDR="none", MASTER_PORT="0")
     accelerator = Accelerator(cpu=True)

@@ -18,8 +18,8 @@ from wdskit import Pipeline, PipelineError, Ragged, SampleError
 from wdskit.loader import handover
 from wdskit.loader import planned as planned_module
 from wdskit.loader.handover import finish_numbers, hand_over, make_mover, map_tensors
+from wdskit.pipeline.jobs import Made
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.making import Made
 from wdskit.shards.indexing import index_folder
 
 

@@ -9,7 +9,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,13 +21,6 @@ from wdskit.packing.hf import SavedDataset
 from wdskit.packing.parquet import Parquet
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-FEATURES = datasets.Features(
-    {
-        "image": datasets.Image(),
-        "label": datasets.ClassLabel(names=["cat", "dog"]),
-        "text": datasets.Value("string"),
-    }
-)
 
 
 @pytest.fixture(autouse=True)
@@ -256,6 +248,8 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     """A data set of seven rows in two files, one without image, one without label."""
+    import datasets  # a second, which not each process that collects tests should take
+
     datasets.disable_progress_bars()
     folder = tmp_path_factory.mktemp("saved")
     make_folder(folder / "images", {".": 1})
@@ -264,7 +258,9 @@ def saved(tmp_path_factory) -> Path:
         "label": [0, 1, 0, 1, 0, 1, -1],
         "text": ["a", "b", "c", "d", "e", "f", None],
     }
-    found = datasets.Dataset.from_dict(columns, features=FEATURES)
+    classes = datasets.ClassLabel(names=["cat", "dog"])
+    features = datasets.Features({"image": datasets.Image(), "label": classes, "text": datasets.Value("string")})
+    found = datasets.Dataset.from_dict(columns, features=features)
     found.save_to_disk(folder / "set", num_shards=2)
     datasets.DatasetDict({"train": found, "test": found.select([5, 0])}).save_to_disk(folder / "splits")
     found.to_parquet(folder / "set.parquet")
@@ -288,6 +284,8 @@ def test_a_saved_data_set_is_packed_without_datasets(tmp_path, saved, monkeypatc
 
 def test_a_saved_data_set_gives_what_datasets_gives(tmp_path, saved):
     """And shuffled, and in workers, the same."""
+    import datasets
+
     pack(saved / "set", tmp_path / "out", shuffle=5, workers=2, max_samples=3)
     there = datasets.load_from_disk(str(saved / "set")).cast_column("image", datasets.Image(decode=False))
     expected = {

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, WatchedDisk, run_child
+from disks import FailingDisk, HastyDisk, PowerLossDisk, WatchedDisk, killed
 from images import make_folder
 from pack_cases import (
     Scenario,
@@ -110,11 +110,11 @@ def fail(code: int, *, for_good: bool) -> Callable[[Callable[[Disk], None], int]
     return interrupt
 
 
-def kill(*, half: bool) -> Callable[[Callable[[Disk], None], int], None]:
+def kill(*, half: bool, for_real: bool = ALL) -> Callable[[Callable[[Disk], None], int], None]:
     """Kill the process at operation n, or in the middle of it where that is a write."""
 
     def interrupt(run: Callable[[Disk], None], number: int) -> None:
-        assert run_child(lambda: run(KillingDisk(number, half=half))) == -signal.SIGKILL
+        assert killed(run, number, half=half, for_real=for_real)
 
     return interrupt
 
@@ -145,6 +145,12 @@ def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half
     sweep(scenarios[name], tmp_path, kill(half=half), step=1 if ALL or name in ("rows", "addition") else 5)
 
 
+@pytest.mark.parametrize(("name", "step"), [("rows", 7), ("addition", 11)])
+def test_what_a_stopped_run_leaves_a_killed_process_leaves(tmp_path, scenarios, name, step):
+    """Where they are not killed for real above."""
+    sweep(scenarios[name], tmp_path, kill(half=True, for_real=True), step=step)
+
+
 def test_these_are_more_than_200_points(tmp_path, scenarios):
     """Of one kind of kill, and as many of each error."""
     num_points = 0
@@ -168,7 +174,7 @@ def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
     folder = tmp_path / "out"
     scenario.prepare(folder)
     number = 0
-    while run_child(lambda: scenario.pack(folder, KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
+    while killed(lambda disk: scenario.pack(folder, disk), number, half=True):
         scenario.check(remains_of(folder), before, after)
         number += 1
     assert number > (5 if name == "again" else 15)  # what is published is not packed again

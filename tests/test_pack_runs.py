@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disks import HastyDisk, KillingDisk, WatchedDisk, run_child
+from disks import HastyDisk, KillingDisk, Stopped, StoppingDisk, WatchedDisk, killed, run_child
 from images import make_folder
 from shards import bytes_in, samples_in
 
@@ -41,12 +41,13 @@ def packed(folder: Path, given: Any, **options: Any) -> dict[str, bytes]:
 def stop(folder: Path, given: Any, num_shards: int, **options: Any) -> dict[str, bytes]:
     """What a run leaves that is killed when it has published so many shards, and what is noted of them."""
 
-    class Killer(WatchedDisk):
+    class Killer(StoppingDisk):
         def after(self, name, *args):
             if name == "close" and self.operations.count("open_log") == num_shards:
-                os.kill(os.getpid(), 9)
+                self.kill_at = len(self.operations)
 
-    assert run_child(lambda: pack(given, folder, **{**OPTIONS, **options}, disk=Killer())) == -9
+    with pytest.raises(Stopped):
+        pack(given, folder, **{**OPTIONS, **options}, disk=Killer(sys.maxsize))
     assert len(list(folder.glob("*.tar"))) == num_shards
     return bytes_in(folder)
 
@@ -337,8 +338,7 @@ def test_replacing_may_be_killed_at_each_operation(tmp_path, given):
     while not ended:
         folder = tmp_path / f"{number}"
         shutil.copytree(tmp_path / "old", folder)
-        run = KillingDisk(number, half=True)
-        ended = run_child(lambda: pack(make(), folder, overwrite=True, **OPTIONS, disk=run)) == 0  # noqa: B023
+        ended = not killed(lambda disk: pack(make(), folder, overwrite=True, **OPTIONS, disk=disk), number, half=True)  # noqa: B023
         left = {name: data for name, data in bytes_in(folder).items() if not name.startswith(".")}
         if "index.json" in left:
             assert left in (old, whole)
@@ -357,7 +357,7 @@ def test_replacing_that_was_stopped_goes_on_only_with_the_word(tmp_path):
         for source in (rows(0, 5), rows(0, 3), iter(rows(0, 3))):
             folder = tmp_path / f"{number}-{num_refused}-{num_done}"
             shutil.copytree(tmp_path / "old", folder)
-            run_child(lambda: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=KillingDisk(number)))  # noqa: B023
+            killed(lambda disk: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=disk), number)  # noqa: B023
             if (folder / "index.json").exists():
                 continue
             left, found = bytes_in(folder), read_record(folder)
@@ -397,7 +397,7 @@ def test_a_folder_that_was_not_replaced_after_all_can_be_added_to(tmp_path):
     while True:
         folder = tmp_path / f"{number}"
         packed(folder, rows(20, 24))
-        run_child(lambda: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=KillingDisk(number)))  # noqa: B023
+        killed(lambda disk: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=disk), number)  # noqa: B023
         if not (folder / "index.json").exists():
             break
         pack(rows(30, 31), folder, append=True, **OPTIONS, disk=HastyDisk())
@@ -523,9 +523,8 @@ def test_a_part_and_finishing_may_be_killed_at_each_operation(tmp_path):
             part(1, HastyDisk())
             if what == "finish":
                 part(0, HastyDisk())
-            killing = KillingDisk(number, half=True)
-            run = (lambda: part(0, killing)) if what == "part" else (lambda: finish_pack(folder, disk=killing))  # noqa: B023
-            ended = run_child(run) == 0
+            run = (lambda disk: part(0, disk)) if what == "part" else (lambda disk: finish_pack(folder, disk=disk))  # noqa: B023
+            ended = not killed(run, number, half=True)
             left = {name: data for name, data in bytes_in(folder).items() if not name.startswith(".")}
             assert left.items() <= whole.items()
             assert "index.json" not in left or left == whole

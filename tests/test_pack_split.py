@@ -180,7 +180,7 @@ def test_shares_that_are_none_and_rows_that_come_once_are_refused(tmp_path):
 
 def test_images_that_are_resized_are_split_too(tmp_path):
     given = [{"__key__": f"{n:03d}", "jpg": image_bytes(number=n, size=(40, 30))} for n in range(12)]
-    pack(given, tmp_path / "out", **OPTIONS, resize=16, workers=2)
+    pack(given, tmp_path / "out", **OPTIONS, resize=16)
     pack(given, tmp_path / "as-it-is", **OPTIONS)
     for name in ("train", "val"):
         assert keys_in(tmp_path / "out", f"{name}-*.tar") == keys_in(tmp_path / "as-it-is", f"{name}-*.tar")

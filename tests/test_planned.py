@@ -238,7 +238,7 @@ def test_it_resumes_with_worker_processes(numbers, name, workers, persistent):
     pipe = sized(name, labels(SOURCES[name](numbers)), 3)
     check_resumes(
         lambda: pipe.loader(workers=workers, persistent_workers=persistent, prefetch=2),
-        lambda num: {0, 1, num // 2, num - 1, num},
+        lambda num: {1, num // 2, num - 1},  # all others above, without workers
     )
 
 

@@ -77,11 +77,11 @@ def test_a_process_group_that_says_otherwise_is_an_error_at_the_first_batch(tmp_
         dist.destroy_process_group()
 
 
-def test_workers_that_are_spawned_know_the_rank_of_the_main_process(tmp_path):
+def test_workers_that_are_not_forked_know_the_rank_of_the_main_process(tmp_path):
     """They inherit no process group, and without the captured rank each would read everything."""
     pattern = write_numbers(tmp_path, [4, 4, 4, 4])
     pipe = (
         Pipeline().stream(pattern, shuffle_shards=False).split_by_node().split_by_worker().map(number_of).with_epoch(8)
     )
-    read = [list(pipe.loader(rank=rank, world_size=2, workers=2, start_method="spawn")) for rank in range(2)]
+    read = [list(pipe.loader(rank=rank, world_size=2, workers=2, start_method="forkserver")) for rank in range(2)]
     assert sorted(read[0] + read[1]) == list(range(16))

@@ -13,7 +13,7 @@ from wdskit import Pipeline
 from wdskit.errors import SampleError
 from wdskit.loader.makers import InThisThread
 from wdskit.pipeline import read_ahead
-from wdskit.pipeline.making import Job
+from wdskit.pipeline.jobs import Job
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.read_ahead import ReadAhead
 from wdskit.pipeline.shards import OpenShards

@@ -7,11 +7,12 @@ import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from forking import Interpreter
 
 RUN = {"bash", "python"}  # run in the reader's folder; a `text` block right behind is their output
 KEPT = {"yaml"}  # written to the file that their first line names, and checked
@@ -71,21 +72,29 @@ def folder(tmp_path: Path, repository: Path, load_tool) -> Path:
     return tmp_path
 
 
-def run_block(block: Block, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def python(folder: Path, script_environment: dict[str, str]) -> Iterator[Interpreter]:
+    """Runs the Python blocks, as scripts of their own."""
+    with Interpreter(folder, script_environment, "-W", "error::UserWarning") as python:
+        yield python
+
+
+def run_block(
+    block: Block, folder: Path, environment: dict[str, str], python: Interpreter
+) -> subprocess.CompletedProcess[str]:
     """Run one bash or python block as a script of its own."""
     if block.language == "bash":
         command = ["bash", "-euo", "pipefail", "-c", block.text]
-    else:
-        script = folder / f"block_{block.line}.py"
-        script.write_text(block.text)
-        command = [sys.executable, "-W", "error::UserWarning", str(script)]
-    return subprocess.run(
-        command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=240
-    )
+        return subprocess.run(
+            command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=240
+        )
+    script = folder / f"block_{block.line}.py"
+    script.write_text(block.text)
+    return python.start(script).wait()
 
 
 def test_blocks_run_and_print_what_the_readme_shows(
-    blocks: list[Block], folder: Path, script_environment: dict[str, str]
+    blocks: list[Block], folder: Path, script_environment: dict[str, str], python: Interpreter
 ) -> None:
     """Every bash and python block exits with 0; where an output is shown, it is that."""
     for block in blocks:
@@ -95,7 +104,7 @@ def test_blocks_run_and_print_what_the_readme_shows(
             (folder / name.group(1)).write_text(block.text)
         if block.language not in RUN:
             continue
-        done = run_block(block, folder, script_environment)
+        done = run_block(block, folder, script_environment, python)
         told = f"README.md:{block.line}\n{block.text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
         assert done.returncode == 0, told
         assert "Traceback" not in done.stderr, told  # not even one that Python ignores

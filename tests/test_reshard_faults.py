@@ -8,14 +8,13 @@ from __future__ import annotations
 import errno
 import itertools
 import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from disks import HastyDisk, KillingDisk, PowerLossDisk, run_child
+from disks import HastyDisk, PowerLossDisk, killed
 from pack_cases import check_remains, copy, remains_of, without_drafts
 from shards import WorkerKillingDisk, bytes_in, write_shard
 from test_pack_faults import (
@@ -117,7 +116,7 @@ def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
     folder = tmp_path / "out"
     scenario.prepare(folder)
     number = 0
-    while run_child(lambda: scenario.pack(folder, KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
+    while killed(lambda disk: scenario.pack(folder, disk), number, half=True):
         scenario.check(remains_of(folder), before, after)
         number += 1
     assert number > 15  # what is published is not written again
@@ -140,7 +139,7 @@ def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int
         other.pack(tmp_path / f"whole-{number}", HastyDisk())
         wholes.append(bytes_in(tmp_path / f"whole-{number}"))
     num_refused = number = 0
-    while run_child(lambda: scenario.pack(tmp_path / f"{number}", KillingDisk(number, half=True))) == -signal.SIGKILL:  # noqa: B023
+    while killed(lambda disk: scenario.pack(tmp_path / f"{number}", disk), number, half=True):  # noqa: B023
         for at, (other, whole) in enumerate(zip(others, wholes, strict=True)):
             folder = tmp_path / f"{number}-{at}"
             copy(tmp_path / f"{number}", folder)

@@ -11,10 +11,11 @@ from shards import write_shard
 
 import wdskit
 from wdskit import ConfigError, ShardError, ShardStats, StorageError, pack, stats
+from wdskit.dataset.grouping import read_sample
 from wdskit.shards.indexing import index_folder
 from wdskit.shards.parallel import choose_workers
 from wdskit.shards.statistics import collect
-from wdskit.shards.statistics_tally import MAX_FIELDS, read_sample
+from wdskit.shards.statistics_sums import MAX_FIELDS
 from wdskit.storage.urls import LocalFile
 
 SIZES = [(40, 30), (30, 40), (40, 30), (8, 8), (100, 10)]

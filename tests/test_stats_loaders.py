@@ -9,7 +9,8 @@ from shards import write_numbers, write_pictures, write_shard
 
 from wdskit import Pipeline
 from wdskit.loader.stats import Stats
-from wdskit.pipeline.timings import Pace, Timings
+from wdskit.pipeline.pacing import Pace
+from wdskit.pipeline.timings import Timings
 from wdskit.shards.indexing import index_folder
 
 WAYS = [(0, 1), (0, 4), (1, 1), (2, 2)]

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wdskit.pipeline import pacing
 from wdskit.pipeline import timings as module
-from wdskit.pipeline.timings import CPU_STRIDE, LEAST_S, Histogram, Pace, Timings, clocked, cumulated, started
+from wdskit.pipeline.pacing import Pace, clocked
+from wdskit.pipeline.timings import CPU_STRIDE, LEAST_S, Histogram, Timings, cumulated, started
 
 DURATIONS = st.floats(1e-7, 100.0)
 SOME = st.lists(DURATIONS, min_size=1, max_size=60)
@@ -187,9 +189,9 @@ def test_timing_takes_less_than_its_share(clock, seconds):
             num_laps += timings.num_laps
             told.merge(timings)
     assert num_laps >= 30
-    piece_s = module.PIECE_S + 3 * module.LAP_S
-    assert num_laps / 3 * piece_s <= 1.1 * module.MAX_SHARE * seconds * num_pieces + 10 * piece_s
-    assert num_pieces - 2 * module.MAX_STRIDE <= told.stages["read"].num <= num_pieces
+    piece_s = pacing.PIECE_S + 3 * pacing.LAP_S
+    assert num_laps / 3 * piece_s <= 1.1 * pacing.MAX_SHARE * seconds * num_pieces + 10 * piece_s
+    assert num_pieces - 2 * pacing.MAX_STRIDE <= told.stages["read"].num <= num_pieces
     assert told.stages["read"].mean_s == pytest.approx(seconds)
 
 
@@ -269,7 +271,7 @@ def test_clocked_values_are_the_values(clock, num, seconds):
     assert bool(num) == bool(told.stages)
     if num:
         assert told.stages["read"].mean_s == pytest.approx(seconds)
-        assert num - 2 * module.MAX_STRIDE <= told.stages["read"].num <= num
+        assert num - 2 * pacing.MAX_STRIDE <= told.stages["read"].num <= num
 
 
 def test_clocked_values_are_made_only_when_they_are_asked_for():

@@ -134,11 +134,22 @@ def test_ci_runs_make_test(repository: Path) -> None:
     assert "make test" in script.read_text().splitlines()
 
 
-@pytest.mark.parametrize("target", ["test", "demo", "bench", "bench-peers", "lint", "peers", "clean"])
-def test_a_make_target_is_there(target: str, repository: Path) -> None:
-    """`make -n` can plan it."""
+def test_each_make_target_can_be_planned_and_is_told_by_make_help_and_the_readme(repository: Path) -> None:
+    """`make -n` plans it; those that set up and tell need not be told."""
     environment = {**os.environ, "MAKEFLAGS": ""}
-    subprocess.run(["make", "-n", target], cwd=repository, env=environment, check=True, capture_output=True)
+
+    def make(*words: str) -> str:
+        done = subprocess.run(
+            ["make", *words], cwd=repository, env=environment, check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    [targets] = re.findall(r"^\.PHONY: (.*)$", (repository / "Makefile").read_text(), re.MULTILINE)
+    told, readme = make("help"), (repository / "README.md").read_text()
+    for target in {*targets.split()} - {"help", "setup"}:
+        assert make("-n", target)
+        assert re.search(rf"^make {target} ", told, re.MULTILINE), target
+        assert re.search(rf"^make {target}\b", readme, re.MULTILINE), target
 
 
 def test_every_dependency_is_pinned(repository: Path) -> None:

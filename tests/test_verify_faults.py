@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ from wdskit.shards import checking, targets
 from wdskit.shards.findings import Finding
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
-NUM_FLIPS = 4000 if ALL else 400
-NUM_BLOCKS = 200 if ALL else 50
+NUM_FLIPS = 4000 if ALL else 200
+NUM_BLOCKS = 200 if ALL else 25
 BLOCK = 512
 
 
@@ -111,20 +111,18 @@ def tells(finding: Finding, path: Path) -> bool:
     return Path(finding.file).name in ({"index.json", "index.bin"} if "index" in path.name else {path.name})
 
 
-def undetected(damages: Iterable[Damage]) -> list[str]:
+def undetected(damages: Iterable[Damage]) -> Iterator[str]:
     """The damages that a verification does not name the file of. The files are put right again."""
-    missed = []
     for path, data, what in damages:
         before = path.read_bytes()
         assert data != before
         path.write_bytes(data)
         try:
             result = verify(path.parent, workers=1)
-            if not any(tells(finding, path) for finding in result.findings):
-                missed.append(what)
         finally:
             path.write_bytes(before)
-    return missed
+        if not any(tells(finding, path) for finding in result.findings):
+            yield what
 
 
 def test_what_was_packed_is_clean(folder):
@@ -136,15 +134,15 @@ def test_what_was_packed_is_clean(folder):
 
 
 def test_every_flipped_bit_is_found(folder):
-    assert undetected(flips(folder, NUM_FLIPS)) == []
+    assert [*undetected(flips(folder, NUM_FLIPS))] == []
 
 
 def test_every_pair_of_swapped_blocks_is_found(folder):
-    assert undetected(swapped_blocks(folder, NUM_BLOCKS)) == []
+    assert [*undetected(swapped_blocks(folder, NUM_BLOCKS))] == []
 
 
 def test_every_zeroed_block_is_found(folder):
-    assert undetected(zeroed_blocks(folder, NUM_BLOCKS)) == []
+    assert [*undetected(zeroed_blocks(folder, NUM_BLOCKS))] == []
 
 
 def test_all_damaged_shards_are_listed(folder):
@@ -187,4 +185,4 @@ def no_twin(monkeypatch):
 )
 def test_the_sweep_catches_a_verification_with(folder, monkeypatch, mutant: Callable, suffix: str):
     mutant(monkeypatch)
-    assert undetected(flips(folder, 40, suffix=suffix))
+    assert next(undetected(flips(folder, 40, suffix=suffix)), None)

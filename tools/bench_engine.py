@@ -44,7 +44,8 @@ from make_photos import load_photos
 from wdskit import Pipeline, pack
 from wdskit.pipeline import framing, geometry, scaling
 from wdskit.pipeline.fused import FusedStep, names_image
-from wdskit.pipeline.making import Job, Making, find
+from wdskit.pipeline.jobs import Job
+from wdskit.pipeline.making import Making, find
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.run import Origin
 

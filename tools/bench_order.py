@@ -33,7 +33,7 @@ from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.steps import Steps
-from wdskit.pipeline.making import Job
+from wdskit.pipeline.jobs import Job
 
 RANKS = (1, 8, 64, 1000)
 BATCH = 256

@@ -8,7 +8,7 @@ from typing import Any
 from wdskit.dataset.keys import split_name
 from wdskit.errors import ShardError, StorageError
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import TarReader
+from wdskit.tar.reader import TarReader, locate_members
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.watch import OnMember, WatchedReader
 from wdskit.tar.window import Read
@@ -122,3 +122,43 @@ def read_span(file: LocalFile, span: Span) -> bytes:
         parts.append(part)
         offset += len(part)
     return b"".join(parts)
+
+
+def read_sample(file: LocalFile, start: int, stop: int | None = None) -> tuple[str, dict[str, memoryview]]:
+    """Key and fields of the sample that starts at an offset.
+
+    Args:
+        file: The shard.
+        start: Where its first member starts.
+        stop: Where its last one ends, None where that is not known: then it ends before another key.
+
+    Raises:
+        ShardError: No whole sample stands there.
+        StorageError: It cannot be read.
+    """
+    key, fields = "", dict[str, memoryview]()
+    for name, data in _members(file, start, stop):
+        split = split_name(name)
+        if split is None:
+            continue
+        if fields and split[0] != key:
+            break
+        key, fields[split[1]] = split[0], data
+    return key, fields
+
+
+def _members(file: LocalFile, start: int, stop: int | None) -> Iterator[tuple[str, memoryview]]:
+    if stop is not None:
+        data = read_span(file, Span(start, stop - start))
+        for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
+            yield name, memoryview(data)[first:last]
+        return
+    at = start
+
+    def read(size: int) -> bytes:
+        nonlocal at
+        part = file.read_at(at, size)
+        at += len(part)
+        return part
+
+    yield from ((name, memoryview(data)) for name, _, data in TarReader(read, shard=file.url))

@@ -18,7 +18,7 @@ from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.by_columns import begin
 from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import Each, Step
-from wdskit.pipeline.making import Job
+from wdskit.pipeline.jobs import Job
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.processes import cpu_s_of_tree

@@ -22,7 +22,7 @@ from wdskit.loader.failures import Failure, sendable
 from wdskit.loader.memory import Ring
 from wdskit.order.steps import Steps
 from wdskit.pipeline.columns import columns_of
-from wdskit.pipeline.making import Job
+from wdskit.pipeline.jobs import Job
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.shards import ManySamples
 from wdskit.processes import deaf_to_ctrl_c, end_with_parent

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from wdskit.errors import SampleError
 from wdskit.files import append_lines, make_folders
+from wdskit.pipeline.jobs import Bad
 from wdskit.pipeline.loader_specs import ErrorsSpec
-from wdskit.pipeline.making import Bad
 
 
 class Budget:

@@ -20,7 +20,7 @@ from wdskit.loader.failures import Failure
 from wdskit.loader.memory import Bytes, lent
 from wdskit.loader.messages import Message, unpack
 from wdskit.loader.worker import Order, Reply, serve
-from wdskit.pipeline.making import Job, Made
+from wdskit.pipeline.jobs import Job, Made
 from wdskit.processes import deaf_to_ctrl_c
 
 _PATIENCE_S = 1.0  # for a worker that is in the midst of a batch when it is told to go; then it is killed

@@ -12,8 +12,8 @@ import torch
 
 from wdskit.errors import PipelineError
 from wdskit.pipeline.framing import Ending, finish_batch
+from wdskit.pipeline.jobs import Made
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.making import Made
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.ragged import Ragged
 

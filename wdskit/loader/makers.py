@@ -11,7 +11,7 @@ from wdskit.loader.crew import Crew
 from wdskit.loader.memory import Ring
 from wdskit.loader.threads import Task, Threads, run_here
 from wdskit.pipeline.by_columns import begin
-from wdskit.pipeline.making import Job, Made
+from wdskit.pipeline.jobs import Job, Made
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.read_ahead import ReadAhead
 

@@ -12,8 +12,8 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.makers import Ahead, InThisThread, make_maker
 from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.starting import check_sendable, choose_start_method
+from wdskit.pipeline.jobs import Bad, Job, Made
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.pipeline.making import Bad, Job, Made
 from wdskit.pipeline.planned import PlannedPipeline
 
 STEPS_A_JOB = 64

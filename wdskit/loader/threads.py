@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from wdskit.pipeline.by_columns import Work
-from wdskit.pipeline.making import Made
+from wdskit.pipeline.jobs import Made
 
 _JOIN_S = 5.0  # a thread is in the midst of a few samples, unless a function of the user's hangs
 

@@ -23,7 +23,7 @@ from wdskit.loader.memory import Ring, SharedBlock
 from wdskit.loader.messages import Message, pack
 from wdskit.loader.threads import Task, Threads, run_here
 from wdskit.pipeline.by_columns import Work, begin
-from wdskit.pipeline.making import Job, Made
+from wdskit.pipeline.jobs import Job, Made
 from wdskit.pipeline.read_ahead import Read, ReadAhead
 from wdskit.processes import end_with_parent
 

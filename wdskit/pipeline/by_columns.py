@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from wdskit.order.base import Ints
-from wdskit.pipeline.making import Job, Made, Making, find, is_sample, run_behind, with_mask
+from wdskit.pipeline.jobs import Job, Made
+from wdskit.pipeline.making import Making, find, is_sample, run_behind, with_mask
 from wdskit.pipeline.memory import Memory
 from wdskit.pipeline.read_ahead import Read
 from wdskit.pipeline.run import Origin

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from wdskit.errors import SampleError
 from wdskit.order.base import Ints
 from wdskit.pipeline.fused import names_image
+from wdskit.pipeline.jobs import Bad, Job, Made
 from wdskit.pipeline.memory import Memory
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.timings import Timings, started
@@ -28,45 +29,6 @@ CHUNK = 8
 
 _FIELD_STAGES = frozenset({"decode", "to_tuple", "to_dict", "rename"})
 """Stages whose failure means that a field is missing or cannot be decoded."""
-
-
-class Job(NamedTuple):
-    """One batch to make. Equal jobs give equal batches.
-
-    Attributes:
-        start: Where the epoch starts in the order's endless sequence.
-        positions: Of the epoch, one a sample.
-        num_samples: Positions of the epoch; those at or behind it are padding, for which any sample does.
-    """
-
-    start: int
-    positions: range
-    num_samples: int
-
-
-class Bad(NamedTuple):
-    """A sample that could not be had, and for which another stands."""
-
-    position: int
-    shard: str
-    key: str
-    reason: str
-
-
-class Made(NamedTuple):
-    """What became of a job.
-
-    Attributes:
-        value: The batch; without `batched`, a list of samples.
-        bad: The samples that were bad.
-        raw: Field or place of images that are uint8 as yet, where numbers were to follow (`finish_numbers`).
-        timings: What it took to make it.
-    """
-
-    value: Any
-    bad: tuple[Bad, ...]
-    raw: int | str | None = None
-    timings: Timings | None = None
 
 
 class Making:

@@ -25,11 +25,11 @@ from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.framing import Ending
 from wdskit.pipeline.functions import OnValue, Rename, ToDict, ToTuple
 from wdskit.pipeline.fused import FusedStep
-from wdskit.pipeline.making import Job, Made
+from wdskit.pipeline.jobs import Job, Made
 from wdskit.pipeline.memory import FRESH, Memory
+from wdskit.pipeline.pacing import Pace
 from wdskit.pipeline.run import Run
 from wdskit.pipeline.shards import OpenShards
-from wdskit.pipeline.timings import Pace
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ import numpy as np
 
 from wdskit.dataset.many import LARGE_BYTES
 from wdskit.order.base import Ints
-from wdskit.pipeline.making import Job, places_of
+from wdskit.pipeline.jobs import Job
+from wdskit.pipeline.making import places_of
 from wdskit.pipeline.shards import ManySamples
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import ShardList
 from wdskit.errors import PipelineError, ShardError
 from wdskit.order.draws import Draws
+from wdskit.pipeline.pacing import clocked
 from wdskit.pipeline.run import Origin, Run
-from wdskit.pipeline.timings import clocked
 from wdskit.storage.urls import LocalFile, Stream, is_local, open_stream
 
 DRAW = "__draw__"

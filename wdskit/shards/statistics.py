@@ -20,7 +20,8 @@ from wdskit.shards.report import NUM_SHOWN, check_report, write_report
 from wdskit.shards.sampling import parse_share
 from wdskit.shards.statistics_counts import Counts, Numbers, round_pair
 from wdskit.shards.statistics_repeats import find_duplicates
-from wdskit.shards.statistics_tally import ImageTally, ShardTally, StatsJob, Tally, tally_shard
+from wdskit.shards.statistics_sums import ImageTally, Tally
+from wdskit.shards.statistics_tally import ShardTally, StatsJob, tally_shard
 from wdskit.shards.statistics_types import (
     ClassStats,
     FieldStats,

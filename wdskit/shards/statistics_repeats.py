@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from wdskit.dataset.grouping import read_sample
 from wdskit.shards.findings import shorten
-from wdskit.shards.statistics_tally import ShardTally, read_sample
+from wdskit.shards.statistics_tally import ShardTally
 from wdskit.shards.statistics_types import Duplicates
 from wdskit.shards.uniqueness import is_among, repeated_hashes
 from wdskit.storage.urls import LocalFile

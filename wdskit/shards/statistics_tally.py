@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -18,25 +18,23 @@ from wdskit.codecs.checks import is_json_field
 from wdskit.codecs.fields import decode_field
 from wdskit.codecs.headers import read_header
 from wdskit.codecs.images import is_image_field
-from wdskit.dataset.grouping import HeaderReader, read_span
-from wdskit.dataset.keys import split_name
+from wdskit.dataset.grouping import HeaderReader, read_sample, read_span
 from wdskit.dataset.local import LocalShard
 from wdskit.dataset.offsets import offsets_path
 from wdskit.errors import DecodeError
 from wdskit.limits import MAX_CHECKED_BYTES
 from wdskit.order.keys import permutation, philox
 from wdskit.shards.findings import MAX_LISTED, shorten
-from wdskit.shards.statistics_counts import Counts, Numbers, round_pair
+from wdskit.shards.statistics_counts import Numbers
 from wdskit.shards.statistics_json import JsonTally
+from wdskit.shards.statistics_sums import MAX_FIELDS, ImageTally, Tally
 from wdskit.shards.statistics_types import BadField
 from wdskit.storage.urls import LocalFile, local_path
-from wdskit.tar.reader import TarReader, locate_members
 from wdskit.tar.walk import Span
 
 Payload = Span | memoryview
 Fields = dict[str, Payload]
 
-MAX_FIELDS = 1000
 CLASS_FIELD = "cls"
 
 
@@ -61,65 +59,6 @@ class StatsJob:
     digests: bool = False
     num_shown: int = 0
     idx_sha256: str | None = None
-
-
-@dataclass
-class ImageTally:
-    """The images of one field."""
-
-    formats: Counts[str] = field(default_factory=Counts)
-    modes: Counts[str] = field(default_factory=Counts)
-    widths: Numbers = field(default_factory=Numbers)
-    heights: Numbers = field(default_factory=Numbers)
-    pixels: Numbers = field(default_factory=Numbers)
-    aspects: Numbers = field(default_factory=Numbers)
-    resolutions: Counts[tuple[int, int]] = field(default_factory=lambda: Counts(coarse=round_pair))
-
-    def merge(self, other: ImageTally) -> None:
-        """Count those of another."""
-        for name, one in vars(other).items():
-            getattr(self, name).merge(one)
-
-
-@dataclass
-class Tally:
-    """What was counted, in one shard or, merged in the order of the shards, in several."""
-
-    num_samples: int = 0
-    num_read: int = 0
-    num_ignored: int | None = 0
-    sizes: Numbers = field(default_factory=Numbers)
-    fields: dict[str, Numbers] = field(default_factory=dict)
-    num_more_fields: int = 0
-    classes: Counts[int] = field(default_factory=Counts)
-    images: dict[str, ImageTally] = field(default_factory=dict)
-    json: dict[str, JsonTally] = field(default_factory=dict)
-    num_bad: int = 0
-    bad: list[BadField] = field(default_factory=list)
-    shown: list[tuple[int, int, int]] = field(default_factory=list)  # draw, shard, start of the sample
-
-    def merge(self, other: Tally) -> None:
-        """Count those of the shard that comes next."""
-        self.num_samples += other.num_samples
-        self.num_read += other.num_read
-        ignored = self.num_ignored, other.num_ignored
-        self.num_ignored = None if ignored[0] is None or ignored[1] is None else ignored[0] + ignored[1]
-        self.sizes.merge(other.sizes)
-        self.num_more_fields += other.num_more_fields
-        for name, numbers in other.fields.items():
-            if name not in self.fields and len(self.fields) >= MAX_FIELDS:
-                self.num_more_fields += numbers.counts.total
-                continue
-            self.fields.setdefault(name, Numbers()).merge(numbers)
-        self.classes.merge(other.classes)
-        for name, images in other.images.items():
-            if name in self.fields:
-                self.images.setdefault(name, ImageTally()).merge(images)
-        for name, keys in other.json.items():
-            if name in self.fields:
-                self.json.setdefault(name, JsonTally()).merge(keys)
-        self.num_bad += other.num_bad
-        self.bad = (self.bad + other.bad)[:MAX_LISTED]
 
 
 @dataclass(frozen=True)
@@ -308,43 +247,3 @@ class _Pass:
 def _without_url(sample: dict[str, Any]) -> Fields:
     del sample["__url__"]
     return sample
-
-
-def read_sample(file: LocalFile, start: int, stop: int | None = None) -> tuple[str, dict[str, memoryview]]:
-    """Key and fields of the sample that starts at an offset.
-
-    Args:
-        file: The shard.
-        start: Where its first member starts.
-        stop: Where its last one ends, None where that is not known: then it ends before another key.
-
-    Raises:
-        ShardError: No whole sample stands there.
-        StorageError: It cannot be read.
-    """
-    key, fields = "", dict[str, memoryview]()
-    for name, data in _members(file, start, stop):
-        split = split_name(name)
-        if split is None:
-            continue
-        if fields and split[0] != key:
-            break
-        key, fields[split[1]] = split[0], data
-    return key, fields
-
-
-def _members(file: LocalFile, start: int, stop: int | None) -> Iterator[tuple[str, memoryview]]:
-    if stop is not None:
-        data = read_span(file, Span(start, stop - start))
-        for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
-            yield name, memoryview(data)[first:last]
-        return
-    at = start
-
-    def read(size: int) -> bytes:
-        nonlocal at
-        part = file.read_at(at, size)
-        at += len(part)
-        return part
-
-    yield from ((name, memoryview(data)) for name, _, data in TarReader(read, shard=file.url))
