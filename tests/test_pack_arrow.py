@@ -16,7 +16,7 @@ from images import image_bytes, make_folder
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
-from wdskit.packing import parquet_cells
+from wdskit.packing import hf, parquet_cells
 from wdskit.packing.hf import SavedDataset
 from wdskit.packing.parquet import Parquet
 
@@ -222,7 +222,7 @@ def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
 @pytest.mark.parametrize("by_page", [False, True])
 @pytest.mark.parametrize("held", [0, 1 << 30])
 def test_cells_are_read_in_any_order_with_groups_or_pages_held_or_not(tmp_path, monkeypatch, held, by_page):
-    monkeypatch.setattr(parquet_cells, "_HELD_BYTES", held)
+    monkeypatch.setattr(parquet_cells, "_GROUP_BYTES", held)
     monkeypatch.setattr(parquet_cells, "_pages", parquet_cells.Pages(held))
     if not by_page:
         monkeypatch.setattr(parquet_cells, "_find_chunks", lambda _: [])
@@ -308,6 +308,31 @@ def test_splits_are_packed_each_by_itself(tmp_path, saved):
     with pytest.raises(PackError, match=r"has splits. Pack each by itself: .*splits/train, .*splits/test"):
         pack(saved / "splits", tmp_path / "out")
     assert pack(saved / "splits" / "test", tmp_path / "out").num_samples == 2
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_large_data_file_does_not_stay_in_memory(tmp_path, monkeypatch, forgets):
+    """64 MB of it. The mutant forgets nothing."""
+    monkeypatch.setattr(hf, "_HELD_BYTES", 4 << 20 if forgets else 1 << 40)
+    cells = pa.array([{"bytes": b"\xff\xd8\xff\xe0" + bytes(100_000), "path": None}] * 10, IMAGE)
+    batch = pa.record_batch({"image": cells, "label": pa.array(range(10))})
+    with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as out:
+        for _ in range(64):
+            out.write_batch(batch)
+    (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    (tmp_path / "dataset_info.json").write_text("{}")
+    found, most, before = 0, 0, mapped_bytes()
+    for row in SavedDataset(str(tmp_path), image_column=None, key_column=None).rows(keys="given"):
+        assert not isinstance(row, RowError)
+        found, most = found + 1, max(most, mapped_bytes() - before)
+    assert found == 640
+    assert (most < 24 << 20) == forgets
+
+
+def mapped_bytes() -> int:
+    """Bytes of files that are mapped and in memory."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile:")]
+    return int(line.split()[1]) * 1024
 
 
 def changed(saved: Path, tmp_path: Path, name: str, change) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 STATE_NAME = "state.json"
 INFO_NAME = "dataset_info.json"
 SPLITS_NAME = "dataset_dict.json"
+_HELD_BYTES = 64 << 20
 
 
 class SavedDataset:
@@ -72,24 +74,35 @@ class SavedDataset:
                 for batch in record_batches(file.data, path):
                     yield from how.rows(batch, first, first_of_all + first)
                     first += batch.num_rows
+                    file.forget(batch.nbytes)
             first_of_all += first
 
 
-@dataclass(frozen=True)
+@dataclass
 class _File:
     """A data file, mapped.
 
     Attributes:
         path: Its path.
-        data: All of it.
+        mapped: All of it.
+        data: The same, for pyarrow.
         schema: Of its table.
         mtime_ns: When it was last changed.
     """
 
     path: str
+    mapped: mmap.mmap
     data: pa.Buffer
     schema: pa.Schema
     mtime_ns: int
+    _read_bytes: int = 0
+
+    def forget(self, num_bytes: int) -> None:
+        """So many bytes more were read. What was looked at would else count as this process's memory, up to all."""
+        self._read_bytes += num_bytes
+        if self._read_bytes >= _HELD_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED)
+            self._read_bytes = 0
 
     def place(self, row: int) -> str:
         """What messages call a row."""
@@ -107,11 +120,14 @@ def _opened(path: str) -> Iterator[_File]:
     import pyarrow as pa
 
     try:
-        with pa.memory_map(path) as file:
-            data = file.read_buffer(file.size())
-            with pa.ipc.open_stream(data) as stream:
-                schema = stream.schema
-            yield _File(path, data, schema, os.stat(path).st_mtime_ns)
+        with open(path, "rb") as file:
+            if not os.fstat(file.fileno()).st_size:
+                raise PackError(f"{path}: it cannot be read as an Arrow stream: it is empty.")
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # unmapped with the last batch
+        data = pa.py_buffer(mapped)
+        with pa.ipc.open_stream(data) as stream:
+            schema = stream.schema
+        yield _File(path, mapped, data, schema, os.stat(path).st_mtime_ns)
     except (pa.ArrowException, OSError) as err:
         raise PackError(f"{path}: it cannot be read as an Arrow stream: {str(err).splitlines()[0]}.") from err
 

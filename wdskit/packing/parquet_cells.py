@@ -19,7 +19,8 @@ from wdskit.packing.parquet_batches import READ_BYTES, Batches, open_parquet
 from wdskit.packing.parquet_headers import DICTIONARY_PAGE, Chunk, Page, UnknownPages, find_chunk, list_pages
 from wdskit.packing.parquet_pages import Values, are_known, read_dictionary, read_page
 
-_HELD_BYTES = 64 << 20  # of pages; and a row group that is smaller is held whole, for rows in any order
+_HELD_BYTES = 16 << 20  # of pages, besides the one that was read last
+_GROUP_BYTES = 64 << 20  # a row group that is smaller is held whole, for rows in any order
 _MOST_FILES = 1000  # whose row groups are known, of each some 200 bytes
 _MOST_PAGES = 50_000  # whose place is known, of each some 400 bytes
 
@@ -35,7 +36,7 @@ class _OpenGroup:
 
     def _begin(self) -> None:
         path, _, group, column = self.name
-        most = {"most_bytes": _HELD_BYTES} if self._about.total_byte_size <= _HELD_BYTES else {}
+        most = {"most_bytes": _GROUP_BYTES} if self._about.total_byte_size <= _GROUP_BYTES else {}
         self._batches = Batches(self._file, path).read(group, [column], most=self._about.num_rows, **most)
         self._first = self._stop = 0
 
