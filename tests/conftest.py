@@ -23,6 +23,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # What a launcher, a cluster or a user's shell may have set, and what would change what the tests see.
 FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA")
 
+# These come first, the longest before the others, so that none is begun when nothing else is left to do.
+LONG = [
+    "test_readme", "test_stream_resume", "test_configs_run", "test_engine", "test_pack_faults", "test_peers",
+    "test_stream", "test_planned", "test_make_loader", "test_bench_peers", "test_tools", "test_tar_reader",
+    "test_safety", "test_loader_faults", "test_torchrun",
+]  # fmt: skip
+
 # How long an example takes says something about the machine's other work only.
 settings.register_profile("wdskit", deadline=None)
 settings.load_profile("wdskit")
@@ -33,6 +40,12 @@ gc.disable()  # until all tests are collected, which are no garbage
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it puts into the background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # what the tests start would ignore Ctrl-C too
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files in the order in which they are to be begun."""
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@ status when it has ended. What the script prints is in PATH.out and PATH.err the
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -101,6 +102,8 @@ if __name__ == "__main__":
     import wdskit
 
     _ = wdskit.Pipeline, wdskit.make_loader, wdskit.pack, wdskit.plan, wdskit.bench
+    gc.collect()
+    gc.freeze()  # no child looks at what is loaded when it ends
     script = next_script()
     if script is not None:
         run(script)

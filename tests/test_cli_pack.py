@@ -126,7 +126,30 @@ def test_of_many_rejected_rows_the_first_are_shown(run, photos):
     assert "rejected  7, listed in rejected.jsonl" in out
     shown = [line for line in out.splitlines() if line.startswith("rejected: ")]
     assert shown[4].startswith(r"rejected: photos/dog/bad\n4.jpg: key 'dog/bad\n4': it holds a control character")
-    assert len(shown) == 5
+    assert len(shown) == 6
+    assert shown[5] == "rejected: 2 more"
+
+
+def test_a_field_that_not_all_samples_have_is_told_with_its_number(run, photos):
+    """As where a label is no whole number, or where images are of several kinds."""
+    Path("m.csv").write_text("image,cls\nphotos/cat/0000.jpg,5\nphotos/dog/0000.jpg,dog\n,7\n")
+    code, out, err = run("pack", "m.csv", "out")
+    assert (code, err) == (0, "")
+    assert "fields   cls (2 of 3), jpg (2 of 3), json\n" in out
+
+
+def test_a_table_of_which_no_image_was_packed_is_told(run, photos):
+    """Its column may have another name than those that are looked for."""
+    note = "Note: no image was packed. If a column holds images or their paths, name it: --image-column."
+    Path("m.csv").write_text("img,x\nphotos/cat/0000.jpg,5\n")
+    assert run("pack", "m.csv", "a")[1].splitlines()[-1] == note
+    assert note not in run("pack", "m.csv", "b", "--image-column", "img")[1]
+    assert note not in run("pack", "photos", "c")[1]
+
+
+def test_a_part_says_what_comes_last(run, photos):
+    out = run("pack", "photos", "out", "--part", "0/2", "--max-samples", "1")[1]
+    assert out.splitlines()[-1] == "That is part 0/2. When all are through: wdskit pack finish out"
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_classes_that_are_no_json_are_an_error(tmp_path, text):
 
 def test_adding_to_a_folder_without_an_index_is_an_error(tmp_path):
     (tmp_path / "out").mkdir()
-    with pytest.raises(FolderIndexError, match=r"index.json"):
+    with pytest.raises(PackError, match=r"append: it has no index.*\n.*run `wdskit index "):
         pack(numbered(0, 1), tmp_path / "out", append=True)
 
 

@@ -122,8 +122,8 @@ def kill(*, half: bool, for_real: bool = ALL) -> Callable[[Callable[[Disk], None
 CODES = [errno.ENOSPC, errno.EIO, errno.EINTR, errno.EMFILE, errno.EDQUOT, errno.EROFS]
 FAULTS = [
     ("rows", errno.EIO, 1),
-    ("folder", errno.ENOSPC, 1),
-    ("addition", errno.EMFILE, 2),
+    ("folder", errno.ENOSPC, 3),
+    ("addition", errno.EMFILE, 3),
     ("beside", errno.EINTR, 2),
     ("replacing", errno.ENOSPC, 8),
     ("parts", errno.EINTR, 8),

@@ -10,7 +10,7 @@ import pytest
 from disks import HastyDisk, Stopped, WatchedDisk
 from shards import bytes_in
 
-from wdskit import FolderIndexError, finish_pack, info, pack, verify
+from wdskit import FolderIndexError, PackError, finish_pack, info, pack, reshard, verify
 from wdskit.cli import app
 from wdskit.dataset.index import INDEX_NAME
 from wdskit.packing import record
@@ -112,6 +112,23 @@ def test_nothing_is_told_of_a_run_that_is_over(tmp_path):
             break
     assert not (folder / RECORD_NAME).exists()
     assert (tmp_path / f"{at - 1}" / RECORD_NAME).exists() or list((tmp_path / f"{at - 1}").glob(".wdskit-pack*.log"))
+
+
+def test_reshard_takes_no_part_for_the_whole(tmp_path):
+    """Neither what `pack` has come to, nor what it has itself; shards that are named one by one are taken."""
+    stop(tmp_path / "a", rows(0, 6), 25)
+    for source in (str(tmp_path / "a"), str(tmp_path / "a" / "p-*.tar")):
+        with pytest.raises(PackError, match=r"a: `wdskit pack` has begun here and is not finished: 1 of 3 shards"):
+            reshard(source, tmp_path / "b", disk=HastyDisk())
+    assert reshard(str(tmp_path / "a" / "p-00.tar"), tmp_path / "b", disk=HastyDisk()).num_samples == 2
+    with pytest.raises(Stopped):
+        reshard(str(tmp_path / "b"), tmp_path / "c", max_samples=1, disk=StoppingDisk(25))
+    assert is_told(tmp_path / "c")
+    told = find_unfinished(tmp_path / "c")
+    assert told is not None
+    assert (told.command, told.num_there, told.num_shards) == ("reshard", 1, 2)
+    with pytest.raises(FolderIndexError, match="Run the same `wdskit reshard` again"):
+        index_folder(tmp_path / "c", disk=HastyDisk())
 
 
 def test_parts_that_are_missing_are_told_until_finish(tmp_path):

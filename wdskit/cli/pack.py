@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from wdskit.cli.console import print_json, split_kinds
+from wdskit.cli.console import escape, print_json, split_kinds
 from wdskit.cli.packed import print_summary, to_json
 from wdskit.cli.progress import show_progress, told_when_stopped
 
@@ -239,6 +239,8 @@ def pack_command(
             progress=show,
         )
     tell(result)
+    if part is not None and not json:
+        print(f"That is part {escape(part)}. When all are through: wdskit pack finish {escape(dest)}")
 
 
 def _refuse_options(ctx: typer.Context) -> None:

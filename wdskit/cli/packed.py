@@ -49,12 +49,29 @@ def print_summary(result: PackResult) -> None:
             print(WAS_DONE)
         for err in result.rejected[:_SHOWN_REJECTS]:
             print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
+        if len(result.rejected) > _SHOWN_REJECTS:
+            print(f"rejected: {format_count(len(result.rejected) - _SHOWN_REJECTS)} more")
+        if _lacks_images(result):
+            print("Note: no image was packed. If a column holds images or their paths, name it: --image-column.")
+
+
+def _lacks_images(result: PackResult) -> bool:
+    """Of a table, whose image column may be called something else."""
+    from wdskit.codecs.images import is_image_field
+
+    names = {field for entry in result.entries for field in entry.fields}
+    return (
+        bool(names)
+        and result.source.endswith((": table of text", ": Parquet table"))
+        and not any(map(is_image_field, names))
+    )
 
 
 def to_json(result: PackResult) -> dict[str, object]:
     """The same for scripts: `--json`."""
     shards: Sequence[ShardEntry | PlannedShard] = result.entries or (result.plan.shards if result.plan else ())
     return {
+        "source": result.source,
         "folder": str(result.folder),
         "dry_run": not result.entries,
         "was_done": result.was_done,
@@ -85,10 +102,20 @@ def _facts_of(result: PackResult) -> Iterator[tuple[str, str]]:
     """What was written."""
     yield "shards", _names(result.entries)
     yield "samples", format_count(result.num_samples)
-    yield "fields", ", ".join(sorted({field for entry in result.entries for field in entry.fields}))
+    yield "fields", ", ".join(_fields_of(result))
     if result.classes:
         yield "classes", format_count(len(result.classes))
     yield "bytes", format_bytes(result.num_bytes)
+
+
+def _fields_of(result: PackResult) -> Iterator[str]:
+    """`cls, jpg (5 of 13), json`: how many samples have a field, where that is known and not all of them."""
+    fields = sorted({field for entry in result.entries for field in entry.fields})
+    plan, total = result.plan, result.num_samples
+    counts = plan.num_fields if plan and plan.num_samples == total and {*plan.num_fields} == {*fields} else {}
+    for field in fields:
+        count = counts.get(field, total)
+        yield field if count == total else f"{field} ({format_count(count)} of {format_count(total)})"
 
 
 def _facts_of_plan(result: PackResult) -> Iterator[tuple[str, str]]:

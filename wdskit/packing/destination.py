@@ -71,6 +71,9 @@ def check_place(folder: Path, source: object, options: Intent | None = None) -> 
     may_be = options and (options.append or options.overwrite or options.only is not None)
     if is_indexed and not may_be and _may_go_on(folder, options) is None:
         raise indexed_already(folder, may_add=options is None or options.may_add)
+    if options and options.append and not is_indexed:
+        msg = f"{folder}: append: it has no index, so there is nothing to add to. Pack it without --append."
+        raise PackError(f"{msg}\n  If others wrote shards there, run `wdskit index {folder}` first.")
     if options and options.only is not None and not is_indexed:
         raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
 
@@ -148,7 +151,7 @@ class Destination:
 
     def key_taken(self, row: Row) -> RowError:
         """The error of a row whose key the shards here have."""
-        remedy = "Keys must be unique. Of a manifest without images, name a column of them: --key-column."
+        remedy = "Keys must be unique. Rename it; or name a column of a table that has them: --key-column."
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
     def _all_keys(self, tell: Tell) -> Iterator[str]:

@@ -111,8 +111,9 @@ def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> Shard
     index = read_index(target.folder)
     name = work.names[0][only]
     if name not in index.by_name or only >= len(jobs):
-        msg = f"{target.folder}: only: there is no shard {name} in its index and in what is packed."
-        raise PackError(f"{msg}\n  The last that the source gives is {jobs.name(len(jobs) - 1)}.")
+        last = index.entries[-1].name if index.entries else "nothing"
+        msg = f"{target.folder}: only: no {name}: its index ends with {last}, what these options make of the source"
+        raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Give the options that it was packed with.")
     entry = index.by_name[name]
     count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
     job = dataclasses.replace(jobs[only], sha256=entry.sha256, also=index.also)

@@ -1,4 +1,4 @@
-"""A folder that `wdskit pack` has begun and not finished: what is there is a part, and must not pass for the whole.
+"""A folder that `pack` or `reshard` has not finished: what is there is a part, and must not pass for the whole.
 
 Until its index is there, a run keeps a record in the folder that it writes to (`packing.record`). An index of the
 shards that it has come to would stand in the way of the run that goes on.
@@ -17,6 +17,7 @@ from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.storage.urls import read_bytes
 
 RECORD_NAME = ".wdskit-pack.json"
+"""As `packing.record` calls it, which stands above this package."""
 MAX_RECORD_BYTES = 1 << 30  # 10**7 shards
 
 
@@ -52,7 +53,7 @@ class Unfinished:
     @property
     def remedy(self) -> str:
         """What to do."""
-        if self.num_parts > 1:
+        if self.num_parts:
             return f"Run the parts that are missing, then `wdskit {self.command} finish {self.folder}`."
         return f"Run the same `wdskit {self.command}` again; it goes on with what is there."
 
