@@ -11,7 +11,7 @@ from wdskit.dataset.classes import read_classes
 from wdskit.errors import FolderIndexError
 
 
-@pytest.mark.parametrize("numbers", itertools.product(range(-1, 3), repeat=2))
+@pytest.mark.parametrize("numbers", [*itertools.product(range(-1, 3), repeat=2)])
 def test_numbers_are_those_of_the_names_or_refused(tmp_path, numbers):
     (tmp_path / "classes.json").write_text(json.dumps(dict(zip(("dog", "cat"), numbers, strict=True))))
     if sorted(numbers) == [0, 1]:
