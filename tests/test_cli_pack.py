@@ -202,7 +202,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--pattern", "a.tar"], 1, "pattern: 'a.tar' must be a file name with one %0Nd"),
         (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
         (["photos", "out", "--keys", "random"], 1, "keys: 'random' is neither 'given' nor 'hashed'."),
-        (["photos", "out", "--append"], 1, "index.json"),
+        (["photos", "out", "--append"], 1, "append: it has no index"),
         (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a table of text or a Parq"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
         (["photos", "out", "more"], 2, "Got unexpected extra argument"),
