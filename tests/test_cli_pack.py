@@ -147,6 +147,13 @@ def test_a_table_of_which_no_image_was_packed_is_told(run, photos):
     assert note not in run("pack", "photos", "c")[1]
 
 
+def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
+    """It is no dry run."""
+    assert "shards   0\n" in re.sub(r" +\n", "\n", run("pack", "photos", "out", "--part", "1/2")[1])
+    told = json.loads(run("pack", "photos", "out", "--part", "1/2", "--json")[1])
+    assert (told["dry_run"], told["shards"], told["num_samples"]) == (False, [], 0)
+
+
 def test_a_part_says_what_comes_last(run, photos):
     out = run("pack", "photos", "out", "--part", "0/2", "--max-samples", "1")[1]
     assert out.splitlines()[-1] == "That is part 0/2. When all are through: wdskit pack finish out"
@@ -195,7 +202,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--pattern", "a.tar"], 1, "pattern: 'a.tar' must be a file name with one %0Nd"),
         (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
         (["photos", "out", "--keys", "random"], 1, "keys: 'random' is neither 'given' nor 'hashed'."),
-        (["photos", "out", "--append"], 1, "index.json"),
+        (["photos", "out", "--append"], 1, "append: it has no index"),
         (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a table of text or a Parq"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
         (["photos", "out", "more"], 2, "Got unexpected extra argument"),

@@ -63,6 +63,27 @@ def test_a_folder_of_tars_is_packed_again(tmp_path):
     assert samples_in(tmp_path / "third") == samples_in(tmp_path / "first")
 
 
+def test_class_names_beside_tars_come_along_where_they_are_those_of_all(tmp_path):
+    """Else a number would stand for another name, or for none."""
+    make_folder(tmp_path / "photos", {"cat": 1, "dog": 2})
+    pack(tmp_path / "photos", tmp_path / "a")
+    names = tmp_path / "a" / "classes.json"
+    assert pack(tmp_path / "a", tmp_path / "b").classes == {"cat": 0, "dog": 1}
+    assert (tmp_path / "b" / "classes.json").read_bytes() == names.read_bytes()
+    more = f"{tmp_path}/a::{tmp_path}/more"
+    (tmp_path / "more").mkdir()
+    write_shard(tmp_path / "more" / "m.tar", {"x": {"cls": b"1"}})
+    assert pack(more, tmp_path / "c", from_="tar").classes == {}
+    (tmp_path / "more" / "classes.json").write_text('["cat", "dog"]')
+    assert pack(more, tmp_path / "d", from_="tar").classes == {"cat": 0, "dog": 1}
+    for text in ('["dog", "cat"]', '{"cat": 0, "dog": 7}', '["cat", "cat"]'):
+        (tmp_path / "more" / "classes.json").write_text(text)
+        assert pack(tmp_path / "more", tmp_path / text[2:5] / str(len(text)), pattern="p-%d.tar").classes == (
+            {"dog": 0, "cat": 1} if text.startswith('["dog') else {}
+        )
+        assert pack(more, tmp_path / "e", from_="tar", pattern="p-%d.tar", overwrite=True).classes == {}
+
+
 def test_a_tar_of_a_folder_loses_its_leading_dot_and_counts_what_is_no_member_of_a_sample(tmp_path):
     make_folder(tmp_path / "photos", {"cat": 2}, suffix=".JPEG")
     (tmp_path / "photos" / "cat" / ".hidden").write_text("x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import tempfile
+import tracemalloc
 from pathlib import Path
 from typing import NamedTuple
 
@@ -125,6 +126,16 @@ def test_of_rows_that_are_too_large_the_first_is_told():
     with pytest.raises(RowTooLarge) as caught:
         divide(np.array([3, 9, 10], dtype=np.uint32), Limits(10, 512 * 10))
     assert (caught.value.place, caught.value.num_bytes) == (1, 512 * 11)
+
+
+def test_rows_are_divided_in_little_memory():
+    """Of ten million 80 MB."""
+    blocks = np.full(500_000, 3, np.uint32)
+    tracemalloc.start()
+    divide(blocks, Limits(10_000, 10**9))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < len(blocks) * 10
 
 
 # Balanced shards.

@@ -143,6 +143,14 @@ class Draft:
         return self._digest.hexdigest()
 
 
+def told_of(err: OSError) -> str:
+    """What went wrong with a disk, and what to do where that is known."""
+    problem = f"{err.strerror or err}."
+    if err.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return problem
+    return f"{problem}\n  Make room and run the same again: it goes on behind the last shard that is whole."
+
+
 def draft_path(path: Path) -> Path:
     """Where the bytes of `path` are collected before they have that name."""
     return path.with_name(f"{DRAFT_PREFIX}{path.name}{DRAFT_SUFFIX}")

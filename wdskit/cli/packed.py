@@ -26,19 +26,19 @@ def print_summary(result: PackResult) -> None:
     if result.source:
         table.add_row("source", escape(result.source))
     table.add_row("folder", escape(str(result.folder)))
-    facts = _facts_of(result) if result.entries else _facts_of_plan(result)
+    facts = _facts_of_plan(result) if result.dry_run else _facts_of(result)
     for name, value in itertools.chain(facts, _facts_of_splits(result)):
         table.add_row(name, escape(value))
     if result.rejected:
-        listed = ", listed in rejected.jsonl" if result.entries else ""
+        listed = "" if result.dry_run else ", listed in rejected.jsonl"
         table.add_row("rejected", f"{format_count(len(result.rejected))}{listed}")
     if result.duplicates:
-        listed = ", listed in duplicates.jsonl" if result.entries else ""
+        listed = "" if result.dry_run else ", listed in duplicates.jsonl"
         table.add_row("duplicates", f"{format_count(len(result.duplicates))}{listed}")
     if result.num_other:
         no_images = "file that is no image" if result.num_other == 1 else "files that are no images"
         table.add_row("not packed", f"{format_count(result.num_other)} {no_images}")
-    if result.entries:  # how long a plan took says nothing of the packing
+    if not result.dry_run:  # how long a plan took says nothing of the packing
         table.add_row("time", _time_of(result))
     console = make_console()
     with console.capture() as text:
@@ -69,11 +69,13 @@ def _lacks_images(result: PackResult) -> bool:
 
 def to_json(result: PackResult) -> dict[str, object]:
     """The same for scripts: `--json`."""
-    shards: Sequence[ShardEntry | PlannedShard] = result.entries or (result.plan.shards if result.plan else ())
+    shards: Sequence[ShardEntry | PlannedShard] = result.entries
+    if result.dry_run and result.plan is not None:
+        shards = result.plan.shards
     return {
         "source": result.source,
         "folder": str(result.folder),
-        "dry_run": not result.entries,
+        "dry_run": result.dry_run,
         "was_done": result.was_done,
         "num_samples": result.num_samples,
         "num_bytes": sum(shard.num_bytes for shard in shards),
@@ -151,7 +153,9 @@ def _facts_of_splits(result: PackResult) -> Iterator[tuple[str, str]]:
 
 
 def _names(shards: Sequence[ShardEntry | PlannedShard]) -> str:
-    """`2 (a-000000.tar to a-000001.tar)`."""
+    """`2 (a-000000.tar to a-000001.tar)`; of a part that has none `0`."""
+    if not shards:
+        return "0"
     first, last = shards[0].name, shards[-1].name
     return f"{format_count(len(shards))} ({first if first == last else f'{first} to {last}'})"
 

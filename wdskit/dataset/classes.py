@@ -26,7 +26,10 @@ def read_classes(folder: Path) -> tuple[str, ...] | None:
     except (ValueError, RecursionError) as err:
         raise FolderIndexError(f"{path}: it is no JSON: {err}.", folder=str(folder)) from err
     if isinstance(names, dict) and all(type(number) is int for number in names.values()):
-        names = sorted(names, key=names.__getitem__)
+        numbers, names = sorted(names.values()), sorted(names, key=names.__getitem__)
+        if numbers != [*range(len(names))]:
+            msg = f"{path}: the numbers of its {len(names)} classes are not 0 to {len(names) - 1}, each once."
+            raise FolderIndexError(f"{msg} Mend it, or remove it.", folder=str(folder))
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise FolderIndexError(
             f"{path}: it is no list of class names in the order of their numbers.", folder=str(folder)

@@ -48,6 +48,7 @@ class PackResult:
         seconds: How long it took.
         plan: What was planned; None for rows that can be read once only.
         duplicates: Rows whose images an earlier one has, in order, where that was asked for.
+        dry_run: Nothing was written.
         was_done: All was packed and indexed already, by a run of the same that was killed just before its end.
         source: What was packed, and what kind of source that was found to be: `photos: image folder`. Empty for rows
             from Python.
@@ -63,6 +64,7 @@ class PackResult:
     seconds: float
     plan: PackPlan | None = None
     duplicates: tuple[Duplicate, ...] = ()
+    dry_run: bool = False
     was_done: bool = False
     source: str = ""
 
@@ -248,17 +250,18 @@ def pack(
         target, jobs = plan_jobs(work, place, spool)
         plan = jobs.plan()
         freeze()
-        entries = () if dry_run else pack_planned(work, place, target, jobs)
+        entries = None if dry_run else pack_planned(work, place, target, jobs)
     return _result(target, found, entries, plan, start)
 
 
 def _result(
-    target: Destination, found: Source, entries: Sequence[ShardEntry], plan: PackPlan | None, start: float
+    target: Destination, found: Source, entries: Sequence[ShardEntry] | None, plan: PackPlan | None, start: float
 ) -> PackResult:
-    written = entries or (plan.shards if plan else ())
+    """What was written; where `entries` is None, what would be."""
+    written = (plan.shards if plan else ()) if entries is None else entries
     return PackResult(
         folder=target.folder,
-        entries=tuple(entries),
+        entries=tuple(entries or ()),
         num_samples=sum(shard.num_samples for shard in written),
         num_bytes=sum(shard.num_bytes for shard in written),
         classes=found.classes,
@@ -267,6 +270,7 @@ def _result(
         seconds=time.perf_counter() - start,
         plan=plan,
         duplicates=tuple(found.duplicates),
+        dry_run=entries is None,
         was_done=target.finished is not None,
         source=f"{found.name}: {found.kind}" if found.kind else "",
     )

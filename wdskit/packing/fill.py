@@ -13,7 +13,7 @@ from wdskit.codecs.images import is_image_field
 from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Buffer, Disk, Draft, publish
+from wdskit.files import DISK, Buffer, Disk, Draft, publish, told_of
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
 from wdskit.packing.parquet_ahead import read_ahead
@@ -87,7 +87,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
             before = NOTHING_ELSE if job.sha256 is None else job.also
             publish_beside_shard(job.path, entry, record, also=job.also, before=before, disk=disk)
     except OSError as err:
-        raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
+        raise PackError(f"{job.path}: cannot be written: {told_of(err)}") from err
     return entry
 
 

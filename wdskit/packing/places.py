@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdskit.errors import PackError
-from wdskit.files import Disk, make_folders, remove_drafts
+from wdskit.files import Disk, make_folders, remove_drafts, told_of
 from wdskit.packing.destination import Destination, look_at_destination
 from wdskit.packing.options import PackOptions
 from wdskit.packing.plan import Names
@@ -115,7 +115,7 @@ def told_as_pack_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise PackError(f"{folder}: cannot be written: {err.strerror or err}.") from err
+        raise PackError(f"{folder}: cannot be written: {told_of(err)}") from err
 
 
 def folder_of(dest: str) -> Path:

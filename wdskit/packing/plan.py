@@ -121,7 +121,8 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
     if len(too_large):
         place = int(too_large[0])
         raise RowTooLarge(place, int(blocks[place]) * BLOCK_BYTES + END_BYTES)
-    ends = np.cumsum(blocks, dtype=np.int64)
+    ends = blocks.astype(np.int64)
+    np.cumsum(ends, out=ends)  # in place: `dtype=` would take as much again
     return _balanced(ends, limits) if limits.are_balanced else list(_in_turn(ends, limits, room))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.dataset.classes import CLASSES_NAME, read_classes
-from wdskit.dataset.patterns import ShardList, expand_patterns, list_shards
+from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.errors import PackError, StorageError, WdskitError
 from wdskit.packing.reshard_batch import Gone
 from wdskit.packing.reshard_choice import Choice
@@ -18,8 +18,8 @@ from wdskit.packing.reshard_scan import ScanJob, Scanned, scan_source
 from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.spool import blocks_of
 from wdskit.shards.parallel import map_shards
-from wdskit.shards.unfinished import find_unfinished
-from wdskit.storage.urls import is_local, local_path
+from wdskit.shards.unfinished import refuse_part
+from wdskit.storage.urls import is_local
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,15 @@ def list_sources(source: str | Sequence[str]) -> ShardList:
     """The shards that are read.
 
     Raises:
-        PackError: One is remote; or they are what a run has come to that is not finished, unless each is named.
+        PackError: One is remote.
+        FolderIndexError: They are what a run has come to that is not finished, unless each is named.
         StorageError, FolderIndexError: As `list_shards`.
     """
     found = list_shards(source)
     remote = next((url for url in found.urls if not is_local(url)), None)
     if remote is not None:
         raise PackError(f"{remote}: samples are read one by one, which takes a local shard. Copy the shards here.")
-    items = [source] if isinstance(source, str) else source
-    named = {path for item in items for path in expand_patterns(item)}
-    parts = (url for url, entry in zip(found.urls, found.entries, strict=True) if entry is None and url not in named)
-    for parent in dict.fromkeys(map(os.path.dirname, parts)):
-        begun = find_unfinished(Path(local_path(parent) or "."))
-        if begun is not None:
-            raise PackError(f"{parent}: {begun.problem}.\n  {begun.remedy} Or name these shards one by one.")
+    refuse_part(source, found)
     return found
 
 

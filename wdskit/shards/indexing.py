@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import stat
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -181,17 +182,17 @@ def _scan_all(
     faults: list[WdskitError] = []
     num_bytes, num_bytes_done = sum(sizes.values()), 0
     alone = workers == 1 or len(jobs) < 2
-    results = map_shards(_scan if alone else _scan_in_worker, jobs, workers=workers)
-    for result, size in zip(results, sizes.values(), strict=True):
-        if isinstance(result, _WriteError):
-            raise result
-        if isinstance(result, WdskitError):
-            faults.append(result)
-        else:
-            scans.append(result)
-        num_bytes_done += size
-        if progress:
-            progress(num_bytes_done, num_bytes)
+    with contextlib.closing(map_shards(_scan if alone else _scan_in_worker, jobs, workers=workers)) as results:
+        for result, size in zip(results, sizes.values(), strict=True):
+            if isinstance(result, _WriteError):
+                raise result
+            if isinstance(result, WdskitError):
+                faults.append(result)
+            else:
+                scans.append(result)
+            num_bytes_done += size
+            if progress:
+                progress(num_bytes_done, num_bytes)
     if faults:
         raise _listed(folder, faults, len(sizes)) from faults[0]
     return scans

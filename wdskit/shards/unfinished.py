@@ -7,14 +7,16 @@ shards that it has come to would stand in the way of the run that goes on.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wdskit.dataset.index import INDEX_NAME, read_index
+from wdskit.dataset.patterns import ShardList, expand_patterns
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
-from wdskit.storage.urls import read_bytes
+from wdskit.storage.urls import local_path, read_bytes
 
 RECORD_NAME = ".wdskit-pack.json"
 """As `packing.record` calls it, which stands above this package."""
@@ -123,3 +125,22 @@ def refuse_unfinished(folder: Path) -> None:
         return
     msg = f"{folder}: {found.problem}.\n  {found.remedy} To keep these shards as they are, remove {RECORD_NAME} first."
     raise FolderIndexError(msg, folder=str(folder))
+
+
+def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
+    """Refuse to read a part as if it were the whole; shards that are named one by one are taken.
+
+    Args:
+        source: What the user wrote.
+        found: Its shards, all of them local.
+
+    Raises:
+        FolderIndexError: They are what a run has come to that is not finished.
+    """
+    named = {path for item in ([source] if isinstance(source, str) else source) for path in expand_patterns(item)}
+    parts = (url for url, entry in zip(found.urls, found.entries, strict=True) if entry is None and url not in named)
+    for parent in dict.fromkeys(map(os.path.dirname, parts)):
+        begun = find_unfinished(Path(local_path(parent) or "."))
+        if begun is not None:
+            msg = f"{parent}: {begun.problem}.\n  {begun.remedy} Or name these shards one by one."
+            raise FolderIndexError(msg, folder=parent)
