@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from wdskit.dataset.classes import CLASSES_NAME, read_classes
+from wdskit.dataset.classes import read_classes
 from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.patterns import list_shards
 from wdskit.errors import PackError, RowError
@@ -66,10 +65,12 @@ class Tars:
 
 
 def _classes_of(folders: Collection[Path]) -> dict[str, int]:
-    """The classes that the labels of all these folders stand for; none where one has no names, or others."""
+    """The classes that the labels of all these folders stand for; none where one has no names, or others.
+
+    Raises:
+        FolderIndexError: As `read_classes`.
+    """
     first, *others = {read_classes(folder) for folder in folders}
     if others or first is None or len({*first}) < len(first):
         return {}
-    classes = {name: number for number, name in enumerate(first)}
-    documents = (json.loads((folder / CLASSES_NAME).read_bytes()) for folder in folders)
-    return classes if all(one in (classes, [*first]) for one in documents) else {}  # else numbers are left out
+    return {name: number for number, name in enumerate(first)}
