@@ -13,7 +13,6 @@ from shards import bytes_in
 from wdskit import FolderIndexError, finish_pack, info, pack, reshard, verify
 from wdskit.cli import app
 from wdskit.dataset.index import INDEX_NAME
-from wdskit.packing import record
 from wdskit.shards.indexing import index_folder
 from wdskit.shards.unfinished import RECORD_NAME, find_unfinished
 
@@ -48,10 +47,6 @@ def stop(folder: Path, given: Any, at: int, **options: Any) -> bool:
 
 def is_told(folder: Path) -> bool:
     return [one.kind for one in verify(folder, workers=1).findings if one.kind == "unfinished"] == ["unfinished"]
-
-
-def test_the_record_is_that_of_pack():
-    assert RECORD_NAME == record.RECORD_NAME
 
 
 @pytest.mark.parametrize("kind", ["planned", "stream", "append"])

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from wdskit.cli.console import escape, format_bytes, ignored_note, plural, print_json, show_bytes, split_kinds
+from wdskit.cli.shared_options import SplitNameOption
 
 
 def index_command(
@@ -22,10 +23,7 @@ def index_command(
             show_default=False,
         ),
     ] = None,
-    split_name: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
-    ] = "",
+    split_name: SplitNameOption = "",
     workers: Annotated[
         int | None,
         typer.Option(

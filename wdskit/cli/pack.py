@@ -9,6 +9,7 @@ import typer
 from wdskit.cli.console import escape, print_json, split_kinds
 from wdskit.cli.packed import print_summary, to_json
 from wdskit.cli.progress import show_progress, told_when_stopped
+from wdskit.cli.shared_options import AlsoOption, SplitNameOption
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -108,16 +109,8 @@ def pack_command(
         str | None,
         typer.Option(metavar="NAME", help="Table's column with the key. Default: key, else the image's path."),
     ] = None,
-    also: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KINDS", help="Files for other readers too: wids,open_clip,timm,energon,dali,webshart,parquet."
-        ),
-    ] = None,
-    split_name: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
-    ] = "",
+    also: AlsoOption = None,
+    split_name: SplitNameOption = "",
     validate: Annotated[
         str | None,
         typer.Option(metavar="LEVEL", help="Check images: none, magic, structure, decode. Default: see above."),

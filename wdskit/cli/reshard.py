@@ -11,6 +11,7 @@ from wdskit.cli.console import escape, format_bytes, format_count, make_console,
 from wdskit.cli.pack import parse_size
 from wdskit.cli.packed import WAS_DONE
 from wdskit.cli.progress import show_progress, told_when_stopped
+from wdskit.cli.shared_options import AlsoOption, SplitNameOption
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
@@ -83,16 +84,8 @@ def reshard_command(
     restart: Annotated[
         bool, typer.Option("--restart", help="Remove what a run has written that was stopped, and begin anew.")
     ] = False,
-    also: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KINDS", help="Files for other readers too: wids,open_clip,timm,energon,dali,webshart,parquet."
-        ),
-    ] = None,
-    split_name: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names."),
-    ] = "",
+    also: AlsoOption = None,
+    split_name: SplitNameOption = "",
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that read and write.")] = 1,
     pattern: Annotated[
         str | None,

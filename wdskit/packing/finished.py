@@ -12,7 +12,6 @@ from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
 from wdskit.errors import PackError
 from wdskit.files import Disk
 from wdskit.packing.record import (
-    RECORD_NAME,
     RunRecord,
     differences,
     is_there,
@@ -21,6 +20,7 @@ from wdskit.packing.record import (
     shards_of,
     shown,
 )
+from wdskit.shards.unfinished import RECORD_NAME
 from wdskit.storage.urls import LocalFile
 
 LOCKS = ".wdskit-pack*.lock"

@@ -24,10 +24,10 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import DRAFT_PREFIX, DRAFT_SUFFIX, Buffer, Disk
 from wdskit.packing.fill import ShardJob, fill_shard
-from wdskit.packing.record import RECORD_NAME
 from wdskit.packing.recorded import RecordedRows
 from wdskit.packing.rows import row_error
 from wdskit.shards.locking import held_meanwhile
+from wdskit.shards.unfinished import RECORD_NAME
 
 _MOST_TRIES = 4
 _LEAST_AHEAD = 64  # shards that wait at least, so that a cluster that grows with its work has some to grow for

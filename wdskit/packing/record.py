@@ -21,8 +21,8 @@ from wdskit.dataset.offsets import offsets_path
 from wdskit.errors import PackError
 from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
+from wdskit.shards.unfinished import RECORD_NAME
 
-RECORD_NAME = ".wdskit-pack.json"
 RECORD_VERSION = 1
 _LOG = ".wdskit-pack{}.log"
 _SHOWN = 5

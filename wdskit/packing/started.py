@@ -17,7 +17,6 @@ from wdskit.files import Disk, append_lines, publish_bytes, remove_drafts
 from wdskit.packing.destination import DUPLICATES_NAME, REJECTED_NAME
 from wdskit.packing.finished import end, forget
 from wdskit.packing.record import (
-    RECORD_NAME,
     RunRecord,
     changed,
     differences,
@@ -28,6 +27,7 @@ from wdskit.packing.record import (
     shards_of,
 )
 from wdskit.shards.also import folder_names, shard_names
+from wdskit.shards.unfinished import RECORD_NAME
 
 _LISTS = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
 

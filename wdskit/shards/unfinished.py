@@ -19,7 +19,7 @@ from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.storage.urls import local_path, read_bytes
 
 RECORD_NAME = ".wdskit-pack.json"
-"""As `packing.record` calls it, which stands above this package."""
+"""What a run knows of itself, while it is at work or was stopped."""
 MAX_RECORD_BYTES = 1 << 30  # 10**7 shards
 
 
