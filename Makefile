@@ -9,13 +9,14 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint pytest faults peers bench bench-peers clean
+.PHONY: help setup demo test lint pytest sizes faults peers bench bench-peers clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under two minutes after installation"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of it that reads the source only"
 	@echo "make pytest  the other part"
+	@echo "make sizes   every writer and reader at real sizes on busy cores, each payload compared, in full"
 	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
 	@echo "make peers   what other programs read and write, in full"
 	@echo "make bench   speed of the tar reader beside webdataset's, of verify beside sha256sum, of packing beside tar, cost of images and order"
@@ -48,6 +49,10 @@ test: $(STAMP)
 # Files come in the order that tests/conftest.py gives them, the longest first.
 pytest: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+# Shards of 60 MB and 100,000 samples beside two processes that keep the cores busy; `make test` takes a part.
+sizes: $(STAMP)
+	OMP_NUM_THREADS=1 WDSKIT_ALL_SIZES=1 $(BIN)/python -m pytest tests/sizes
 
 # `make test` takes a fair part of these sweeps.
 faults: $(STAMP)

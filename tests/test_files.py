@@ -524,6 +524,42 @@ def test_large_pieces_are_written_in_their_order_by_one_thread_and_digested(tmp_
     assert not any(thread.name.startswith("wdskit-write") for thread in threading.enumerate())
 
 
+class HeldDisk(Disk):
+    """Its writes wait until they are let go, as those of a slow disk do."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def write(self, fd, data):
+        self.go.wait()
+        return super().write(fd, data)
+
+
+@pytest.mark.parametrize("kind", [bytearray, lambda data: memoryview(bytearray(data)).toreadonly()])
+def test_what_can_change_is_written_before_write_returns(tmp_path: Path, kind) -> None:
+    with publish(tmp_path / "large") as draft:
+        for part in LARGE:
+            data = kind(part)
+            draft.write(data)
+            (data if isinstance(data, bytearray) else data.obj)[:] = bytes(len(part))
+    assert (tmp_path / "large").read_bytes() == b"".join(LARGE)
+    assert draft.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
+
+
+def test_a_buffer_that_was_handed_over_comes_back_only_when_its_bytes_are_written(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    path = tmp_path / "large"
+    first, second = bytearray(LARGE[3]), bytearray(LARGE[0])
+    with publish(path, disk=disk) as draft:
+        assert draft.hand_over(first, len(first)) is None
+        threading.Timer(0.05, disk.go.set).start()
+        assert draft.hand_over(second, len(second) - 1) is first
+        assert draft_path(path).stat().st_size >= len(LARGE[3])
+        first[:] = bytes(len(first))
+        assert draft.hand_over(first, 3) is second
+    assert path.read_bytes() == LARGE[3] + LARGE[0][:-1] + bytes(3)
+
+
 def test_the_device_is_given_each_large_piece_at_once(tmp_path: Path) -> None:
     """Whatever it says: only the flush at the end counts."""
     begun: list[bytes] = []

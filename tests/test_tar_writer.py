@@ -80,23 +80,37 @@ def test_bytes_do_not_depend_on_how_they_are_joined(join, monkeypatch):
 
 
 @given(st.lists(st.integers(0, 5000), max_size=30), st.integers(512, 6000))
-def test_what_is_written_may_be_read_until_the_next_write_and_no_longer(sizes, join):
-    """A thread writes it meanwhile. Each piece is read when the next one comes: the same bytes."""
+def test_a_buffer_that_was_handed_over_is_left_alone_until_it_comes_back(sizes, join):
+    """A thread writes it meanwhile. Each is read only when the next one comes: the same bytes."""
     members = [(f"m{number}.bin", bytes([number + 1]) * size) for number, size in enumerate(sizes)]
     pieces: list[bytes] = []
-    held: list[object] = []
+    held: list[tuple[bytearray, int]] = []
+
+    def finish_piece():
+        if not held:
+            return None
+        buffer, num_bytes = held.pop()
+        pieces.append(bytes(buffer[:num_bytes]))
+        return buffer
+
+    def hand_over(buffer, num_bytes):
+        free = finish_piece()
+        held.append((buffer, num_bytes))
+        return free
 
     def write(data):
-        pieces.extend(map(bytes, held))
-        held[:] = [data]
+        free = finish_piece()
+        pieces.append(bytes(data))
+        assert free is None or free is not writer._buffer
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "_JOIN_BYTES", join)
-        writer = TarWriter(write)
+        writer = TarWriter(write, hand_over=hand_over)
         for name, data in members:
             writer.add(name, data)
         writer.finish()
-    assert b"".join([*pieces, *map(bytes, held)]) == shard_of(members)
+    finish_piece()
+    assert b"".join(pieces) == shard_of(members)
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview], ids=lambda kind: kind.__name__)
@@ -111,7 +125,7 @@ def test_data_that_are_written_into_the_room_for_them_give_the_same_bytes(member
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer_module, "_JOIN_BYTES", join)
         writer = TarWriter(lambda data: pieces.append(bytes(data)))
-        writer._buffer[:] = writer._other[:] = b"\xff" * join
+        writer._buffer[:] = b"\xff" * join
         for number, (size, wants_room) in enumerate(members):
             name, data, offset = f"m{number}.bin", bytes([number + 1]) * size, writer.offset
             room = writer.room(name, size) if wants_room else None

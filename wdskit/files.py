@@ -86,8 +86,9 @@ DISK = Disk()
 class Draft:
     """A file on its way to a final name. Made by `publish`.
 
-    Large pieces are digested and written in a thread, beside whatever comes next; only one is on its way at a time, so
-    the disk's operations keep their order. An error is raised by the next call.
+    Large pieces are digested and written in a thread while the caller goes on; only one is on its way at a time, so the
+    disk's operations keep their order. The thread reads only what nobody can change: `bytes`, or a buffer that was
+    handed over. An error is raised by the next call.
     """
 
     def __init__(self, fd: int, disk: Disk) -> None:
@@ -96,19 +97,36 @@ class Draft:
         self._digest = hashlib.sha256()
         self._thread: ThreadPoolExecutor | None = None
         self._running: Future[None] | None = None
+        self._handed_over: bytearray | None = None
         self.num_bytes = 0
 
     def write(self, data: Buffer) -> None:
-        """Append all of `data`, in as many writes as the disk wants. It must not change before the next call."""
+        """Append all of `data`, in as many writes as the disk wants. What can change is written when this returns."""
         self.wait()
         view = memoryview(data).cast("B")
+        self._append(view, beside=isinstance(data, bytes))
+
+    def hand_over(self, buffer: bytearray, num_bytes: int) -> bytearray | None:
+        """Append the first `num_bytes` of `buffer`. The buffer belongs to the draft from now on.
+
+        Returns:
+            The buffer of the call before, which nothing reads any more and which is the caller's again; None when this
+            is the first call.
+        """
+        self.wait()
+        free, self._handed_over = self._handed_over, buffer
+        self._append(memoryview(buffer)[:num_bytes], beside=True)
+        return free
+
+    def _append(self, view: memoryview, *, beside: bool) -> None:
+        start = self.num_bytes
         self.num_bytes += len(view)
-        if len(view) < THREAD_BYTES:
+        if not beside or len(view) < THREAD_BYTES:
             self._write(view)
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="wdskit-write")
-        self._running = self._thread.submit(self._write_large, view, self.num_bytes - len(view))
+        self._running = self._thread.submit(self._write_large, view, start)
 
     def _write_large(self, view: memoryview, start: int) -> None:
         """As `_write`. The device begins at once, and the flush at the end has less to do: a sixth of packing 100 KB

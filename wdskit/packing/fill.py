@@ -106,7 +106,7 @@ def _fill(
     """Write the bytes of a shard to a draft, or only into a digest."""
     fields: set[str] = set()
     offsets = [0]
-    writer = TarWriter(sink.write if isinstance(sink, Draft) else sink.update)
+    writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, Draft) else TarWriter(sink.update)
     passes = job.threads == 1 and not job.treatment.changes_bytes
     for names in (_pass_rows if passes else _treat_rows)(job, writer, record):
         offsets.append(writer.offset)

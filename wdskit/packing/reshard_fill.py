@@ -74,14 +74,17 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
     try:
         check_free(job.path, job.num_bytes)
         with publish(job.path, disk=disk) as draft:
-            for first, stop in _batches(job.samples):
-                data, names = filling.fill(first, stop)
-                fields |= names
+            memory = bytearray(BATCH_BYTES)
+            for first, stop, num_bytes in _batches(job.samples):
+                if num_bytes > len(memory):
+                    memory = bytearray(num_bytes)
+                data = np.frombuffer(memory, dtype=np.uint8, count=num_bytes)
+                fields |= filling.fill(data, first, stop)
                 if record:
                     _note(record, data, str(job.path), draft.num_bytes)
-                draft.write(data.data)
+                memory = draft.hand_over(memory, num_bytes) or bytearray(BATCH_BYTES)
                 if on_sample:
-                    on_sample(stop - first, len(data))
+                    on_sample(stop - first, num_bytes)
             draft.write(bytes(END_BYTES))
             if draft.num_bytes != job.num_bytes:
                 raise PackError(f"{job.path}: it has {draft.num_bytes} bytes, {job.num_bytes} were planned.")
@@ -116,13 +119,13 @@ def digest_of(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def _batches(samples: Samples) -> Iterator[tuple[int, int]]:
-    """First sample and the one behind the last: some megabytes at a time, one sample at least."""
+def _batches(samples: Samples) -> Iterator[tuple[int, int, int]]:
+    """First sample, the one behind the last, and their bytes: some megabytes at a time, one sample at least."""
     ends = np.cumsum(samples.size, dtype=np.int64) * BLOCK_BYTES
     first = done = 0
     while first < len(ends):
         stop = max(first + 1, int(np.searchsorted(ends, done + BATCH_BYTES, side="right")))
-        yield first, stop
+        yield first, stop, int(ends[stop - 1]) - done
         first, done = stop, int(ends[stop - 1])
 
 
@@ -132,11 +135,11 @@ class _Filling:
     def __init__(self, job: ReshardJob) -> None:
         self._samples = job.samples
         self._changes = job.changes
-        self._memory: Bytes = np.empty(BATCH_BYTES, dtype=np.uint8)
         self.sources = Sources(job.samples.sources)
 
-    def fill(self, first: int, stop: int) -> tuple[Bytes, set[str]]:
-        """The bytes of these samples, valid until the next call, and the names of their fields.
+    def fill(self, data: Bytes, first: int, stop: int) -> set[str]:
+        """Put samples `first` to `stop` into `data`, which has as many bytes as they, and return the names of their
+        fields.
 
         Raises:
             ShardError, StorageError: As `fill_shard`.
@@ -144,9 +147,6 @@ class _Filling:
         rows = slice(first, stop)
         ends = np.cumsum(self._samples.size[rows], dtype=np.int64) * BLOCK_BYTES
         places = ends - self._samples.size[rows].astype(np.int64) * BLOCK_BYTES
-        if ends[-1] > len(self._memory):
-            self._memory = np.empty(int(ends[-1]), dtype=np.uint8)
-        data = self._memory[: int(ends[-1])]
         copied = self._samples.copied[rows]
         self._copy(data, places, first + np.flatnonzero(copied), first)
         fields: set[str] = set()
@@ -154,7 +154,7 @@ class _Filling:
         look = look_at(places, ends, blocks_in(data))
         self._check(first, copied, look, keys)
         _clear_padding(data, look)
-        return data, fields | {look.members.names[field] for field in np.unique(look.members.fields).tolist()}
+        return fields | {look.members.names[field] for field in np.unique(look.members.fields).tolist()}
 
     def _others(self, rows: slice) -> list[int]:
         """Samples that are not copied, as their sources have them."""

@@ -14,8 +14,8 @@ END_BYTES = 2 * BLOCK_BYTES
 """The end marker: two zero blocks."""
 
 _JOIN_BYTES = 1 << 20
-"""Members are collected in two pieces of memory of this size, which are used again: fresh memory for each megabyte
-takes four times as long as what is done with it (0.5 against 0.12 s for 200 MB)."""
+"""Members are collected in buffers of this size, which are used again: fresh memory for each megabyte takes four times
+as long as what is done with it (0.5 against 0.12 s for 200 MB)."""
 
 _ZEROS = bytes(BLOCK_BYTES)
 
@@ -29,16 +29,23 @@ class TarWriter:
     """Writes ustar members with mode 0644, no owner, no time, names of at most 100 bytes.
 
     Args:
-        write: Takes all the bytes it is given, in order. It may work on them until it is called again, and no longer:
-            then their memory is used for others.
+        write: Takes all the bytes it is given, in order, and is done with them when it returns.
+        hand_over: Takes a buffer and the number of bytes to write from it, keeps it, and returns one that is free,
+            None where there is none yet: `Draft.hand_over`, which writes while the next buffer is filled. Without it
+            one buffer is filled and written in turn.
 
     `offset` is the byte at which the next member starts.
     """
 
-    def __init__(self, write: Callable[[Buffer], object]) -> None:
+    def __init__(
+        self,
+        write: Callable[[Buffer], object],
+        *,
+        hand_over: Callable[[bytearray, int], bytearray | None] | None = None,
+    ) -> None:
         self._write = write
+        self._hand_over = hand_over
         self._buffer = bytearray(_JOIN_BYTES)
-        self._other = bytearray(_JOIN_BYTES)  # what may still be written
         self._used = 0
         self.offset = 0
 
@@ -108,11 +115,13 @@ class TarWriter:
             self._write(_ZEROS[: end - stop])
 
     def _flush(self) -> None:
-        part = memoryview(self._buffer)[: self._used]
-        self._buffer, self._other = self._other, self._buffer
+        if not self._used:
+            return
+        if self._hand_over is None:
+            self._write(memoryview(self._buffer)[: self._used])
+        else:
+            self._buffer = self._hand_over(self._buffer, self._used) or bytearray(_JOIN_BYTES)
         self._used = 0
-        if part:
-            self._write(part)
 
 
 def _header(name: str, size: int) -> bytes:

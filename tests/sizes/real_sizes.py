@@ -1,0 +1,168 @@
+"""Samples of real sizes, and checks of shards by code that shares nothing with what wrote them: tarfile and hashlib."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import random
+import struct
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+
+Fields = Mapping[str, bytes]
+Samples = dict[str, Fields]
+"""Fields by key, in order."""
+
+ALL = bool(os.environ.get("WDSKIT_ALL_SIZES"))  # set by `make sizes`
+NUM_LARGE = 600
+NUM_SMALL = 100_000 if ALL else 20_000
+SHARD_BYTES = 64_000_000
+
+
+@cache
+def _smallest_jpeg() -> bytes:
+    return simplejpeg.encode_jpeg(np.zeros((8, 8, 3), dtype=np.uint8), quality=50)
+
+
+def make_jpeg(num_bytes: int, chance: random.Random) -> bytes:
+    """A whole JPEG of exactly so many bytes (1,000 or more): random ones stand in its comments."""
+    base = _smallest_jpeg()
+    parts = [base[:2]]
+    left = num_bytes - len(base)
+    while left:
+        size = min(left, 60_000)
+        size = left - 100 if 0 < left - size < 100 else size  # a comment needs its four bytes
+        parts += [b"\xff\xfe", struct.pack(">H", size - 2), chance.randbytes(size - 4)]
+        left -= size
+    return b"".join([*parts, base[2:]])
+
+
+def make_samples(count: int, low: int, high: int, *, seed: int = 0) -> Samples:
+    """So many samples with an image of `low` to `high` bytes, a class and, each third, JSON."""
+    chance = random.Random(seed)
+    samples: Samples = {}
+    for number in range(count):
+        fields = {"cls": b"%d" % (number % 7), "jpg": make_jpeg(chance.randint(low, high), chance)}
+        if number % 3 == 0:
+            fields["json"] = b'{"number":%d}' % number
+        samples[f"s{seed}n{number:06d}"] = fields
+    return samples
+
+
+@cache
+def large() -> Samples:
+    """600 samples, 64 MB."""
+    samples = make_samples(NUM_LARGE, 78_000, 135_000)
+    assert sum(len(fields["jpg"]) for fields in samples.values()) > 60_000_000
+    return samples
+
+
+@cache
+def small() -> Samples:
+    """Samples of 1 to 4 KB, 100,000 of them in `make sizes`."""
+    return make_samples(NUM_SMALL, 1_000, 4_000)
+
+
+def rows(samples: Samples) -> Iterator[dict[str, object]]:
+    """The samples as `pack` takes them."""
+    for key, fields in samples.items():
+        yield {"__key__": key, **fields}
+
+
+def write_files(folder: Path, samples: Samples) -> Path:
+    """One file a field: no class, which `pack` would take from folders."""
+    folder.mkdir()
+    for key, fields in samples.items():
+        for name in ("jpg", "json"):
+            if name in fields:
+                (folder / f"{key}.{name}").write_bytes(fields[name])
+    return folder
+
+
+def write_tars(folder: Path, samples: Samples, *, each: int) -> Path:
+    """Shards by tarfile, of so many samples each."""
+    folder.mkdir()
+    items = [*samples.items()]
+    for number, first in enumerate(range(0, len(items), each)):
+        with tarfile.open(folder / f"t-{number:03d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
+            for key, fields in items[first : first + each]:
+                for name, data in fields.items():
+                    member = tarfile.TarInfo(f"{key}.{name}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return folder
+
+
+def read_shard(path: Path) -> tuple[Samples, list[int]]:
+    """The samples of a shard, and where each starts and the last one ends."""
+    samples: dict[str, dict[str, bytes]] = {}
+    starts: list[int] = []
+    end = 0
+    with tarfile.open(path, "r:") as tar:
+        for member in tar:
+            folder, slash, base = member.name.rpartition("/")
+            key, _, name = base.partition(".")
+            key = folder + slash + key
+            if key not in samples:
+                starts.append(member.offset)
+                samples[key] = {}
+            file = tar.extractfile(member)
+            assert file is not None
+            assert next(reversed(samples)) == key
+            assert name not in samples[key]
+            samples[key][name] = file.read()
+            end = member.offset_data + -(-member.size // 512) * 512
+            tar.members = []  # it keeps all of them otherwise
+    return samples, [*starts, end]
+
+
+def read_folder(folder: Path) -> Iterator[tuple[str, Fields]]:
+    """Every sample of an indexed folder in order, after what the index says of each shard was compared with it."""
+    index = json.loads((folder / "index.json").read_bytes())
+    assert sorted(entry["url"] for entry in index["shardlist"]) == sorted(path.name for path in folder.glob("*.tar"))
+    for entry in index["shardlist"]:
+        path = folder / entry["url"]
+        samples, offsets = read_shard(path)
+        idx = path.with_name(f"{path.name}.idx").read_bytes()
+        data = path.read_bytes()
+        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+        assert len(data) == entry["filesize"]
+        assert data[offsets[-1] :] == bytes(1024)
+        assert len(samples) == entry["nsamples"]
+        assert sorted(set().union(*samples.values())) == entry["fields"]
+        assert idx == struct.pack(f"<{len(offsets)}Q", *offsets)
+        assert hashlib.sha256(idx).hexdigest() == entry["idx_sha256"]
+        yield from samples.items()
+
+
+def check_folder(folder: Path, expected: Samples, *, in_order: bool = True) -> None:
+    """Compare every payload, key and digest of a packed folder, and the order where it is known."""
+    left = dict(expected)
+    keys = iter(expected)
+    for key, fields in read_folder(folder):
+        assert key in left, f"{key} is not expected, or comes twice"
+        if in_order:
+            assert key == next(keys)
+        wanted = left.pop(key)
+        assert fields.keys() == wanted.keys()
+        for name, data in fields.items():
+            assert data == wanted[name], f"{key}.{name}: other bytes"
+    assert not left, f"{len(left)} samples are missing, {next(iter(left))} among them"
+
+
+def pick(samples: Samples, numbers: Iterable[int]) -> Samples:
+    """Some of them."""
+    items = [*samples.items()]
+    return dict(items[number] for number in numbers)
+
+
+def without_json(samples: Samples) -> Samples:
+    """The same fields in each."""
+    return {key: {name: data for name, data in fields.items() if name != "json"} for key, fields in samples.items()}

@@ -1,0 +1,284 @@
+"""Every writer at the sizes at which it is used: each payload, key, digest and offset is what went in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from disks import HastyDisk
+from rays import FakeRay
+from real_sizes import (
+    ALL,
+    SHARD_BYTES,
+    Samples,
+    check_folder,
+    large,
+    make_samples,
+    pick,
+    read_shard,
+    rows,
+    small,
+    write_files,
+    write_tars,
+)
+
+from wdskit import extract, finish_pack, pack, repair, reshard
+from wdskit.files import THREAD_BYTES, Disk, Draft
+
+SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
+DAMAGE = (AssertionError, tarfile.TarError)  # what `check_folder` meets in shards that are wrong
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The large samples in one shard. Not to be changed."""
+    folder = tmp_path_factory.mktemp("packed") / "large"
+    pack(rows(large()), folder)
+    check_folder(folder, large())
+    assert max(path.stat().st_size for path in folder.glob("*.tar")) > 60_000_000
+    return folder
+
+
+@pytest.fixture(scope="module")
+def packed_small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small samples in shards of 64 MB. Not to be changed."""
+    folder = tmp_path_factory.mktemp("packed") / "small"
+    pack(rows(small()), folder, max_bytes=SHARD_BYTES)
+    check_folder(folder, small())
+    return folder
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def samples(request: pytest.FixtureRequest) -> Samples:
+    return SIZES[request.param]()
+
+
+def without(samples: Samples, *names: str) -> Samples:
+    return {key: {name: data for name, data in fields.items() if name not in names} for key, fields in samples.items()}
+
+
+# Packing.
+
+
+@pytest.mark.parametrize("options", [{}, {"workers": 2, "num_shards": 2}, {"threads": 2}], ids=str)
+def test_a_folder_of_images(samples: Samples, tmp_path: Path, options: dict[str, int]) -> None:
+    source = write_files(tmp_path / "source", samples)
+    pack(source, tmp_path / "packed", side_cars=["json"], **options)
+    expected = {
+        key: {**fields, "json": _with_path(fields.get("json", b"{}"), f"{key}.jpg")}
+        for key, fields in without(samples, "cls").items()
+    }
+    check_folder(tmp_path / "packed", expected)
+
+
+def _with_path(data: bytes, path: str) -> bytes:
+    """What `pack` adds to the JSON of an image."""
+    return json.dumps({"path": path, **json.loads(data)}, separators=(",", ":")).encode()
+
+
+def _csv(folder: Path, samples: Samples) -> Path:
+    write_files(folder / "files", without(samples, "json"))
+    with (folder / "rows.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["image", "label"])
+        table.writerows([f"files/{key}.jpg", fields["cls"].decode()] for key, fields in samples.items())
+    return folder / "rows.csv"
+
+
+def _parquet(folder: Path, samples: Samples) -> Path:
+    images = [{"bytes": fields["jpg"], "path": f"files/{key}.jpg"} for key, fields in samples.items()]
+    labels = [fields["cls"].decode() for fields in samples.values()]
+    pq.write_table(pa.table({"image": images, "label": labels}), folder / "rows.parquet", row_group_size=250)
+    return folder / "rows.parquet"
+
+
+@pytest.mark.parametrize("shuffle", [None, 3])
+@pytest.mark.parametrize("write", [_csv, _parquet], ids=["csv", "parquet"])
+def test_a_table(samples: Samples, tmp_path: Path, write: Callable[[Path, Samples], Path], shuffle: int | None) -> None:
+    source = write(tmp_path, samples)
+    pack(source, tmp_path / "packed", shuffle=shuffle)
+    expected = {}
+    for number, (key, fields) in enumerate(samples.items()):
+        path, label = f"files/{key}.jpg", fields["cls"].decode()
+        if write is _csv:
+            facts: dict[str, object] = {"image": path, "label": label}
+            key = f"files/{key}"
+        else:
+            facts = {"label": label, "image": path}
+            key = f"row-{number:09d}"
+        expected[key] = {"jpg": fields["jpg"], "json": json.dumps(facts, separators=(",", ":")).encode()}
+    check_folder(tmp_path / "packed", expected, in_order=shuffle is None)
+
+
+def test_tars(samples: Samples, tmp_path: Path) -> None:
+    source = write_tars(tmp_path / "source", samples, each=350)
+    pack(source, tmp_path / "packed")
+    check_folder(tmp_path / "packed", samples)
+
+
+def test_rows_with_large_members_and_buffers_that_change_behind_them(tmp_path: Path) -> None:
+    """A generator may fill the same buffer again for its next row."""
+    samples = make_samples(40, 1_500_000, 1_600_000)
+    buffer = bytearray()
+
+    def generate():
+        for key, fields in samples.items():
+            buffer[:] = fields["jpg"]
+            yield {"__key__": key, "jpg": buffer, "cls": fields["cls"]}
+
+    pack(generate(), tmp_path / "packed")
+    check_folder(tmp_path / "packed", without(samples, "json"))
+
+
+def test_append_and_overwrite(samples: Samples, tmp_path: Path) -> None:
+    more = make_samples(600, 78_000, 135_000, seed=1)
+    pack(rows(samples), tmp_path / "packed")
+    pack(rows(more), tmp_path / "packed", append=True)
+    check_folder(tmp_path / "packed", {**samples, **more})
+    pack(rows(more), tmp_path / "packed", overwrite=True)
+    check_folder(tmp_path / "packed", more)
+
+
+@pytest.mark.parametrize("shuffle", [None, 5])
+def test_parts(samples: Samples, tmp_path: Path, shuffle: int | None) -> None:
+    source = write_tars(tmp_path / "source", samples, each=600)
+    for part in ("0/2", "1/2"):
+        pack(source, tmp_path / "packed", part=part, num_shards=4, shuffle=shuffle)
+    finish_pack(tmp_path / "packed")
+    check_folder(tmp_path / "packed", samples, in_order=shuffle is None)
+
+
+def test_tasks_of_a_cluster(samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+    source = write_tars(tmp_path / "source", samples, each=600)
+    pack(source, tmp_path / "packed", on="ray", shuffle=1)
+    check_folder(tmp_path / "packed", samples, in_order=False)
+
+
+def test_splits(samples: Samples, tmp_path: Path) -> None:
+    pack([*rows(samples)], tmp_path / "packed", split="train=0.9,val=0.1")
+    shards = {path.name: read_shard(path)[0] for path in (tmp_path / "packed").glob("*.tar")}
+    val = {key for name, samples in shards.items() if name.startswith("val-") for key in samples}
+    train = {key for name, samples in shards.items() if name.startswith("train-") for key in samples}
+    assert len(train) > len(val) > 20
+    assert not train & val
+    check_folder(tmp_path / "packed", samples, in_order=False)
+
+
+# Resharding.
+
+RESHARDS = {
+    "plain": ({}, True),
+    "into many": ({"num_shards": 7}, True),
+    "shuffled": ({"shuffle": 3}, False),
+    "workers": ({"num_shards": 3, "workers": 2, "shuffle": 3}, False),
+}
+
+
+@pytest.mark.parametrize("name", RESHARDS)
+def test_reshard(packed: Path, tmp_path: Path, name: str) -> None:
+    options, in_order = RESHARDS[name]
+    reshard(str(packed), tmp_path / "new", **options)
+    check_folder(tmp_path / "new", large(), in_order=in_order)
+
+
+@pytest.mark.parametrize("name", ["plain", "shuffled"])
+def test_reshard_of_small_samples(packed_small: Path, tmp_path: Path, name: str) -> None:
+    options, in_order = RESHARDS[name]
+    reshard(str(packed_small), tmp_path / "new", max_bytes=SHARD_BYTES, **options)
+    check_folder(tmp_path / "new", small(), in_order=in_order)
+
+
+def test_reshard_with_a_filter_and_other_fields(packed: Path, tmp_path: Path) -> None:
+    reshard(str(packed), tmp_path / "new", filter="cls == 3 or cls == 5", drop="json", rename={"cls": "label.cls"})
+    expected = {
+        key: {"jpg": fields["jpg"], "label.cls": fields["cls"]}
+        for key, fields in large().items()
+        if fields["cls"] in {b"3", b"5"}
+    }
+    check_folder(tmp_path / "new", expected)
+
+
+def test_reshard_of_tars_that_others_wrote(tmp_path: Path) -> None:
+    source = write_tars(tmp_path / "source", large(), each=250)
+    reshard(str(source / "t-{000..002}.tar"), tmp_path / "new")
+    check_folder(tmp_path / "new", large())
+
+
+# Repairing and extracting.
+
+
+def test_repair_saves_all_that_is_whole(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "damaged").mkdir()
+    for path in packed.iterdir():
+        (tmp_path / "damaged" / path.name).write_bytes(path.read_bytes())
+    (shard,) = (tmp_path / "damaged").glob("*.tar")
+    offsets = memoryview((packed / f"{shard.name}.idx").read_bytes()).cast("Q")
+    with shard.open("r+b") as file:
+        file.seek(offsets[300] + 5)
+        file.write(b"\xff")
+    repair(tmp_path / "damaged", tmp_path / "saved")
+    check_folder(tmp_path / "saved", pick(large(), [number for number in range(600) if number != 300]))
+
+
+def test_extract(packed: Path, tmp_path: Path) -> None:
+    extract(str(packed), tmp_path / "files")
+    found = {path.name: path for path in (tmp_path / "files").rglob("*") if path.is_file()}
+    names = {f"{key}.{name}": data for key, fields in large().items() for name, data in fields.items()}
+    assert found.keys() == names.keys()
+    assert all(found[name].read_bytes() == data for name, data in names.items())
+
+
+# Each of these ways to be wrong is caught by the checks above.
+
+
+def test_a_buffer_that_is_filled_again_while_a_thread_writes_it_is_caught(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Draft.hand_over
+
+    def wrong(self, buffer, num_bytes):
+        right(self, buffer, num_bytes)
+        return buffer
+
+    monkeypatch.setattr(Draft, "hand_over", wrong)
+    reshard(str(packed), tmp_path / "new")
+    with pytest.raises(DAMAGE):
+        check_folder(tmp_path / "new", large())
+
+
+class ShortDisk(HastyDisk):
+    """Writes half of what it is given, as a disk may."""
+
+    def write(self, fd, data):
+        return Disk.write(self, fd, data[: -(-len(data) // 2)])
+
+
+def test_writes_that_take_a_part_only_are_finished(packed: Path, tmp_path: Path) -> None:
+    reshard(str(packed), tmp_path / "new", disk=ShortDisk())
+    check_folder(tmp_path / "new", large())
+
+
+def test_a_short_write_that_nobody_looks_at_is_caught(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = Draft._write
+
+    def wrong(self, rest):
+        if len(rest) < THREAD_BYTES:
+            right(self, rest)
+            return
+        self._digest.update(rest)
+        self._disk.write(self._fd, rest)
+
+    monkeypatch.setattr(Draft, "_write", wrong)
+    reshard(str(packed), tmp_path / "new", disk=ShortDisk())
+    with pytest.raises(DAMAGE):
+        check_folder(tmp_path / "new", large())
