@@ -78,6 +78,7 @@ bench: $(STAMP)
 	$(BIN)/python tools/bench_tar.py
 	$(BIN)/python tools/bench_verify.py
 	$(BIN)/python tools/bench_pack.py
+	$(BIN)/python tools/bench_reshard.py
 	$(BIN)/python tools/bench_treat.py
 	$(BIN)/python tools/bench_image.py
 	$(BIN)/python tools/bench_order.py

@@ -67,7 +67,6 @@ def test_the_packing_bench_compares_every_case(repository: Path, tmp_path: Path)
     cases = [
         "pack 100 kB",
         "pack 3 kB",
-        "reshard 5 kB",
         *(f"{way} {size}" for size in sizes for way in ("index", "verify")),
     ]
     assert [line["case"] for line in lines] == cases

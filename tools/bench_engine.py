@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
+import hashlib
 import itertools
 import resource
 import statistics
@@ -40,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import bare
 from bench_image import encode
 from make_photos import load_photos
+from outputs import must_equal
 
 from wdskit import Pipeline, pack
 from wdskit.pipeline import framing, geometry, scaling
@@ -204,9 +206,11 @@ class Loops:
     def compare(self, rounds: int, epochs: int, console: Console) -> None:
         """The second table, of interleaved rounds."""
         loaders = {combination: self.loader(*combination) for combination in COMBINATIONS}
-        for loader in loaders.values():
-            for _ in loader:
-                pass
+        first: dict[str, str] = {}
+        for (workers, threads), loader in loaders.items():
+            found = {f"batch {step}": digest_of(batch) for step, batch in enumerate(loader)}
+            first = first or found
+            must_equal(f"{workers} x {threads}", found, first)
         num = (epochs * len(loaders[0, 1])) * BATCH
         values: dict[tuple[int, int], list[tuple[float, ...]]] = {each: [] for each in COMBINATIONS}
         for _ in range(rounds):
@@ -215,11 +219,13 @@ class Loops:
                 parallel = max(workers, 1) * threads
                 if parallel not in bases:
                     bases[parallel] = cost(functools.partial(self.bare, parallel, num), num)
-                batches = itertools.chain.from_iterable(itertools.repeat(loader, epochs + 1))
+                batches = itertools.chain.from_iterable(itertools.repeat(loader, epochs + -(-WARM // len(loader))))
                 for _ in itertools.islice(batches, WARM):  # those that were made while nobody measured
                     pass
                 measured = itertools.islice(batches, num // BATCH)
-                ours = cost(functools.partial(collections.deque, measured, maxlen=0), num)
+                last: collections.deque[tuple[int, Any]] = collections.deque(maxlen=1)
+                ours = cost(functools.partial(last.extend, enumerate(measured, 1)), num)
+                must_equal(f"{workers} x {threads}", {"batches": last[0][0]}, {"batches": num // BATCH})
                 base = bases[parallel]
                 values[workers, threads].append((*ours, ours[0] / base[0], ours[1] / base[1]))
         table = Table(box=None, pad_edge=False)
@@ -231,6 +237,14 @@ class Loops:
             texts = (f"{cpu:.2f}", f"{cpu_ratio:.2f}", f"{rate:,.0f}", f"{rate_ratio:.2f}", waited)
             table.add_row(f"{workers} x {threads}", *texts)
         console.print(table)
+
+
+def digest_of(batch: tuple[torch.Tensor, torch.Tensor]) -> str:
+    """sha256 of pixels and labels."""
+    images, labels = batch
+    whole = hashlib.sha256(images.permute(0, 2, 3, 1).contiguous().numpy().tobytes())
+    whole.update(labels.numpy().tobytes())
+    return whole.hexdigest()
 
 
 def cost(work: Callable[[], object], num: int) -> tuple[float, float, float]:

@@ -50,6 +50,9 @@ BATCH = 64
 MIN_ROUNDS = 7
 Work = Callable[[range], object]
 CHUNK = 8
+Pixels = np.ndarray[Any, Any]
+MAX_LEVELS = 6.0
+"""Of 255, in the mean: decoding at a smaller scale and the means of resizing differ by one to three."""
 
 
 class Bench:
@@ -86,6 +89,30 @@ class Bench:
             "apart float": self.stages(self.apart_float),
             "Pillow float": one_by_one(self.pillow_float),
         }
+
+    def check(self) -> None:
+        """The stages give the same pixels in each way, and those of the bare chain and of Pillow but for rounding."""
+        whole = [self.fused.apply(self.samples[n], self.origins[n])["jpg"] for n in range(self.num)]
+        for name in ("fused, into a batch", "fused, by eights"):
+            for batch in self.slots[torch.uint8]:
+                batch.zero_()
+            self.works()[name](range(min(self.num, BATCH)))
+            for n, expected in enumerate(whole[:BATCH]):
+                if not np.array_equal(self.slots[torch.uint8][n][0].permute(1, 2, 0).numpy(), expected):
+                    raise SystemExit(f"{name}: image {n} has other pixels. No figure is printed.")
+        for name, pixels in (("apart", self.apart_pixels), ("bare", self.bare_pixels), ("Pillow", self.pillow)):
+            away = [levels_apart(whole[n], pixels(n)) for n in range(self.num)]
+            if statistics.mean(away) > MAX_LEVELS:
+                raise SystemExit(f"{name}: {statistics.mean(away):.1f} levels away in the mean. No figure is printed.")
+
+    def apart_pixels(self, n: int) -> Pixels:
+        """What the stages give one after the other."""
+        pixels: Pixels = self.apart.apply(self.samples[n], self.origins[n])["jpg"]
+        return pixels
+
+    def bare_pixels(self, n: int) -> Pixels:
+        """What the bare chain gives, (height, width, 3)."""
+        return self.bare(n).permute(1, 2, 0).numpy()
 
     def file(self, n: int) -> bytes:
         """The n-th file, round and round."""
@@ -158,6 +185,12 @@ class Bench:
         return took[0] / self.num * 1000, took[1] / self.num * 1000
 
 
+def levels_apart(first: Pixels, second: Pixels) -> float:
+    """Mean difference of two images, of which one may be flipped."""
+    pairs = (np.abs(first.astype(int) - other).mean() for other in (second, second[:, ::-1]))
+    return float(min(pairs))
+
+
 def one_by_one(work: Callable[[int], object]) -> Work:
     """Each by itself."""
 
@@ -226,6 +259,7 @@ def main() -> None:
     for size in args.size:
         width, height, quality = map(int, size.replace("@", "x").split("x"))
         bench = Bench(width, height, quality, args.num)
+        bench.check()
         mean_bytes = statistics.mean(map(len, bench.files))
         print(f"{width}x{height} q{quality}, {mean_bytes / 1000:.0f} kB -> {TARGET}")
         print(f"  {'chain':<26} {'ms':>7} {'least':>7} {'x bare':>7}")

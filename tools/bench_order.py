@@ -40,6 +40,7 @@ BATCH = 256
 WORKERS = 8
 MIN_ROUNDS = 5
 MIN_STEPS = 64
+CHECKED_SAMPLES = 512 * BATCH
 SHARD_SAMPLES = 1000
 
 START = """
@@ -76,6 +77,16 @@ class Runner:
         turn = DEFAULT_WINDOW * DEFAULT_LANES // (BATCH * world_size) + 1
         self.num_steps = max(1, min(len(self.steps), max(turn, MIN_STEPS * every)) // every)
         self.next_step = 0
+
+    def check(self) -> None:
+        """No sample comes twice within a pass of an exact order, and every one is in a shard."""
+        found = [self.order.take(np.arange(first, first + BATCH)) for first in range(0, CHECKED_SAMPLES, BATCH)]
+        shards, samples = (np.concatenate(column) for column in zip(*found, strict=True))
+        if samples.min() < 0 or samples.max() >= SHARD_SAMPLES or shards.min() < 0:
+            raise SystemExit("A position has no sample. No figure is printed.")
+        numbers = shards * SHARD_SAMPLES + samples
+        if isinstance(self.order, ExactOrder) and len(np.unique(numbers)) != len(numbers):
+            raise SystemExit("A sample comes twice. No figure is printed.")
 
     def microseconds(self) -> float:
         """CPU time of a sample over a whole turn of a window."""
@@ -150,6 +161,8 @@ def main() -> None:
     if args.rounds < MIN_ROUNDS or args.shards < 1000:
         parser.error(f"--rounds is {MIN_ROUNDS} or more, --shards 1000 or more")
     measured = {ranks: runners(args.shards, ranks) for ranks in RANKS}
+    for runner in measured[RANKS[0]].values():
+        runner.check()
     decode = decode_microseconds()
     titles = list(measured[RANKS[0]])
     times: dict[tuple[int, str], list[float]] = {(ranks, title): [] for ranks in RANKS for title in titles}

@@ -5,13 +5,12 @@
 Each round runs the ways of a case in turns, the other way round in the next. Printed are medians; a ratio is the median
 of the rounds' own ratios, so that a machine that slows down in between hurts both alike. Of other programs the CPU time
 of the whole process counts. The files are in the page cache; FOLDER says on which disk they are, a temporary one by
-default.
+default. What each way wrote is
+compared first, and no figure is printed of anything that differs.
 
   pack 100 kB  image files of 100 kB, one worker, digest and fsync, beside `tar cf` and `sync` of the archive
   pack 3 kB    image files of 3 kB, one worker, digest and fsync, beside a loop with webdataset's ShardWriter, which has
                neither
-  reshard 5 kB image and JSON of 5 kB in shards of 5,000, written anew in shards of 2,000, digest and fsync, beside a
-               loop from webdataset's reader to its ShardWriter
   index, verify  one shard of images of 2.5 kB or 97 kB and a little JSON, beside `sha256sum`: CPU time of one core.
                verify looks at the structure of every image
 """
@@ -19,6 +18,7 @@ default.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import resource
@@ -32,9 +32,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench_verify import make_jpeg, write_shard
+from bench_verify import check, make_jpeg, write_shard
+from outputs import digests_of, must_equal
 
-from wdskit import pack, reshard
+from wdskit import pack
 from wdskit.dataset.scan import scan_shard
 from wdskit.shards.checking import check_shard
 from wdskit.shards.reports import ShardJob
@@ -186,37 +187,18 @@ def bench_packing(folder: Path, case: str, num_bytes: int, rounds: int) -> Line:
     theirs = "tar cf + sync" if is_large else "ShardWriter"
     way = pack_with_tar if is_large else pack_with_webdataset
     ways: dict[str, Way] = {"wdskit pack": lambda: pack(source, target), theirs: lambda: way(source, target)}
+    files = {
+        path.relative_to(source).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in source.rglob("*.jpg")
+    }
+    for name, run in ways.items():
+        run()
+        found = digests_of(target.glob("*.tar"))
+        must_equal(f"{case}, {name}", {key: value for key, value in found.items() if key.endswith(".jpg")}, files)
+        shutil.rmtree(target)
     times = race(ways, rounds, clean=lambda: shutil.rmtree(target, ignore_errors=True))
     shutil.rmtree(source)
     return compare(case, made, times, "wdskit pack", theirs, 0.8 if is_large else 5, "wall")
-
-
-def reshard_with_webdataset(source: Path, target: Path) -> None:
-    """Read and write, nothing decoded."""
-    import webdataset
-
-    target.mkdir()
-    shards = sorted(map(str, source.glob("*.tar")))
-    samples = webdataset.WebDataset(shards, shardshuffle=False, empty_check=False)
-    with webdataset.ShardWriter(str(target / "a-%06d.tar"), maxcount=2000, verbose=0) as writer:
-        for sample in samples:
-            writer.write({name: value for name, value in sample.items() if name not in {"__url__", "__local_path__"}})
-
-
-def bench_resharding(folder: Path, num_bytes: int, rounds: int) -> Line:
-    """Write shards anew."""
-    files, source, target = folder / "files", folder / "shards", folder / "resharded"
-    make_files(files, 96, num_bytes)
-    pack(files, source, max_samples=5000)
-    shutil.rmtree(files)
-    made = sum(path.stat().st_size for path in source.glob("*.tar"))
-    ways: dict[str, Way] = {
-        "wdskit reshard": lambda: reshard(str(source), target, max_samples=2000),
-        "webdataset": lambda: reshard_with_webdataset(source, target),
-    }
-    times = race(ways, rounds, clean=lambda: shutil.rmtree(target, ignore_errors=True))
-    shutil.rmtree(source)
-    return compare("reshard 5 kB", made, times, "wdskit reshard", "webdataset", 10, "wall")
 
 
 def bench_reading(folder: Path, side: int, num_bytes: int, rounds: int) -> list[Line]:
@@ -231,6 +213,9 @@ def bench_reading(folder: Path, side: int, num_bytes: int, rounds: int) -> list[
         "sha256sum": lambda: subprocess.run([program, str(path)], check=True, stdout=subprocess.DEVNULL),
         "verify": lambda: check_shard(ShardJob(str(path), images="structure")),
     }
+    digest = subprocess.run([program, str(path)], check=True, capture_output=True, text=True).stdout.split()[0]
+    must_equal(f"index {size}", {"sha256": scan_shard(str(path), name="a.tar").entry.sha256}, {"sha256": digest})
+    check(path)
     times = race(ways, rounds)
     made = path.stat().st_size
     path.unlink()
@@ -265,7 +250,6 @@ def main() -> None:
         lines = [
             bench_packing(folder, "pack 100 kB", num_bytes, args.rounds),
             bench_packing(folder, "pack 3 kB", num_bytes // 3, args.rounds),
-            bench_resharding(folder, num_bytes // 3, args.rounds),
             *bench_reading(folder, 64, num_bytes, args.rounds),
             *bench_reading(folder, 448, num_bytes, args.rounds),
         ]

@@ -15,14 +15,18 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import webdataset
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from outputs import must_equal
 
 from wdskit import Pipeline
 from wdskit.dataset.local import LocalShard
@@ -143,8 +147,34 @@ class Parts:
         return BATCH * sum(1 for _ in itertools.islice(self.built, len(self.jobs)))
 
 
+def check(folder: Path, *, decode: bool, num_samples: int) -> None:
+    """What webdataset reads is what an epoch gives, and nothing comes twice."""
+    names = ["bin", "json"] if decode else ["bin"]
+
+    def rows(batches: Iterable[Any]) -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        for batch in batches:
+            for key, *values in zip(batch["__key__"], *(batch[name] for name in names), strict=True):
+                if key in found:
+                    raise SystemExit(f"{key} comes twice. No figure is printed.")
+                found[key] = [bytes(values[0]), *values[1:]]
+        return found
+
+    theirs = rows(
+        {name: [sample[name] for sample in batch] for name in ("__key__", *names)}
+        for batch in by_webdataset(folder, decode=decode)
+    )
+    ours = rows(pipeline(folder, decode=decode))
+    both = ours.keys() & theirs.keys()
+    must_equal("wdskit", {key: ours[key] for key in both}, {key: theirs[key] for key in both})
+    must_equal(
+        "wdskit", {"samples": len(ours), "some in both": bool(both)}, {"samples": num_samples, "some in both": True}
+    )
+
+
 def compare(folder: Path, *, decode: bool, rounds: int, num_batches: int) -> dict[str, float]:
     """Medians of all parts and of webdataset; every round measures each once."""
+    check(folder, decode=decode, num_samples=num_batches * BATCH)
     parts = Parts(folder, decode=decode, num_batches=num_batches)
 
     def other() -> int:

@@ -10,14 +10,19 @@ hurts both alike.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import statistics
+import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from outputs import digests_of, must_equal
 
 from wdskit.dataset.grouping import ShardReader
 from wdskit.storage.urls import LocalFile
@@ -45,7 +50,7 @@ def write_shard(path: Path, num_samples: int, image_bytes: int) -> None:
         writer.finish()
 
 
-def read_with_wdskit(path: Path) -> Iterable[object]:
+def read_with_wdskit(path: Path) -> Iterable[Mapping[str, Any]]:
     """The samples, by the reader that the stream uses."""
     stream = LocalFile(str(path))
     try:
@@ -54,11 +59,22 @@ def read_with_wdskit(path: Path) -> Iterable[object]:
         stream.close()
 
 
-def read_with_webdataset(path: Path) -> Iterable[object]:
+def read_with_webdataset(path: Path) -> Iterable[Mapping[str, Any]]:
     """The samples, by webdataset's stage."""
     import webdataset
 
     yield from webdataset.tarfile_to_samples()(iter([{"url": str(path)}]))
+
+
+def check(read: Callable[[Path], Iterable[Mapping[str, Any]]], path: Path) -> None:
+    """Compare every field with what tarfile finds in the shard."""
+    found = {
+        f"{sample['__key__']}.{name}": hashlib.sha256(data).hexdigest()
+        for sample in read(path)
+        for name, data in sample.items()
+        if not name.startswith("__")
+    }
+    must_equal(read.__name__, found, digests_of([path]))
 
 
 def run(read: Callable[[Path], Iterable[object]], path: Path, num_samples: int) -> Times:
@@ -73,6 +89,8 @@ def run(read: Callable[[Path], Iterable[object]], path: Path, num_samples: int) 
 
 def compare(path: Path, num_samples: int, image_bytes: int, rounds: int) -> str:
     """One line of the table: both readers in turns, who goes first changing over."""
+    check(read_with_wdskit, path)
+    check(read_with_webdataset, path)
     ours: list[Times] = []
     theirs: list[Times] = []
     for number in range(-1, rounds):  # round -1 warms up

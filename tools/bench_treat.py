@@ -15,6 +15,7 @@ import resource
 import shutil
 import statistics
 import sys
+import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from make_photos import load_photos
+from outputs import Digests, digests_of, must_equal
 
 from wdskit import pack
 
@@ -61,8 +63,30 @@ def measure(source: Path, dest: Path, workers: int, threads: int) -> tuple[float
     return time.perf_counter() - start, cpu_s() - cpu
 
 
+def check(source: Path, dest: Path) -> None:
+    """Every way gives the same bytes, of all images, with the side that was asked for or that of a smaller original."""
+    first: Digests = {}
+    for way in WAYS:
+        measure(source, dest, *way)
+        found = digests_of(dest.glob("*.tar"))
+        first = first or found
+        must_equal(f"{way[0]} x {way[1]}", found, first)
+    images, sides = {}, {}
+    for path in source.glob("*.jpg"):
+        with Image.open(path) as image:
+            images[path.name] = min(*image.size, OPTIONS["resize"])
+    for path in dest.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            for name in tar.getnames():
+                if name.endswith(".jpg"):
+                    with Image.open(tar.extractfile(name)) as image:  # type: ignore[arg-type]
+                        sides[name] = min(image.size)
+    must_equal("the shorter side", sides, images)
+
+
 def compare(source: Path, dest: Path, rounds: int) -> dict[tuple[int, int], list[tuple[float, float]]]:
     """Times of each way; round -1 warms up."""
+    check(source, dest)
     found: dict[tuple[int, int], list[tuple[float, float]]] = {way: [] for way in WAYS}
     for number in range(-1, rounds):
         for way in WAYS[:1] if number < 0 else WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:

@@ -78,6 +78,21 @@ def digest(path: Path) -> None:
             whole.update(part)
 
 
+def check(path: Path) -> None:
+    """Nothing is wrong with the whole shard, and one flipped byte of its last header is found."""
+    for job in (ShardJob(str(path)), ShardJob(str(path), images="structure")):
+        if problems := check_shard(job).findings:
+            raise SystemExit(f"{path}: verify finds {problems[0]}. No figure is printed.")
+    damaged = path.with_suffix(".damaged.tar")
+    shutil.copy(path, damaged)
+    with damaged.open("r+b") as file:
+        file.seek(-2048, io.SEEK_END)
+        file.write(b"\xff")
+    if not check_shard(ShardJob(str(damaged))).findings:
+        raise SystemExit(f"{path}: verify does not see a damaged header. No figure is printed.")
+    damaged.unlink()
+
+
 def compare(path: Path, rounds: int, program: str) -> tuple[dict[str, float], dict[str, float]]:
     """Medians of CPU seconds, and of the ratios within a round."""
     ways: dict[str, Callable[[], float]] = {
@@ -86,6 +101,7 @@ def compare(path: Path, rounds: int, program: str) -> tuple[dict[str, float], di
         "headers": lambda: cpu_of(lambda: check_shard(ShardJob(str(path)))),
         "images": lambda: cpu_of(lambda: check_shard(ShardJob(str(path), images="structure"))),
     }
+    check(path)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(-1, rounds):  # round -1 warms up
         names = sorted(ways, reverse=number % 2 == 0)

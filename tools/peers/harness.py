@@ -76,7 +76,7 @@ def run(job: Job, open_: Callable[[Job], Opened], imported: float) -> dict[str, 
         if step % every == every - 1:
             memory.append(measure.pss_mb())
 
-    warm = one_epoch(job, opened, sample_memory)
+    warm = one_epoch(job, opened, sample_memory, digests=True)
     epochs: list[Measured] = []
     start, cpu = time.monotonic(), measure.cpu_s()
     while not epochs or epochs[-1].last - start < job.seconds:
@@ -110,9 +110,11 @@ def rate(job: Job, epochs: list[Measured], start: float) -> float:
     return samples / (epochs[-1].last - start)
 
 
-def one_epoch(job: Job, opened: Opened, at_step: Callable[[int], object] | None = None) -> Measured:
+def one_epoch(
+    job: Job, opened: Opened, at_step: Callable[[int], object] | None = None, *, digests: bool = False
+) -> Measured:
     """All batches of an epoch."""
-    measured, tally = Measured(), Tally(job.kind, job.num)
+    measured, tally = Measured(), Tally(job.kind, job.num, digests=digests)
     begin, end = max(job.steps // EDGE, 1), job.steps - max(job.steps // EDGE, 1)
     begun = 0.0
     for step, (values, labels) in enumerate(opened.epoch()):

@@ -62,6 +62,8 @@ def problems(job: Job, result: dict[str, Any], bare: dict[str, Any] | None) -> l
         ]
         if job.kind != "images":
             told.append((tally["num_bytes"] != job.num * job.size, f"{tally['num_bytes']} bytes"))
+        if job.kind != "images" and epoch == 0 and bare:
+            told.append((tally["digest"] != bare["tallies"][0]["digest"], "other bytes than the bare loop reads"))
         found += [f"epoch {epoch}: {text}" for wrong, text in told if wrong]
     return [*found, *(pixel_problems(job, result, bare) if job.kind == "images" and bare else [])]
 
