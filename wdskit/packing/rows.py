@@ -17,6 +17,7 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.treatment import UNTOUCHED, Treatment
+from wdskit.storage.identity import FileChanged
 
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
 _SHOWN_CHARS = 1000
@@ -93,7 +94,9 @@ class Row:
         return row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.")
 
     def _unreadable(self, source: FieldBytes, err: Exception) -> RowError:
-        return row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.")
+        is_changed = isinstance(err, FileChanged)
+        remedy = "Pack again when nobody writes it." if is_changed else "Mend or remove it, or use --skip-bad."
+        return row_error(self.where, _told(source, err), remedy)
 
 
 def size_of(data: FieldBytes) -> int:
@@ -144,7 +147,7 @@ def file_bytes(path: str, where: str) -> FileBytes:
     if not stat.S_ISREG(status.st_mode):
         problem = "it is no file" if path == where else f"{path} is no file"
         raise row_error(where, problem, "Mend the path, or use --skip-bad.")
-    return FileBytes(path, status.st_size, status.st_mtime_ns)
+    return FileBytes(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: str, path: str) -> Row:
