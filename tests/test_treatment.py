@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -321,6 +322,7 @@ def test_the_first_bad_row_in_order_is_the_one_that_is_told(tmp_path, threads):
     for n in (5, 7):
         path = Path(rows[n].where)
         path.write_bytes(path.read_bytes()[:-300] + bytes(300))
+        rows[n] = dataclasses.replace(rows[n], fields=(("jpg", file_bytes(str(path), str(path))),))
     treated = read_treated(rows, Treatment(validate="none", resize=5), threads=threads)
     assert [row for row, _ in (next(treated) for _ in range(5))] == rows[:5]
     with pytest.raises(RowError, match=r"5\.jpg: jpg: decode: not one complete JPEG") as caught:
