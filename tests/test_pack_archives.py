@@ -19,6 +19,7 @@ from wdskit.errors import FolderIndexError
 from wdskit.packing.references import PartBytes, ZipBytes
 from wdskit.packing.zip_directory import read_directory
 from wdskit.packing.zips import Zips
+from wdskit.storage.identity import FileIdentity
 
 SAMPLES = {
     "cat/a": {"jpg": image_bytes(number=1), "json": b'{"n": 1.0}', "txt": b"one"},
@@ -320,12 +321,13 @@ def test_an_archive_that_grows_while_it_is_packed_is_an_error(tmp_path, kind):
 
 def test_parts_that_are_not_there_are_errors(tmp_path):
     path = make_zip(tmp_path / "z.zip", {"a": {"txt": b"1"}}, method=zipfile.ZIP_STORED)
-    size = path.stat().st_size
-    with pytest.raises(ValueError, match="the file stops at byte"):
-        PartBytes(str(path), 10, size - 5, size).read()
+    identity = FileIdentity.of(str(path))
+    for num_bytes in (10, 1 << 60):  # more than there is memory for
+        with pytest.raises(ValueError, match="the file stops at byte"):
+            PartBytes(str(path), num_bytes, identity.num_bytes - 5, *identity).read()
     with pytest.raises(ValueError, match="no member begins at byte 1"):
-        ZipBytes(str(path), 1, 1, 1, False, 0, size).read()
+        ZipBytes(str(path), 1, 1, 1, False, 0, *identity).read()
     with pytest.raises(FileNotFoundError):
-        PartBytes(str(tmp_path / "gone"), 1, 0, 1).read()
-    assert PartBytes(str(path), 0, 3, size).read() == b""
-    assert PartBytes(str(path), 2, 0, size).read() == b"PK"
+        PartBytes(str(tmp_path / "gone"), 1, 0, *identity).read()
+    assert PartBytes(str(path), 0, 3, *identity).read() == b""
+    assert PartBytes(str(path), 2, 0, *identity).read() == b"PK"

@@ -98,8 +98,8 @@ def test_a_folder_whose_name_sorts_between_an_image_and_its_side_car_parts_them_
         (b'{"cls": 1}', r"it says 'cls' is 1, and it is 0"),
         (b'{"cls": false}', r"it says 'cls' is False, and it is 0"),
         (b"[1]", "it holds a list, where cls, class, path could not be added"),
-        (b'{"a": 1, "a": 2}', "the name 'a' stands twice"),
-        (b'{"a": NaN}', "NaN is no JSON"),
+        (b'{"path": "cat/0000.jpg", "path": "cat/0000.jpg"}', "the name 'path' stands twice"),
+        (b'{"path": "b", "path": "cat/0000.jpg"}', "it says 'path' is 'b', and it is 'cat/0000.jpg'"),
         (b'{"a": "\xff"}', "codec can't decode"),
         (b"", "Expecting value"),
         (b'{"a":' + b"[" * 100_000, "nested too deeply|maximum recursion"),
@@ -116,9 +116,9 @@ def test_json_that_cannot_stand_with_what_is_known_is_an_error_of_its_row(tmp_pa
 
 
 def test_facts_that_are_stated_already_are_not_said_twice():
-    assert add_facts(b' {"b": 1e5, "a" : 1}\n', {"a": 1, "c": 2}) == b'{"c":2,"b": 1e5, "a" : 1}'
-    assert add_facts(b'\xef\xbb\xbf{"a":1}', {"a": 1}) == b'{"a":1}'
-    assert add_facts(b"{ }", {"a": 1}) == b'{"a":1}'
+    assert add_facts(b' {"b": 1e5, "a" : 1}\n', {"a": 1, "c": 2}) == b' {"c":2,"b": 1e5, "a" : 1}\n'
+    assert add_facts(b'\xef\xbb\xbf{"a":1}', {"a": 1}) == b'\xef\xbb\xbf{"a":1}'
+    assert add_facts(b"{ }", {"a": 1}) == b'{"a":1 }'
 
 
 json_values = st.recursive(
@@ -132,7 +132,7 @@ def test_nothing_of_an_object_is_lost_when_facts_are_added(own, indent):
     text = json.dumps(own, indent=indent).encode()
     both = add_facts(text, {"path": "p", "cls": 3})
     assert json.loads(both) == {"path": "p", "cls": 3, **own}
-    assert both.endswith(text.strip()[1:].lstrip())
+    assert both.endswith(text[1:])
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from wdskit.packing.parquet_cells import read_cell
 from wdskit.packing.parquet_headers import UnknownPages, _read_struct
 from wdskit.packing.parquet_pages import _read_hybrid
 from wdskit.packing.references import CellBytes
+from wdskit.storage.identity import FileIdentity
 
 NUM = 60
 VALUES = [None if number % 7 == 3 else bytes([number]) * (number * 37 % 200) for number in range(NUM)]
@@ -61,10 +62,10 @@ def check_cells(path: Path, *, by_page: bool) -> None:
         expected = value["bytes"] if isinstance(value, dict) else value
         if expected is None:
             with pytest.raises(ValueError, match=f"row {row} of row group {group} has no bytes"):
-                read_cell(str(path), path.stat().st_size, group, row, "image")
+                read_cell(str(path), FileIdentity.of(str(path)), group, row, "image")
         else:
             expected = expected.encode() if isinstance(expected, str) else expected
-            assert read_cell(str(path), path.stat().st_size, group, row, "image") == expected
+            assert read_cell(str(path), FileIdentity.of(str(path)), group, row, "image") == expected
     assert by_page == (not parquet_cells._last), "the other way was taken"
 
 
@@ -120,7 +121,7 @@ def test_damaged_pages_give_bytes_or_a_named_error(tmp_path, use_dictionary):
         pages = parquet_cells.Pages()
         for row in range(9):
             try:
-                pages.read(parquet_cells.Column(str(path), len(whole), "image"), 0, row)
+                pages.read(parquet_cells.Column(str(path), FileIdentity.of(str(path)), "image"), 0, row)
                 num_known += 1
             except (UnknownPages, ValueError):
                 pass
@@ -185,7 +186,7 @@ def test_values_that_a_page_repeats_are_there_once(tmp_path):
         column = pa.DictionaryArray.from_arrays(pa.array([0] * 50_000, pa.int32()), pa.array([bytes(size)]))
         path = write(tmp_path / f"{size}.parquet", column, store_schema=False)
         assert most_allocated(path) < 48 << 20
-        assert read_cell(str(path), path.stat().st_size, 0, 49_999, "image") == bytes(size)
+        assert read_cell(str(path), FileIdentity.of(str(path)), 0, 49_999, "image") == bytes(size)
 
 
 # Ahead.
@@ -225,7 +226,7 @@ def test_after_a_shuffle_each_page_is_read_once_in_a_window(tmp_path, monkeypatc
 def test_a_cell_that_is_bad_is_told_when_its_row_comes(tmp_path):
     data = images_of(30)
     path = write(tmp_path / "m.parquet", column_of(data, "bytes"), use_dictionary=False, compression="none")
-    whole = path.read_bytes()
+    whole, identity = path.read_bytes(), FileIdentity.of(str(path))
     rows = list(Parquet([str(path)], image_column=None, key_column=None).rows(keys="given"))
     cells = [data for row in rows for _, data in row.fields if isinstance(data, CellBytes)]
     assert [cell.read() for cell in cells] == data
@@ -234,7 +235,7 @@ def test_a_cell_that_is_bad_is_told_when_its_row_comes(tmp_path):
         for row in parquet_ahead.read_ahead(tuple(reversed(rows))):
             if len(done) == 9:
                 path.write_bytes(whole + b"x")
-                parquet_cells.ahead.pop((str(path), 0, 20, "image"))
+                parquet_cells.ahead.pop((str(path), identity, 0, 20, "image"))
             done.append(dict(row.fields)["png"].read())
     assert done == data[:20:-1]
     assert not parquet_cells.ahead

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -17,7 +18,8 @@ from PIL import Image
 from wdskit.codecs import checks
 from wdskit.codecs.checks import IMAGE_LEVELS
 from wdskit.errors import DecodeError, ImageTooLarge, PackError, RowError
-from wdskit.packing.deriving import DERIVED, add_to_json
+from wdskit.packing.deriving import DERIVED
+from wdskit.packing.facts import add_facts
 from wdskit.packing.rows import Row, file_bytes
 from wdskit.packing.treating import read_treated
 from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
@@ -256,10 +258,10 @@ def test_a_json_is_made_where_there_is_none_and_an_image_is():
     [
         (b"[1]", "it holds a list"),
         (b"5", "it holds a int"),
-        (b"nothing", "json: "),
-        (b'{"width": 33}', "it says 'width' is 33, the image's is 34"),
-        (b'{"width": "34"}', "it says 'width' is '34', the image's is 34"),
-        (b'{"width": 34.0}', "it says 'width' is 34.0, the image's is 34"),
+        (b"nothing", "it is no JSON in UTF-8: Expecting value"),
+        (b'{"width": 33}', "it says 'width' is 33, and it is 34"),
+        (b'{"width": "34"}', "it says 'width' is '34', and it is 34"),
+        (b'{"width": 34.0}', "it says 'width' is 34.0, and it is 34"),
         (b'{"width": true}', "it says 'width' is True"),
     ],
 )
@@ -282,9 +284,10 @@ json_values = st.recursive(
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.sampled_from([None, 0, 3]), st.booleans())
 def test_what_a_json_had_stays_as_it_was_written(value, indent, ascii_only):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass") + b" \n"
-    made = add_to_json(text, {"width": 1, "sha256": "x"})
+    made = add_facts(text, {"width": 1, "sha256": "x"}, at_end=True)
     assert json.loads(made) == {**value, "width": 1, "sha256": "x"}
     assert made.startswith(text.rstrip()[:-1].rstrip())
+    assert made.endswith(text[len(text.rstrip()[:-1].rstrip()) :])
 
 
 def test_derived_facts_of_several_images_need_one_to_be_named():
@@ -321,6 +324,7 @@ def test_the_first_bad_row_in_order_is_the_one_that_is_told(tmp_path, threads):
     for n in (5, 7):
         path = Path(rows[n].where)
         path.write_bytes(path.read_bytes()[:-300] + bytes(300))
+        rows[n] = dataclasses.replace(rows[n], fields=(("jpg", file_bytes(str(path), str(path))),))
     treated = read_treated(rows, Treatment(validate="none", resize=5), threads=threads)
     assert [row for row, _ in (next(treated) for _ in range(5))] == rows[:5]
     with pytest.raises(RowError, match=r"5\.jpg: jpg: decode: not one complete JPEG") as caught:

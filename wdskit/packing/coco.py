@@ -9,9 +9,9 @@ from typing import Any
 
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_COCO_BYTES
-from wdskit.packing.facts import refuse_constant, unique
+from wdskit.packing.facts import refuse_constant, to_json, unique
 from wdskit.packing.records import Records, image_path, key_of_path
-from wdskit.packing.rows import Row, make_row, row_error, to_json
+from wdskit.packing.rows import Row, make_row, row_error
 
 
 class Coco:

@@ -9,30 +9,48 @@ from typing import Any
 
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import to_json
 
 _BOM = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n"
+_MOST_DIGITS = 4000  # of which Python makes a number
 
 
-def add_facts(data: bytes, facts: Mapping[str, Any]) -> bytes:
-    """A JSON object with facts before its own members, which keep their text: no digit of a number is lost.
-
-    A fact that the object states too, with the same value, is not said twice.
+def to_json(value: Any) -> bytes:
+    """A JSON field: compact, UTF-8, keys in their order.
 
     Raises:
-        ValueError: It is no JSON object in UTF-8, a name stands twice in it, or it says something else than a fact.
+        ValueError: NaN or infinity, which JSON has not, or half of a surrogate pair.
     """
-    data = data.removeprefix(_BOM).strip(b" \t\r\n")
-    own = read_json(data)
-    if not isinstance(own, dict):
+    return _TO_JSON(value).encode()
+
+
+def add_facts(data: bytes, facts: Mapping[str, Any], *, at_end: bool = False) -> bytes:
+    """A JSON object with facts before its own members, or behind them; every byte of what it was stays as it is.
+
+    So no digit of a number, member of an equal name, NaN or white space is lost. A fact that the object states too,
+    with the same value, is not said twice.
+
+    Raises:
+        ValueError: It is no JSON object in UTF-8, says something else than a fact, or names one twice.
+    """
+    own = _read(data.removeprefix(_BOM))
+    if not isinstance(own, _Members):
         raise ValueError(f"it holds a {type(own).__name__}, where {', '.join(facts)} could not be added")  # noqa: TRY004
-    for name in facts.keys() & own.keys():
-        if type(own[name]) is not type(facts[name]) or own[name] != facts[name]:
-            raise ValueError(f"it says {name!r} is {own[name]!r}, and it is {facts[name]!r}")
-    new = {name: value for name, value in facts.items() if name not in own}
+    new = dict(facts)
+    for name, value in own:
+        if name not in facts:
+            continue
+        if name not in new:
+            raise ValueError(f"the name {name!r} stands twice")
+        if type(value) is not type(facts[name]) or value != facts[name]:
+            raise ValueError(f"it says {name!r} is {value!r}, and it is {facts[name]!r}")
+        del new[name]
     if not new:
         return data
-    return to_json(new)[:-1] + (b"," if own else b"") + data[1:].lstrip(b" \t\r\n")
+    place = len(data[: data.rindex(b"}")].rstrip(_SPACE)) if at_end and own else data.index(b"{") + 1
+    first, last = (b",", b"") if at_end else (b"", b",")
+    added = to_json(new)[1:-1]
+    return data[:place] + (first + added + last if own else added) + data[place:]
 
 
 def field_with_facts(data: FieldBytes, facts: Mapping[str, Any]) -> bytes:
@@ -48,19 +66,21 @@ def field_with_facts(data: FieldBytes, facts: Mapping[str, Any]) -> bytes:
     return add_facts(data if isinstance(data, bytes) else data.read(), facts)
 
 
-def read_json(data: bytes | str) -> Any:
-    """A JSON value, more strictly than Python reads it: no NaN, no name twice, no bytes that are no UTF-8.
+class _Members(list[tuple[str, Any]]):
+    """Members of an object, in their order."""
 
-    Raises:
-        ValueError: It is not, or too large or too deep.
-    """
-    if len(data) > MAX_ROW_BYTES:
-        raise _too_large(len(data))
-    text = data if isinstance(data, str) else data.decode()
+
+def _read(data: bytes) -> Any:
     try:
-        return _DECODE(text)
+        return _DECODE(data.decode())
     except RecursionError as err:
         raise ValueError("it is nested too deeply") from err
+    except ValueError as err:
+        raise ValueError(f"it is no JSON in UTF-8: {err}") from err
+
+
+def _parse_int(text: str) -> int | str:
+    return int(text) if len(text) <= _MOST_DIGITS else text
 
 
 def _too_large(num_bytes: int) -> ValueError:
@@ -89,4 +109,5 @@ def refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is no JSON")
 
 
-_DECODE = json.JSONDecoder(object_pairs_hook=unique, parse_constant=refuse_constant).decode
+_DECODE = json.JSONDecoder(object_pairs_hook=_Members, parse_int=_parse_int).decode
+_TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

@@ -23,6 +23,7 @@ from wdskit.packing.arrow_stream import record_batches
 from wdskit.packing.records import Records
 from wdskit.packing.references import PartBytes
 from wdskit.packing.rows import Row
+from wdskit.storage.identity import FileChanged, FileIdentity
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,14 +88,14 @@ class _File:
         mapped: All of it.
         data: The same, for pyarrow.
         schema: Of its table.
-        mtime_ns: When it was last changed.
+        identity: What tells it from a file that has its path later.
     """
 
     path: str
     mapped: mmap.mmap
     data: pa.Buffer
     schema: pa.Schema
-    mtime_ns: int
+    identity: FileIdentity
     _read_bytes: int = 0
 
     def forget(self, num_bytes: int) -> None:
@@ -112,7 +113,7 @@ class _File:
         """The reference to an image: its place in the file."""
         offset = cells.address(number) - self.data.address
         assert 0 <= offset <= self.data.size - num_bytes  # nothing was unpacked: see `record_batches`
-        return PartBytes(self.path, num_bytes, offset, self.data.size, self.mtime_ns)
+        return PartBytes(self.path, num_bytes, offset, *self.identity)
 
 
 @contextlib.contextmanager
@@ -121,13 +122,17 @@ def _opened(path: str) -> Iterator[_File]:
 
     try:
         with open(path, "rb") as file:
-            if not os.fstat(file.fileno()).st_size:
+            identity = FileIdentity.of(file.fileno())
+            if not identity.num_bytes:
                 raise PackError(f"{path}: it cannot be read as an Arrow stream: it is empty.")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # unmapped with the last batch
         data = pa.py_buffer(mapped)
         with pa.ipc.open_stream(data) as stream:
             schema = stream.schema
-        yield _File(path, mapped, data, schema, os.stat(path).st_mtime_ns)
+        yield _File(path, mapped, data, schema, identity)
+        identity.check(path)
+    except FileChanged as err:
+        raise PackError(f"{path}: {err}.\n  Pack again when nobody writes it.") from err
     except (pa.ArrowException, OSError) as err:
         raise PackError(f"{path}: it cannot be read as an Arrow stream: {str(err).splitlines()[0]}.") from err
 

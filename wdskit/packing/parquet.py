@@ -17,6 +17,7 @@ from wdskit.packing.parquet_headers import UnknownPages
 from wdskit.packing.records import Records
 from wdskit.packing.references import CellBytes
 from wdskit.packing.rows import Row
+from wdskit.storage.identity import FileChanged, FileIdentity
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -61,21 +62,22 @@ class Parquet:
         """
         first_of_all = 0
         for path in self._paths:
-            with _read_errors(path), open_parquet(path) as file:
+            with _read_errors(path), _unchanged(path) as identity, open_parquet(path) as file:
                 if not file.schema_arrow.equals(self._schema):
                     raise PackError(f"{path}: it has other columns or types than {self._paths[0]}.")
-                yield from self._rows_in(file, path, first_of_all, keys)
+                yield from self._rows_in(file, path, identity, first_of_all, keys)
                 first_of_all += file.metadata.num_rows
 
-    def _rows_in(self, file: pq.ParquetFile, path: str, first_of_all: int, keys: str) -> Iterator[Row | RowError]:
+    def _rows_in(
+        self, file: pq.ParquetFile, path: str, identity: FileIdentity, first_of_all: int, keys: str
+    ) -> Iterator[Row | RowError]:
         records = Records(os.path.dirname(path), self._image_column, self._key_column)
-        status = os.stat(path)
         batches, pages = Batches(file, path), Pages(most_bytes=0)
-        column = Column(path, status.st_size, str(self._columns.image))
+        column = Column(path, identity, str(self._columns.image))
         first = 0
         for group in range(file.num_row_groups):
             check_group(file, group, path)
-            at = _Group(path, group, first, column.name, status.st_size, status.st_mtime_ns)
+            at = _Group(column, group, first)
             how = ArrowRows(self._columns, records, keys, at.refer, lambda row: f"{path}, row {row}")
             by_page = self._columns.image is not None and pages.are_known(column, group)
             for batch in batches.read(group, self._beside_images(file) if by_page else None):
@@ -92,19 +94,24 @@ class Parquet:
 
 @dataclass(frozen=True)
 class _Group:
-    """A row group whose rows begin at the table's row `first`."""
+    """A column of a row group whose rows begin at the table's row `first`."""
 
-    path: str
+    column: Column
     group: int
     first: int
-    column: str
-    file_bytes: int
-    mtime_ns: int
 
     def refer(self, _cells: Any, _number: int, row: int, num_bytes: int) -> CellBytes:
         """The reference to the image of a row of the table."""
-        at = self.group, row - self.first, self.column
-        return CellBytes(self.path, num_bytes, *at, self.file_bytes, self.mtime_ns)
+        path, identity, name = self.column
+        return CellBytes(path, num_bytes, self.group, row - self.first, name, *identity)
+
+
+@contextlib.contextmanager
+def _unchanged(path: str) -> Iterator[FileIdentity]:
+    """The identity of a file that is opened several times, which is compared again at the end."""
+    identity = FileIdentity.of(path)
+    yield identity
+    identity.check(path)
 
 
 @contextlib.contextmanager
@@ -114,6 +121,8 @@ def _read_errors(path: str) -> Iterator[None]:
 
     try:
         yield
+    except FileChanged as err:
+        raise PackError(f"{path}: {err}.\n  Pack again when nobody writes it.") from err
     except UnknownPages as err:
         raise PackError(f"{path}: it cannot be read as Parquet: a page of its images is damaged.") from err
     except (pa.ArrowException, OSError) as err:

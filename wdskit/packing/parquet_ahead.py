@@ -65,5 +65,5 @@ def _read(window: list[Row]) -> list[Row]:
     """The same rows, their cells read."""
     for cell in sorted((cell for row in window for cell in _cells(row)), key=_place):
         with contextlib.suppress(OSError, ValueError):  # it is told when its row comes
-            ahead[cell.path, cell.group, cell.row, cell.column] = cell.read()
+            ahead[cell.path, cell.identity, cell.group, cell.row, cell.column] = cell.read()
     return window

@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-import os
 import threading
 from collections import OrderedDict
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from wdskit.packing.arrow_cells import START_BYTES, Cells, image_parts
 from wdskit.packing.parquet_batches import READ_BYTES, Batches, open_parquet
 from wdskit.packing.parquet_headers import DICTIONARY_PAGE, Chunk, Page, UnknownPages, find_chunk, list_pages
 from wdskit.packing.parquet_pages import Values, are_known, read_dictionary, read_page
+from wdskit.storage.identity import FileChanged, FileIdentity
 
 _HELD_BYTES = 16 << 20  # of pages, besides the one that was read last
 _GROUP_BYTES = 64 << 20  # a row group that is smaller is held whole, for rows in any order
@@ -28,8 +28,8 @@ _MOST_PAGES = 50_000  # whose place is known, of each some 400 bytes
 class _OpenGroup:
     """A column of a row group, decoded from its start to where it was read last."""
 
-    def __init__(self, path: str, file_bytes: int, group: int, column: str) -> None:
-        self.name = path, file_bytes, group, column
+    def __init__(self, path: str, identity: FileIdentity, group: int, column: str) -> None:
+        self.name = path, identity, group, column
         self._file = open_parquet(path)
         self._about = self._file.metadata.row_group(group)
         self._begin()
@@ -108,16 +108,14 @@ class Pages:
         if table is not None and values is not None and number >= 0:
             self._values.move_to_end((column, group, number))
             return values.data, values.spans[row - table.firsts[number]]
-        fd = os.open(column.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            table = self._table(fd, column, group, chunk)
-            number = bisect.bisect_right(table.firsts, row) - 1
-            values = self._page(fd, column, group, chunk, table, number)
+            with column.identity.opened(column.path) as fd:
+                table = self._table(fd, column, group, chunk)
+                number = bisect.bisect_right(table.firsts, row) - 1
+                values = self._page(fd, column, group, chunk, table, number)
         except UnknownPages:
             self._chunks[column][group] = None  # not tried again
             raise
-        finally:
-            os.close(fd)
         return values.data, values.spans[row - table.firsts[number]]
 
     def are_known(self, column: Column, group: int) -> bool:
@@ -126,13 +124,11 @@ class Pages:
         Raises:
             OSError: The file cannot be read.
         """
-        fd = os.open(column.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._table(fd, column, group, self._chunk(column, group))
+            with column.identity.opened(column.path) as fd:
+                self._table(fd, column, group, self._chunk(column, group))
         except UnknownPages:
             return False
-        finally:
-            os.close(fd)
         return True
 
     def _chunk(self, column: Column, group: int) -> Chunk:
@@ -205,10 +201,10 @@ class PageCells:
 
 
 class Column(NamedTuple):
-    """A column of a file."""
+    """A column of a file. What is held of it is not taken for that of another file at its path."""
 
     path: str
-    file_bytes: int
+    identity: FileIdentity
     name: str
 
 
@@ -224,7 +220,11 @@ def _find_chunks(column: Column) -> list[Chunk | None]:
     """The chunk of each row group; None where its pages cannot be read here."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(column.path, pre_buffer=False, buffer_size=READ_BYTES) as file:
+    with (
+        column.identity.opened(column.path) as fd,
+        open(fd, "rb", closefd=False) as opened,
+        pq.ParquetFile(opened, pre_buffer=False, buffer_size=READ_BYTES) as file,
+    ):
         names = {column.name, f"{column.name}.bytes"}
         numbers = [number for number in range(len(file.schema)) if file.schema.column(number).path in names]
         if len(numbers) != 1:
@@ -240,31 +240,39 @@ def _find_chunks(column: Column) -> list[Chunk | None]:
 
 _lock = threading.Lock()
 _pages = Pages()
-ahead: dict[tuple[str, int, int, str], bytes] = {}
-"""Cells that were read before they are asked for, by path, row group, row and column; each is given once."""
+ahead: dict[tuple[str, FileIdentity, int, int, str], bytes] = {}
+"""Cells that were read before they are asked for, by the arguments of `read_cell`; each is given once."""
 _last: list[_OpenGroup] = []
 
 
-def read_cell(path: str, file_bytes: int, group: int, row: int, column: str) -> bytes:
+def read_cell(path: str, identity: FileIdentity, group: int, row: int, column: str) -> bytes:
     """The bytes of one cell.
 
     Raises:
         OSError: The file cannot be read.
         ValueError: It is not the file that it was, or is damaged.
     """
-    now = os.stat(path).st_size
-    if now != file_bytes:
-        raise ValueError(f"the file has {now} bytes now and had {file_bytes} when packing began")
     with _lock:
-        data = ahead.pop((path, group, row, column), None)
-        if data is not None:
-            return data
-        with contextlib.suppress(UnknownPages):
-            return _pages.read(Column(path, file_bytes, column), group, row)
-        if not _last or _last[0].name != (path, file_bytes, group, column):
+        try:
+            identity.check(path)
+            data = _read_cell(path, identity, group, row, column)
+            identity.check(path)  # pyarrow opens it by its path
+        except FileChanged:
             close_all()
-            _last.append(_OpenGroup(path, file_bytes, group, column))
-        return _last[0].read(row)
+            raise
+    return data
+
+
+def _read_cell(path: str, identity: FileIdentity, group: int, row: int, column: str) -> bytes:
+    data = ahead.pop((path, identity, group, row, column), None)
+    if data is not None:
+        return data
+    with contextlib.suppress(UnknownPages):
+        return _pages.read(Column(path, identity, column), group, row)
+    if not _last or _last[0].name != (path, identity, group, column):
+        close_all()
+        _last.append(_OpenGroup(path, identity, group, column))
+    return _last[0].read(row)
 
 
 def close_all() -> None:

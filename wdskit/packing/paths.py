@@ -11,9 +11,10 @@ from typing import IO
 
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PackError, RowError
+from wdskit.packing.facts import to_json
 from wdskit.packing.records import key_of_path
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error, to_json
+from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.walking import utf8_name
 
 STDIN = "-"

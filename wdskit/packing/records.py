@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wdskit.codecs.images import is_image_field
+from wdskit.packing.facts import to_json
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error, to_json
+from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error
 
 IMAGE_COLUMNS = ("image", "file_name", "path")
 KEY_COLUMN = "key"

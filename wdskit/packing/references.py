@@ -6,12 +6,12 @@ that a plan can be written and read back.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from wdskit.storage.identity import FileIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +21,24 @@ class FileBytes:
     Attributes:
         path: The file.
         num_bytes: Its size when the plan was made.
-        mtime_ns: When it was last changed then: for the plan of a run that was stopped, which is to go on.
+        mtime_ns: When it was last changed then.
+        inode: Its number in its file system then.
     """
 
     path: str
     num_bytes: int
-    mtime_ns: int = 0
+    mtime_ns: int
+    inode: int
 
     def read(self) -> bytes:
         """The file's bytes.
 
         Raises:
             OSError: It cannot be read.
-            ValueError: It has another size than planned.
+            ValueError: It is not the file that it was.
         """
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            data = os.read(fd, self.num_bytes + 1)  # the byte too many shows that it grew
-            if len(data) != self.num_bytes:  # it changed, or comes in parts: from a network, or 2 GiB at a time
-                while len(data) <= self.num_bytes and (part := os.read(fd, self.num_bytes + 1 - len(data))):
-                    data += part
-                if len(data) != self.num_bytes:
-                    raise self._changed(fd)
-        finally:
-            os.close(fd)
-        return data
+        with self.identity.opened(self.path) as fd:
+            return _read_part(fd, 0, self.num_bytes)
 
     def read_into(self, memory: memoryview) -> None:
         """Write the file's bytes into memory of `num_bytes` bytes.
@@ -53,20 +46,18 @@ class FileBytes:
         Raises:
             OSError, ValueError: As `read`.
         """
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            count = os.readv(fd, [memory, bytearray(1)])
-            if count != self.num_bytes:
-                while count <= self.num_bytes and (more := os.readv(fd, [memory[count:], bytearray(1)])):
-                    count += more
-                if count != self.num_bytes:
-                    raise self._changed(fd)
-        finally:
-            os.close(fd)
+        with self.identity.opened(self.path) as fd:
+            count = os.readv(fd, [memory])
+            while count < self.num_bytes:  # it comes in parts: from a network, or 2 GiB at a time
+                more = os.readv(fd, [memory[count:]])
+                if not more:
+                    raise _cut_short(count, self.num_bytes)
+                count += more
 
-    def _changed(self, fd: int) -> ValueError:
-        now = os.fstat(fd).st_size
-        return ValueError(f"it has {now} bytes now and had {self.num_bytes} when packing began")
+    @property
+    def identity(self) -> FileIdentity:
+        """The file's identity when the plan was made."""
+        return FileIdentity(self.num_bytes, self.mtime_ns, self.inode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +70,30 @@ class PartBytes:
         offset: Where they begin.
         file_bytes: Size of the file when the plan was made.
         mtime_ns: When the file was last changed then.
+        inode: The file's number in its file system then.
     """
 
     path: str
     num_bytes: int
     offset: int
     file_bytes: int
-    mtime_ns: int = 0
+    mtime_ns: int
+    inode: int
 
     def read(self) -> bytes:
         """The bytes.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: It has another size than planned.
+            ValueError: It is not the file that it was.
         """
-        with _opened(self.path, self.file_bytes) as fd:
+        with self.identity.opened(self.path) as fd:
             return _read_part(fd, self.offset, self.num_bytes)
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The file's identity when the plan was made."""
+        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +109,7 @@ class ZipBytes:
         crc: CRC-32 of the member.
         file_bytes: Size of the zip when the plan was made.
         mtime_ns: When the zip was last changed then.
+        inode: The zip's number in its file system then.
     """
 
     path: str
@@ -120,16 +119,17 @@ class ZipBytes:
     is_deflated: bool
     crc: int
     file_bytes: int
-    mtime_ns: int = 0
+    mtime_ns: int
+    inode: int
 
     def read(self) -> bytes:
         """The member's bytes; no more of them are made than it is said to have.
 
         Raises:
             OSError: The zip cannot be read.
-            ValueError: It has another size than planned, or the member is damaged.
+            ValueError: It is not the file that it was, or the member is damaged.
         """
-        with _opened(self.path, self.file_bytes) as fd:
+        with self.identity.opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
             if not header.startswith(ZIP_HEADER_START):
                 raise ValueError(f"no member begins at byte {self.offset}, where the directory of the zip has one")
@@ -153,33 +153,32 @@ class ZipBytes:
             raise ValueError(msg)
         return data
 
+    @property
+    def identity(self) -> FileIdentity:
+        """The zip's identity when the plan was made."""
+        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
+
 
 ZIP_HEADER_START = b"PK\x03\x04"
 ZIP_HEADER_BYTES = 30  # then its name and extra field, whose sizes stand in the last four (PKWARE APPNOTE 4.3.7)
 
 
-@contextlib.contextmanager
-def _opened(path: str, file_bytes: int) -> Iterator[int]:
-    """A file that has the size that it had."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        now = os.fstat(fd).st_size
-        if now != file_bytes:
-            raise ValueError(f"the file has {now} bytes now and had {file_bytes} when packing began")
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _read_part(fd: int, offset: int, num_bytes: int) -> bytes:
     parts = []
     stop = offset + num_bytes
+    file_bytes = os.fstat(fd).st_size
+    if stop > file_bytes:  # before there is memory for what a damaged directory claims
+        raise _cut_short(file_bytes, stop)
     while offset < stop and (part := os.pread(fd, stop - offset, offset)):  # one gives 2 GiB at most
         parts.append(part)
         offset += len(part)
     if offset < stop:
-        raise ValueError(f"the file stops at byte {offset}, {stop - offset} bytes before the end of this field")
+        raise _cut_short(offset, stop)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _cut_short(offset: int, stop: int) -> ValueError:
+    return ValueError(f"the file stops at byte {offset}, {stop - offset} bytes before the end of this field")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +193,7 @@ class CellBytes:
         column: Name of its column: one of bytes, or of structs whose `bytes` are meant.
         file_bytes: Size of the file when the plan was made.
         mtime_ns: When the file was last changed then.
+        inode: The file's number in its file system then.
     """
 
     path: str
@@ -202,7 +202,8 @@ class CellBytes:
     row: int
     column: str
     file_bytes: int
-    mtime_ns: int = 0
+    mtime_ns: int
+    inode: int
 
     def read(self) -> bytes:
         """The cell's bytes.
@@ -213,10 +214,15 @@ class CellBytes:
         """
         from wdskit.packing.parquet_cells import read_cell
 
-        data = read_cell(self.path, self.file_bytes, self.group, self.row, self.column)
+        data = read_cell(self.path, self.identity, self.group, self.row, self.column)
         if len(data) != self.num_bytes:
             raise ValueError(f"its cell has {len(data)} bytes now and had {self.num_bytes} when packing began")
         return data
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The file's identity when the plan was made."""
+        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
 
 Reference: TypeAlias = FileBytes | PartBytes | ZipBytes | CellBytes

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wdskit.codecs.fields import decode_field
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key, split_name
-from wdskit.errors import DecodeError, KeyRuleError, PackError
+from wdskit.errors import KeyRuleError, PackError
+from wdskit.packing.facts import add_facts
 from wdskit.packing.reshard_choice import check_word
-from wdskit.packing.rows import to_json
 from wdskit.tar.reader import locate_members
 
 
@@ -115,24 +114,16 @@ class Changes:
         fields: dict[str, memoryview | bytes] = {new: data[slice(*sample.fields[old])] for new, old in names.items()}
         key = sample.key
         if self.hashed:
-            fields["json"] = _with_key(fields.get("json", b"{}"), key)
+            try:
+                fields["json"] = add_facts(bytes(fields.get("json", b"{}")), {"key": key})
+            except ValueError as err:
+                raise ValueError(f"its json: {err}") from err
             key = hashed_key(key)
         try:
             check_member_name(key, max(fields, key=len))
         except KeyRuleError as err:
             raise ValueError(str(err)) from err
         return key, sorted(fields.items())
-
-
-def _with_key(data: memoryview | bytes, key: str) -> bytes:
-    """The JSON with the key that the sample had."""
-    try:
-        value = decode_field("json", bytes(data))
-    except DecodeError as err:
-        raise ValueError(str(err)) from err
-    if not isinstance(value, Mapping) or value.get("key", key) != key:
-        raise ValueError("its json has no room for `key`, where a key that is hashed is kept")
-    return to_json({**value, "key": key})
 
 
 def find_fields(data: bytes, *, shard: str, offset: int) -> Sample:

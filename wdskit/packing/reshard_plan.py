@@ -19,7 +19,7 @@ from wdskit.packing.planning import PlannedShard
 from wdskit.packing.reshard_fields import Changes, find_fields
 from wdskit.packing.reshard_fill import ReshardJob
 from wdskit.packing.reshard_look import Words
-from wdskit.packing.reshard_read import open_path
+from wdskit.packing.reshard_read import SourcePath, open_path
 from wdskit.packing.reshard_samples import Columns, Samples
 from wdskit.packing.reshard_scan import Scanned
 from wdskit.packing.rows import row_error
@@ -37,7 +37,7 @@ def join_sources(scans: Iterable[Scanned], *, hashed: bool, first_of_key: bool) 
     Raises:
         PackError: Two have one key.
     """
-    paths: list[str] = []
+    paths: list[SourcePath] = []
     columns = Columns({"hashes": "u8", "source": "u4", "starts": "u4", "spans": "u4", "sizes": "u4", "copied": "?"})
     for number, scan in enumerate(scans):
         paths.append(scan.path)

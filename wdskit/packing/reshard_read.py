@@ -7,10 +7,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+from typing_extensions import Self
 
 from wdskit.errors import ShardError, StorageError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.reshard_look import BlocksAt, Bytes, Ints
+from wdskit.storage.identity import FileChanged, FileIdentity
 from wdskit.storage.urls import LocalFile
 
 MAX_OPEN = 128  # files, of the 1024 that a process usually may have open
@@ -58,17 +60,45 @@ def blocks_of(file: LocalFile) -> BlocksAt:
     return read
 
 
+class SourcePath(str):
+    """Path of a shard, with the identity of the file that was looked at."""
+
+    __slots__ = ("identity",)
+    identity: FileIdentity
+
+    @classmethod
+    def of(cls, path: str, identity: FileIdentity) -> Self:
+        """Both as one."""
+        made = cls(path)
+        made.identity = identity
+        return made
+
+
+def check_unchanged(file: LocalFile, identity: FileIdentity) -> None:
+    """Refuse a shard that was written again, or replaced.
+
+    Raises:
+        ShardError: It was.
+    """
+    try:
+        identity.check(file.fd)
+    except FileChanged as err:
+        remedy = "Start again when nobody writes there."
+        raise ShardError(shard=file.url, offset=0, problem=str(err), remedy=remedy) from err
+
+
 class Sources:
     """Shards by number, each opened when it is first asked for, the longest unused closed when there are too many."""
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[SourcePath]) -> None:
         self._paths = paths
         self._files: OrderedDict[int, LocalFile] = OrderedDict()
 
     def __getitem__(self, number: int) -> LocalFile:
-        """An open shard.
+        """An open shard, which is compared with the one that was looked at each time.
 
         Raises:
+            ShardError: It is another one.
             StorageError: It cannot be opened.
         """
         file = self._files.get(number)
@@ -78,6 +108,7 @@ class Sources:
             file = self._files[number] = open_path(self._paths[number])
         else:
             self._files.move_to_end(number)
+        check_unchanged(file, self._paths[number].identity)
         return file
 
     def close(self) -> None:

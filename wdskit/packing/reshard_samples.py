@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.packing.reshard_look import Bools, Ints
+from wdskit.packing.reshard_read import SourcePath
 
 Column = NDArray[np.uint32]
 
@@ -31,7 +32,7 @@ class Samples:
         copied: Whether its bytes are copied as they are.
     """
 
-    sources: Sequence[str]
+    sources: Sequence[SourcePath]
     source: Column
     start: Column
     span: Column

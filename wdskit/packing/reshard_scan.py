@@ -20,7 +20,8 @@ from wdskit.packing.reshard_batch import Batch, Gone
 from wdskit.packing.reshard_choice import Choice
 from wdskit.packing.reshard_fields import Changes
 from wdskit.packing.reshard_look import Bools, Ints, Words, look_at
-from wdskit.packing.reshard_read import blocks_in, blocks_of, open_path, read_into
+from wdskit.packing.reshard_read import SourcePath, blocks_in, blocks_of, check_unchanged, open_path, read_into
+from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import locate_members
 from wdskit.tar.walk import Span
@@ -57,7 +58,7 @@ class Scanned:
     """What a shard has.
 
     Attributes:
-        path: The shard.
+        path: The shard, and which file it was.
         num_samples: Samples in it.
         gone: Of these, those that do not stay.
         num_ignored: Members that belong to no sample.
@@ -70,7 +71,7 @@ class Scanned:
         numbers: Which sample of the shard it is. Empty with changes.
     """
 
-    path: str
+    path: SourcePath
     num_samples: int
     gone: Gone
     num_ignored: int
@@ -108,17 +109,20 @@ def scan_source(job: ScanJob) -> Scanned:
         RowError: A sample cannot be written as it has to be.
         StorageError: It cannot be read.
     """
-    offsets, num_ignored = _offsets_of(job)
     file = open_path(job.path)
     try:
+        identity = FileIdentity.of(file.fd)
+        offsets, num_ignored = _offsets_of(job)
         if job.has_check:
             _check_digest(job, file)
         scan = _Scan(job, file, num_ignored)
         parts = [scan.part(first, offsets[first : stop + 1]) for first, stop in _batches(offsets)]
+        check_unchanged(file, identity)
     finally:
         file.close()
     columns = _Part(*(np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True)))
-    return Scanned(job.path, len(offsets) - 1, scan.gone, scan.num_ignored, frozenset(scan.fields), *columns)
+    path = SourcePath.of(job.path, identity)
+    return Scanned(path, len(offsets) - 1, scan.gone, scan.num_ignored, frozenset(scan.fields), *columns)
 
 
 def _offsets_of(job: ScanJob) -> tuple[Ints, int]:

@@ -93,7 +93,9 @@ def select(
     with contextlib.ExitStack() as stack:
         folders = _folders_of(found)
         indexes = {folder: _locked(stack, folder, name, recipe, overwrite=overwrite) for folder in folders}
-        scans = {scan.path: scan for scan in seen.counted(scan_all(jobs, workers=workers, tell=progress or _silent))}
+        scans = {
+            str(scan.path): scan for scan in seen.counted(scan_all(jobs, workers=workers, tell=progress or _silent))
+        }
         for folder, index in indexes.items():
             _write(Path(folder), index, name, scans, recipe, disk)
     num_samples = sum(len(scan.numbers) for scan in scans.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +14,13 @@ from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import DecodeError, KeyRuleError, RowError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
+from wdskit.packing.facts import field_with_facts
 from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.treatment import UNTOUCHED, Treatment
+from wdskit.storage.identity import FileChanged
 
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
 _SHOWN_CHARS = 1000
-_TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,9 @@ class Row:
         return row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.")
 
     def _unreadable(self, source: FieldBytes, err: Exception) -> RowError:
-        return row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.")
+        is_changed = isinstance(err, FileChanged)
+        remedy = "Pack again when nobody writes it." if is_changed else "Mend or remove it, or use --skip-bad."
+        return row_error(self.where, _told(source, err), remedy)
 
 
 def size_of(data: FieldBytes) -> int:
@@ -144,7 +146,7 @@ def file_bytes(path: str, where: str) -> FileBytes:
     if not stat.S_ISREG(status.st_mode):
         problem = "it is no file" if path == where else f"{path} is no file"
         raise row_error(where, problem, "Mend the path, or use --skip-bad.")
-    return FileBytes(path, status.st_size, status.st_mtime_ns)
+    return FileBytes(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: str, path: str) -> Row:
@@ -176,15 +178,6 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
             problem = f"its field {field!r} has {size} bytes, over the {MAX_USTAR_SIZE_BYTES} that all readers take"
             raise row_error(where, problem, "Cut it into several samples.")
     return Row(key, tuple(sorted(fields.items())), where)
-
-
-def to_json(value: Any) -> bytes:
-    """A JSON field: compact, UTF-8, keys in their order.
-
-    Raises:
-        ValueError: NaN or infinity, which JSON has not, or half of a surrogate pair.
-    """
-    return _TO_JSON(value).encode()
 
 
 def python_rows(rows: Iterable[Mapping[str, Any]], *, keys: str) -> Iterator[Row | RowError]:
@@ -220,18 +213,23 @@ def _python_row(row: Any, where: str, keys: str) -> Row:
         if field in values:
             raise row_error(where, f"it has the field {field!r} twice", "Fields are written in lower case.")
         values[field] = value
-    if keys == "hashed" and values:
-        values["json"] = _json_with_key(values.get("json", {}), key, where)
     fields = {field: _encode(field, value, where) for field, value in values.items()}
+    if keys == "hashed" and fields:
+        fields["json"] = json_with_key(fields.get("json", b"{}"), key, where)
     return make_row(key, fields, where, keys=keys, path=key)
 
 
-def _json_with_key(value: Any, key: str, where: str) -> dict[str, Any]:
-    """The json of a row whose key is hashed, with the key that it had."""
-    if not isinstance(value, Mapping) or value.get("key", key) != key:
-        remedy = 'Give a dict without "key".'
-        raise row_error(where, "its json has no room for `key`, where a key that is hashed is kept", remedy)
-    return {**value, "key": key}
+def json_with_key(own: FieldBytes, key: str, where: str) -> bytes:
+    """The json of a row whose key is hashed, with the key that it had.
+
+    Raises:
+        RowError: It cannot be read, or has no room for the key.
+    """
+    try:
+        return field_with_facts(own, {"key": key})
+    except (OSError, ValueError) as err:
+        problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
+        raise row_error(where, f"its json: {problem}", "Mend it, or use --skip-bad.") from err
 
 
 def _encode(field: str, value: Any, where: str) -> FieldBytes:

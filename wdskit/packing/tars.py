@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from wdskit.packing.members import row_or_error
 from wdskit.packing.references import PartBytes
 from wdskit.packing.rows import Row
 from wdskit.shards.unfinished import refuse_part
+from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 
@@ -50,11 +50,11 @@ class Tars:
         for path in self._paths:
             file = LocalFile(path)
             try:
-                status = os.fstat(file.fd)
+                identity = FileIdentity.of(file.fd)
                 samples = HeaderReader(file, shard=path)
                 for sample in samples:
                     fields = (
-                        (name, PartBytes(path, span.size, span.offset, status.st_size, status.st_mtime_ns))
+                        (name, PartBytes(path, span.size, span.offset, *identity))
                         for name, span in sample.items()
                         if not name.startswith("__")
                     )

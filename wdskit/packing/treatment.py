@@ -17,7 +17,8 @@ from wdskit.codecs.structure import check_image
 from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
-from wdskit.packing.deriving import DERIVED, JSON_FIELD, add_to_json, derive_facts
+from wdskit.packing.deriving import DERIVED, JSON_FIELD, derive_facts
+from wdskit.packing.facts import add_facts
 
 Field = tuple[str, bytes]
 
@@ -234,9 +235,12 @@ class Treatment:
         [image] = images
         try:
             facts = derive_facts(treated[image], self.derive, max_pixels=self.max_pixels)
-            treated[JSON_FIELD] = add_to_json(treated.get(JSON_FIELD), facts)
         except DecodeError as err:
             raise _told(JSON_FIELD, f"derive: {err}", err) from err
+        try:
+            treated[JSON_FIELD] = add_facts(treated.get(JSON_FIELD, b"{}"), facts, at_end=True)
+        except ValueError as err:
+            raise DecodeError(f"{JSON_FIELD}: derive: {err}", field=JSON_FIELD) from err
 
     @cached_property
     def _recoding(self) -> Recoding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -15,6 +14,7 @@ from wdskit.packing.references import FieldBytes, ZipBytes
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sorting import SortedBytes
 from wdskit.packing.zip_directory import Member, read_directory
+from wdskit.storage.identity import FileIdentity
 
 _NUMBER = re.compile(r"\d+")
 
@@ -38,13 +38,13 @@ class Zips:
         """
         for path in self._paths:
             try:
-                status = os.stat(path)
+                identity = FileIdentity.of(path)
                 members = self._sorted(path)
             except OSError as err:
                 raise PackError(f"{path}: cannot be read: {err.strerror}.") from err
             for key, records in groupby(map(_unpacked, members), key=lambda record: record[0]):
                 try:
-                    fields = [_field(path, key, field, member, status) for _, field, member in records]
+                    fields = [_field(path, key, field, member, identity) for _, field, member in records]
                 except RowError as err:
                     yield err
                 else:
@@ -69,7 +69,7 @@ def _unpacked(record: bytes) -> tuple[str, str, Member]:
     return key, field, Member(offset, packed_bytes, num_bytes, crc, bool(is_deflated))
 
 
-def _field(path: str, key: str, field: str, member: Member, status: os.stat_result) -> tuple[str, FieldBytes]:
+def _field(path: str, key: str, field: str, member: Member, identity: FileIdentity) -> tuple[str, FieldBytes]:
     """A member as a field.
 
     Raises:
@@ -83,7 +83,7 @@ def _field(path: str, key: str, field: str, member: Member, status: os.stat_resu
         problem = f"the dot in {key}.{field} cuts its key, and names that differ behind it would be one sample"
         raise row_error(where, problem, "Unpack it, and pack the folder with --keys hashed.")
     if member.is_deflated or member.packed_bytes == member.num_bytes:
-        told = member.packed_bytes, member.is_deflated, member.crc, status.st_size, status.st_mtime_ns
-        return field, ZipBytes(path, member.num_bytes, member.offset, *told)
+        told = member.packed_bytes, member.is_deflated, member.crc
+        return field, ZipBytes(path, member.num_bytes, member.offset, *told, *identity)
     problem = f"its {field!r} is stored as {member.packed_bytes} bytes and claims to have {member.num_bytes}"
     raise row_error(where, problem, "The zip is damaged. Make it again.")

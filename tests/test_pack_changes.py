@@ -1,0 +1,191 @@
+"""Sources that are written again at equal size: while they are packed, and between two runs of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from shards import samples_in, write_shard
+
+from wdskit import PackError, RowError, WdskitError, pack, reshard
+from wdskit.packing import parquet_cells
+
+NUM = 6
+
+
+@pytest.fixture(autouse=True)
+def _closed_groups():
+    yield
+    parquet_cells.close_all()
+
+
+def photo(number: int, version: str) -> bytes:
+    """What begins as a JPEG file does; of one size, whatever the number and the version."""
+    return b"\xff\xd8\xff\xe0" + f"{number:04d} {version}".encode() * 400
+
+
+def write_folder(folder: Path, version: str) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    for number in range(NUM):
+        (folder / f"{number}.jpg").write_bytes(photo(number, version))
+    return [folder / f"{number}.jpg" for number in range(NUM)]
+
+
+def write_table(path: Path, version: str) -> list[Path]:
+    files = write_folder(path.parent / "images", version)
+    path.write_text("".join(json.dumps({"image": f"images/{file.name}"}) + "\n" for file in files))
+    return files
+
+
+def write_parquet(path: Path, version: str, **options) -> list[Path]:
+    pq.write_table(pa.table({"image": [photo(n, version) for n in range(NUM)]}), path, compression="none", **options)
+    return [path]
+
+
+def write_deltas(path: Path, version: str) -> list[Path]:
+    """Pages that pyarrow alone reads."""
+    return write_parquet(path, version, use_dictionary=False, column_encoding={"image": "DELTA_BYTE_ARRAY"})
+
+
+def write_arrow(folder: Path, version: str) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    (folder / "dataset_info.json").write_text("{}")
+    table = pa.table({"image": [photo(n, version) for n in range(NUM)]})
+    with pa.ipc.new_stream(folder / "data.arrow", table.schema) as stream:
+        stream.write_table(table)
+    return [folder / "data.arrow"]
+
+
+def write_tar(path: Path, version: str) -> list[Path]:
+    return [write_shard(path, {f"{n}": {"jpg": photo(n, version)} for n in range(NUM)})]
+
+
+def write_zip(path: Path, version: str, method: int = zipfile.ZIP_STORED) -> list[Path]:
+    with zipfile.ZipFile(path, "w", method) as file:
+        for number in range(NUM):
+            file.writestr(f"{number}.jpg", photo(number, version))
+    return [path]
+
+
+def write_deflated(path: Path, version: str) -> list[Path]:
+    return write_zip(path, version, zipfile.ZIP_DEFLATED)
+
+
+KINDS = {
+    "photos": write_folder,
+    "table.jsonl": write_table,
+    "pages.parquet": write_parquet,
+    "groups.parquet": write_deltas,
+    "saved": write_arrow,
+    "s-0.tar": write_tar,
+    "stored.zip": write_zip,
+    "deflated.zip": write_deflated,
+}
+NEXT_NS = 1_000_000_000
+
+
+class Source:
+    """A source of one kind, and its files as they become."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        write = KINDS[path.name]
+        self.new = {file: file.read_bytes() for file in write(path, "new")}
+        write(path, "old")
+
+    def write_again(self, by: str) -> None:
+        """Of equal size: by another file with the same time, which takes the name, or in place."""
+        for file, data in self.new.items():
+            now = file.stat().st_mtime_ns
+            assert file.stat().st_size == len(data), "the test needs versions of equal size"
+            if by == "rename":
+                other = file.with_name(f"{file.name}.other")
+                other.write_bytes(data)
+                os.utime(other, ns=(now, now))
+                other.replace(file)
+            else:
+                file.write_bytes(data)
+                os.utime(file, ns=(now + NEXT_NS, now + NEXT_NS))
+
+
+@pytest.mark.parametrize("by", ["rename", "writing"])
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_source_that_is_written_again_at_equal_size_is_never_packed_under_the_planned_keys(
+    tmp_path, name, by, threads
+):
+    source = Source(tmp_path / name)
+
+    def change(now):
+        if (now.stage, now.num_samples) == ("packing", 1):
+            source.write_again(by)
+
+    options = {"validate": "none", "threads": threads, "max_samples": 1 if threads == 2 else NUM}
+    with pytest.raises(RowError, match="was replaced or written again since packing began") as caught:
+        pack(source.path, tmp_path / "out", progress=change, **options)
+    assert "Pack again when nobody writes it." in str(caught.value)
+    written = [file.read_bytes() for file in (tmp_path / "out").glob("*.tar")]
+    assert not any(b"new" in data for data in written)
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+@pytest.mark.parametrize("by", ["rename", "writing"])
+@pytest.mark.parametrize("name", KINDS)
+def test_a_source_that_is_written_again_between_two_runs_is_read_anew(tmp_path, name, by, shuffle):
+    """Nothing that was held of the first version, as pages of a table, comes up again."""
+    source = Source(tmp_path / name)
+    for version in ("old", "new"):
+        pack(source.path, tmp_path / version, validate="none", shuffle=shuffle)
+        found = sorted(sample["jpg"] for sample in samples_in(tmp_path / version).values())
+        assert found == [photo(number, version) for number in range(NUM)]
+        source.write_again(by)
+
+
+@pytest.mark.parametrize("by", ["rename", "writing"])
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("options", [{}, {"rename": "jpg=jpeg"}, {"shuffle": 1}])
+def test_a_shard_that_is_written_again_at_equal_size_is_never_resharded(tmp_path, by, indexed, options):
+    if indexed:
+        old, new = ([{"__key__": str(n), "jpg": photo(n, version)} for n in range(NUM)] for version in ("old", "new"))
+        for rows, folder in ((new, "other"), (old, "source")):
+            pack(rows, tmp_path / folder, validate="none", pattern="s-%d.tar")
+        source = Source.__new__(Source)
+        source.path = tmp_path / "source" / "s-0.tar"
+        source.new = {source.path: (tmp_path / "other" / "s-0.tar").read_bytes()}
+    else:
+        source = Source(tmp_path / "s-0.tar")
+
+    def change(now):
+        if now.stage == "reading":
+            source.write_again(by)
+
+    with pytest.raises(WdskitError, match=r"s-0.tar.*was replaced or written again"):
+        reshard(str(source.path), tmp_path / "out", progress=change, **options)
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+def test_a_table_that_changes_while_it_is_planned_is_an_error(tmp_path, monkeypatch):
+    """Its rows could be of two versions, also where no image refers to it."""
+    path = tmp_path / "t.parquet"
+    for version in (1, 2):
+        pq.write_table(pa.table({"n": [version] * NUM}), path, row_group_size=2)
+        if version == 1:
+            first = path.read_bytes()
+    new = path.read_bytes()
+    path.write_bytes(first)
+    os.utime(path, ns=(NEXT_NS, NEXT_NS))
+    assert len(new) == len(first)
+
+    def change(now):
+        if now.stage == "reading":
+            path.write_bytes(new)
+
+    monkeypatch.setattr("wdskit.packing.planning._TELL_ROWS", 3)
+    with pytest.raises(PackError, match=r"t.parquet: the file was replaced or written again since packing began"):
+        pack(path, tmp_path / "out", progress=change)

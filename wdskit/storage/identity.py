@@ -1,0 +1,67 @@
+"""Whether a file is still the one that was read before: its size, its time of change and its inode."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from typing_extensions import Self
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from one that has its path later, and from itself after it was written again.
+
+    Attributes:
+        num_bytes: Its size.
+        mtime_ns: When it was last changed.
+        inode: Its number in its file system.
+    """
+
+    num_bytes: int
+    mtime_ns: int
+    inode: int
+
+    @classmethod
+    def of(cls, file: int | str) -> Self:
+        """The identity of an open file, by its descriptor, or of the file that has a path now.
+
+        Raises:
+            OSError: There is none.
+        """
+        status = os.stat(file)  # noqa: PTH116 (a descriptor too)
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+    def check(self, file: int | str) -> None:
+        """Compare with a file as it is now.
+
+        Raises:
+            FileChanged: It is another one, or was written again.
+            OSError: There is none.
+        """
+        now = self.of(file)
+        if now.num_bytes != self.num_bytes:
+            raise FileChanged(f"the file has {now.num_bytes} bytes now and had {self.num_bytes} when packing began")
+        if now != self:
+            raise FileChanged("the file was replaced or written again since packing began")
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """A descriptor of the file, which is compared before and after it is read.
+
+        Raises:
+            FileChanged: As `check`.
+            OSError: It cannot be opened.
+        """
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.check(fd)
+            yield fd
+            self.check(fd)
+        finally:
+            os.close(fd)
+
+
+class FileChanged(ValueError):
+    """A file is not the one that was read before."""
