@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 
 import pytest
+from http_server import serve_folder
+from images import make_folder
+from shards import samples_in, write_shard
 
+import wdskit
+from wdskit import PackError, Pipeline, pack, reshard
 from wdskit.dataset.classes import read_classes
-from wdskit.errors import FolderIndexError
+from wdskit.dataset.index import read_index
+from wdskit.errors import ConfigError, FolderIndexError
+from wdskit.shards.indexing import index_folder
 
 
 @pytest.mark.parametrize("numbers", [*itertools.product(range(-1, 3), repeat=2)])
@@ -34,3 +42,234 @@ def test_a_list_is_taken_as_it_is_and_nothing_as_none(tmp_path):
     assert read_classes(tmp_path) is None
     (tmp_path / "classes.json").write_text('["b", "a", "b"]')
     assert read_classes(tmp_path) == ("b", "a", "b")
+
+
+# Several folders: a label means the same in all that is read together, or nothing is read.
+
+CAT_DOG, DOG_CAT, COW = ["cat", "dog"], ["dog", "cat"], ["cat", "dog", "cow"]
+
+
+def labelled(folder, names, *, label=b"0", indexed=True, **more):
+    """One shard of one sample, which has a label."""
+    folder.mkdir()
+    write_shard(folder / f"{folder.name}.tar", {f"{folder.name}-0": {"cls": label, **more}})
+    if names is not None:
+        (folder / "classes.json").write_text(json.dumps(names))
+    if indexed:
+        index_folder(folder)
+    return folder
+
+
+def read_with(source, a, b, **more):
+    """Build a loader of both folders and take its first batch."""
+    pipe = Pipeline()
+    if source == "stream":
+        pipe = pipe.stream(f"{a}::{b}", **more)
+    elif source == "mixture":
+        pipe = pipe.exact(mixture=[{"shards": str(each), "repeat": 1} for each in (a, b)], **more)
+    elif source == "weights":
+        pipe = pipe.resampled(mixture=[{"shards": str(each)} for each in (a, b)], **more).with_epoch(2)
+    else:
+        pipe = getattr(pipe, source)([str(a), str(b)], **more)
+    return [len(batch[0]) for batch in pipe.to_tuple("__key__", "cls").batched(2).loader(workers=0)]
+
+
+SOURCES = ["exact", "resampled", "sequential", "stream", "mixture", "weights"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_label_with_two_meanings_is_never_read(tmp_path, source):
+    a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", DOG_CAT)
+    with pytest.raises(FolderIndexError, match=r"b/classes.json: class 0 is 'dog', and 'cat' in .*a/classes.json: one"):
+        read_with(source, a, b)
+    assert sum(read_with(source, a, b, classes="any")) == 2
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("names", [CAT_DOG, {"dog": 1, "cat": 0}, COW])
+def test_classes_that_agree_on_each_number_are_read_together(tmp_path, source, names, caplog):
+    a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", names)
+    assert sum(read_with(source, a, b)) == 2
+    assert not caplog.records
+
+
+def test_each_folder_is_compared_with_the_one_that_has_most_classes(tmp_path):
+    folders = [labelled(tmp_path / name, names) for name, names in (("a", ["cat"]), ("b", COW), ("c", ["cat", "cow"]))]
+    with pytest.raises(FolderIndexError, match=r"c/classes.json: class 1 is 'cow', and 'dog' in .*b/classes.json"):
+        Pipeline().exact([str(folder) for folder in folders]).loader(workers=0)
+
+
+@pytest.mark.parametrize("source", ["exact", "stream"])
+def test_labels_without_names_beside_labels_with_names_are_reported(tmp_path, source, caplog):
+    a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", None)
+    with caplog.at_level(logging.WARNING):
+        read_with(source, a, b)
+    assert "b has labels but no classes.json, which " in caplog.text
+    caplog.clear()
+    read_with(source, a, b, classes="any")
+    (b / "classes.json").write_text(json.dumps(CAT_DOG))
+    read_with(source, a, b)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("source", ["exact", "stream"])
+def test_samples_without_labels_need_no_names(tmp_path, source, caplog):
+    a, b = labelled(tmp_path / "a", CAT_DOG, txt=b"a"), tmp_path / "b"
+    b.mkdir()
+    write_shard(b / "b.tar", {"b-0": {"txt": b"b"}})
+    index_folder(b)
+    pipe = getattr(Pipeline(), source)([str(a), str(b)])
+    assert sum(len(texts) for (texts,) in pipe.to_tuple("txt").batched(2).loader(workers=0)) == 2
+    assert not caplog.records
+
+
+def test_the_state_does_not_depend_on_how_classes_are_compared(tmp_path):
+    a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", CAT_DOG)
+    for source in ("exact", "stream"):
+        states = [
+            getattr(Pipeline(), source)(f"{a}::{b}", classes=classes).batched(1).loader(workers=0).state_dict()
+            for classes in ("same", "any")
+        ]
+        assert states[0] == states[1]
+    with pytest.raises(ConfigError, match="classes"):
+        Pipeline().exact(str(a), classes="some")
+
+
+def test_classes_of_remote_folders_are_compared(tmp_path):
+    for name, names in (("a", CAT_DOG), ("b", DOG_CAT), ("c", None)):
+        labelled(tmp_path / name, names, indexed=False)
+    with serve_folder(tmp_path) as base:
+        with pytest.raises(FolderIndexError, match=r"/b/classes.json: class 0 is 'dog', and 'cat' in http.*/a/classes"):
+            read_with("stream", f"{base}/a/a.tar", f"{base}/b/b.tar")
+        assert read_with("stream", f"{base}/a/a.tar", f"{base}/c/c.tar") == [2]
+        assert read_with("stream", f"{base}/a/a.tar", tmp_path / "a") == [2]
+
+
+def test_one_folder_needs_no_class_names_that_read(tmp_path):
+    a = labelled(tmp_path / "a", {"cat": 7})
+    assert read_with("exact", a, a) == [2]
+
+
+@pytest.mark.parametrize("write", [pack, reshard])
+def test_labels_with_two_meanings_are_never_written_together(tmp_path, write):
+    a, b, c = (labelled(tmp_path / name, names) for name, names in (("a", CAT_DOG), ("b", DOG_CAT), ("c", COW)))
+    with pytest.raises(FolderIndexError, match=r"b/classes.json: class 0 is 'dog', and 'cat' in .*a/classes.json: one"):
+        write(f"{a}::{b}", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    write(f"{a}::{c}", tmp_path / "out")
+    assert list(read_classes(tmp_path / "out")) == COW
+
+
+@pytest.mark.parametrize("write", [pack, reshard])
+def test_names_are_written_where_they_are_those_of_all_labels(tmp_path, write, caplog):
+    a, b = labelled(tmp_path / "a", CAT_DOG, txt=b"a"), labelled(tmp_path / "b", None)
+    result = write(f"{a}::{b}", tmp_path / "out")
+    assert read_classes(tmp_path / "out") is None
+    assert "b has labels but no classes.json" in caplog.text + getattr(result, "classes_lost", "")
+    (tmp_path / "c").mkdir()
+    write_shard(tmp_path / "c" / "c.tar", {"c-0": {"txt": b"c"}})
+    index_folder(tmp_path / "c")
+    write(f"{a}::{tmp_path}/c", tmp_path / "more")
+    assert list(read_classes(tmp_path / "more")) == CAT_DOG
+
+
+# The numbers that an image folder gets.
+
+
+def ways_to_write(tmp_path):
+    """The classes bird, cat, dog, as `classes` takes them."""
+    pack(make_folder(tmp_path / "train", {"bird": 1, "cat": 1, "dog": 1}), tmp_path / "packed")
+    (tmp_path / "names.txt").write_text("bird\r\ncat\ndog\n\n")
+    (tmp_path / "names.json").write_text('{"cat": 1, "dog": 2, "bird": 0}')
+    names = ["packed", "packed/classes.json", "names.txt", "names.json"]
+    return [*(tmp_path / name for name in names), ["bird", "cat", "dog"], {"dog": 2, "bird": 0, "cat": 1}]
+
+
+def test_a_val_set_without_a_class_gets_the_numbers_of_train(tmp_path):
+    val = make_folder(tmp_path / "val", {"dog": 1, "cat": 1})
+    for number, classes in enumerate(ways_to_write(tmp_path)):
+        out = tmp_path / f"out{number}"
+        result = pack(val, out, classes=classes, pattern="val-%06d.tar")
+        assert result.classes == {"bird": 0, "cat": 1, "dog": 2}
+        assert {key: fields["cls"] for key, fields in samples_in(out).items()} == {"cat/0000": b"1", "dog/0000": b"2"}
+        assert json.loads(samples_in(out)["dog/0000"]["json"])["cls"] == 2
+        assert (out / "classes.json").read_bytes() == (tmp_path / "packed" / "classes.json").read_bytes()
+    pipe = Pipeline().exact([str(tmp_path / "packed"), str(tmp_path / "out0")]).to_tuple("cls").batched(5)
+    assert sorted(next(iter(pipe.loader(workers=0)))[0]) == [b"0", b"1", b"1", b"2", b"2"]
+
+
+def test_the_command_line_fixes_numbers_too(tmp_path, run):
+    ways_to_write(tmp_path)
+    val = make_folder(tmp_path / "val", {"dog": 1})
+    code, _, err = run("pack", str(val), str(tmp_path / "out"), "--classes", str(tmp_path / "packed"))
+    assert (code, err) == (0, "")
+    assert samples_in(tmp_path / "out")["dog/0000"]["cls"] == b"2"
+    (val / "dog" / "0000.jpg").rename(val / "dog" / "0001.jpg")
+    code, _, err = run("pack", str(val), str(tmp_path / "out"), "--append")
+    assert code == 1
+    assert f"--classes {tmp_path / 'out'}" in err
+    code, _, err = run("pack", str(val), str(tmp_path / "out"), "--append", "--classes", str(tmp_path / "out"))
+    assert (code, err) == (0, "")
+    assert samples_in(tmp_path / "out")["dog/0001"]["cls"] == b"2"
+
+
+def test_a_class_that_is_not_among_the_given_ones_is_an_error(tmp_path):
+    val = make_folder(tmp_path / "val", {"dog": 1, "cta": 1, "eel": 1})
+    for classes in ways_to_write(tmp_path):
+        with pytest.raises(PackError, match=r"val/cta: 'cta' is none of the 3 classes of .* Did you mean `cat`\?"):
+            pack(val, tmp_path / "out", classes=classes)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("classes", "problem"),
+    [
+        ("missing", "there is no such file or folder"),
+        ("val", "there is no classes.json in this folder"),
+        (b"cat\ncat\n", "the class 'cat' stands there twice"),
+        (b"", "it holds no class"),
+        (b"cat\n\ndog\n", "one without a name"),
+        (b"\xff\xfec\0", "it is no UTF-8"),
+        ([], "it holds no class"),
+        (["cat", 7], "one without a name"),
+        ({"cat": 1}, "the numbers of the 1 names are not 0 to 0"),
+        ({"cat": 0, "dog": "1"}, "the numbers of the 2 names are not 0 to 1"),
+        (3, "3 is neither a path nor names"),
+    ],
+)
+def test_classes_that_cannot_be_used_are_an_error(tmp_path, classes, problem):
+    val = make_folder(tmp_path / "val", {"cat": 1})
+    if isinstance(classes, bytes):
+        (tmp_path / "names.txt").write_bytes(classes)
+        classes = tmp_path / "names.txt"
+    elif isinstance(classes, str):
+        classes = tmp_path / classes
+    with pytest.raises(PackError, match=problem):
+        pack(val, tmp_path / "out", classes=classes)
+
+
+def test_classes_belong_to_folders_of_classes(tmp_path):
+    (tmp_path / "flat").mkdir()
+    make_folder(tmp_path, {"flat": 1})
+    with pytest.raises(PackError, match="there is no class folder here"):
+        pack(tmp_path / "flat", tmp_path / "out", classes=["cat"])
+    (tmp_path / "a.csv").write_text("image\nflat/0000.jpg\n")
+    with pytest.raises(PackError, match="classes belongs to an image folder, and this is a table of text"):
+        pack(tmp_path / "a.csv", tmp_path / "out", classes=["cat"])
+
+
+@pytest.mark.parametrize("names", [("train", "val"), ("test", "train", "validation"), ("Train", "Test"), ("train",)])
+def test_folders_of_splits_are_not_taken_for_classes(tmp_path, names):
+    for name in names:
+        make_folder(tmp_path / "data" / name, {"cat": 1, "dog": 1})
+    with pytest.raises(PackError, match=r"it holds nothing but .*rain.*\n  Pack each by itself: `wdskit pack "):
+        pack(tmp_path / "data", tmp_path / "out")
+    pack(tmp_path / "data", tmp_path / "out", classes=sorted(names))  # they are classes: somebody says so
+    assert read_classes(tmp_path / "out") == tuple(sorted(names))
+
+
+def test_a_class_called_like_a_split_stands_among_others(tmp_path):
+    pack(make_folder(tmp_path / "vehicles", {"bus": 1, "train": 1}), tmp_path / "out")
+    assert read_classes(tmp_path / "out") == ("bus", "train")
+    assert [entry.num_samples for entry in read_index(tmp_path / "out").entries] == [2]
+    assert wdskit.plan(Pipeline().exact(str(tmp_path / "out")).batched(2), quality=True).quality.num_classes == 2

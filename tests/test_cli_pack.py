@@ -347,6 +347,7 @@ OPTIONS = {
     "--from": ("list out --from list", lambda: keys_in("out") == ["photos/dog/0000"]),
     "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
     "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
+    "--classes": ("photos out --classes names.txt", lambda: samples_in(Path("out"))["cat/0000"]["cls"] == b"1"),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
     "--also": ("photos out --also timm", lambda: Path("out/_info.json").exists()),
     "--split-name": ("photos out --also timm --split-name x", lambda: "x" in read_timm_info("out")),
@@ -384,6 +385,7 @@ def test_an_option_does_what_its_help_says(run, photos, option, monkeypatch):
     coco = {"images": [{"id": 1, "file_name": "cat/0001.jpg"}], "annotations": []}
     Path("coco.json").write_text(json.dumps(coco))
     Path("list").write_text("photos/dog/0000.jpg\n")
+    Path("names.txt").write_text("bird\ncat\ndog\n")
     (photos / "dog" / "0000.txt").write_text("a dog")
     write_special_images()
     words, is_done = OPTIONS[option]

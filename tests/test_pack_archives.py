@@ -78,12 +78,11 @@ def test_class_names_beside_tars_come_along_where_they_are_those_of_all(tmp_path
     assert pack(more, tmp_path / "c", from_="tar").classes == {}
     (tmp_path / "more" / "classes.json").write_text('["cat", "dog"]')
     assert pack(more, tmp_path / "d", from_="tar").classes == {"cat": 0, "dog": 1}
-    for text in ('["dog", "cat"]', '["cat", "cat"]'):
+    for text, classes in (('["dog", "cat"]', {"dog": 0, "cat": 1}), ('["cat", "cat"]', {})):
         (tmp_path / "more" / "classes.json").write_text(text)
-        assert pack(tmp_path / "more", tmp_path / text[2:5] / str(len(text)), pattern="p-%d.tar").classes == (
-            {"dog": 0, "cat": 1} if text.startswith('["dog') else {}
-        )
-        assert pack(more, tmp_path / "e", from_="tar", pattern="p-%d.tar", overwrite=True).classes == {}
+        assert pack(tmp_path / "more", tmp_path / text[2:5] / str(len(text)), pattern="p-%d.tar").classes == classes
+        with pytest.raises(FolderIndexError, match="one label would mean two classes"):
+            pack(more, tmp_path / "e", from_="tar", pattern="p-%d.tar")
     (tmp_path / "more" / "classes.json").write_text('{"cat": 0, "dog": 7}')
     with pytest.raises(FolderIndexError, match="not 0 to 1, each once"):
         pack(more, tmp_path / "f", from_="tar")

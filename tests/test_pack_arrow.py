@@ -397,3 +397,15 @@ def test_a_flipped_byte_of_a_data_file_is_an_error_or_other_data_and_never_a_cra
         except PackError:
             num_errors += 1
     assert num_errors > 10
+
+
+def test_parquet_files_whose_labels_mean_different_classes_are_never_packed_together(tmp_path):
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["cat", "eel"]), ("c", ["cat", "dog", "eel"])):
+        told = {"info": {"features": {"label": {"_type": "ClassLabel", "names": classes}}}}
+        table = pa.table({"label": [1], "key": [name]}).replace_schema_metadata({"huggingface": json.dumps(told)})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    a, b, c = (tmp_path / f"{name}.parquet" for name in "abc")
+    with pytest.raises(PackError, match=r"b.parquet: class 1 of its column 'label' is 'eel', and 'dog' in .*a.parquet"):
+        pack(f"{a}::{b}", tmp_path / "out")
+    pack(f"{a}::{c}", tmp_path / "out")
+    assert [fields["cls"] for fields in samples_in(tmp_path / "out").values()] == [b"1", b"1"]

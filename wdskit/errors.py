@@ -32,11 +32,12 @@ class WdskitError(Exception):
 
 
 class StorageError(WdskitError):
-    """A URL or file cannot be read. `url` names it."""
+    """A URL or file cannot be read. `url` names it; `status` is that of the HTTP response, 0 without one."""
 
-    def __init__(self, message: str = "", *, url: str = "") -> None:
+    def __init__(self, message: str = "", *, url: str = "", status: int = 0) -> None:
         super().__init__(message)
         self.url = url
+        self.status = status
 
 
 class ShardError(WdskitError):

@@ -101,6 +101,10 @@ def pack_command(
         str | None,
         typer.Option(metavar="DIR", help="Folder of a COCO file's images. Default: the file's own."),
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Classes by number: a packed folder, classes.json, or a name a line."),
+    ] = None,
     image_column: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Table's column with the image. Default: image, file_name or path."),
@@ -210,6 +214,7 @@ def pack_command(
             from_=from_,
             side_cars=[name.strip() for name in side_cars.split(",")] if side_cars else (),
             images=images,
+            classes=classes,
             image_column=image_column,
             key_column=key_column,
             also=split_kinds(also),

@@ -3,35 +3,130 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
-from wdskit.errors import FolderIndexError
-from wdskit.storage.urls import read_bytes
+from wdskit.dataset.index import join_url
+from wdskit.errors import FolderIndexError, StorageError
+from wdskit.storage.urls import is_local, read_bytes
 
 CLASSES_NAME = "classes.json"
 MAX_CLASSES_BYTES = 64 << 20
+_ABSENT = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)  # 403: what S3 says to who may not list
+_log = logging.getLogger(__name__)
 
 
-def read_classes(folder: Path) -> tuple[str, ...] | None:
-    """The class names of a local folder by class number, None where it has none.
+def read_classes(folder: str | Path) -> tuple[str, ...] | None:
+    """The class names of a folder, local or remote, by class number; None where it has none.
 
     Raises:
         FolderIndexError: The file is no list of names and no numbers by name.
+        StorageError: It cannot be read.
     """
-    path = folder / CLASSES_NAME
-    if not path.is_file():
+    path = str(folder / CLASSES_NAME) if isinstance(folder, Path) else join_url(folder, CLASSES_NAME)
+    if (isinstance(folder, Path) or is_local(path)) and not Path(path).is_file():
         return None
     try:
-        names = json.loads(read_bytes(str(path), limit=MAX_CLASSES_BYTES))
+        return parse_classes(read_bytes(path, limit=MAX_CLASSES_BYTES), path, folder=str(folder))
+    except StorageError as err:
+        if err.status in _ABSENT:
+            return None
+        raise
+
+
+def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...]:
+    """The class names by class number that a `classes.json` holds: a list, or numbers by name.
+
+    Raises:
+        FolderIndexError: It holds neither.
+    """
+    try:
+        names = json.loads(data)
     except (ValueError, RecursionError) as err:
-        raise FolderIndexError(f"{path}: it is no JSON: {err}.", folder=str(folder)) from err
+        raise FolderIndexError(f"{path}: it is no JSON: {err}.", folder=folder) from err
     if isinstance(names, dict) and all(type(number) is int for number in names.values()):
         numbers, names = sorted(names.values()), sorted(names, key=names.__getitem__)
         if numbers != [*range(len(names))]:
             msg = f"{path}: the numbers of its {len(names)} classes are not 0 to {len(names) - 1}, each once."
-            raise FolderIndexError(f"{msg} Mend it, or remove it.", folder=str(folder))
+            raise FolderIndexError(f"{msg} Mend it, or remove it.", folder=folder)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FolderIndexError(
-            f"{path}: it is no list of class names in the order of their numbers.", folder=str(folder)
-        )
+        raise FolderIndexError(f"{path}: it is no list of class names in the order of their numbers.", folder=folder)
     return tuple(names)
+
+
+def first_conflict(one: Sequence[str], other: Sequence[str]) -> int | None:
+    """The first class number that both have, and have by two names; None where one goes on where the other ends."""
+    return next((number for number, names in enumerate(zip(one, other, strict=False)) if names[0] != names[1]), None)
+
+
+@dataclass(frozen=True)
+class CommonClasses:
+    """What the labels of several folders stand for.
+
+    Attributes:
+        names: Class names by class number; None where no folder has a `classes.json`.
+        folder: The folder that has all of these names; empty where none has any.
+        unnamed: Folders whose samples have labels without a `classes.json`, where another folder has one.
+    """
+
+    names: tuple[str, ...] | None
+    folder: str
+    unnamed: tuple[str, ...]
+
+    @property
+    def problem(self) -> str:
+        """What is not known of the labels, empty where all is."""
+        if not self.unnamed:
+            return ""
+        return f"{self.unnamed[0] or '.'} has labels but no {CLASSES_NAME}, which {self.folder or '.'} has"
+
+
+def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *, way_out: str) -> CommonClasses:
+    """The classes of all these folders, whose `classes.json` must agree on the name of each number that they share.
+
+    Args:
+        folders: Local or remote.
+        has_labels: Whether samples of a folder may have the field `cls`; asked of those without a `classes.json`.
+        way_out: What to do where they disagree, beside packing one of them again.
+
+    Raises:
+        FolderIndexError: Two of them disagree, so that one number would stand for two classes; or one does not read.
+        StorageError: One cannot be read.
+    """
+    names: tuple[str, ...] | None = None
+    named = ""
+    without = []
+    for folder in dict.fromkeys(folders):
+        found = read_classes(folder)
+        if found is None:
+            without.append(folder)
+            continue
+        number = first_conflict(names or (), found)
+        if names is not None and number is not None:
+            paths = join_url(folder, CLASSES_NAME), join_url(named, CLASSES_NAME)
+            msg = f"{paths[0]}: class {number} is {found[number]!r}, and {names[number]!r} in {paths[1]}"
+            remedy = f"Pack one of them again with the numbers of the other (`wdskit pack --classes`), or {way_out}"
+            raise FolderIndexError(f"{msg}: one label would mean two classes.\n  {remedy}", folder=folder)
+        if names is None or len(found) > len(names):
+            names, named = found, folder
+    unnamed = () if names is None else tuple(filter(has_labels, without))
+    return CommonClasses(names, named, unnamed)
+
+
+def check_labels(folders: Iterable[str], has_labels: Callable[[str], bool]) -> None:
+    """Refuse folders of one pipeline whose labels mean different classes, and warn where that cannot be known.
+
+    Raises:
+        FolderIndexError, StorageError: As `common_classes`.
+    """
+    several = [*dict.fromkeys(folders)]
+    if len(several) < 2:
+        return
+    way_out = "say `classes: any` in the source where labels are not used or stages make them agree."
+    found = common_classes(several, has_labels, way_out=way_out)
+    if found.problem:
+        remedy = f"If they do, copy that {CLASSES_NAME} there; or say `classes: any` in the source."
+        _log.warning("%s: nobody knows whether their labels mean the same classes.\n  %s", found.problem, remedy)

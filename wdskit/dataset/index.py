@@ -143,6 +143,20 @@ def has_index(folder: str) -> bool:
     return (Path(local_path(folder) or ".") / INDEX_NAME).is_file()
 
 
+def is_label(field: str) -> bool:
+    """Whether a field holds the number of a class, by its name."""
+    return field.rpartition(".")[2] == "cls"
+
+
+def folder_has_labels(folder: str) -> bool:
+    """Whether samples of an indexed folder have the field `cls`.
+
+    Raises:
+        FolderIndexError, StorageError: As `read_index`.
+    """
+    return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
+
+
 def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Also = NOTHING_ELSE, disk: Disk = DISK) -> None:
     """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, then the JSON."""
     data = _to_json(entries, also)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from urllib.parse import unquote
 
-from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, join_url, read_index
+from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, is_label, join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.storage.urls import is_local, local_path, scheme_of
@@ -47,6 +47,15 @@ class ShardList:
     def num_parts(self) -> int:
         """How many parts there are."""
         return self.parts[-1] + 1
+
+    @property
+    def folders(self) -> dict[str, bool]:
+        """The folders of the shards, and whether their samples may have labels, as far as their indexes say."""
+        folders: dict[str, bool] = {}
+        for url, entry in zip(self.urls, self.entries, strict=True):
+            folder = split_url(url)[0]
+            folders[folder] = folders.get(folder, False) or entry is None or any(map(is_label, entry.fields))
+        return folders
 
 
 @dataclass
@@ -243,11 +252,7 @@ def _match_remote(url: str, folders: _Folders) -> list[str]:
 
 def _entry(url: str, folders: _Folders, *, need_index: bool) -> ShardEntry | None:
     """The line of a shard in its folder's index."""
-    if is_local(url):
-        folder, name = os.path.split(url)
-    else:
-        folder, _, name = url.partition("?")[0].rpartition("/")
-        name = unquote(name)
+    folder, name = split_url(url)
     index = folders.needed_index(folder) if need_index else folders.index_of(folder)
     if index is None:
         return None
@@ -255,6 +260,14 @@ def _entry(url: str, folders: _Folders, *, need_index: bool) -> ShardEntry | Non
     if entry is None:
         raise not_listed(folder, name)
     return entry
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Folder and file name of a shard; the folder of one in the current folder is empty."""
+    if is_local(url):
+        return os.path.split(url)
+    folder, _, name = url.partition("?")[0].rpartition("/")
+    return folder, unquote(name)
 
 
 def not_listed(folder: str, name: str) -> FolderIndexError:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from wdskit.errors import RowError
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_PIXELS
 from wdskit.packing.beginning import Work
+from wdskit.packing.class_names import find_class_names
 from wdskit.packing.destination import Destination, check_place
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.kinds import SourceOptions, find_source
@@ -93,6 +94,7 @@ def pack(
     from_: str | None = None,
     side_cars: Sequence[str] = (),
     images: str | os.PathLike[str] | None = None,
+    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
     image_column: str | None = None,
     key_column: str | None = None,
     also: Sequence[str] = (),
@@ -157,6 +159,9 @@ def pack(
         side_cars: Of an image folder: extensions of the files beside an image that belong to its sample (`json`,
             `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
         images: Of COCO annotations: the folder of their images; by default that of the file.
+        classes: Of an image folder: the classes that there may be, by number, so that a val set which lacks one gets
+            the numbers of train: a packed folder, a `classes.json`, a text file with a name a line; or names, or
+            numbers by name. A sub-folder that is none of them is an error. By default the sub-folders, sorted.
         image_column: Of a table; see `packing.records.Records`, and `packing.arrow_columns.sort_columns`.
         key_column: Of a table.
         also: Files for other readers beside the shards: some of `shards.also.KINDS`. With `append` those that are there
@@ -230,7 +235,15 @@ def pack(
         folder = folder_of(os.fsdecode(dest))
         names = names_of_all(folder, pattern, options.split)
         check_place(folder, source, options)
-    how = SourceOptions(from_, keys, image_column, key_column, side_cars, None if images is None else os.fspath(images))
+    how = SourceOptions(
+        from_=from_,
+        keys=keys,
+        image_column=image_column,
+        key_column=key_column,
+        side_cars=side_cars,
+        images=None if images is None else os.fspath(images),
+        classes=None if classes is None else find_class_names(classes),
+    )
     found = find_source(source, how)
     if found.is_stream:
         options.check_stream()
@@ -243,7 +256,7 @@ def pack(
         splitter = None if options.split is None else Splitter(options.split)
         on_key = None if splitter is None else splitter.add
         spool = stack.enter_context(Spool(place.room, name=place.name, disk=disk, most=most, on_key=on_key))
-        work = Work(stack, found, names, options, asdict(how), splitter, progress or _say_nothing, disk)
+        work = Work(stack, found, names, options, how.told(), splitter, progress or _say_nothing, disk)
         if found.is_stream:
             target, streamed = pack_stream(work, place)
             return _result(target, found, streamed, None, start)

@@ -273,4 +273,4 @@ def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
         raise PackError(f"{path}: it is no JSON: {err}.") from err
     if known != dict(classes):
         msg = f"{path}: it has other classes ({len(known)}) than what is added ({len(classes)})."
-        raise PackError(f"{msg}\n  The same names in both give the same numbers; add empty folders for those missing.")
+        raise PackError(f"{msg}\n  Images get the numbers that are there with --classes {folder}.")

@@ -10,11 +10,15 @@ import orjson
 
 from wdskit.codecs.images import is_image_field
 from wdskit.errors import PackError, RowError
+from wdskit.packing.class_names import ClassNames
 from wdskit.packing.facts import field_with_facts
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.side_cars import SideCars, Together
 from wdskit.packing.walking import is_folder, list_folder, utf8_name, walk_files
+
+_SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
+"""Folders that hold the classes of a split, as data sets are handed out."""
 
 
 class _Top(NamedTuple):
@@ -37,21 +41,25 @@ class ImageFolder:
     Args:
         root: The folder.
         side_cars: Extensions of the files beside an image that belong to its sample.
+        classes: The classes that there may be; None: the sub-folders.
 
     Attributes:
-        classes: Number of each class: its place among the sorted names of the sub-folders. Empty for a flat folder.
+        classes: Number of each class: its place in `classes`, or among the sorted names of the sub-folders. Empty for a
+            flat folder.
         num_other: Files met so far that are neither images nor side-cars of one.
 
     Raises:
-        PackError: It cannot be listed, or the name of a class is no UTF-8.
+        PackError: It cannot be listed; or the name of a class is no UTF-8, none of `classes`, or that of a split.
     """
 
-    def __init__(self, root: str, *, side_cars: Sequence[str] = ()) -> None:
+    def __init__(self, root: str, *, side_cars: Sequence[str] = (), classes: ClassNames | None = None) -> None:
         self.root = root
         self.num_other = 0
         self._side_cars = SideCars(side_cars)
         self._top = _list_top(root, self._side_cars)
-        self.classes = {} if self._top.num_images else _classes(root, self._top.folders)
+        self.classes = {} if self._top.num_images else _classes(root, self._top.folders, classes)
+        if classes is not None and not self.classes:
+            raise PackError(f"{root}: classes: there is no class folder here. Leave it out.")
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row an image, in the order of their paths' bytes: its bytes, `cls` and `json` with class, number and path
@@ -134,10 +142,20 @@ def _list_top(root: str, side_cars: SideCars) -> _Top:
     return _Top(sorted(folders, key=os.fsencode), first, num_images)
 
 
-def _classes(root: str, names: list[str]) -> dict[str, int]:
-    for name in names:
+def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[str, int]:
+    names = []
+    for folder in folders:
         try:
-            utf8_name(name)
+            names.append(utf8_name(folder))
         except UnicodeDecodeError as err:
-            raise PackError(f"{os.path.join(root, name)}: the name of this class is no UTF-8. Rename it.") from err
-    return {utf8_name(name): number for number, name in enumerate(names)}
+            raise PackError(f"{os.path.join(root, folder)}: the name of this class is no UTF-8. Rename it.") from err
+    if classes is not None and names:
+        classes.check(names, root)
+        return classes.numbers
+    if names and all(name.lower() in _SPLITS for name in names):
+        told = f"it holds nothing but {' and '.join(names)}, which would be its classes"
+        remedy = f"Pack each by itself: `wdskit pack {os.path.join(root, names[0])} DEST`."
+        if len(names) > 1:
+            remedy = f"{remedy[:-1]}, then the others with `--classes DEST`, so that all number their classes alike."
+        raise PackError(f"{root}: {told}.\n  {remedy} If they are the classes, name them: --classes FILE.")
+    return {name: number for number, name in enumerate(names)}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from wdskit.codecs.images import is_image_field
-from wdskit.dataset.patterns import expand_patterns, has_wildcards
+from wdskit.dataset.patterns import expand_patterns, has_wildcards, split_parts
 from wdskit.errors import PackError, RowError
+from wdskit.packing.class_names import ClassNames
 from wdskit.packing.coco import Coco
 from wdskit.packing.folder import ImageFolder
 from wdskit.packing.hf import INFO_NAME, SPLITS_NAME, STATE_NAME, SavedDataset
@@ -42,6 +43,7 @@ class SourceOptions:
         key_column: See `records.Records`.
         side_cars: Extensions of files beside an image that belong to its sample; see `side_cars.SideCars`.
         images: Folder of a COCO file's images.
+        classes: The classes of an image folder; None: its sub-folders.
     """
 
     from_: str | None = None
@@ -50,6 +52,11 @@ class SourceOptions:
     key_column: str | None = None
     side_cars: Sequence[str] = ()
     images: str | None = None
+    classes: ClassNames | None = None
+
+    def told(self) -> dict[str, Any]:
+        """All of them by name, for the record of the run."""
+        return {**asdict(self), "classes": self.classes and self.classes.digest}
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Kind:
 
 
 def _read_folder(path: str, how: SourceOptions) -> Reader:
-    return ImageFolder(path, side_cars=how.side_cars)
+    return ImageFolder(path, side_cars=how.side_cars, classes=how.classes)
 
 
 def _read_table(path: str, how: SourceOptions) -> Reader:
@@ -90,7 +97,7 @@ _NOT_GIVEN: tuple[object, ...] = (None, (), [])
 _COLUMNS = ("image_column", "key_column")
 
 KINDS: dict[str, Kind] = {
-    "folder": Kind("an image folder", ("folder",), _read_folder, ("side_cars",)),
+    "folder": Kind("an image folder", ("folder",), _read_folder, ("side_cars", "classes")),
     "table": Kind("a table of text", ("file", "stdin"), _read_table, _COLUMNS),
     "list": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path)),
     "list0": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path, b"\x00")),
@@ -152,6 +159,12 @@ def _kind_of(path: str) -> str:
         return _kind_of_folder(path)
     if not os.path.exists(path) and not is_pattern(path):
         raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
+    parts = split_parts(path)
+    if len(parts) > 1:
+        kinds = sorted({_kind_of(part) for part in parts})
+        if len(kinds) > 1:
+            raise PackError(f"{path}: its parts are of several kinds ({', '.join(kinds)}). Pack each kind by itself.")
+        return kinds[0]
     for suffix, kind in _SUFFIXES.items():
         if path.lower().endswith(suffix):
             return kind

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from wdskit.dataset.classes import first_conflict
 from wdskit.errors import PackError, RowError
 from wdskit.packing.arrow_columns import ArrowColumns, need_pyarrow, read_features, sort_columns
 from wdskit.packing.arrow_rows import ArrowRows
@@ -50,21 +51,34 @@ class Parquet:
     def _open(self, path: str) -> tuple[Any, ArrowColumns]:
         with _read_errors(path), open_parquet(path) as file:
             schema = file.schema_arrow
+        return schema, self._sorted(schema, path)
+
+    def _sorted(self, schema: Any, path: str) -> ArrowColumns:
         told = (schema.metadata or {}).get(b"huggingface")
-        return schema, sort_columns(schema, read_features(told, path), path, self._image_column)
+        return sort_columns(schema, read_features(told, path), path, self._image_column)
+
+    def _check_labels(self, schema: Any, path: str) -> None:
+        """Refuse a file whose labels mean other classes than those of the first."""
+        labels = self._sorted(schema, path).labels
+        for column, names in self._columns.labels.items():
+            number = first_conflict(names, labels.get(column, ()))
+            if number is not None:
+                msg = f"{path}: class {number} of its column {column!r} is {labels[column][number]!r}"
+                raise PackError(f"{msg}, and {names[number]!r} in {self._paths[0]}.\n  Pack them into two folders.")
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row a row: `json` with all columns but bytes, the image, and `cls` where a column is called so or has the
         names of classes.
 
         Raises:
-            PackError: A file cannot be read, or has other columns than the first.
+            PackError: A file cannot be read, or has other columns or classes than the first.
         """
         first_of_all = 0
         for path in self._paths:
             with _read_errors(path), _unchanged(path) as identity, open_parquet(path) as file:
                 if not file.schema_arrow.equals(self._schema):
                     raise PackError(f"{path}: it has other columns or types than {self._paths[0]}.")
+                self._check_labels(file.schema_arrow, path)
                 yield from self._rows_in(file, path, identity, first_of_all, keys)
                 first_of_all += file.metadata.num_rows
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.classes import CLASSES_NAME, read_classes
+from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.errors import PackError, StorageError, WdskitError
 from wdskit.packing.reshard_batch import Gone
@@ -17,6 +17,7 @@ from wdskit.packing.reshard_fields import Changes
 from wdskit.packing.reshard_scan import ScanJob, Scanned, scan_source
 from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.spool import blocks_of
+from wdskit.packing.tars import LEAVE_OUT
 from wdskit.shards.parallel import map_shards
 from wdskit.shards.unfinished import refuse_part
 from wdskit.storage.urls import is_local
@@ -155,20 +156,14 @@ def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], 
     """The `classes.json` to write, where there is one, and why there is none although a source has one.
 
     Raises:
-        PackError: Two folders number their classes differently, so that one number would mean two things.
+        FolderIndexError: Two folders number their classes differently, so that one number would mean two things.
     """
     if changes.new_name("cls") != "cls":
         return {}, ""
-    folders = [Path(parent) for parent in dict.fromkeys(os.path.dirname(url) or "." for url in found.urls)]
-    classes = {folder: read_classes(folder) for folder in folders}
-    known = [folder for folder in folders if classes[folder] is not None]
-    if not known:
+    folders = found.folders
+    classes = common_classes(folders, folders.__getitem__, way_out=LEAVE_OUT)
+    if classes.names is None:
         return {}, ""
-    other = next((folder for folder in known if classes[folder] != classes[known[0]]), None)
-    if other is not None:
-        msg = f"{other / CLASSES_NAME}: it numbers the classes otherwise than {known[0] / CLASSES_NAME}"
-        raise PackError(f"{msg}, so one cls would mean two things.\n  Drop it with --drop cls, or make them agree.")
-    without = next((folder for folder in folders if classes[folder] is None), None)
-    if without is not None:
-        return {}, f"{without} has no {CLASSES_NAME}, which {known[0]} has, so none was written."
-    return {CLASSES_NAME: (known[0] / CLASSES_NAME).read_bytes()}, ""
+    if classes.problem:
+        return {}, f"{classes.problem}, so none was written."
+    return {CLASSES_NAME: (Path(classes.folder) / CLASSES_NAME).read_bytes()}, ""

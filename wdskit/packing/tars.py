@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from wdskit.dataset.classes import read_classes
+from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.grouping import HeaderReader
-from wdskit.dataset.patterns import list_shards
+from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.errors import PackError, RowError
 from wdskit.packing.members import row_or_error
 from wdskit.packing.references import PartBytes
@@ -16,18 +18,23 @@ from wdskit.shards.unfinished import refuse_part
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
+LEAVE_OUT = "leave the labels out: `wdskit reshard --drop cls`."
+"""What to do where labels of several sources mean different classes."""
+_log = logging.getLogger(__name__)
+
 
 class Tars:
     """Local tars, as `dataset.patterns.list_shards` finds them.
 
     Attributes:
         num_other: Members read so far that belong to no sample.
-        classes: Number of each class by name, where all folders of the tars have the same `classes.json`.
+        classes: Number of each class by name, where all folders of the tars that have labels have a `classes.json`.
 
     Raises:
         PackError: One is not on this machine.
         StorageError: There are none.
-        FolderIndexError: They are what a run has come to that is not finished; or their `classes.json` does not read.
+        FolderIndexError: They are what a run has come to that is not finished; or two `classes.json` disagree, or one
+            does not read.
     """
 
     def __init__(self, shards: str) -> None:
@@ -38,7 +45,7 @@ class Tars:
         refuse_part(shards, found)
         self._paths = [local_path(url) for url in found.urls]
         self.num_other = 0
-        self.classes = _classes_of({Path(path).parent for path in self._paths})
+        self.classes = _classes_of(found)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row a sample, in their order: its members are its fields.
@@ -64,13 +71,17 @@ class Tars:
                 file.close()
 
 
-def _classes_of(folders: Collection[Path]) -> dict[str, int]:
-    """The classes that the labels of all these folders stand for; none where one has no names, or others.
+def _classes_of(found: ShardList) -> dict[str, int]:
+    """The classes that the labels of all these shards stand for; none where that is not known of one.
 
     Raises:
-        FolderIndexError: As `read_classes`.
+        FolderIndexError: As `common_classes`.
     """
-    first, *others = {read_classes(folder) for folder in folders}
-    if others or first is None or len({*first}) < len(first):
+    folders = found.folders
+    classes = common_classes(folders, folders.__getitem__, way_out=LEAVE_OUT)
+    if classes.problem:
+        _log.warning("%s, so no %s is written.", classes.problem, CLASSES_NAME)
+    names = classes.names or ()
+    if classes.problem or len({*names}) < len(names):
         return {}
-    return {name: number for number, name in enumerate(first)}
+    return {name: number for number, name in enumerate(names)}

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from wdskit.dataset.classes import check_labels
 from wdskit.dataset.others import parse_factors
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.errors import PipelineError
@@ -177,6 +178,9 @@ class _Composer:
 
     def _stage_stream(self, spec: Any, _: str) -> StreamSource:
         shards = list_shards(spec.shards, need_index=spec.check == "sha256")
+        if spec.classes == "same":
+            folders = shards.folders
+            check_labels(folders, folders.__getitem__)
         weights = None
         if spec.weights is not None:
             weights = _shard_weights(spec.weights, shards)
@@ -231,7 +235,7 @@ class _Composer:
         if self.shards is None:
             return {}
         names = "\n".join(url.rpartition("/")[2] for url in self.shards.urls)
-        told = self.specs[0].model_dump(exclude={"shards", "check"})
+        told = self.specs[0].model_dump(exclude={"shards", "check", "classes"})
         kinds = ("splitter", "open", "stream", "batch", "epoch")
         stages = [spec.name for spec in self.specs[1:] if getattr(spec, "kind", None) in kinds]
         sizes = [getattr(stage, "size", getattr(stage, "n", None)) for stage in self.stages]

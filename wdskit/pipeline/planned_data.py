@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from wdskit.dataset.classes import check_labels
+from wdskit.dataset.index import folder_has_labels
 from wdskit.dataset.table import ShardTable
 from wdskit.errors import PipelineError
 from wdskit.order.base import Order
@@ -45,12 +47,15 @@ def plan_data(source: PlannedSpec) -> PlannedData:
     """Find a source's shards and put their samples in order.
 
     Raises:
-        StorageError, FolderIndexError: The shards cannot be listed, or have no index.
+        StorageError, FolderIndexError: The shards cannot be listed, or have no index; or their labels mean different
+            classes.
     """
     parts = source.mixture or (PartSpec(shards=source.shards or "", split=source.split, range=source.range),)
     tables = [_table(part) for part in parts]
+    if source.classes == "same":
+        check_labels((folder for table in tables for folder in table.folders), folder_has_labels)
     numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
-    told = source.model_dump(exclude={"shards", "mixture", "split", "range"})
+    told = source.model_dump(exclude={"shards", "mixture", "split", "range", "classes"})
     fingerprint = {
         "source": source.name,
         "order_version": ORDER_VERSION,

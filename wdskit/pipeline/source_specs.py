@@ -14,7 +14,7 @@ from wdskit.errors import SelectionError
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.resampled import DEFAULT_CHUNK
 from wdskit.pipeline.problems import show, wrong_kind
-from wdskit.pipeline.spec_types import Count, Kind, Natural, Shards, StageSpec, refuse
+from wdskit.pipeline.spec_types import CLASSES, Classes, Count, Kind, Natural, Shards, StageSpec, refuse
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _NEEDS_RANGE = 'a first sample and the one behind the last are needed, as in ["0%", "80%"] or [0, 50000]'
@@ -150,6 +150,7 @@ class PlannedSpec(StageSpec):
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     range: Bounds | None = Field(None, description='Only a range of the samples: ["0%", "80%"], or their numbers.')
     seed: Natural = Field(0, description="Of the order and of all that is random.")
+    classes: Classes = CLASSES
 
     @model_validator(mode="after")
     def _check_together(self) -> PlannedSpec:

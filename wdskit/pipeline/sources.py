@@ -34,6 +34,7 @@ class Sources(ABC):
         split: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
         seed: int = 0,
+        classes: str = "same",
         lanes: int = DEFAULT_LANES,
         window: int = DEFAULT_WINDOW,
         tail: str = "drop",
@@ -47,12 +48,14 @@ class Sources(ABC):
             split: Only samples of this split, made by `wdskit split`.
             range: Only these samples: `("0%", "80%")`, or the number of the first and of the one behind the last.
             seed: Of the order and of all that is random.
+            classes: "same": the `classes.json` of all folders must name the same classes; "any": labels are not used,
+                or stages make them agree.
             lanes: Parts of the data that are read side by side.
             window: Samples of a lane that are shuffled with each other.
             tail: What becomes of samples that fill no global batch: "drop", another part each epoch, or "pad" with a
                 mask.
         """
-        common = _planned(shards, mixture, schedule, split, range, seed, tail)
+        common = _planned(shards, mixture, schedule, split, range, seed, classes, tail)
         return self._with("exact", common | {"lanes": lanes, "window": window})
 
     def resampled(
@@ -64,13 +67,14 @@ class Sources(ABC):
         split: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
         seed: int = 0,
+        classes: str = "same",
         chunk: int = DEFAULT_CHUNK,
         lanes: int = DEFAULT_LANES,
         window: int = DEFAULT_WINDOW,
         tail: str = "drop",
     ) -> Self:
         """Samples drawn with replacement, `chunk` neighbours at a time; the rest is as with `exact`."""
-        common = _planned(shards, mixture, schedule, split, range, seed, tail)
+        common = _planned(shards, mixture, schedule, split, range, seed, classes, tail)
         return self._with("resampled", common | {"chunk": chunk, "lanes": lanes, "window": window})
 
     def sequential(
@@ -82,12 +86,13 @@ class Sources(ABC):
         split: str | None = None,
         range: Sequence[int | str] | None = None,  # noqa: A002 (its name in YAML)
         seed: int = 0,
+        classes: str = "same",
         tail: str = "pad",
     ) -> Self:
         """Every sample once, in the order of the index; the rest is as with `exact`. For evaluation: the last batch is
         padded to its full size, and batches carry a mask (`__valid__` in dicts, the last element of tuples).
         """
-        return self._with("sequential", _planned(shards, mixture, schedule, split, range, seed, tail))
+        return self._with("sequential", _planned(shards, mixture, schedule, split, range, seed, classes, tail))
 
     def stream(
         self,
@@ -100,6 +105,7 @@ class Sources(ABC):
         upsampling: str | None = None,
         split: str | None = None,
         check: str = "size",
+        classes: str = "same",
     ) -> Self:
         """Read shards one after the other; needs no index.
 
@@ -113,6 +119,7 @@ class Sources(ABC):
             split: "none" says that every rank and worker is meant to read everything.
             check: What a shard is compared with when it is opened, where its folder has an index: its "size", its
                 "sha256" too (read once more before it is used), or "none".
+            classes: As with `exact`.
         """
         settings = {
             "shards": shards,
@@ -123,11 +130,12 @@ class Sources(ABC):
             "upsampling": upsampling,
             "split": split,
             "check": check,
+            "classes": classes,
         }
         return self._with("stream", settings)
 
 
 def _planned(*values: object) -> dict[str, Any]:
     """The settings that planned sources share, by name."""
-    names = ("shards", "mixture", "schedule", "split", "range", "seed", "tail")
+    names = ("shards", "mixture", "schedule", "split", "range", "seed", "classes", "tail")
     return dict(zip(names, values, strict=True))

@@ -241,6 +241,10 @@ FieldChoices = Annotated[
 Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), WithJsonSchema({"type": "string"})]
 Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), BeforeValidator(_check_items)]
 Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards), WithJsonSchema(_NAMES_SCHEMA)]
+Classes = Literal["same", "any"]
+CLASSES: Any = Field(
+    "same", description="Whether the `classes.json` of all folders must name the same classes, or may be any."
+)
 Weights = Annotated[tuple[Positive, ...], Field(min_length=1), BeforeValidator(_check_items)]
 Size = Annotated[
     int | tuple[int, int],

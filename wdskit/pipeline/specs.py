@@ -12,7 +12,9 @@ from wdskit.errors import PipelineError
 from wdskit.pipeline import field_specs, source_specs, transform_specs
 from wdskit.pipeline.problems import show
 from wdskit.pipeline.spec_types import (
+    CLASSES,
     Bool,
+    Classes,
     Count,
     FieldNames,
     Function,
@@ -70,6 +72,7 @@ class StreamSpec(StageSpec):
     check: Literal["none", "size", "sha256"] = Field(
         "size", description="What an indexed shard is compared with when it is opened."
     )
+    classes: Classes = CLASSES
 
     @model_validator(mode="after")
     def _check_together(self) -> StreamSpec:

@@ -105,14 +105,14 @@ def open_http(url: str) -> HttpBody:
     except urllib.error.HTTPError as err:
         err.close()
         msg = f"{url}: the server answered {err.code} {err.reason}."
-        raise StorageError(msg, url=url) from err
+        raise StorageError(msg, url=url, status=err.code) from err
     except (OSError, http.client.HTTPException, ValueError) as err:
         msg = f"{url}: cannot be opened: {getattr(err, 'reason', err)}."
         raise StorageError(msg, url=url) from err
     if response.status != http.client.OK:
         response.close()
         msg = f"{url}: the server answered {response.status}, not 200."
-        raise StorageError(msg, url=url)
+        raise StorageError(msg, url=url, status=response.status)
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         response.close()

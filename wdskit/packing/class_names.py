@@ -1,0 +1,108 @@
+"""The classes that `--classes` fixes: from a packed folder, its `classes.json`, or a text file with a name a line."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, read_classes
+from wdskit.errors import FolderIndexError, PackError, StorageError
+from wdskit.storage.urls import read_bytes
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """The classes that there may be.
+
+    Attributes:
+        names: By class number.
+        where: Where they come from, for messages.
+    """
+
+    names: tuple[str, ...]
+    where: str
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Number of each class by name."""
+        return {name: number for number, name in enumerate(self.names)}
+
+    @property
+    def digest(self) -> str:
+        """What changes when one does."""
+        return hashlib.sha256("\n".join(self.names).encode(errors="surrogatepass")).hexdigest()[:16]
+
+    def check(self, folders: Iterable[str], root: str) -> None:
+        """Refuse a class folder that is none of them.
+
+        Raises:
+            PackError: Names the first.
+        """
+        known = {*self.names}
+        unknown = [name for name in folders if name not in known]
+        if not unknown:
+            return
+        more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
+        near = difflib.get_close_matches(unknown[0], self.names, n=1)
+        hint = f" Did you mean `{near[0]}`?" if near else ""
+        msg = f"{os.path.join(root, unknown[0])}: {unknown[0]!r} is none of the {len(self.names)} classes"
+        raise PackError(f"{msg} of {self.where} ({shown}){more}.{hint}\n  Add it there, or move this folder away.")
+
+
+def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int]) -> ClassNames:
+    """The classes that a user names.
+
+    Args:
+        classes: A packed folder, its `classes.json`, or a text file with a name a line in the order of their numbers;
+            or the names in this order; or their numbers by name.
+
+    Raises:
+        PackError: They cannot be read, or are not one name for each number from 0 on.
+    """
+    where = os.fsdecode(classes) if isinstance(classes, (str, os.PathLike)) else "`classes`"
+    names: list[object]
+    if isinstance(classes, (str, os.PathLike)):
+        names = [*_read(where)]
+    elif isinstance(classes, Mapping):
+        by_number = {number: name for name, number in classes.items() if type(number) is int}
+        names = [by_number.get(number) for number in range(len(classes))]
+        if None in names:
+            raise PackError(f"classes: the numbers of the {len(names)} names are not 0 to {len(names) - 1}, each once.")
+    elif isinstance(classes, Iterable):
+        names = [*classes]
+    else:
+        raise PackError(f"classes: {classes!r} is neither a path nor names. Name a packed folder, or give a list.")
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise PackError(f"{where}: it holds no class, or one without a name. Give each number a name.")
+    texts = tuple(map(str, names))
+    twice = next((name for name, count in Counter(texts).items() if count > 1), None)
+    if twice is not None:
+        raise PackError(f"{where}: the class {twice!r} stands there twice. Give each number a name of its own.")
+    return ClassNames(texts, where)
+
+
+def _read(path: str) -> Sequence[str]:
+    if not os.path.exists(path):
+        raise PackError(f"{path}: classes: there is no such file or folder.")
+    try:
+        if os.path.isdir(path):
+            found = read_classes(Path(path))
+            if found is None:
+                raise PackError(f"{path}: classes: there is no {CLASSES_NAME} in this folder.")
+            return found
+        data = read_bytes(os.path.join(".", path), limit=MAX_CLASSES_BYTES)
+        if path.lower().endswith(".json"):
+            return parse_classes(data, path)
+        return [line.strip() for line in data.decode("utf-8-sig").strip().splitlines()]
+    except UnicodeDecodeError as err:
+        raise PackError(f"{path}: classes: it is no UTF-8. Write a name a line, or give a {CLASSES_NAME}.") from err
+    except (FolderIndexError, StorageError) as err:
+        raise PackError(str(err)) from err
