@@ -51,7 +51,8 @@ def make_loader(
         plugins: Modules to import first, so that they register their functions. Never taken from a configuration.
         rank: With `world_size`. Without: the process group given, torch.distributed, torchrun's environment, Slurm's.
         world_size: With `rank`.
-        process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
+        process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A `rank`
+            beside it has to be that of the group.
         workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`. Without this
             and `threads`, where images are decoded or functions called behind a planned source: one for two of this
             machine's cores, shared by its ranks, at most 8, with two threads each; else 1.
@@ -103,7 +104,7 @@ def make_loader(
         transforms=transforms,
         errors=forgiven,
     )
-    origin = {"name": name, "process_group": process_group, "told": rank is not None}
+    origin = {"name": name, "process_group": process_group, "told": rank is not None and process_group is None}
     if isinstance(built, StreamPipeline):
         if spec.device is not None:
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")

@@ -108,7 +108,6 @@ class PlannedLoader(Loader):
         self._stats.begin(running.epoch)
         try:
             for made in taken if self._mover is None else hand_over(taken, self._mover):
-                self._check_rank()
                 self._count(running, step, made)
                 for item, bad in self._of_steps(running, step, made):
                     self._budget.spend(running.epoch, bad)

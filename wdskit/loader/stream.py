@@ -181,7 +181,6 @@ class StreamLoader(Loader):
         ready = 0
         items = iter(self._workers)
         for process, item, timings in items:
-            self._check_rank()
             worker = (process + shift) % self._num_rows
             self._received[worker] += 1
             self._next_worker = (worker + 1) % self._num_rows
