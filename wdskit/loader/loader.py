@@ -32,6 +32,7 @@ class Loader(ABC):
         capacity: that number, at most.
         name: Of the pipeline, for reports.
         process_group: The group that they came from, to compare with at the start of each iteration.
+        one_thread: Whether each process has one thread because functions of the user's are called, for the advice.
         told: Whether they were the caller's word alone, which no process group overrules.
 
     Raises:
@@ -51,6 +52,7 @@ class Loader(ABC):
         name: str = "pipeline",
         process_group: Any = None,
         told: bool = False,
+        one_thread: bool = False,
     ) -> None:
         self.spec = spec
         self._place = run.place
@@ -58,7 +60,7 @@ class Loader(ABC):
         self._told = told
         self._running: weakref.ref[Any] | None = None
         num_cpus = max(1, usable_cores() // local_ranks())
-        setting = Setting(spec.workers, run.num_threads, prefetch, capacity, num_cpus)
+        setting = Setting(spec.workers, run.num_threads, prefetch, capacity, num_cpus, one_thread)
         self._stats = Stats(name=name, rank=run.place.rank, setting=setting)
         self._reports = None if spec.stats is None else Reports(self._stats, spec.stats, owner=self)
 

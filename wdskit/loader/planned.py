@@ -31,7 +31,7 @@ class PlannedLoader(Loader):
         pipeline: Built for this rank.
         spec: Workers, prefetch and the rest.
         errors: How many bad samples an epoch may have.
-        origin: Name of the pipeline, and where the rank comes from, as `Loader` takes them.
+        origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.

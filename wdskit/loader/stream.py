@@ -27,7 +27,7 @@ class StreamLoader(Loader):
     Args:
         pipeline: Built for this rank, for at least `spec.workers` workers.
         spec: Workers, prefetch and the rest.
-        origin: Name of the pipeline, and where the rank comes from, as `Loader` takes them.
+        origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
