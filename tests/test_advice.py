@@ -122,6 +122,16 @@ def test_a_stage_that_waits_for_something_outside():
     )
 
 
+def test_threads_are_not_advised_where_functions_of_the_users_are_called():
+    """Several would call them at the same time."""
+    waiting = stats_of(QUICK_READ | DECODE | {"map": (50e-3, 0.01)}, busy=1.0, threads=1)
+    busy = stats_of(QUICK_READ | DECODE, busy=1.0, threads=1)
+    for stats, wanted in ((waiting, 4), (busy, 8)):
+        advice = told(stats, setting_of(workers=2, threads=1, num_cpus=8)._replace(one_thread=True))
+        assert f"Use workers: {wanted}" in advice
+        assert "Use threads" not in advice
+
+
 def test_bursts():
     stats = stats_of(QUICK_READ | DECODE, busy=0.5, ready=2.1, empty=0.3)
     assert told(stats, setting_of()) == (

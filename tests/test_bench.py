@@ -179,11 +179,25 @@ def test_one_rank_of_several_is_measured_only_when_asked_for(numbers: str, monke
     assert (result.world_size, result.batch) == (2, 3)
 
 
+def test_functions_of_the_users_are_measured_in_one_thread_a_process_unless_threads_are_asked_for(numbers: str) -> None:
+    """Several threads would call them at the same time, in the loaders and in what decodes without one."""
+    pipe = Pipeline().exact(numbers).map(key_of).batched(4)
+    result = wdskit.bench(pipe, seconds=0.01, repeats=1, alone=True)
+    assert [each.setting for each in result.loaders] == [(0, 1), (1, 1), (2, 1)]
+    assert {each.threads for each in result.parts if each.what == "decode"} == {1}
+    assert "functions of yours run in one thread a process" in result.advice.warnings[0]
+    result = wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
+    assert {each.setting.threads for each in result.loaders} == {1, 2}
+    assert not any("functions of yours" in warning for warning in result.advice.warnings)
+
+
 def test_a_setting_that_cannot_run_is_an_error_if_asked_for_and_left_out_if_not(numbers: str) -> None:
     pipe = Pipeline().exact(numbers).map(key_of, global_rng=True).batched(4)
     with pytest.raises(PipelineError, match="2 threads share"):
         wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
-    result = wdskit.bench(pipe, seconds=0.01, repeats=1, alone=True)
+    stages = [{"exact": numbers}, {"map": {"fn": "f", "global_rng": True}}, {"batched": 4}]
+    threaded = {"version": 1, "pipeline": stages, "loader": {"threads": 2}}
+    result = wdskit.bench(threaded, transforms={"f": key_of}, seconds=0.01, repeats=1, alone=True)
     assert [each.setting for each in result.loaders] == [(0, 1), (1, 1), (2, 1)]
     assert [each.setting for each in result.refused] == [(0, 2), (1, 2)]
     assert all("global_rng" in each.reason for each in result.refused)

@@ -40,6 +40,7 @@ loader: {workers: 2}
 TRAIN = """\
  source         exact, 3 shards of 105 kB
  on             3 ranks, each with 2 workers
+ threads        1: functions of yours run in one thread a process unless `threads` says otherwise
  epoch 0        100 samples
  steps          8, each a global batch of 4 x 3 = 12
  dropped        4 samples (4.00%)

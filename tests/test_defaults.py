@@ -7,6 +7,7 @@ import os
 import pytest
 from shards import number_of, write_numbers
 
+import wdskit
 from wdskit import Pipeline
 from wdskit.pipeline import defaults
 from wdskit.pipeline.defaults import choose_crew, usable_cores
@@ -15,6 +16,17 @@ from wdskit.shards.indexing import index_folder
 
 EXACT = Pipeline().exact("a")
 DECODES = EXACT.decode("rgb8").random_resized_crop(8).to_tuple("jpg", "cls").batched(4)
+CALLING = [
+    DECODES.map(number_of),
+    DECODES.map("by_name"),
+    EXACT.map(number_of).batched(2),
+    EXACT.map(number_of, global_rng=True),
+    EXACT.decode().map_dict(cls=number_of),
+    DECODES.map_tuple(None, number_of),
+    EXACT.decode("rgb8").batched(2, collate=number_of),
+    Pipeline().exact(mixture=[{"shards": "a", "weight": 1, "stages": [{"map": "by_name"}]}]).batched(2),
+]
+LIGHT_CALLING = EXACT.decode().batched(2, collate=number_of)
 PARTS = Pipeline().exact(mixture=[{"shards": "a", "weight": 1, "stages": [{"decode": "rgb8"}]}]).batched(2)
 LIGHT = EXACT.decode().rename(a="b").to_tuple("a").batched(4).with_epoch(3)
 
@@ -41,18 +53,47 @@ def twelve_cores(monkeypatch):
         (DECODES, {"workers": 0}, {}, (0, 1)),
         (DECODES, {"threads": 5}, {}, (1, 5)),
         (DECODES, {"workers": 3, "threads": 5}, {}, (3, 5)),
-        (EXACT.map(number_of), {"workers": 1}, {}, (1, 8)),
-        (EXACT.map(number_of, global_rng=True), {"workers": 1}, {}, (1, 1)),
-        (EXACT.map(number_of, global_rng=True), {}, {}, (8, 1)),
+        *((pipe, {}, {}, (12, 1)) for pipe in CALLING),
+        *((pipe, {"workers": 2}, {}, (2, 1)) for pipe in CALLING),
+        *((pipe, {"threads": 3}, {}, (1, 3)) for pipe in CALLING[:-1]),
+        (CALLING[0], {"workers": 4, "threads": 2}, {}, (4, 2)),
+        (CALLING[0], {"workers": 0}, {}, (0, 1)),
+        (CALLING[0], {}, {"LOCAL_WORLD_SIZE": "4"}, (3, 1)),
+        (CALLING[0], {}, {"LOCAL_WORLD_SIZE": "16"}, (1, 1)),
+        (LIGHT_CALLING, {}, {}, (1, 1)),
         (LIGHT, {}, {}, (1, 1)),
         (LIGHT, {"workers": 2}, {}, (2, 1)),
         (EXACT, {}, {}, (1, 1)),
         (PARTS, {"workers": 1}, {}, (1, 8)),
         (Pipeline().stream("a").decode("rgb8"), {}, {}, (1, 1)),
+        (Pipeline().stream("a").map(number_of), {"workers": 2}, {}, (2, 1)),
+        (Pipeline().stream("a").map(number_of), {"threads": 3}, {}, (1, 3)),
     ],
 )
 def test_workers_and_threads_share_the_machine(pipe, said, environ, crew):
-    assert choose_crew(LoaderSpec(**said), pipe.stages, environ) == crew
+    """And where functions of the user's are called, one thread a process: several would call them at the same time."""
+    assert choose_crew(LoaderSpec(**said), pipe.stages, environ)[:2] == crew
+
+
+@pytest.mark.parametrize("cores", [1, 2, 16, 64])
+def test_large_machines_have_no_more_than_sixteen_at_work(monkeypatch, cores):
+    monkeypatch.setattr(defaults, "usable_cores", lambda: cores)
+    for pipe, threads in ((CALLING[0], 1), (DECODES, 2)):
+        crew = choose_crew(LoaderSpec(), pipe.stages, {})
+        assert crew[:2] == (max(1, min(16, cores) // threads), min(cores, threads))
+
+
+def test_a_pipeline_with_functions_of_the_users_says_why_it_has_one_thread(tmp_path, caplog):
+    write_numbers(tmp_path, [9])
+    index_folder(tmp_path)
+    pipe = Pipeline().exact(tmp_path).map(number_of).batched(2)
+    with caplog.at_level("INFO"):
+        pipe.loader(), pipe.loader(workers=1, threads=3), Pipeline().exact(tmp_path).batched(2).loader()
+    told = [line for line in caplog.messages if line.startswith("workers")]
+    others = ["workers: 1, threads: 3", "workers: 1, threads: 1"]
+    assert told == [f"workers: 12, threads: 1 ({defaults.ONE_THREAD})", *others]
+    planned = [wdskit.plan(each) for each in (pipe, Pipeline().exact(tmp_path).decode("rgb8").batched(2))]
+    assert [(each.workers, each.threads_reason) for each in planned] == [(12, defaults.ONE_THREAD), (6, "")]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +111,8 @@ def test_a_loader_has_them_unless_it_is_told(tmp_path):
     write_numbers(tmp_path, [9])
     index_folder(tmp_path)
     pipe = Pipeline().exact(tmp_path).map(number_of).batched(2)
-    assert pipe.loader().pipeline.run.num_threads == 2
-    assert pipe.loader().spec.workers == 6
-    assert pipe.loader(workers=1).pipeline.run.num_threads == 8
+    assert pipe.loader().pipeline.run.num_threads == 1
+    assert pipe.loader().spec.workers == 12
+    assert pipe.loader(workers=1).pipeline.run.num_threads == 1
     assert pipe.loader(workers=1, threads=3).pipeline.run.num_threads == 3
     assert pipe.loader(workers=0).pipeline.run.num_threads == 1

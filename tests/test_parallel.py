@@ -95,6 +95,43 @@ def test_the_check_of_evaluations_catches(folders, tmp_path, name, monkeypatch):
         check_evaluations(folders, tmp_path, world_size=2, sizes=[5], batches=[2])
 
 
+def states_of(pipe):
+    """States of an epoch on 1 to 4 ranks, before it and behind every one of its steps but the last."""
+    for world_size in range(1, 5):
+        loader = pipe.loader(workers=0, rank=0, world_size=world_size)
+        yield from [loader.state_dict(), *(loader.state_dict() for _ in loader)][:-1]
+
+
+def gather_rest(pipe, state):
+    """What is gathered behind a state, as a tensor and as a list."""
+    loader = pipe.loader(workers=0)
+    loader.load_state_dict(state)
+    rows, texts = [], []
+    for numbers, keys, *valid in loader:
+        mask = valid[0] if valid else None
+        rows += gather_valid(numbers, mask).tolist()
+        texts += gather_valid(keys, mask)
+    assert texts == [f"n{number:06d}" for number in rows]
+    return rows
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize("source", ["sequential", "exact"])
+def test_rows_are_gathered_in_the_order_of_their_samples_after_every_resume(folders, tmp_path, source, tail):
+    """From 1 to 4 ranks to 1 to 4, behind every step: positions that no number of ranks divides."""
+    pipe = getattr(Pipeline(), source)(folders[13], tail=tail).map(number_and_text).batched(2)
+    one = getattr(Pipeline(), source)(folders[13]).map(number_and_text).batched(1)
+    order = [int(numbers[0]) for numbers, *_ in one.loader(workers=0)]
+    assert sorted(order) == list(range(13))
+    states = list(states_of(pipe))
+    for world_size in range(1, 5):
+        found = run_ranks(world_size, lambda _: [gather_rest(pipe, state) for state in states], tmp_path)
+        for state, *rest in zip(states, *found, strict=True):
+            left = order[state["consumed"] :]
+            kept = left if tail == "pad" else left[: len(left) // (2 * world_size) * 2 * world_size]
+            assert rest == [kept] * world_size
+
+
 def test_gather_valid_takes_any_type_and_a_part_of_the_ranks(tmp_path):
     types = [torch.bool, torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

@@ -8,6 +8,7 @@ from shards import number_of, write_numbers
 
 from wdskit import Pipeline, RankError
 from wdskit.pipeline.ranks import find_place
+from wdskit.shards.indexing import index_folder
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 SLURM = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}
@@ -61,20 +62,44 @@ def test_half_a_rank_is_refused(arguments, environ, message):
         find_place(*arguments, environ=environ)
 
 
-def test_a_process_group_that_says_otherwise_is_an_error_at_the_first_batch(tmp_path, monkeypatch):
+def test_a_rank_beside_a_process_group_is_refused_unless_they_agree(tmp_path, group):
+    """Neither of the two is passed over in silence."""
+    pattern = write_numbers(tmp_path / "shards", [8])
+    pipe = Pipeline().stream(pattern).split_by_node().split_by_worker()
+    for place in ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}):
+        with pytest.raises(RankError, match=r"rank=\d, world_size=2, but the process group says 0 of 1.\n  Give"):
+            pipe.with_epoch(4).loader(workers=0, process_group=dist.group.WORLD, **place)
+        with pytest.raises(RankError, match="but the process group says 0 of 1"):
+            pipe.build(process_group=dist.group.WORLD, **place)
+    loader = pipe.loader(workers=0, rank=0, world_size=1, process_group=dist.group.WORLD)
+    assert len(list(loader)) == 8
+
+
+@pytest.mark.parametrize("source", ["stream", "sequential"])
+def test_a_process_group_that_says_otherwise_is_an_error_at_every_first_batch(tmp_path, monkeypatch, source):
+    """Whether it was there before the first epoch, or came between two; and again, however often one asks."""
     pattern = write_numbers(tmp_path / "shards", [8, 8])
-    pipe = Pipeline().stream(pattern).split_by_node().split_by_worker().map(number_of).with_epoch(4)
+    index_folder(tmp_path / "shards")
+    if source == "stream":
+        pipe = Pipeline().stream(pattern).split_by_node().split_by_worker().map(number_of).with_epoch(4)
+    else:
+        pipe = Pipeline().sequential(pattern, tail="drop").map(number_of).with_epoch(4)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    by_environment = pipe.loader(workers=0)
+    by_environment, iterated_before = pipe.loader(workers=0), pipe.loader(workers=0)
+    assert len(list(iterated_before)) == 4
     by_argument = pipe.loader(workers=0, rank=1, world_size=2)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
-        with pytest.raises(RankError, match="rank 1 of 2, but the process group says 0 of 1"):
-            next(iter(by_environment))
+        for loader in (by_environment, iterated_before):
+            for _ in range(3):
+                with pytest.raises(RankError, match="rank 1 of 2, but the process group says 0 of 1"):
+                    next(iter(loader))
+        assert (by_environment.epoch, iterated_before.epoch) == (0, 1)
         assert len(list(by_argument)) == 4
     finally:
         dist.destroy_process_group()
+    assert len(list(by_environment)) == 4
 
 
 def test_workers_that_are_not_forked_know_the_rank_of_the_main_process(tmp_path):

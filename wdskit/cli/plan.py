@@ -99,6 +99,8 @@ def plan_command(
 def _of_epoch(told: EpochPlan) -> Iterator[tuple[str, str]]:
     yield "source", f"{told.source}, {plural(told.num_shards, 'shard')} of {format_bytes(told.num_bytes)}"
     yield "on", _ranks(told.world_size, told.workers)
+    if told.threads_reason:
+        yield "threads", f"1: {told.threads_reason}"
     yield f"epoch {told.epoch}", f"{plural(told.num_samples, 'sample')}"
     sizes = f"{told.batch:,} x {told.world_size:,} = {told.global_batch:,}"
     yield "steps", f"{format_count(told.steps)}, each a global batch of {sizes}"

@@ -30,6 +30,7 @@ class Setting(NamedTuple):
         prefetch: Items that each process has ready ahead.
         capacity: Items that can be ready in all; 0 where each is made when the consumer asks for it.
         num_cpus: That the processes of this rank may use.
+        one_thread: Whether each process has one thread because functions of the user's are called.
     """
 
     workers: int
@@ -37,6 +38,7 @@ class Setting(NamedTuple):
     prefetch: int
     capacity: int
     num_cpus: int
+    one_thread: bool = False
 
     @property
     def num_processes(self) -> int:
@@ -126,7 +128,8 @@ def _outside(name: str, stage: StageStats, setting: Setting) -> str:
     took += f"p99 {duration(stage.p99_s)}), and waits in {percent(1 - stage.cpu_ratio)} of that"
     what = "the storage is slow" if name.startswith("read") else "for something outside"
     way = "" if not name.startswith("read") else ", or bring the shards nearer"
-    return f"{took}: {what}. Use threads: {2 * setting.threads}, which wait for more at once{way}."
+    more = f"workers: {2 * setting.workers}" if setting.one_thread else f"threads: {2 * setting.threads}"
+    return f"{took}: {what}. Use {more}, which wait for more at once{way}."
 
 
 def _saturated(stats: LoaderStats, setting: Setting, busy_ratio: float, *, crowded: bool) -> str:
@@ -146,6 +149,8 @@ def _saturated(stats: LoaderStats, setting: Setting, busy_ratio: float, *, crowd
             f"the {threads} threads of a process kept only {each_cpus:.1f} CPUs busy, because Python code holds the GIL"
         )
         return f"{held}; {largest}. Use workers: {workers + 1}; more threads would not help."
+    if not all_busy and setting.num_threads < num_cpus and setting.one_thread:
+        return f"{busy}, and {stats.cpus:.1f} of {num_cpus} CPUs were. Use workers: {num_cpus}."
     if not all_busy and setting.num_threads < num_cpus:
         wanted = max(threads + 1, num_cpus // setting.num_processes)
         return f"{busy}, and {stats.cpus:.1f} of {num_cpus} CPUs were. Use threads: {wanted}."

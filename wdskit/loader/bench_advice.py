@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wdskit.loader.bench_types import LoaderBench, Measured, PartBench, Setting
+from wdskit.pipeline.defaults import ONE_THREAD
 
 NEAR = 0.95
 """What reaches this share of the best is as good."""
@@ -16,8 +17,13 @@ _LOCKED = 1.15
 _IMPOSSIBLE = 1.1
 
 
-def default_settings(num_cpus: int) -> list[Setting]:
-    """What to try: threads of this process, of one worker and of several, up to one decoder a CPU."""
+def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting]:
+    """What to try: threads of this process, of one worker and of several, up to one decoder a CPU; or processes of one
+    thread only.
+    """
+    if one_thread:
+        tried = [(workers, 1) for workers in (0, 1, 2, 4, 8, min(num_cpus, _MANY))]
+        return [Setting(*each) for each in dict.fromkeys(tried) if each[0] <= num_cpus]
     half = max(1, num_cpus // 2)
     tried = [(0, 1), (0, half), (0, num_cpus), (1, half), (1, num_cpus), (2, half)]
     tried += [(workers, num_cpus // workers) for workers in (4, 8) if num_cpus >= 2 * workers]
@@ -104,10 +110,17 @@ def _held_back(parts: Sequence[PartBench]) -> tuple[float, float] | None:
 
 
 def warn(
-    loaders: Sequence[LoaderBench], chosen: LoaderBench, parts: Sequence[PartBench], *, num_cpus: int
+    loaders: Sequence[LoaderBench],
+    chosen: LoaderBench,
+    parts: Sequence[PartBench],
+    *,
+    num_cpus: int,
+    one_thread: bool = False,
 ) -> tuple[str, ...]:
     """What makes the figures doubtful, or better ones impossible."""
     found = []
+    if one_thread:
+        found.append(f"{ONE_THREAD}, so no more were tried.\n  Where more may call them at once, try --threads 1,4.")
     spread = max(spread_ratio(each.alone) for each in loaders)
     if spread > _NOISE:
         msg = f"repeats of one setting differ by up to {spread:.0%} from their median: this machine has other work too."

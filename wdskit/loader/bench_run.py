@@ -60,9 +60,13 @@ class Turns:
         self.seconds, self.repeats = seconds, repeats
         self.alone, self.is_configured = alone, is_configured
         self.num_cpus = usable_cores()
+        self.one_thread = subject.one_thread and all(setting.threads == 1 for setting in settings)
         pairs = dict.fromkeys([(1, 1), (1, self.num_cpus), (self.num_cpus, 1)])
         whats: tuple[What, What] = ("read", "decode")
-        self.parts: dict[_Line, list[Done]] = {_Line(what, *pair): [] for what in whats for pair in pairs}
+        lines = [_Line(what, *pair) for what in whats for pair in pairs]
+        self.parts: dict[_Line, list[Done]] = {
+            line: [] for line in lines if line.threads == 1 or line.what == "read" or not self.one_thread
+        }
         self.rates: dict[Setting, list[Rates]] = {setting: [] for setting in settings}
         self.headspaces: dict[Setting, list[float]] = {setting: [] for setting in settings}
         self.step: TrainingStep | None = None
@@ -123,7 +127,7 @@ class Turns:
             explain(chosen, loaders, parts),
             chosen.limit_ratio.median,
             chosen.cpu_ms and chosen.cpu_ms.median / statistics.median(map(_cpu_ms, limit)),
-            warn(loaders, chosen, parts, num_cpus=self.num_cpus),
+            warn(loaders, chosen, parts, num_cpus=self.num_cpus, one_thread=self.one_thread),
         )
         return BenchResult(
             source=self.subject.pipe.stages[0].name,

@@ -12,7 +12,7 @@ from wdskit.loader.factory import make_loader
 from wdskit.loader.opening import Opened
 from wdskit.loader.planned import PlannedLoader
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.defaults import choose_crew, usable_cores
+from wdskit.pipeline.defaults import calls_functions, choose_crew, usable_cores
 from wdskit.pipeline.specs import WithEpochSpec
 
 ENDLESS = 10**9
@@ -22,6 +22,9 @@ ENDLESS = 10**9
 class Subject:
     """The pipeline that is measured, in an epoch without end, and loaders of it.
 
+    Attributes:
+        one_thread: Whether it calls functions of the user's, which several threads call only where that is said.
+
     Raises:
         WdskitError: It could not run as it is.
     """
@@ -29,7 +32,9 @@ class Subject:
     def __init__(self, opened: Opened, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
         self.spec = opened.loader
         self.pipe = opened.pipe
-        self.configured = Setting(*choose_crew(self.spec, self.pipe.stages))
+        crew = choose_crew(self.spec, self.pipe.stages)
+        self.configured = Setting(crew.workers, crew.threads)
+        self.one_thread = self.spec.threads in {None, 1} and calls_functions(self.pipe.stages)
         self.world_size = world_size
         self._transforms = transforms
         self._plugins = plugins
@@ -70,7 +75,8 @@ def settings_of(
         pairs = ((w, t) for w in workers or [here.workers] for t in threads or [here.threads])
         wanted = [Setting(*pair) for pair in pairs]
     else:
-        wanted = default_settings(usable_cores()) + ([here] if is_configured else [])
+        wanted = default_settings(usable_cores(), one_thread=subject.one_thread)
+        wanted += [here] if is_configured else []
     found, refused = [], []
     for setting in sorted(set(wanted)):
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from wdskit.pipeline.problems import show, wrong_kind
 from wdskit.pipeline.ranks import find_place
 from wdskit.pipeline.registry import is_function_name
 from wdskit.pipeline.streaming import StreamPipeline
+
+logger = logging.getLogger(__name__)
 
 
 def make_loader(
@@ -51,12 +54,15 @@ def make_loader(
         plugins: Modules to import first, so that they register their functions. Never taken from a configuration.
         rank: With `world_size`. Without: the process group given, torch.distributed, torchrun's environment, Slurm's.
         world_size: With `rank`.
-        process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
+        process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A `rank`
+            beside it has to be that of the group.
         workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`. Without this
             and `threads`, where images are decoded or functions called behind a planned source: one for two of this
-            machine's cores, shared by its ranks, at most 8, with two threads each; else 1.
-        threads: Threads a process for one-to-one stages. Without: 1 if `workers` is 0, of a stream, and where there is
-            little to do; else this machine's cores, shared by its ranks and workers, at most 8.
+            machine's cores, shared by its ranks, at most 8, with two threads each; with functions of yours one for each
+            core, at most 16, with one thread each; else 1.
+        threads: Threads a process for one-to-one stages. Without: 1 if `workers` is 0, of a stream, where there is
+            little to do, and where functions of yours are called, which several threads would call at the same time;
+            else this machine's cores, shared by its ranks and workers, at most 8.
         prefetch: Batches made ahead of the consumer: of a planned source in all, at least two a worker; of a
             stream by each worker.
         persistent_workers: Whether workers live on between epochs.
@@ -90,7 +96,8 @@ def make_loader(
     }
     settings = spec.model_dump(exclude_unset=True) | {name: value for name, value in said.items() if value is not None}
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
-    num_workers, num_threads = choose_crew(spec, pipe.stages)
+    num_workers, num_threads, reason = choose_crew(spec, pipe.stages)
+    logger.info("workers: %d, threads: %d%s", num_workers, num_threads, reason and f" ({reason})")
     spec = spec.model_copy(update={"workers": num_workers, "threads": num_threads})
     if errors is not None:
         forgiven = parse_settings(ErrorsSpec, errors, where="make_loader: errors")
@@ -103,7 +110,12 @@ def make_loader(
         transforms=transforms,
         errors=forgiven,
     )
-    origin = {"name": name, "process_group": process_group, "told": rank is not None}
+    origin = {
+        "name": name,
+        "process_group": process_group,
+        "told": rank is not None and process_group is None,
+        "one_thread": bool(reason),
+    }
     if isinstance(built, StreamPipeline):
         if spec.device is not None:
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")

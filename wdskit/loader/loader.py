@@ -31,8 +31,9 @@ class Loader(ABC):
         prefetch: What the number of items ahead follows from, and
         capacity: that number, at most.
         name: Of the pipeline, for reports.
-        process_group: The group that they came from, to compare with at the first item.
-        told: Whether they were the caller's word, which no process group overrules.
+        process_group: The group that they came from, to compare with at the start of each iteration.
+        one_thread: Whether each process has one thread because functions of the user's are called, for the advice.
+        told: Whether they were the caller's word alone, which no process group overrules.
 
     Raises:
         PipelineError: What it is to tell of itself cannot be told.
@@ -51,15 +52,15 @@ class Loader(ABC):
         name: str = "pipeline",
         process_group: Any = None,
         told: bool = False,
+        one_thread: bool = False,
     ) -> None:
         self.spec = spec
         self._place = run.place
         self._process_group = process_group
         self._told = told
         self._running: weakref.ref[Any] | None = None
-        self._checked = False
         num_cpus = max(1, usable_cores() // local_ranks())
-        setting = Setting(spec.workers, run.num_threads, prefetch, capacity, num_cpus)
+        setting = Setting(spec.workers, run.num_threads, prefetch, capacity, num_cpus, one_thread)
         self._stats = Stats(name=name, rank=run.place.rank, setting=setting)
         self._reports = None if spec.stats is None else Reports(self._stats, spec.stats, owner=self)
 
@@ -123,6 +124,7 @@ class Loader(ABC):
 
         Raises:
             PipelineError: With the first item: another iteration of this loader is still running.
+            RankError: With the first item: the process group says that this is another rank.
         """
         return self._run()
 
@@ -132,6 +134,7 @@ class Loader(ABC):
             raise PipelineError(
                 "this loader is being iterated already. Finish or drop that iterator, or make a second loader."
             )
+        self._check_rank()
         items = self._items()
         self._running = weakref.ref(items)
         yield from items
@@ -145,14 +148,11 @@ class Loader(ABC):
             self._reports.step()
 
     def _check_rank(self) -> None:
-        """Compare the captured rank with the process group that exists now, once.
+        """Compare the captured rank with the process group that exists now.
 
         Raises:
             RankError: They differ.
         """
-        if self._checked:
-            return
-        self._checked = True
         if self._told:
             return
         now = group_place(self._process_group) if self._process_group is not None else initialised_place()

@@ -16,6 +16,9 @@ from wdskit.loader.plan_quality import measure
 from wdskit.loader.plan_stream import plan_stream
 from wdskit.loader.plan_types import EpochPlan, StreamPlan
 from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.defaults import choose_crew
+from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.parsing import parse_settings
 from wdskit.pipeline.source_specs import PlannedSpec
 
 
@@ -39,7 +42,7 @@ def plan(
         pipeline: Which of a configuration's pipelines; may be left out where there is one.
         overrides: `a.b.c=VALUE` each, as `make_loader` takes them.
         world_size: R, number of ranks.
-        workers: Worker processes of a rank; without, the configuration's.
+        workers: Worker processes of a rank; without, the configuration's, or those that a loader would choose here.
         gpus_per_node: Ranks of a node.
         epoch: Which one: a schedule of weights makes them differ.
         quality: Whether to tell how far batches are from a uniform draw, of planned sources.
@@ -57,17 +60,20 @@ def plan(
         if type(value) is not int or value < least:
             raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
     pipe, loader, errors = open_config(config, pipeline, overrides, caller="plan")
-    num_workers = loader.workers if workers is None else workers
+    if workers is not None:
+        loader = parse_settings(LoaderSpec, loader.model_dump(exclude_unset=True) | {"workers": workers}, where="plan")
     if not isinstance(pipe.stages[0], PlannedSpec):
         if quality or plot is not None:
             raise PipelineError(
                 "a stream's order is that of its shuffle buffers, which only running tells; plan `exact`."
             )
-        return plan_stream(pipe, world_size, num_workers, errors)
+        return plan_stream(pipe, world_size, loader.workers, errors)
     if plot is not None:
         check_picture(plot)
     opened = open_epoch(pipe.stages, world_size, epoch)
-    told = plan_epoch(opened, workers=num_workers, node_size=min(gpus_per_node, world_size))
+    node_size = min(gpus_per_node, world_size)
+    crew = choose_crew(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
+    told = plan_epoch(opened, crew=crew, node_size=node_size)
     if plot is not None:
         draw(opened, plot, classes)
     return dataclasses.replace(told, quality=measure(opened, classes)) if quality else told

@@ -15,6 +15,7 @@ from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.steps import Steps
+from wdskit.pipeline.defaults import Crew
 from wdskit.pipeline.planned_data import PlannedData, epoch_length, plan_data
 from wdskit.pipeline.shards import USUAL_OPEN_SHARDS
 from wdskit.pipeline.source_specs import PartSpec, PlannedSpec
@@ -49,8 +50,8 @@ def open_epoch(specs: Sequence[Any], world_size: int, number: int) -> Epoch:
     return Epoch(source, data, steps, number * length.num_samples, length.with_epoch is not None)
 
 
-def plan_epoch(epoch: Epoch, *, workers: int, node_size: int) -> EpochPlan:
-    """Plan an epoch, for nodes of so many ranks (at most R) with so many workers each."""
+def plan_epoch(epoch: Epoch, *, crew: Crew, node_size: int) -> EpochPlan:
+    """Plan an epoch, for nodes of so many ranks (at most R) with such workers each."""
     source, data, steps, start, _ = epoch
     readings, counts, warnings = _read(epoch, node_size)
     lanes = _lanes(data.order, max(reading.lanes or 0 for reading in readings), steps.world_size)
@@ -59,7 +60,8 @@ def plan_epoch(epoch: Epoch, *, workers: int, node_size: int) -> EpochPlan:
     return EpochPlan(
         source=source.name,
         world_size=steps.world_size,
-        workers=workers,
+        workers=crew.workers,
+        threads_reason=crew.reason,
         gpus_per_node=node_size,
         epoch=start // steps.num_samples,
         num_samples=steps.num_samples,

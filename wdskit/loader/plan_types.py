@@ -88,7 +88,8 @@ class EpochPlan:
     Attributes:
         source: "exact", "resampled" or "sequential".
         world_size: R.
-        workers: Worker processes of a rank, 0 for none.
+        workers: Worker processes of a rank, 0 for none; where nobody says, those of a loader on this machine.
+        threads_reason: Why each of them has one thread, where functions of the user's are the reason.
         gpus_per_node: Ranks of a node, which follow each other; at most R.
         epoch: Its number.
         num_samples: Samples of the epoch, over all ranks.
@@ -114,6 +115,7 @@ class EpochPlan:
     source: str
     world_size: int
     workers: int
+    threads_reason: str
     gpus_per_node: int
     epoch: int
     num_samples: int

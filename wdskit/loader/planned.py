@@ -31,7 +31,7 @@ class PlannedLoader(Loader):
         pipeline: Built for this rank.
         spec: Workers, prefetch and the rest.
         errors: How many bad samples an epoch may have.
-        origin: Name of the pipeline, and where the rank comes from, as `Loader` takes them.
+        origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
@@ -108,7 +108,6 @@ class PlannedLoader(Loader):
         self._stats.begin(running.epoch)
         try:
             for made in taken if self._mover is None else hand_over(taken, self._mover):
-                self._check_rank()
                 self._count(running, step, made)
                 for item, bad in self._of_steps(running, step, made):
                     self._budget.spend(running.epoch, bad)

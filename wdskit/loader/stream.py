@@ -27,7 +27,7 @@ class StreamLoader(Loader):
     Args:
         pipeline: Built for this rank, for at least `spec.workers` workers.
         spec: Workers, prefetch and the rest.
-        origin: Name of the pipeline, and where the rank comes from, as `Loader` takes them.
+        origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
 
     Raises:
         PipelineError: The pipeline cannot be run with these workers.
@@ -181,7 +181,6 @@ class StreamLoader(Loader):
         ready = 0
         items = iter(self._workers)
         for process, item, timings in items:
-            self._check_rank()
             worker = (process + shift) % self._num_rows
             self._received[worker] += 1
             self._next_worker = (worker + 1) % self._num_rows

@@ -1,7 +1,8 @@
 """The steps of an epoch: which positions each rank takes at each step, from any point of the epoch on.
 
 Global batch k behind a resume point c is the positions [c + k * G, c + (k + 1) * G), G = R * B. Rank r takes those with
-p mod R == r. Nothing else is known here: not the order, not the shards, not the workers.
+(p - c) mod R == r, so that its j-th row is position j * R + r of the global batch whatever c is: that is the order in
+which `gather_valid` puts rows together. Nothing else is known here: not the order, not the shards, not the workers.
 """
 
 from __future__ import annotations
@@ -70,8 +71,7 @@ class Steps:
 
     def range(self, rank: int, first: int, stop: int) -> range:
         """What a rank takes at steps `first` to `stop`: the positions of each step behind those of the one before."""
-        start = self.consumed + first * self.global_batch
-        own = start + (rank - start) % self.world_size
+        own = self.consumed + first * self.global_batch + rank
         return range(own, own + (stop - first) * self.global_batch, self.world_size)
 
     def valid(self, positions: Ints) -> NDArray[np.bool_]:

@@ -210,7 +210,8 @@ class Pipeline(Sources):
         Args:
             rank: With `world_size`, else found as `pipeline.ranks` says.
             world_size: With `rank`.
-            process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh.
+            process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A
+                `rank` beside it has to be that of the group.
             threads: Threads for one-to-one stages, in each process.
             max_workers: Most DataLoader workers it will be used with.
             transforms: Functions by name, before those registered.

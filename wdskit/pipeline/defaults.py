@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.source_specs import PlannedSpec
@@ -17,18 +17,40 @@ THREADS_A_WORKER = 2
 """Photographs/s on 4 cores, of what as many threads of the bare chain do: four threads in one process 0.65, two in each
 of two 0.87, four processes 0.97. Two processes start sooner than four and take a fifth less memory."""
 
-MAX_WORKERS = 8
+MAX_AT_WORK = 16
+"""Threads of all workers together that a default has at most: as many processes where each has one."""
 
 _LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "with_epoch", "with_length"})
 """Stages that hold Python's lock all the time: threads only make them wait."""
 
 
-def choose_crew(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+_CALLS = frozenset({"map", "map_dict", "map_tuple", "select"})
+
+ONE_THREAD = "functions of yours run in one thread a process unless `threads` says otherwise"
+
+
+class Crew(NamedTuple):
+    """How many make batches.
+
+    Attributes:
+        workers: Worker processes; 0 for none.
+        threads: Of each process.
+        reason: Why it has one thread, where the pipeline's functions are the reason; else empty.
+    """
+
+    workers: int
+    threads: int
+    reason: str = ""
+
+
+def choose_crew(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, str] = os.environ) -> Crew:
     """Worker processes, and threads of each, of a loader.
 
     What is said counts. Pipelines with a planned source that decode images or call functions share the processor cores
-    of this machine with the other ranks on it: two threads to a worker; or as many threads as there are cores for the
-    workers that are said. All others have one worker with one thread: a stream's samples and state belong to its
+    of this machine with the other ranks on it. Those of built-in stages alone have two threads to a worker; or as many
+    threads as there are cores for the workers that are said. Those that call functions of the user's have workers of
+    one thread: such a function may not be one that two threads can call at once (a Hugging Face tokenizer keeps its
+    padding from call to call). All others have one worker with one thread: a stream's samples and state belong to its
     numbers of workers and threads, and where there is little to do, handing it over takes longer than doing it. Without
     workers a loader runs in the caller's thread, as torch's does.
 
@@ -38,18 +60,26 @@ def choose_crew(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, s
         environ: Where torchrun and Slurm say how many ranks this machine has.
     """
     workers, threads = spec.workers, spec.threads
-    if threads is not None or not workers or not _is_heavy(stages):
-        return workers, threads or 1
+    if threads is not None or not workers or not isinstance(stages[0], PlannedSpec):
+        return Crew(workers, threads or 1)
+    is_one = calls_functions(stages)
+    reason = ONE_THREAD if is_one else ""
+    if all(map(_is_light, _at_work(stages))):
+        return Crew(workers, 1, reason)
     cores = max(1, usable_cores() // local_ranks(environ))
-    most = 1 if any(getattr(stage, "global_rng", False) for stage in _at_work(stages)) else MAX_THREADS
+    most = 1 if is_one else MAX_THREADS
     if "workers" not in spec.model_fields_set:
         most = min(most, THREADS_A_WORKER)
-        workers = max(1, min(MAX_WORKERS, cores // most))
-    return workers, max(1, min(most, cores // workers))
+        workers = max(1, min(MAX_AT_WORK, cores) // most)
+    return Crew(workers, max(1, min(most, cores // workers)), reason)
 
 
-def _is_heavy(stages: Sequence[Any]) -> bool:
-    return isinstance(stages[0], PlannedSpec) and not all(map(_is_light, _at_work(stages)))
+def calls_functions(stages: Sequence[Any]) -> bool:
+    """Whether a pipeline with a planned source calls functions of the user's, to make samples or batches."""
+    return any(
+        getattr(stage, "name", None) in _CALLS or getattr(stage, "collate", None) is not None
+        for stage in _at_work(stages)
+    )
 
 
 def _at_work(stages: Sequence[Any]) -> list[Any]:

@@ -19,12 +19,14 @@ class LoaderSpec(BaseModel):
     workers: Natural = Field(
         1,
         description="Worker processes; 0: this process. Without this and threads, where images are decoded or "
-        "functions called behind a planned source: one for two of this machine's cores, shared by its ranks.",
+        "functions called behind a planned source: one for two of this machine's cores, shared by its ranks; one for "
+        "each where functions of yours are called.",
     )
     threads: Count | None = Field(
         None,
-        description="Threads in each process. Without, where images are decoded or functions called behind a planned "
-        "source: this machine's cores, shared by its ranks and workers, at most 8; else, and with 0 workers, 1.",
+        description="Threads in each process. Without, where images are decoded behind a planned source: this "
+        "machine's cores, shared by its ranks and workers, at most 8; else, with 0 workers, and where functions of "
+        "yours are called, 1.",
     )
     prefetch: Count = Field(
         4,

@@ -1,7 +1,8 @@
 """Rank and world size, found once in the main process; workers are told.
 
 The order: what the caller says; a process group the caller gives; torch.distributed where it is initialised; torchrun's
-RANK and WORLD_SIZE; Slurm's, where a step has all of the job's tasks; else one rank. The choice is logged.
+RANK and WORLD_SIZE; Slurm's, where a step has all of the job's tasks; else one rank. The choice is logged. Where the
+caller gives numbers and a group, they have to agree.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def find_place(
         environ: The environment to look into.
 
     Raises:
-        RankError: Half of a pair, or numbers that are no rank and world size.
+        RankError: Half of a pair, numbers that are no rank and world size, or others than those of the group.
     """
     place, why = _find(rank, world_size, process_group, environ)
     if place.world_size < 1 or not 0 <= place.rank < place.world_size:
@@ -52,6 +53,9 @@ def _find(
             raise RankError(f"rank={rank}, world_size={world_size}: give both or neither.")
         if type(rank) is not int or type(world_size) is not int:
             raise RankError(f"rank={rank!r}, world_size={world_size!r}: both are whole numbers.")
+        if process_group is not None and (group := group_place(process_group)) != (rank, world_size):
+            msg = f"rank={rank}, world_size={world_size}, but the process group says {group.rank} of {group.world_size}"
+            raise RankError(f"{msg}.\n  Give one of the two: process_group, or rank and world_size.")
         return Place(rank, world_size), "the arguments"
     if process_group is not None:
         return group_place(process_group), "the process group"
