@@ -27,7 +27,7 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from wdskit.errors import DecodeError, ImageTooLarge
+from wdskit.errors import PROCESS_ERRORS, DecodeError, ImageTooLarge
 from wdskit.files import Buffer
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
         _check_png_end(memoryview(data))
     try:
         image = plugin(io.BytesIO(data))
+    except PROCESS_ERRORS:
+        raise
     except Exception as err:
         raise pillow_error(name, err) from err
     check_pixels(*image.size, max_pixels=max_pixels)
@@ -183,7 +185,7 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
 
 
 def pillow_error(name: str, err: Exception) -> DecodeError:
-    """The error for whatever Pillow raises: SyntaxError, struct.error, OSError, ValueError, MemoryError, ..."""
+    """The error for whatever Pillow raises of a damaged file: SyntaxError, struct.error, OSError, ValueError, ..."""
     if isinstance(err, Image.DecompressionBombError):
         return ImageTooLarge(str(err))
     return DecodeError(f"not one complete {name} image: {str(err) or type(err).__name__}")
@@ -252,6 +254,8 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
         if mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
             del image.info["transparency"]  # convert drops it too, but with a warning
         return image.convert(mode)
+    except PROCESS_ERRORS:
+        raise
     except Exception as err:
         raise pillow_error(image.format or "", err) from err
 
