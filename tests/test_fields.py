@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import pickle
@@ -17,6 +18,7 @@ from hypothesis.extra import numpy as npst
 from webdataset.autodecode import basichandlers
 
 from wdskit.codecs.fields import decode_field, encode_field
+from wdskit.codecs.npy_header import read_npy_header
 from wdskit.errors import DecodeError
 
 JSON = st.recursive(
@@ -218,6 +220,82 @@ def test_npy_of_structured_dtype_and_of_version_2():
     assert np.array_equal(decode_field("npy", npy(np.arange(3), version=(2, 0))), np.arange(3))
 
 
+@given(npst.arrays(npst.nested_dtypes() | npst.array_dtypes() | npst.datetime64_dtypes(), (2,)), st.booleans())
+def test_npy_headers_of_all_versions_are_read_as_numpy_reads_them(array, fortran_order):
+    assume(array.dtype.itemsize)
+    array = np.asfortranarray(np.stack([array] * 3)) if fortran_order else array
+    is_latin1 = str(array.dtype.descr).encode("latin1", "ignore").decode("latin1") == str(array.dtype.descr)
+    for version in ((1, 0), (2, 0), (3, 0)) if is_latin1 else ((3, 0),):
+        data = npy(array, version=version)
+        shape, is_fortran, dtype, start = read_npy_header(data)
+        expected = np.lib.format.read_array(io.BytesIO(data))
+        assert (shape, dtype, data[start:]) == (
+            expected.shape,
+            expected.dtype,
+            array.tobytes("F" if is_fortran else "C"),
+        )
+        assert decode_field("npy", data).tobytes() == array.tobytes()
+
+
+@given(st.lists(st.text(min_size=1).filter(lambda text: "\0" not in text), min_size=1, max_size=3, unique=True))
+def test_npy_of_any_field_names_is_read(names):
+    assume(all(name.encode("utf-8", "ignore").decode() == name for name in names))
+    array = np.ones(2, dtype=[(name, "<i2") for name in names])
+    assert decode_field("npy", npy(array, version=(3, 0))).dtype == array.dtype
+
+
+@pytest.mark.parametrize(
+    ("header", "shape"),
+    [
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (3L,)}", (3,)),  # Python 2
+        ('{"shape": (3, ), "fortran_order": False, "descr": "<f8"}\n', (3,)),
+        ("  {'descr':'<f8','fortran_order':True,'shape':( 1,3 ),}   ", (1, 3)),
+        ("{'descr': 'float64', 'fortran_order': False, 'shape': (3, 1, 1,), }", (3, 1, 1)),
+    ],
+)
+def test_npy_headers_of_other_writers_are_read(header, shape):
+    result = decode_field("npy", npy_of(header, np.arange(3.0).tobytes()))
+    assert result.shape == shape
+    assert result.ravel().tolist() == [0, 1, 2]
+
+
+def test_npy_is_read_without_the_parser_of_python(monkeypatch):
+    """In CPython 3.11 that raises SystemError now and then when several threads call it."""
+
+    def fail(*_, **__):
+        raise SystemError("AST constructor recursion depth mismatch (before=63, after=70)")
+
+    data = npy(np.arange(6).reshape(2, 3))
+    commas = npy_of("{'descr': '(2,3)i4,i4', 'fortran_order': False, 'shape': (1,)}", bytes(28))
+    for name in ("literal_eval", "parse"):
+        monkeypatch.setattr(ast, name, fail)
+    assert decode_field("npy", data).tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(DecodeError, match="no dtype"):
+        decode_field("npy", commas)
+
+
+@pytest.mark.parametrize("error", [SystemError, MemoryError, RecursionError, KeyboardInterrupt])
+def test_what_befalls_the_process_is_no_damage_of_a_field(monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    fields = {"npy": npy(np.arange(3)), "json": b"[NaN]"}
+    monkeypatch.setattr(np, "frombuffer", fail)
+    monkeypatch.setattr(json, "loads", fail)
+    for field, data in fields.items():
+        with pytest.raises(error):
+            decode_field(field, data)
+
+
+@pytest.mark.parametrize("start", [b"", b"NaN,", b"%d," % 2**70])
+def test_json_that_is_nested_too_deep_is_an_error_of_the_field(start):
+    for depth in (5_000, 100_000):
+        with pytest.raises(DecodeError, match=r"^json: "):
+            decode_field("json", b"[" + start + b"[" * depth + b"]" * depth + b"]")
+    flat = b"[" + start + b'"' + b"[{" * 5_000 + b'", []' + b", [[]]" * 5_000 + b"]"
+    assert len(decode_field("json", flat)) == 5_002 + bool(start)
+
+
 def test_result_of_npy_does_not_share_the_fields_memory():
     data = bytearray(encode_field("npy", np.arange(10)))
     result = decode_field("npy", data)
@@ -272,7 +350,7 @@ def test_damaged_and_object_headers_are_errors(header):
             decode_field("npy", npy_of(header, bytes(8), version))
 
 
-@pytest.mark.parametrize("version", [b"\x00\x00", b"\x03\x00", b"\x09\x09"])
+@pytest.mark.parametrize("version", [b"\x00\x00", b"\x01\x01", b"\x04\x00", b"\x09\x09"])
 def test_unknown_npy_versions_are_errors(version):
     with pytest.raises(DecodeError, match="npy: "):
         decode_field("npy", npy_of("{'descr': '<f8', 'fortran_order': False, 'shape': (1,)}", bytes(8), version))

@@ -19,6 +19,9 @@ from PIL import Image, ImageFile
 from webdataset.autodecode import ImageHandler, imagespecs
 
 from wdskit.codecs.images import IMAGE_FIELDS, IMAGE_SPECS, decode_image, is_image_field
+from wdskit.codecs.originals import decode_original, open_original
+from wdskit.codecs.structure import check_image
+from wdskit.codecs.thumbnails import make_thumbnail
 from wdskit.errors import DecodeError, ImageTooLarge
 
 LIMIT = 10**6
@@ -60,6 +63,30 @@ def test_results_are_contiguous_writable_and_owned(name, spec):
     kept = np.asarray(second).copy()
     first[:] = 7
     assert np.array_equal(second, kept)
+
+
+@pytest.mark.parametrize("error", [SystemError, MemoryError, RecursionError, KeyboardInterrupt])
+def test_what_befalls_the_process_is_no_damage_of_an_image(monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    users = [
+        lambda data: decode_image(data, "rgb8", max_pixels=LIMIT),
+        lambda data: decode_original(open_original(data, max_pixels=LIMIT), step=1, max_pixels=LIMIT),
+        lambda data: check_image(data, max_pixels=LIMIT),
+        lambda data: make_thumbnail(data, side=4, max_pixels=LIMIT),
+    ]
+    for name in ("load", "verify", "convert", "__init__"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Image.Image if name == "convert" else ImageFile.ImageFile, name, fail)
+            reached = 0
+            for use in users:
+                for kind in ("bmp", "jpeg"):
+                    try:
+                        use(FILES[kind])
+                    except error:
+                        reached += 1
+            assert reached
 
 
 @pytest.mark.parametrize("view", [bytes, bytearray, memoryview])

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections import Counter
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pytest
@@ -462,6 +463,24 @@ def test_a_bad_sample_is_replaced_and_no_other_moves(damaged, tmp_path, settings
 
 def with_key(sample):
     return (None, None, sample["__key__"])
+
+
+@pytest.mark.parametrize("error", [SystemError, MemoryError, RecursionError])
+@pytest.mark.parametrize("target", ["wdskit.pipeline.functions.decode_field", "PIL.ImageFile.ImageFile.load"])
+def test_what_befalls_the_process_is_never_forgiven_as_a_bad_sample(damaged, monkeypatch, error, target):
+    fine, calls = resolve_name(target), []
+
+    def fail_for_a_while(*args):
+        calls.append(args)
+        if 5 <= len(calls) < 14:
+            raise error("by chance")
+        return fine(*args)
+
+    errors = {"max_bad": 30, "transforms": True}
+    loader = decoded(Pipeline().exact(damaged)).loader(workers=0, errors=errors)
+    monkeypatch.setattr(target, fail_for_a_while)
+    with pytest.raises(SampleError, match=rf"\w+ failed: {error.__name__}: by chance"):
+        list(loader)
 
 
 def test_padded_evaluation_masks_bad_samples(damaged):

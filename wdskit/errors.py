@@ -26,6 +26,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PROCESS_ERRORS = (MemoryError, RecursionError, SystemError)
+"""What says something of this process, and nothing of the data at hand: it is never taken for damage, nor forgiven."""
+
 
 class WdskitError(Exception):
     """Base of every error that wdskit raises for something a user can cause or mend."""

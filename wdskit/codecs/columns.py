@@ -16,8 +16,8 @@ from wdskit.codecs.fields import (
     TEXT_FIELDS,
     decode_field,
     has_long_number,
-    read_npy_header,
 )
+from wdskit.codecs.npy_header import read_npy_header
 from wdskit.dataset.many import Spans
 from wdskit.errors import DecodeError
 

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
+from wdskit.codecs.npy_header import MAX_NPY_HEADER, read_npy_header
 from wdskit.errors import DecodeError
 from wdskit.files import Buffer
 
@@ -25,7 +26,8 @@ NPY_FIELDS = frozenset(["npy"])
 _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _DIGITS_TO_0 = bytes(ord("0") if chr(code).isdecimal() and code < 128 else ord(" ") for code in range(256))
 _LONG_NUMBER = b"0" * 19
-_MAX_NPY_HEADER = 10_000  # numpy's own limit for headers that it did not write itself
+_MAX_DEPTH = 512  # of JSON that the standard library reads; orjson has such a limit itself, of 1024
+_JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 def decode_field(field: str, data: Buffer) -> object:
@@ -47,7 +49,7 @@ def decode_field(field: str, data: Buffer) -> object:
         return decoder(data)
     except DecodeError as err:
         raise DecodeError(f"{field}: {err}", field=field) from err
-    except (ValueError, RecursionError) as err:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except ValueError as err:  # UnicodeDecodeError and JSONDecodeError are such
         raise DecodeError(f"{field}: {err}; it starts with {bytes(data[:40])!r}", field=field) from err
 
 
@@ -96,7 +98,19 @@ def _decode_json(data: Buffer) -> Any:
             return orjson.loads(raw)
         except orjson.JSONDecodeError:
             pass  # NaN, a byte order mark, half a surrogate pair: webdataset reads these, and so do we
-    return json.loads(str(raw, "utf-8-sig"))
+    text = str(raw, "utf-8-sig")
+    _check_depth(raw)
+    return json.loads(text)
+
+
+def _check_depth(raw: bytes) -> None:
+    """Refuse JSON that the standard library might not read: how deep it can go depends on who calls it."""
+    if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
+        return
+    marks = np.frombuffer(_JSON_TEXT.sub(b"", raw), np.uint8)
+    opened, closed = (np.isin(marks, np.frombuffer(one, np.uint8)) for one in (b"[{", b"]}"))
+    if int((opened.astype(np.int64) - closed).cumsum().max(initial=0)) > _MAX_DEPTH:
+        raise DecodeError(f"JSON that is nested over {_MAX_DEPTH} deep")
 
 
 def has_long_number(raw: bytes) -> bool:
@@ -115,25 +129,6 @@ def _decode_npy(data: Buffer) -> NDArray[Any]:
         raise DecodeError(f"{shape} of {dtype} takes {expected} bytes, {len(data) - start} follow the header")
     flat = np.frombuffer(data, dtype, offset=start) if expected else np.empty(0, dtype)
     return np.array(flat.reshape(shape, order="F" if fortran_order else "C"), order="C")
-
-
-def read_npy_header(data: Buffer) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether in Fortran order, dtype, and where the elements start.
-
-    Raises:
-        DecodeError: It is no header of a known version.
-    """
-    stream = io.BytesIO(data)
-    try:
-        version = np.lib.format.read_magic(stream)
-        # 3.0 exists for names of structured dtypes beyond latin1; numpy has no public function for it
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, fortran_order, dtype = read(stream, max_header_size=_MAX_NPY_HEADER)
-    except KeyError as err:
-        raise DecodeError(f"npy version {err}, known are (1, 0) and (2, 0)") from err
-    except Exception as err:  # the header is a Python literal; damaged ones raise whatever its parser raises
-        raise DecodeError(f"damaged npy header: {err}") from err
-    return shape, fortran_order, dtype, stream.tell()
 
 
 def _encode_text(value: object) -> bytes:
@@ -162,8 +157,8 @@ def _encode_npy(value: object) -> bytes:
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.asarray(value, order="C"), version=(1, 0), allow_pickle=False)
     header_bytes = stream.tell() - value.nbytes
-    if header_bytes > _MAX_NPY_HEADER:
-        raise DecodeError(f"its dtype makes a header of {header_bytes} bytes, readers accept {_MAX_NPY_HEADER}")
+    if header_bytes > MAX_NPY_HEADER:
+        raise DecodeError(f"its dtype makes a header of {header_bytes} bytes, readers accept {MAX_NPY_HEADER}")
     return stream.getvalue()
 
 

@@ -27,7 +27,7 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
-from wdskit.errors import DecodeError, ImageTooLarge
+from wdskit.errors import PROCESS_ERRORS, DecodeError, ImageTooLarge
 from wdskit.files import Buffer
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
     "pilrgba": ImageSpec("pil", False, "RGBA"),
 }
 """webdataset's image specs: numpy is HWC, torch CHW; without colour there is no channel axis."""
+
+INDEX_SPEC = "index"
+"""What `decode_index` gives, beside webdataset's specs."""
 
 IMAGE_FIELDS = frozenset(
     ["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"]
@@ -142,6 +145,83 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
     return _numbers(pixels, wanted)
 
 
+def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
+    """The numbers that an image stores, one a pixel, as masks and depth maps have them.
+
+    Of a palette the places in it, of grey the numbers as they are, whatever their bits: 0 and 1 for one bit. No colour,
+    no scaling, no gamma.
+
+    Args:
+        data: The whole encoded file; of an animation the first frame is taken.
+        max_pixels: As in `decode_image`.
+
+    Returns:
+        Array (height, width), C-contiguous, writable and owned by the caller: uint8 for up to 8 bits a pixel, int32 for
+        more, which torch's functions all take.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The bytes are not one complete image of a known format, or it has colours or several numbers a
+            pixel.
+    """
+    image = open_pillow(data, max_pixels=max_pixels)
+    name, mode, largest = image.format or "", image.mode, _largest(data, image)
+    if mode not in _INDEX_MODES or not largest:
+        raise DecodeError(f"a {name} image of mode {mode} does not store one plain number a pixel. Decode it as `rgb8`")
+    pixels: Any = _decode_jpeg(data, "L", max_pixels) if name == "JPEG" else None
+    if pixels is None:
+        try:
+            image.load()
+            pixels = np.array(image)
+        except PROCESS_ERRORS:
+            raise
+        except Exception as err:
+            raise pillow_error(name, err) from err
+    if mode in _DEEP_MODES:
+        return np.asarray(pixels, np.int32)
+    numbers: NDArray[np.uint8] = pixels.astype(np.uint8, copy=False)
+    if mode == "L" and largest < 255:  # Pillow spreads them over 0 to 255
+        numbers //= 255 // largest
+    return numbers
+
+
+_DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
+_INDEX_MODES = _DEEP_MODES | {"1", "L", "P"}
+_TIFF_BITS, _TIFF_KIND = 258, 262  # tags: bits of a sample; whether 0 is white or black, or there is a palette
+
+
+def _largest(data: Buffer, image: ImageFile) -> int:
+    """The largest number that a pixel of one number may store, before Pillow spreads it; 0 where it is not known."""
+    if image.mode == "P":
+        return 255
+    if image.format == "PNG":
+        return int((1 << data[24]) - 1)
+    if image.format == "TIFF":
+        tags: Any = image.tag_v2  # type: ignore[attr-defined]
+        bits = max(tags.get(_TIFF_BITS, (1,)))
+        return (1 << bits) - 1 if tags.get(_TIFF_KIND) == 1 else 0
+    if image.format == "PPM":
+        arguments = image.tile[0].args if image.tile else ""
+        most = arguments[-1] if isinstance(arguments, tuple) else {"L": 255, "I;16B": 65535}.get(str(arguments), 0)
+        return most if most in {255, 65535} and image.mode != "1" else 0  # others are spread; in a PBM 1 is black
+    return 255
+
+
+def stores_other_numbers(data: Buffer, *, max_pixels: int) -> str:
+    """Why `decode_image` gives other numbers than an image stores, as a user may say it; "" where it gives those.
+
+    Raises:
+        ImageTooLarge, DecodeError: As `decode_image`, of the header.
+    """
+    if bytes(data[:8]) == PNG_START and len(data) > 25:  # nearly every mask
+        is_palette, bits = data[25] == 3, data[24]
+        return "a palette" if is_palette else "" if bits == 8 else f"{bits} bit{'s' * (bits > 1)} a pixel"
+    mode = "L" if bytes(data[:2]) == JPEG_START else open_pillow(data, max_pixels=max_pixels).mode
+    if mode in {"P", "PA"}:
+        return "a palette"
+    return "over 8 bits a pixel" if mode in _DEEP_MODES else "1 bit a pixel" if mode == "1" else ""
+
+
 def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
     """Compare an image's header with the limit.
 
@@ -176,6 +256,8 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
         _check_png_end(memoryview(data))
     try:
         image = plugin(io.BytesIO(data))
+    except PROCESS_ERRORS:
+        raise
     except Exception as err:
         raise pillow_error(name, err) from err
     check_pixels(*image.size, max_pixels=max_pixels)
@@ -183,7 +265,7 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
 
 
 def pillow_error(name: str, err: Exception) -> DecodeError:
-    """The error for whatever Pillow raises: SyntaxError, struct.error, OSError, ValueError, MemoryError, ..."""
+    """The error for whatever Pillow raises of a damaged file: SyntaxError, struct.error, OSError, ValueError, ..."""
     if isinstance(err, Image.DecompressionBombError):
         return ImageTooLarge(str(err))
     return DecodeError(f"not one complete {name} image: {str(err) or type(err).__name__}")
@@ -252,6 +334,8 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
         if mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
             del image.info["transparency"]  # convert drops it too, but with a warning
         return image.convert(mode)
+    except PROCESS_ERRORS:
+        raise
     except Exception as err:
         raise pillow_error(image.format or "", err) from err
 

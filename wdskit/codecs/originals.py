@@ -18,7 +18,7 @@ from PIL.ImageFile import ImageFile
 from wdskit.codecs import exif
 from wdskit.codecs.images import PNG_START, PillowImage, decode_image, open_pillow, pillow_error
 from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
-from wdskit.errors import DecodeError
+from wdskit.errors import PROCESS_ERRORS, DecodeError
 
 Pixels = NDArray[Any]
 
@@ -118,6 +118,8 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
     image = original.image
     try:
         image.load()
+    except PROCESS_ERRORS:
+        raise
     except Exception as err:
         raise pillow_error(original.format, err) from err
     if image.mode in _GREY_16 or (image.mode == "I" and original.format in {"PNG", "PPM"}):

@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 
 from wdskit.codecs.images import JPEG_START, PNG_START, check_pixels, open_pillow
-from wdskit.errors import DecodeError
+from wdskit.errors import PROCESS_ERRORS, DecodeError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
 
@@ -51,6 +51,8 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
         image = open_pillow(view, max_pixels=max_pixels)
         try:
             image.verify()
+        except PROCESS_ERRORS:
+            raise
         except Exception as err:
             raise DecodeError(f"not one complete {image.format} image: {str(err) or type(err).__name__}") from err
 

@@ -7,7 +7,7 @@ import io
 from PIL import Image
 
 from wdskit.codecs.images import JPEG_START, decode_image, open_pillow
-from wdskit.errors import DecodeError
+from wdskit.errors import PROCESS_ERRORS, DecodeError
 from wdskit.files import Buffer
 
 _QUALITY = 82
@@ -29,6 +29,8 @@ def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, 
         image.draft("RGB", (2 * side, 2 * side))  # decoded no larger than needed
         try:
             image = image.convert("RGB")
+        except PROCESS_ERRORS:
+            raise
         except Exception as err:
             raise DecodeError(f"not one complete JPEG image: {str(err) or type(err).__name__}") from err
     else:

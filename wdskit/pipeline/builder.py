@@ -84,7 +84,8 @@ class Pipeline(Sources):
         self, images: str | None = None, *, only: Fields = None, fuse: bool = True, max_pixels: int = MAX_PIXELS
     ) -> Pipeline:
         """Fields into values: images by one of webdataset's specs (rgb8, rgb, pil, torchrgb8, ...), json, txt, cls, npy
-        by name.
+        by name. `index` is for masks and depth maps: the numbers that an image stores, of a palette the places in it,
+        as an array (height, width), uint8, or int32 for more than 8 bits.
 
         Nothing is unpickled: fields of other names stay bytes. With a crop directly behind it, a large JPEG is decoded
         no larger than the crop needs, unless `fuse` is False.

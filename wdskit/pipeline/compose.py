@@ -75,7 +75,7 @@ class _Composer:
         self.specs = fuse(specs)
         self.max_workers = max_workers
         self.run = Run(place, getattr(specs[0], "seed", 0), num_threads)
-        self.maker = StepMaker(self.run, functions)
+        self.maker = StepMaker(self.run, functions, specs)
         self.stages: list[Any] = []
         self.steps: list[Step] = []
         self.shards: ShardList | None = None

@@ -32,7 +32,9 @@ class DecodeSpec(StageSpec):
     shorthand: ClassVar[str | None] = "images"
 
     images: ImageSpec | None = Field(
-        None, description="What images become, in webdataset's words. Without: they stay bytes."
+        None,
+        description="What images become, in webdataset's words; `index`: the numbers that masks store, one a pixel. "
+        "Without: they stay bytes.",
     )
     only: FieldNames | None = Field(None, description="The fields to decode. Without: all.")
     fuse: Bool = Field(

@@ -11,7 +11,7 @@ from typing import Any
 from numpy.random import Generator
 
 from wdskit.codecs.fields import decode_field
-from wdskit.codecs.images import decode_image, is_image_field
+from wdskit.codecs.images import INDEX_SPEC, decode_image, decode_index, is_image_field, stores_other_numbers
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.pipeline.each import Function
 from wdskit.pipeline.run import Origin, Run
@@ -117,12 +117,22 @@ class Transform:
 
 
 class Decode:
-    """Fields into values: images by `spec`, others by their name; what is not known stays bytes."""
+    """Fields into values: images by `spec`, others by their name; what is not known stays bytes.
 
-    def __init__(self, spec: str | None, only: Sequence[str] | None, max_pixels: int) -> None:
+    Args:
+        spec: A name of `IMAGE_SPECS`, or `index`; None leaves images as they are.
+        only: The fields to decode, None for all.
+        max_pixels: As in `decode_image`.
+        masks: Fields whose numbers must be those that they store, since a later stage takes them for masks.
+    """
+
+    def __init__(
+        self, spec: str | None, only: Sequence[str] | None, max_pixels: int, masks: frozenset[str] = frozenset()
+    ) -> None:
         self.spec = spec
         self.only = None if only is None else frozenset(only)
         self.max_pixels = max_pixels
+        self.masks = masks
 
     def __call__(self, sample: Any) -> dict[str, Any]:
         """A copy of `sample` with its fields decoded."""
@@ -142,10 +152,21 @@ class Decode:
         if self.spec is None:
             return value
         try:
+            if self.spec == INDEX_SPEC:
+                return decode_index(value, max_pixels=self.max_pixels)
+            if field in self.masks:
+                self._check_mask(field, value)
             return decode_image(value, self.spec, max_pixels=self.max_pixels)
         except DecodeError as err:
             err.field = field
             raise
+
+    def _check_mask(self, field: str, value: bytes) -> None:
+        form = stores_other_numbers(value, max_pixels=self.max_pixels)
+        if form:
+            msg = f"decode: `{field}` is a mask with {form}, of which `{self.spec}` makes other numbers than it stores."
+            advice = f"Put `decode: {{images: index, only: {field}}}` before this stage, which leaves the field then."
+            raise PipelineError(f"{msg}\n  {advice}")
 
 
 def pick(stage: str, sample: Any, names: str) -> Any:

@@ -65,7 +65,8 @@ class FusedStep:
 
     def __init__(self, specs: Sequence[StageSpec], apart: Sequence[Step], image_fields: frozenset[str]) -> None:
         first: Any = specs[0]
-        self.decode = Decode(first.images, first.only, first.max_pixels)
+        decode: Any = apart[0].function
+        self.decode: Decode = decode.function
         self.specs: dict[str, Any] = {spec.name: spec for spec in specs[1:]}
         self.apart = tuple(apart)
         self.transforms: dict[str, Any] = {step.name: step.function for step in apart[1:]}
@@ -117,14 +118,14 @@ class FusedStep:
         field, to_decode = self._roles_of(tuple(sample))
         if field is None or not isinstance(sample[field], (bytes, memoryview)):
             return Prepared(origin, _as_bytes(sample))
-        values = dict(sample)
+        values = _as_bytes(sample, but=field)
         plan = None
         for at, name in enumerate(to_decode):
             try:
                 if name == field:
                     plan = self._plan(field, sample[field], origin)
                 else:
-                    values[name] = self.decode.decode_one(name, sample[name])
+                    values[name] = self.decode.decode_one(name, values[name])
             except StepFailed:
                 raise
             except Exception as err:
@@ -194,6 +195,8 @@ class FusedStep:
             field = next((name for name in self.field.split(";") if name in names), None)
         if field is None or not is_image_field(field) or not self.decode.takes(field, b""):
             return None
+        if field in self.decode.masks:
+            return None  # which `decode` has to look at
         return field
 
     def _run_apart(self, sample: Any, origin: Origin) -> Any:
@@ -205,8 +208,11 @@ class FusedStep:
         return sample
 
 
-def _as_bytes(sample: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in sample.items()}
+def _as_bytes(sample: Mapping[str, Any], *, but: str = "") -> dict[str, Any]:
+    """A copy with bytes for views of what was read, but for one field."""
+    return {
+        name: bytes(value) if isinstance(value, memoryview) and name != but else value for name, value in sample.items()
+    }
 
 
 def names_image(field: str) -> bool:

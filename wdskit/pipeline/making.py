@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wdskit.errors import SampleError
+from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.order.base import Ints
 from wdskit.pipeline.fused import names_image
 from wdskit.pipeline.jobs import Bad, Job, Made
@@ -244,6 +244,8 @@ class Making:
 
     def _forgives(self, err: SampleError) -> bool:
         plan = self._pipeline.plan
+        if isinstance(err.__cause__, PROCESS_ERRORS):
+            return False
         return plan.forgives and (err.stage in _FIELD_STAGES or plan.forgives_functions)
 
 

@@ -35,7 +35,8 @@ def compose_planned(
     source = specs[0]
     data = plan_data(source)
     run = Run(place, source.seed, num_threads)
-    maker = StepMaker(run, functions)
+    in_parts = [spec for part in source.mixture or () for spec in part.stages]
+    maker = StepMaker(run, functions, [*in_parts, *specs])
     parts = tuple(tuple(maker.step(spec) for spec in fuse(part.stages)) for part in source.mixture or ())
     before: list[Step] = []
     behind: list[Step] = []

@@ -214,7 +214,7 @@ _RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "m
 
 ImageSpec = Literal[
     "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
-    "torchrgba", "pill", "pil", "pilrgb", "pilrgba",
+    "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
 ]  # fmt: skip
 Natural = Annotated[int, Strict(), Field(ge=0, lt=2**63)]
 Count = Annotated[int, Strict(), Field(ge=1, lt=2**63)]

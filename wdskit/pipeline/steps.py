@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from wdskit.codecs.images import is_image_field
@@ -16,7 +16,7 @@ from wdskit.pipeline.fuse_plan import FusedSpec
 from wdskit.pipeline.fused import fused_step
 from wdskit.pipeline.registry import resolve
 from wdskit.pipeline.run import Run
-from wdskit.pipeline.transforms import make_transform
+from wdskit.pipeline.transforms import Stored, make_transform
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -27,11 +27,14 @@ class StepMaker:
     Args:
         run: Of the pipeline.
         functions: The caller's functions by name, before the registry's.
+        specs: All of the pipeline, those of a mixture's parts included.
     """
 
-    def __init__(self, run: Run, functions: Functions) -> None:
+    def __init__(self, run: Run, functions: Functions, specs: Sequence[Any]) -> None:
         self.run = run
         self.functions = functions
+        self._masks = _masks_of(specs)
+        self._stored = Stored()
         self._seen: Counter[str] = Counter()
         self._images: set[str] = set()  # fields that hold images under names that do not say so
         self._slots: frozenset[int] = frozenset()  # places of images in a tuple
@@ -82,7 +85,8 @@ class StepMaker:
     def _function(self, spec: Any, label: str) -> Any:
         match spec.name:
             case "decode":
-                return OnValue(Decode(spec.images, spec.only, spec.max_pixels))
+                self._stored = self._stored.decoded(spec.images, spec.only)
+                return OnValue(Decode(spec.images, spec.only, spec.max_pixels, self._masks))
             case "map":
                 fn = self.resolve("map", spec.fn)
                 return Call(self.run, label, fn, global_rng=self._global_rng(spec), is_map=True)
@@ -94,6 +98,7 @@ class StepMaker:
                 return MapTuple([fn and self.call("map_tuple", fn, f"{label}:{place}") for place, fn in fns])
             case "rename":
                 self._images |= {new for new, olds in spec.names.items() if self._is_image(olds)}
+                self._stored = self._stored.renamed(spec.names)
                 return OnValue(Rename(spec.names))
             case "to_tuple":
                 self._slots = frozenset(place for place, names in enumerate(spec.fields) if self._is_image(names))
@@ -101,9 +106,10 @@ class StepMaker:
                 return OnValue(ToTuple(spec.fields))
             case "to_dict":
                 self._images |= {names.split(";")[0] for names in spec.fields if self._is_image(names)}
+                self._stored = self._stored.renamed({names.split(";")[0]: names for names in spec.fields})
                 return OnValue(ToDict(spec.fields))
             case _:
-                return Transform(self.run, label, make_transform(spec, frozenset(self._images)))
+                return Transform(self.run, label, make_transform(spec, frozenset(self._images), self._stored))
 
     def _places(self, name: str) -> list[str | int]:
         """Where a field stands in a sample: its name, or its places in a tuple."""
@@ -123,3 +129,18 @@ class StepMaker:
 
     def _is_image(self, names: str) -> bool:
         return any(name in self._images or is_image_field(name) for name in names.split(";"))
+
+
+def _masks_of(specs: Sequence[Any]) -> frozenset[str]:
+    """The fields, by the names that they have when they are decoded, that a transform takes for masks."""
+    masks: set[str] = set()
+    for spec in reversed(specs):
+        for names in getattr(spec, "masks", None) or ():
+            masks |= {*names.split(";")}
+        renamed: Mapping[str, str] = {}
+        if getattr(spec, "name", None) == "rename":
+            renamed = spec.names
+        elif getattr(spec, "name", None) == "to_dict":
+            renamed = {names.split(";")[0]: names for names in spec.fields}
+        masks |= {old for new, olds in renamed.items() if new in masks for old in olds.split(";")}
+    return frozenset(masks)

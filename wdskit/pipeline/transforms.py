@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.images import INDEX_SPEC, is_image_field
 from wdskit.errors import PipelineError
 from wdskit.pipeline import geometry
 
@@ -21,19 +21,56 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def make_transform(spec: Any, image_fields: frozenset[str]) -> Transform:
+@dataclass(frozen=True)
+class Stored:
+    """Which image fields hold the numbers that their files store, one a pixel: no transform may blend or scale them.
+
+    Attributes:
+        numbers: By name, those that `decode: index` took.
+        others: By name, those that another `decode` took.
+        rest: What the image fields are that no `decode` named: decoded by `index`, otherwise, or None for not yet.
+    """
+
+    numbers: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+    rest: bool | None = None
+
+    def holds(self, field: str) -> bool:
+        """Whether it is such a field."""
+        if field in self.numbers or field in self.others:
+            return field in self.numbers
+        return self.rest is True and is_image_field(field)
+
+    def decoded(self, images: str | None, only: Sequence[str] | None) -> Stored:
+        """Behind a `decode`, which leaves what is decoded already."""
+        if images is None or self.rest is not None:
+            return self
+        is_index = images == INDEX_SPEC
+        if not only:
+            return replace(self, rest=is_index)
+        names = frozenset(only) - self.numbers - self.others
+        return replace(self, numbers=self.numbers | names) if is_index else replace(self, others=self.others | names)
+
+    def renamed(self, names: Mapping[str, str]) -> Stored:
+        """Behind a `rename`."""
+        held = {new for new, olds in names.items() if any(self.holds(old) for old in olds.split(";"))}
+        return replace(self, numbers=(self.numbers - {*names}) | held, others=self.others | ({*names} - held))
+
+
+def make_transform(spec: Any, image_fields: frozenset[str], stored: Stored | None = None) -> Transform:
     """The function `(sample, rng) -> sample` of a transform spec.
 
     Args:
         spec: By `spec.name` one of resize, center_crop, random_resized_crop, random_flip, normalize, to_tensor.
         image_fields: Fields that hold images whatever their names say (after a rename).
+        stored: Those that hold stored numbers: resized as masks are, and never taken for colours.
 
     Returns:
         Gives a shallow copy of the sample with the fields changed. `rng`, called only by transforms that draw and then
         once, gives the Generator of the sample's position. It raises PipelineError where the sample has no image
         field or several, or an undecoded one. It can be pickled, for workers that are not forked.
     """
-    return functools.partial(_TRANSFORMS[spec.name], spec, _Fields.of(spec, image_fields))
+    return functools.partial(_TRANSFORMS[spec.name], spec, _Fields.of(spec, image_fields, stored or Stored()))
 
 
 @dataclass(frozen=True)
@@ -44,14 +81,24 @@ class _Fields:
     image_fields: frozenset[str]
     fields: tuple[str, ...]
     masks: tuple[str, ...]
+    stored: Stored
 
     @classmethod
-    def of(cls, spec: Any, image_fields: frozenset[str]) -> _Fields:
-        return cls(spec.name, image_fields, tuple(spec.fields or ()), tuple(getattr(spec, "masks", None) or ()))
+    def of(cls, spec: Any, image_fields: frozenset[str], stored: Stored) -> _Fields:
+        masks = tuple(getattr(spec, "masks", None) or ())
+        return cls(spec.name, image_fields, tuple(spec.fields or ()), masks, stored)
 
     def of_masks(self, sample: Sample) -> list[str]:
         """The mask fields, none unless the spec names some."""
         return [self._named(sample, field) for field in self.masks]
+
+    def of_colours(self, sample: Sample) -> list[str]:
+        """As `of_images`, of a transform that makes other numbers of pixels."""
+        fields = self.of_images(sample)
+        if held := [field for field in fields if self.stored.holds(field)]:
+            msg = f"{self.name}: `{held[0]}` was decoded by `index`: its numbers name classes or depths, no colours."
+            raise PipelineError(f"{msg} Name the images with `fields`")
+        return fields
 
     def of_images(self, sample: Sample) -> list[str]:
         """The fields that the spec names, or else the one image field."""
@@ -111,14 +158,22 @@ def _changed(sample: Sample, fields: list[str], function: Callable[[Any], Any]) 
     return {**sample, **{field: function(sample[field]) for field in fields}}
 
 
+def _resized(
+    sample: Sample, find: _Fields, images: list[str], masks: list[str], function: Callable[..., Any]
+) -> Sample:
+    """The sample with images resized smoothly; masks, and images that hold stored numbers, by nearest."""
+    smooth = [field for field in images if not find.stored.holds(field)]
+    others = [field for field in (*images, *masks) if field not in smooth]
+    return _changed(_changed(sample, smooth, function), others, functools.partial(function, nearest=True))
+
+
 def _resize(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
     """A number is the length of the shorter side."""
 
-    def target(image: Any) -> tuple[int, int]:
-        return resized(spec.size, *geometry.image_size(image))
+    def function(image: Any, *, nearest: bool = False) -> Any:
+        return geometry.resize(image, resized(spec.size, *geometry.image_size(image)), nearest=nearest)
 
-    done = _changed(sample, find.of_images(sample), lambda image: geometry.resize(image, target(image)))
-    return _changed(done, find.of_masks(sample), lambda mask: geometry.resize(mask, target(mask), nearest=True))
+    return _resized(sample, find, find.of_images(sample), find.of_masks(sample), function)
 
 
 def resized(size: int | list[int] | tuple[int, int], height: int, width: int) -> tuple[int, int]:
@@ -138,8 +193,11 @@ def _random_resized_crop(spec: Any, find: _Fields, sample: Sample, rng: Rng) -> 
     images, masks = find.of_images(sample), find.of_masks(sample)
     height, width = _common_size(sample, images + masks)
     box = geometry.draw_crop(rng(), height, width, spec.scale, spec.ratio)
-    done = _changed(sample, images, lambda image: geometry.resize(geometry.crop(image, *box), size))
-    return _changed(done, masks, lambda mask: geometry.resize(geometry.crop(mask, *box), size, nearest=True))
+
+    def function(image: Any, *, nearest: bool = False) -> Any:
+        return geometry.resize(geometry.crop(image, *box), size, nearest=nearest)
+
+    return _resized(sample, find, images, masks, function)
 
 
 def _common_size(sample: Sample, fields: list[str]) -> tuple[int, int]:
@@ -159,7 +217,7 @@ def _random_flip(spec: Any, find: _Fields, sample: Sample, rng: Rng) -> Sample:
 
 
 def _normalize(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
-    return _changed(sample, find.of_images(sample), lambda image: geometry.normalize(image, *mean_and_std(spec)))
+    return _changed(sample, find.of_colours(sample), lambda image: geometry.normalize(image, *mean_and_std(spec)))
 
 
 def mean_and_std(spec: Any) -> tuple[Sequence[float], Sequence[float]]:
@@ -168,7 +226,7 @@ def mean_and_std(spec: Any) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def _to_tensor(_: Any, find: _Fields, sample: Sample, __: Rng) -> Sample:
-    return _changed(sample, find.of_images(sample), geometry.to_tensor)
+    return _changed(sample, find.of_colours(sample), geometry.to_tensor)
 
 
 _TRANSFORMS: dict[str, Callable[[Any, _Fields, Sample, Rng], Sample]] = {

@@ -1,0 +1,199 @@
+"""Masks: what a file stores is what a batch holds, whatever is done to the images beside it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from images import encoded, photo
+from numpy.typing import NDArray
+from PIL import Image
+from shards import write_shard
+
+from wdskit import Pipeline
+from wdskit.codecs.images import decode_index
+from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
+from wdskit.shards.indexing import index_folder
+
+LIMIT = 10**6
+NUMBERS = np.random.default_rng(3).integers(0, 1 << 16, (21, 34))
+
+
+def grey_png(numbers: NDArray[Any], bits: int) -> bytes:
+    """Numbers of 1 to 16 bits as a PNG, which Pillow writes for 8 and 16 only."""
+    rows = b""
+    for row in numbers:
+        text = "".join(f"{number:0{bits}b}" for number in row)
+        text += "0" * (-len(text) % 8)
+        rows += b"\0" + int(text, 2).to_bytes(len(text) // 8, "big")
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", *numbers.shape[::-1], bits, 0, 0, 0, 0)
+    parts = (chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def palette_image(numbers: NDArray[Any]) -> Image.Image:
+    image = Image.frombytes("P", numbers.shape[::-1], numbers.astype(np.uint8).tobytes())
+    image.putpalette(np.random.default_rng(4).integers(0, 256, 768, dtype=np.uint8).tobytes())
+    return image
+
+
+def masks() -> dict[str, tuple[bytes, NDArray[Any]]]:
+    """Files, and the numbers that they store."""
+    found = {
+        f"png {bits} bits": (grey_png(NUMBERS % (1 << bits), bits), NUMBERS % (1 << bits)) for bits in (1, 2, 4, 8)
+    }
+    found["png 16 bits"] = grey_png(NUMBERS, 16), NUMBERS
+    for bits in (1, 2, 4, 8):
+        found[f"png palette {bits} bits"] = (
+            encoded(palette_image(NUMBERS % (1 << bits)), "PNG", bits=bits),
+            NUMBERS % (1 << bits),
+        )
+    transparent = encoded(palette_image(NUMBERS % 256), "PNG", transparency=3)
+    found["png palette, one transparent"] = transparent, NUMBERS % 256
+    for kind in ("GIF", "BMP", "TIFF"):
+        options = {"optimize": False} if kind == "GIF" else {}  # else it stores other numbers
+        found[f"{kind} palette"] = encoded(palette_image(NUMBERS % 256), kind, **options), NUMBERS % 256
+    for kind in ("BMP", "TIFF", "PPM"):
+        found[f"{kind} 8 bits"] = encoded((NUMBERS % 256).astype(np.uint8), kind), NUMBERS % 256
+    for kind in ("TIFF", "PPM"):
+        found[f"{kind} 16 bits"] = encoded(NUMBERS.astype(np.uint16), kind), NUMBERS
+    return found
+
+
+MASKS = masks()
+CHANGED = [name for name in MASKS if "8 bits" not in name or "palette" in name]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_index_gives_the_numbers_that_a_file_stores(name):
+    data, numbers = MASKS[name]
+    found = decode_index(data, max_pixels=LIMIT)
+    assert found.dtype == (np.int32 if "16" in name else np.uint8)
+    assert np.array_equal(found, numbers)
+    assert found.flags.c_contiguous
+    assert found.flags.writeable
+    with pytest.raises(ImageTooLarge):
+        decode_index(data, max_pixels=20)
+    with pytest.raises(DecodeError):
+        decode_index(data[: len(data) // 2], max_pixels=LIMIT)
+
+
+def test_index_of_grey_jpeg_is_its_grey():
+    grey = np.asarray(Image.fromarray(photo()).convert("L"))
+    found = decode_index(encoded(grey, "JPEG", quality=95), max_pixels=LIMIT)
+    assert np.abs(found.astype(int) - grey).max() < 9
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(photo(), "PNG"),
+        encoded(photo(), "JPEG"),
+        encoded(photo(), "WEBP"),
+        encoded(Image.fromarray(photo()).convert("LA"), "PNG"),
+        b"P5\n2 2\n15\n\1\2\3\4",
+        b"P4\n8 1\n\1",
+    ],
+    ids=["png", "jpeg", "webp", "grey and alpha", "pgm to 15", "pbm"],
+)
+def test_index_of_an_image_without_one_plain_number_a_pixel_is_an_error(data):
+    with pytest.raises(DecodeError, match="does not store one plain number a pixel"):
+        decode_index(data, max_pixels=LIMIT)
+
+
+def write_masks(folder: Path, data: bytes, count: int = 4) -> str:
+    folder.mkdir()
+    fields = {"jpg": encoded(photo(), "JPEG"), "seg.png": data}
+    write_shard(folder / "m.tar", {f"k{number}": fields for number in range(count)})
+    index_folder(folder, workers=1)
+    return str(folder)
+
+
+def sources(folder: str) -> list[Pipeline]:
+    return [Pipeline().exact(folder, seed=1), Pipeline().stream(folder, seed=1)]
+
+
+def crop(pipe: Pipeline) -> Pipeline:
+    return pipe.random_resized_crop([9, 12], masks="seg.png").random_flip(masks="seg.png")
+
+
+@pytest.mark.parametrize("source", [0, 1], ids=["exact", "stream"])
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_mask_whose_numbers_a_decode_would_change_is_refused_with_the_way_out(tmp_path, name, source):
+    folder = write_masks(tmp_path / "m", MASKS[name][0])
+    for spec in ("l8", "pil", "rgb8", "torchl"):
+        pipe = crop(sources(folder)[source].decode(spec))
+        advice = r"decode: `seg.png` is a mask with .*\n.*decode: \{images: index, only: seg.png\}"
+        with pytest.raises(PipelineError, match=advice):
+            list(pipe.loader(workers=0))
+    renamed = sources(folder)[source].decode("l8").to_dict("jpg", "seg.png").rename(mask="seg.png")
+    with pytest.raises(PipelineError, match=r"`seg\.png` is a mask with"):
+        list(renamed.resize(5, fields="jpg", masks="mask").loader(workers=0))
+    fused = sources(folder)[source].decode("rgb8").resize(9, fields="jpg").center_crop(5, fields="jpg", masks="seg.png")
+    with pytest.raises(PipelineError, match=r"`seg\.png` is a mask with"):
+        list(fused.loader(workers=0))
+
+
+@pytest.mark.parametrize("source", [0, 1], ids=["exact", "stream"])
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_decoded_by_index_keep_their_numbers_through_crops_and_batches(tmp_path, name, source):
+    data, numbers = MASKS[name]
+    folder = write_masks(tmp_path / "m", data)
+    pipe = crop(sources(folder)[source].decode("index", only="seg.png").decode("rgb8"))
+    ((images, found),) = pipe.to_tuple("jpg", "seg.png").batched(4).loader(workers=0)
+    assert images.shape == (4, 3, 9, 12)
+    assert found.shape == (4, 1, 9, 12)
+    assert found.dtype == (torch.int32 if "16" in name else torch.uint8)
+    assert set(found.unique().tolist()) <= set(np.unique(numbers).tolist())
+    flat = sources(folder)[source].decode("index", only="seg.png").to_tuple("seg.png").batched(4)
+    assert np.array_equal(next(iter(flat.loader(workers=0)))[0][0, 0].numpy(), numbers)
+
+
+@pytest.mark.parametrize("new", ["seg.png", "mask", "mask.png"])
+def test_what_index_decoded_is_resized_by_nearest_and_taken_for_no_colour_by_any_name(tmp_path, new):
+    few = NUMBERS % 2 * 200
+    folder = write_masks(tmp_path / "m", encoded(palette_image(few), "PNG"))
+    for base in sources(folder):
+        pipe = base.decode("index", only="seg.png").decode("rgb8")
+        pipe = pipe if new == "seg.png" else pipe.rename(**{new: "seg.png"})
+        done = pipe.resize([7, 9], fields=[new, "jpg"]).random_resized_crop(5, fields=f"{new};none", scale=(0.2, 1))
+        for sample in done.loader(workers=0):
+            assert set(np.unique(sample[new])) <= {0, 200}
+        for stage in (pipe.normalize("imagenet", fields=new), pipe.to_tensor(fields=new)):
+            with pytest.raises(PipelineError, match=f"`{new}` was decoded by `index`"):
+                list(stage.loader(workers=0))
+    alone = Pipeline().exact(folder).decode("index", only="seg.png").to_dict("seg.png").resize([7, 9])
+    assert {*np.unique(next(iter(alone.loader(workers=0)))["seg.png"])} <= {0, 200}
+
+
+def test_index_of_all_images_is_of_those_that_no_other_decode_took(tmp_path):
+    folder = write_masks(tmp_path / "m", MASKS["png palette 4 bits"][0])
+    pipe = Pipeline().exact(folder).decode("rgb8", only="jpg").decode("index").resize([6, 6], fields="jpg seg.png")
+    pipe = pipe.normalize("imagenet", fields="jpg")
+    sample = next(iter(pipe.loader(workers=0)))
+    assert sample["jpg"].dtype == np.float32
+    assert sample["seg.png"].max() < 16
+    with pytest.raises(SampleError, match="does not store one plain number"):
+        list(Pipeline().exact(folder).decode("index").loader(workers=0))
+
+
+@pytest.mark.parametrize("source", [0, 1], ids=["exact", "stream"])
+@pytest.mark.parametrize("only", [None, ["jpg"]], ids=str)
+def test_images_beside_the_one_that_is_cropped_are_what_decode_makes_of_them(tmp_path, source, only):
+    data, numbers = MASKS["png 8 bits"]
+    folder = write_masks(tmp_path / "m", data)
+    for sample in sources(folder)[source].decode("l8", only=only, fuse=False).resize(9, fields="jpg").loader(workers=0):
+        expected = sample["seg.png"]
+    pipe = sources(folder)[source].decode("rgb8", only=only).resize(9, fields="jpg")
+    for sample in pipe.loader(workers=0):
+        assert type(sample["seg.png"]) is type(expected)
+        assert sample["seg.png"] == data if only else np.array_equal(sample["seg.png"][..., 1], numbers)
