@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.grouping import HeaderReader
