@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import tempfile
+import time
 import tracemalloc
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from images import make_folder
 from shards import bytes_in, samples_in
 
-from wdskit import PackError, RowError, pack
+from wdskit import PackError, RowError, pack, reshard
 from wdskit.packing import api, plan
 from wdskit.packing.plan import Limits, Names, RowTooLarge, divide, fill_in_turn, make_limits, row_bytes
 from wdskit.packing.rows import Row
@@ -174,6 +176,59 @@ def test_a_multiple_is_the_least_that_the_limits_allow():
                 divide(blocks, limits)
         else:
             assert divide(blocks, limits) == fits
+
+
+LARGE_AND_CLOSE = {
+    "two": (np.r_[np.ones(9), [1500, 1500], np.ones(39_989)], [9, 10]),
+    "two among small ones": (np.r_[np.ones(9), [1500, 9, 9, 1500], np.ones(39_987)], [9, 12]),
+    "at the start": (np.r_[[1900, 1900], np.ones(40_000)], [0, 1]),
+    "at the end": (np.r_[np.ones(40_000), [1900, 1900]], [40_000, 40_001]),
+    "many": (np.r_[np.ones(40_000), np.full(50, 1999)], None),
+    "every other": (np.tile([1, 1, 1500, 1500, 1, 1, 1, 1], 5000), None),
+    "rising": (np.linspace(1, 1999, 40_000), []),
+    "none": (np.full(40_000, 7), []),
+}
+
+
+@pytest.mark.parametrize("step", [1, 8, 1000])
+@pytest.mark.parametrize("name", LARGE_AND_CLOSE)
+def test_large_neighbours_are_named_in_bounded_time(name, step):
+    """Instead of as many shards as there are rows, after a search of minutes."""
+    blocks, places = LARGE_AND_CLOSE[name]
+    blocks = blocks.astype(np.uint32)
+    limits = make_limits(None, 512 * 2002, multiple_of=step)
+    least = -(-int(blocks.sum()) // 2002 // step) * step
+    start = time.process_time()
+    spans, problem = [], ""
+    try:
+        spans = divide(blocks, limits, name="<{}>".format)
+    except PackError as err:
+        problem = str(err)
+    assert time.process_time() - start < 1
+    if not problem:
+        assert places in (None, []) or step == 1000
+        assert least <= len(spans) <= max(64, 10 * least)
+        assert len(spans) % step == 0
+        assert max(span.num_bytes for span in spans) <= limits.max_bytes
+        return
+    assert places != [], "it could be balanced"
+    assert re.search(r"no multiple of .*\n  Raise --max-bytes", problem)
+    named = [int(place) for place in re.findall("<([0-9]+)>", problem)]
+    assert len(named) >= 2
+    assert blocks[named].min() >= 1500
+    assert named[-1] - named[0] < 6
+    assert places in (None, named)
+
+
+def test_large_neighbours_are_named_by_their_files_or_places(tmp_path):
+    rows = [{"__key__": f"{n:04d}", "bin": bytes(60_000 if n in (3, 4) else 10)} for n in range(1000)]
+    problem = "these 2 of [0-9]+ neighbours are too large together"
+    with pytest.raises(PackError, match=rf"{problem} .*: row 3 \('0003'\), row 4 \('0004'\)"):
+        pack(rows, tmp_path / "out", multiple_of=2, max_bytes=100_000)
+    pack(rows, tmp_path / "source", pattern="s-%d.tar")
+    with pytest.raises(PackError, match=rf"{problem} .*: .*s-0.tar \(byte 3072\), .*s-0.tar \(byte 64"):
+        reshard(str(tmp_path / "source"), tmp_path / "out", multiple_of=2, max_bytes=100_000)
+    assert pack(rows, tmp_path / "out", multiple_of=2, max_bytes=100_000, shuffle=1).num_samples == 1000
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ written.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +24,9 @@ _PATTERN = re.compile(r"([^%/\\{}\[\]*?:]*)%(?:0(\d{1,2}))?d([^%/\\{}\[\]*?:]*\.
 MAX_SAMPLES = 10_000
 MAX_BYTES = 1_000_000_000
 NO_LIMIT = 1 << 62
+_MOST_TIMES = 10  # as many equal shards as the limits need at least; more would be nearly empty but for one
+_SMALL_NUMBER = 64  # of shards, up to which all are tried
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -107,14 +110,20 @@ class RowTooLarge(Exception):
         self.num_bytes = num_bytes
 
 
-def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
+def divide(blocks: NDArray[Any], limits: Limits, *, name: Callable[[int], str] = "row {}".format) -> list[Span]:
     """The shards of rows that take so many blocks of 512 bytes each, (num_rows,), in this order.
 
     As `fill_in_turn`; or all shards equal within one sample, the larger ones first, where limits say so.
 
+    Args:
+        blocks: Of each row.
+        limits: What a shard may hold.
+        name: What messages call the row at a place in this order.
+
     Raises:
         RowTooLarge: A row alone is over `max_bytes`.
-        PackError: The number of shards that was asked for is over the limits, or there are fewer rows.
+        PackError: The number of shards that was asked for is over the limits, or there are fewer rows; or equal shards
+            would have to be many times as many as the limits need, as large rows stand close together.
     """
     room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
     too_large = np.flatnonzero(blocks > room)
@@ -123,7 +132,7 @@ def divide(blocks: NDArray[Any], limits: Limits) -> list[Span]:
         raise RowTooLarge(place, int(blocks[place]) * BLOCK_BYTES + END_BYTES)
     ends = blocks.astype(np.int64)
     np.cumsum(ends, out=ends)  # in place: `dtype=` would take as much again
-    return _balanced(ends, limits) if limits.are_balanced else list(_in_turn(ends, limits, room))
+    return _balanced(ends, limits, name) if limits.are_balanced else list(_in_turn(ends, limits, room))
 
 
 def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[Span]:
@@ -135,45 +144,67 @@ def _in_turn(ends: NDArray[np.int64], limits: Limits, room: int) -> Iterator[Spa
         start, done = stop, int(ends[stop - 1])
 
 
-def _balanced(ends: NDArray[np.int64], limits: Limits) -> list[Span]:
+def _balanced(ends: NDArray[np.int64], limits: Limits, name: Callable[[int], str]) -> list[Span]:
     num_rows, step = len(ends), limits.multiple_of or 1
     number = limits.num_shards or step
     if limits.num_shards is None:  # the least that may be enough
         least = max(-(-num_rows // limits.max_samples), -(-int(ends[-1]) * BLOCK_BYTES // limits.max_bytes))
         number = -(-least // step) * step
-    while number <= num_rows:
-        spans = _equal(ends, number)
-        if all(span.num_bytes <= limits.max_bytes and _len(span) <= limits.max_samples for span in spans):
-            return spans
+    most = min(num_rows, max(_MOST_TIMES * number, _SMALL_NUMBER))
+    largest = None
+    while number <= most:
+        stops, sizes = _equal(ends, number)
+        at = int(sizes.argmax())
+        largest = Span(int(stops[at - 1]) if at else 0, int(stops[at]), int(sizes[at]))
+        if largest.num_bytes <= limits.max_bytes and -(-num_rows // number) <= limits.max_samples:
+            starts = [0, *stops[:-1].tolist()]
+            return [Span(*three) for three in zip(starts, stops.tolist(), sizes.tolist(), strict=True)]
         if limits.num_shards is not None:
-            raise _over(spans, limits)
-        number += -(-(number // 1000 + 1) // step) * step  # a thousandth more, so that it ends soon
+            raise _over(-(-num_rows // number), largest, limits)
+        number += -(-(number // 200 + 1) // step) * step  # half a percent more, so that it ends soon
+    if largest is not None:
+        raise _too_close(ends, largest, most, limits, name)
     if limits.num_shards is None and number > step:
         msg = f"multiple_of: no multiple of {step} up to the {num_rows} samples makes shards within max_samples"
         raise PackError(f"{msg} {limits.max_samples} and max_bytes {limits.max_bytes}.\n  Raise --max-bytes.")
     raise PackError(f"{num_rows} samples cannot fill {number} shards; each holds one at least. Take fewer shards.")
 
 
-def _equal(ends: NDArray[np.int64], number: int) -> list[Span]:
-    """So many shards, of which the first have one sample more where it does not come out even."""
+def _equal(ends: NDArray[np.int64], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each of so many shards ends, and its bytes. The first have one more row where it does not come out even."""
     least, more = divmod(len(ends), number)
-    numbers = np.arange(number + 1)
+    numbers = np.arange(1, number + 1)
     stops = numbers * least + np.minimum(numbers, more)
-    before = np.concatenate([[0], ends[stops[1:] - 1]])
-    sizes = np.diff(before) * BLOCK_BYTES + END_BYTES
-    return [Span(*three) for three in zip(stops[:-1].tolist(), stops[1:].tolist(), sizes.tolist(), strict=True)]
+    return stops, np.diff(ends[stops - 1], prepend=0) * BLOCK_BYTES + END_BYTES
 
 
 def _len(span: Span) -> int:
     return span.stop - span.start
 
 
-def _over(spans: list[Span], limits: Limits) -> PackError:
-    samples, size = max(map(_len, spans)), max(span.num_bytes for span in spans)
-    what = f"{size} bytes, over max_bytes {limits.max_bytes}"
+def _over(samples: int, largest: Span, limits: Limits) -> PackError:
+    what = f"{largest.num_bytes} bytes, over max_bytes {limits.max_bytes}"
     if samples > limits.max_samples:
         what = f"{samples} samples, over max_samples {limits.max_samples}"
-    return PackError(f"num_shards: of {len(spans)} shards one would have {what}.\n  Take more shards, or raise it.")
+    return PackError(
+        f"num_shards: of {limits.num_shards} shards one would have {what}.\n  Take more shards, or raise it."
+    )
+
+
+def _too_close(
+    ends: NDArray[np.int64], largest: Span, most: int, limits: Limits, name: Callable[[int], str]
+) -> PackError:
+    """The error for large rows so close together that only very many equal shards would part them."""
+    sizes = np.diff(ends[largest.start : largest.stop], prepend=ends[largest.start - 1] if largest.start else 0)
+    order = np.argsort(-sizes, kind="stable")
+    room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
+    count = int(np.searchsorted(np.cumsum(sizes[order]), room, side="right")) + 1
+    names = [name(largest.start + at) for at in sorted(order[:count].tolist())]
+    told = ", ".join(names[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
+    msg = f"multiple_of: no multiple of {limits.multiple_of} up to {most} shards keeps within {limits.max_bytes} bytes"
+    what = f"these {count} of {_len(largest)} neighbours are too large together ({largest.num_bytes} bytes): {told}"
+    remedy = "Raise --max-bytes, spread large samples with --shuffle, or leave --multiple-of out."
+    return PackError(f"{msg}: {what}.\n  {remedy}")
 
 
 def row_bytes(row: Row) -> int:

@@ -233,12 +233,15 @@ def divide_rows(
     if by_count:
         spans = divide(np.ones(len(spool) if order is None else len(order), np.uint32), limits)
         return order, [span._replace(num_bytes=0) for span in spans]
+
+    def where(place: int) -> str:
+        return spool[int(_places(order, place, place + 1)[0])].where
+
     try:
-        return order, divide(blocks if order is None else blocks[order], limits)
+        return order, divide(blocks if order is None else blocks[order], limits, name=where)
     except RowTooLarge as err:
-        row = spool[int(_places(order, err.place, err.place + 1)[0])]
         problem = f"its shard would have {err.num_bytes} bytes, over max_bytes {limits.max_bytes}, with it alone"
-        raise row_error(row.where, problem, "Raise --max-bytes.") from None
+        raise row_error(where(err.place), problem, "Raise --max-bytes.") from None
 
 
 def _read(

@@ -163,10 +163,11 @@ def divide_samples(samples: Samples, limits: Limits) -> list[Span]:
     """Where shards begin and end.
 
     Raises:
-        PackError: A sample alone is over the limit, or there are too few.
+        RowError: A sample alone is over the limit.
+        PackError: So many shards cannot be made of them.
     """
     try:
-        return divide(samples.size, limits)
+        return divide(samples.size, limits, name=lambda place: _place(samples, place))
     except RowTooLarge as err:
         problem = f"its shard would have {err.num_bytes} bytes, over max_bytes {limits.max_bytes}, with it alone"
         raise row_error(_place(samples, err.place), problem, "Raise --max-bytes.") from None
