@@ -175,8 +175,9 @@ def pack_command(
     When all are through, `wdskit pack finish DEST` writes the index.
 
     Images pass byte for byte, unless --resize, --format or --orient changes them; those that are right already pass
-    then, too. Colour profile and EXIF are kept. By default each is checked to be a whole file, whatever format its
-    name says: magic checks that, structure both, decode also its pixels. Shards of changed samples go by count.
+    then, too. Colour profile and EXIF are kept. By default each is checked to be a whole file of the format
+    that its name says (structure); magic looks at its first bytes only, decode also at its pixels. JSON is parsed.
+    Shards of changed samples go by count.
 
     In Python: wdskit.pack, wdskit.finish_pack
     """
