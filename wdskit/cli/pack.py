@@ -113,6 +113,9 @@ def pack_command(
         str | None,
         typer.Option(metavar="NAME", help="Table's column with the key. Default: key, else the image's path."),
     ] = None,
+    allow_no_image: Annotated[
+        bool, typer.Option("--allow-no-image", help="Pack rows of a table that have no image, too.")
+    ] = False,
     also: AlsoOption = None,
     split_name: SplitNameOption = "",
     validate: Annotated[
@@ -218,6 +221,7 @@ def pack_command(
             classes=classes,
             image_column=image_column,
             key_column=key_column,
+            allow_no_image=allow_no_image,
             also=split_kinds(also),
             split_name=split_name,
             validate=validate,
