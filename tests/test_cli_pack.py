@@ -133,18 +133,19 @@ def test_of_many_rejected_rows_the_first_are_shown(run, photos):
 def test_a_field_that_not_all_samples_have_is_told_with_its_number(run, photos):
     """As where a label is no whole number, or where images are of several kinds."""
     Path("m.csv").write_text("image,cls\nphotos/cat/0000.jpg,5\nphotos/dog/0000.jpg,dog\n,7\n")
-    code, out, err = run("pack", "m.csv", "out")
+    code, out, err = run("pack", "m.csv", "out", "--allow-no-image")
     assert (code, err) == (0, "")
     assert "fields   cls (2 of 3), jpg (2 of 3), json\n" in out
 
 
-def test_a_table_of_which_no_image_was_packed_is_told(run, photos):
+def test_a_table_of_which_no_image_can_be_packed_is_refused(run, photos):
     """Its column may have another name than those that are looked for."""
-    note = "Note: no image was packed. If a column holds images or their paths, name it: --image-column."
     Path("m.csv").write_text("img,x\nphotos/cat/0000.jpg,5\n")
-    assert run("pack", "m.csv", "a")[1].splitlines()[-1] == note
-    assert note not in run("pack", "m.csv", "b", "--image-column", "img")[1]
-    assert note not in run("pack", "photos", "c")[1]
+    problem = "m.csv:2: it has no image: of its columns ('img', 'x') none is called image, file_name or path."
+    remedy = "  Name the one with the image: --image-column img. Or pack samples without one: --allow-no-image."
+    assert run("pack", "m.csv", "a") == (1, "", f"{problem}\n{remedy}")
+    assert run("pack", "m.csv", "b", "--image-column", "img")[0] == 0
+    assert run("pack", "m.csv", "c", "--allow-no-image")[0] == 0
 
 
 def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
@@ -329,10 +330,10 @@ OPTIONS = {
     "--num-shards": ("photos out --num-shards 2", lambda: len(shards_in("out")) == 2),
     "--multiple-of": ("photos out --multiple-of 3", lambda: len(shards_in("out")) == 3),
     "--dry-run": ("photos out --dry-run", lambda: not Path("out").exists()),
-    "--overwrite": ("b.jsonl there --overwrite", lambda: keys_in("there") == ["row-000000000"]),
+    "--overwrite": ("c.jsonl there --overwrite --allow-no-image", lambda: keys_in("there") == ["row-000000000"]),
     "--restart": ("photos out --restart", lambda: len(keys_in("out")) == 3),
     "--part": ("photos out --part 1/2 --max-samples 1", lambda: shards_in("out") == ["out-000001.tar"]),
-    "--only": ("a.jsonl there --skip-bad --only 0", lambda: keys_in("there") == ["x"]),
+    "--only": ("a.jsonl there --skip-bad --allow-no-image --only 0", lambda: keys_in("there") == ["x"]),
     "--shuffle": ("photos out --shuffle 1", lambda: keys_in("out") == ["cat/0001", "cat/0000", "dog/0000"]),
     "--split": (
         "photos out --split a=0.5,b=0.5 --max-samples 1",
@@ -341,17 +342,18 @@ OPTIONS = {
     "--on": ("photos out --on ray", lambda: len(keys_in("out")) == 3),
     "--workers": ("photos out --workers 2 --max-samples 1", lambda: len(keys_in("out")) == 3),
     "--pattern": ("photos out --pattern x%d.tar", lambda: shards_in("out") == ["x0.tar"]),
-    "--skip-bad": ("a.jsonl out --skip-bad", lambda: Path("out/rejected.jsonl").exists()),
+    "--skip-bad": ("a.jsonl out --skip-bad --allow-no-image", lambda: Path("out/rejected.jsonl").exists()),
     "--keys": ("photos out --keys hashed", lambda: all(key.isalnum() for key in keys_in("out"))),
-    "--append": ("b.jsonl there --append", lambda: keys_in("there") == ["x", "row-000000000"]),
+    "--append": ("c.jsonl there --append --allow-no-image", lambda: keys_in("there") == ["x", "row-000000000"]),
     "--from": ("list out --from list", lambda: keys_in("out") == ["photos/dog/0000"]),
     "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
     "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
     "--classes": ("photos out --classes names.txt", lambda: samples_in(Path("out"))["cat/0000"]["cls"] == b"1"),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
+    "--allow-no-image": ("c.jsonl out --allow-no-image", lambda: fields_in("out") == {"json"}),
     "--also": ("photos out --also timm", lambda: Path("out/_info.json").exists()),
     "--split-name": ("photos out --also timm --split-name x", lambda: "x" in read_timm_info("out")),
-    "--key-column": ("b.jsonl out --key-column id", lambda: keys_in("out") == ["w"]),
+    "--key-column": ("c.jsonl out --key-column id --allow-no-image", lambda: keys_in("out") == ["w"]),
     "--validate": ("cut.csv out --validate magic", lambda: keys_in("out") == ["cut"]),
     "--resize": ("photos out --resize 4", lambda: sizes_in("out") == {(6, 4)}),
     "--resize-mode": ("photos out --resize 4 --resize-mode pad", lambda: sizes_in("out") == {(4, 4)}),
@@ -381,7 +383,8 @@ def test_an_option_does_what_its_help_says(run, photos, option, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", FakeRay())
     Path("a.jsonl").write_text('{"key": "x"}\nbad\n')
     Path("b.jsonl").write_text('{"id": "w", "photo": "photos/cat/0000.jpg"}\n')
-    assert run("pack", "a.jsonl", "there", "--skip-bad")[0] == 0
+    Path("c.jsonl").write_text('{"id": "w"}\n')
+    assert run("pack", "a.jsonl", "there", "--skip-bad", "--allow-no-image")[0] == 0
     coco = {"images": [{"id": 1, "file_name": "cat/0001.jpg"}], "annotations": []}
     Path("coco.json").write_text(json.dumps(coco))
     Path("list").write_text("photos/dog/0000.jpg\n")
@@ -401,7 +404,7 @@ def test_an_option_does_what_its_help_says(run, photos, option, monkeypatch):
             "shards   3 (out-000000.tar to out-000002.tar)",
         )
     if option in {"--image-column", "--key-column", "--append"}:  # and nothing of that without it
-        assert run("pack", words.split()[0], "without")[0] == 0
+        assert run("pack", words.split()[0], "without", "--allow-no-image")[0] == 0
         assert (keys_in("without"), fields_in("without")) == (["row-000000000"], {"json"})
 
 

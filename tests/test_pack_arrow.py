@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import functools
 import json
 import shutil
 import sys
@@ -15,10 +16,14 @@ import pytest
 from images import image_bytes, make_folder
 from shards import bytes_in, samples_in
 
-from wdskit import PackError, RowError, pack
+import wdskit
+from wdskit import PackError, RowError
 from wdskit.packing import hf, parquet_cells
 from wdskit.packing.hf import SavedDataset
 from wdskit.packing.parquet import Parquet
+
+pack = functools.partial(wdskit.pack, allow_no_image=True)
+"""Most tables here are about something else than images."""
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
@@ -203,7 +208,7 @@ def test_a_parquet_file_cut_at_any_byte_is_an_error(tmp_path):
     for size in range(0, len(whole), 7):
         path.write_bytes(whole[:size])
         with pytest.raises(PackError, match=r"m.parquet: it cannot be read as Parquet"):
-            Parquet([str(path)], image_column=None, key_column=None)
+            Parquet([str(path)], image_column=None, key_column=None, allow_no_image=True)
 
 
 def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
@@ -229,7 +234,7 @@ def test_cells_are_read_in_any_order_with_groups_or_pages_held_or_not(tmp_path, 
     monkeypatch.setattr("wdskit.packing.parquet_batches._BATCH_BYTES", 300)
     data = images(20)
     path = write(tmp_path / "m.parquet", {"image": data}, row_group_size=7)
-    rows = list(Parquet([str(path)], image_column=None, key_column=None).rows(keys="given"))
+    rows = list(Parquet([str(path)], image_column=None, key_column=None, allow_no_image=True).rows(keys="given"))
     for number in [*range(20), *range(19, -1, -1), 3, 3, 15, 2, 6]:
         fields = dict(rows[number].fields)
         assert (fields.get("jpg") or fields["png"]).read() == data[number]
@@ -322,7 +327,7 @@ def test_a_large_data_file_does_not_stay_in_memory(tmp_path, monkeypatch, forget
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     (tmp_path / "dataset_info.json").write_text("{}")
     found, most, before = 0, 0, mapped_bytes()
-    for row in SavedDataset(str(tmp_path), image_column=None, key_column=None).rows(keys="given"):
+    for row in SavedDataset(str(tmp_path), image_column=None, key_column=None, allow_no_image=True).rows(keys="given"):
         assert not isinstance(row, RowError)
         found, most = found + 1, max(most, mapped_bytes() - before)
     assert found == 640
@@ -392,7 +397,9 @@ def test_a_flipped_byte_of_a_data_file_is_an_error_or_other_data_and_never_a_cra
     for at in range(0, len(whole), 11):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x81]) + whole[at + 1 :])
         try:
-            rows = list(SavedDataset(str(folder), image_column=None, key_column=None).rows(keys="given"))
+            rows = list(
+                SavedDataset(str(folder), image_column=None, key_column=None, allow_no_image=True).rows(keys="given")
+            )
             num_errors += any(isinstance(row, RowError) for row in rows)
         except PackError:
             num_errors += 1

@@ -111,7 +111,7 @@ def test_a_folder_beside_the_source_or_above_it_is_fine(tmp_path):
 
 def test_a_manifest_may_stand_in_the_folder_that_is_written(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"key": "x"}\n')
-    pack(tmp_path / "m.jsonl", tmp_path, pattern="m-%d.tar")
+    pack(tmp_path / "m.jsonl", tmp_path, pattern="m-%d.tar", allow_no_image=True)
     assert list(samples_in(tmp_path)) == ["x"]
     assert (tmp_path / "m.jsonl").read_text() == '{"key": "x"}\n'
 
@@ -121,7 +121,7 @@ def test_a_manifest_that_is_called_as_the_list_of_rejected_rows_is_not_touched(t
     for text in ('{"key": "x"}\n', '{"key": "x"}\nbad\n'):
         path.write_text(text)
         with pytest.raises(PackError, match=r"rejected.jsonl: this file exists already and holds something else"):
-            pack(path, tmp_path, pattern="m-%d.tar", skip_bad=True)
+            pack(path, tmp_path, pattern="m-%d.tar", skip_bad=True, allow_no_image=True)
         assert path.read_text() == text
     assert list(bytes_in(tmp_path)) == ["rejected.jsonl"]
 

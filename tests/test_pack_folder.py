@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from images import image_bytes, make_folder
 from PIL import Image
-from shards import bytes_in, samples_in
+from shards import bytes_in, samples_in, write_shard
 
-from wdskit import PackError, RowError, pack
+from wdskit import PackError, RowError, pack, verify
 from wdskit.packing.references import FileBytes
 from wdskit.packing.rows import file_bytes
 from wdskit.packing.walking import walk_files
@@ -232,15 +232,53 @@ def test_every_kind_of_image_is_kept_byte_for_byte(tmp_path, kind, suffix, field
     assert samples_in(tmp_path / "out")["cat/a"][field] == pixels_of(kind)
 
 
-def test_an_image_in_another_format_than_its_name_says_is_kept_under_that_name(tmp_path):
-    """ImageNet has such files. What decodes goes by the bytes, and so do the readers."""
-    from wdskit.codecs.images import decode_image
-
-    source = make_folder(tmp_path / "photos", {"cat": 1}, kind="PNG")
+def test_what_is_packed_is_clean_to_verify_whatever_the_images_are_called(tmp_path):
+    """ImageNet has a PNG that is called JPEG."""
+    source = make_folder(tmp_path / "photos", {"cat": 3, "dog": 2})
+    for name, kind in (("a.png", "PNG"), ("b.webp", "WEBP"), ("c.JPEG", "JPEG"), ("d.gif", "GIF"), ("e.tif", "TIFF")):
+        (source / "cat" / name).write_bytes(image_bytes(kind))
+    wrong = source / "dog" / "wrong.jpg"
+    wrong.write_bytes(image_bytes("PNG"))
+    with pytest.raises(RowError, match=r"wrong.jpg: the name promises JPEG, and it is a PNG file.\n  Mend, rename or"):
+        pack(source, tmp_path / "out")
+    for name, options in (
+        ("skipped", {"skip_bad": True}),
+        ("treated", {"format": "png"}),
+        ("turned", {"orient": True}),
+    ):
+        pack(source, tmp_path / name, **options)
+        assert verify(tmp_path / name).findings == ()
+    assert "png" in samples_in(tmp_path / "turned")["dog/wrong"]
+    pack(source, tmp_path / "unseen", validate="none")
+    assert [found.kind for found in verify(tmp_path / "unseen").findings] == ["image"]
+    wrong.rename(wrong.with_suffix(".png"))
     pack(source, tmp_path / "out")
-    data = samples_in(tmp_path / "out")["cat/0000"]["jpg"]
-    assert data == (source / "cat" / "0000.jpg").read_bytes()
-    assert decode_image(data, "rgb8", max_pixels=1000).shape == (8, 12, 3)
+    assert verify(tmp_path / "out").findings == ()
+
+
+def test_an_image_that_stays_as_it_is_among_treated_ones_is_checked_by_its_name_too(tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(image_bytes("BMP"))
+    with pytest.raises(RowError, match=r"a.jpg: .*the name promises JPEG, and it is a BMP file"):
+        pack(tmp_path / "photos", tmp_path / "out", resize=100)
+    pack(tmp_path / "photos", tmp_path / "out", resize=4, format="png")
+    assert verify(tmp_path / "out").findings == ()
+
+
+@pytest.mark.parametrize("kind", ["rows", "tar", "sidecar"])
+def test_json_that_does_not_read_is_refused_as_verify_would(tmp_path, kind):
+    bad = b'{"a": 1,}'
+    if kind == "rows":
+        source, options = [{"__key__": "a", "json": bad}], {}
+    elif kind == "tar":
+        source, options = write_shard(tmp_path / "a.tar", {"a": {"json": bad}}), {}
+    else:
+        source, options = make_folder(tmp_path / "photos", {"cat": 1}), {"side_cars": ["meta.json"]}
+        (source / "cat" / "0000.meta.json").write_bytes(bad)
+    with pytest.raises(RowError, match=r"json: "):
+        pack(source, tmp_path / "out", **options)
+    pack(source, tmp_path / "out", validate="none", **options)
+    assert [found.kind for found in verify(tmp_path / "out").findings] == ["json"]
 
 
 BAD_IMAGES = {

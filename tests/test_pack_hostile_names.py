@@ -91,7 +91,7 @@ def test_no_name_leaves_the_folder_or_acts_on_the_terminal(tmp_path, monkeypatch
     for keys in ("given", "hashed"):
         for name, options in (("stops", []), ("skips", ["--skip-bad"])):
             out = work / f"{name}-{keys}"
-            code, shown, told = run("pack", source, out.name, "--keys", keys, *options, *more)
+            code, shown, told = run("pack", source, out.name, "--keys", keys, "--allow-no-image", *options, *more)
             for text in (shown, told):
                 assert all(line.isprintable() for line in text.split("\n")), text
             if name == "skips":
@@ -106,7 +106,7 @@ def test_no_name_leaves_the_folder_or_acts_on_the_terminal(tmp_path, monkeypatch
 def test_names_that_only_a_shell_would_take_for_more_are_packed_as_they_are(tmp_path, monkeypatch, run):
     source = in_keys(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert run("pack", source, "out", "--skip-bad")[0] == 0
+    assert run("pack", source, "out", "--skip-bad", "--allow-no-image")[0] == 0
     assert list(samples_in(tmp_path / "out")) == [name for name in NAMES if name in SAFE]
     rejected = [json.loads(line) for line in (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()]
     assert len(rejected) == len(NAMES) - len(SAFE)

@@ -105,9 +105,9 @@ def test_the_bytes_depend_on_no_workers_parts_memory_or_stop(tmp_path, monkeypat
     monkeypatch.setattr(splits, "_DRAWN_ROWS", 7)
     monkeypatch.setattr(api, "ROWS_IN_MEMORY", 5)
     (tmp_path / "rows.jsonl").write_text("".join(f'{{"key": "{n:03d}", "cls": {n}}}\n' for n in range(40)))
-    pack(tmp_path / "rows.jsonl", tmp_path / "disk", **how)
+    pack(tmp_path / "rows.jsonl", tmp_path / "disk", **how, allow_no_image=True)
     monkeypatch.undo()
-    pack(tmp_path / "rows.jsonl", tmp_path / "two", **{**how, "workers": 2})
+    pack(tmp_path / "rows.jsonl", tmp_path / "two", **{**how, "workers": 2}, allow_no_image=True)
     assert bytes_in(tmp_path / "two") == bytes_in(tmp_path / "disk")
     assert keys_in(tmp_path / "two", "val-*.tar") == keys_in(tmp_path / "out", "val-*.tar")
     assert bytes_in(tmp_path / "stopped") == bytes_in(tmp_path / "parts") == whole

@@ -143,7 +143,7 @@ def test_lines_of_jsonl_on_stdin_are_named_by_both_places(tmp_path, monkeypatch)
     lines = "".join(f'{{"key": "k{number % 7}"}}\n' for number in range(8))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
     with pytest.raises(RowError, match=r"^standard input:8: its key 'k0' is that of standard input:1 too"):
-        pack("-", tmp_path / "out", from_="table")
+        pack("-", tmp_path / "out", from_="table", allow_no_image=True)
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=5), max_size=30), st.lists(st.integers(-9, 9)))

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
+import re
 import shutil
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from images import make_folder
+from images import image_bytes, make_folder
 from shards import samples_in
 
-from wdskit import PackError, RowError, WdskitError, pack
+import wdskit
+from wdskit import PackError, RowError, WdskitError
 from wdskit.packing.tables import Manifest
+
+pack = functools.partial(wdskit.pack, allow_no_image=True)
+"""Most tables here are about something else than images."""
 
 
 def manifest(tmp_path: Path, name: str, text: str | bytes) -> Path:
@@ -33,7 +41,7 @@ def rows_of(name: str, text: str | bytes) -> list[object]:
     try:
         path = folder / name
         path.write_bytes(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
-        rows = list(Manifest(str(path)).rows(keys="hashed"))
+        rows = list(Manifest(str(path), allow_no_image=True).rows(keys="hashed"))
     finally:
         shutil.rmtree(folder)
     return [row if isinstance(row, RowError) else json.loads(dict(row.fields)["json"]) for row in rows]
@@ -331,3 +339,86 @@ def test_any_bytes_give_rows_or_an_error_of_wdskit(data, is_csv):
         assert is_csv
     else:
         assert all(isinstance(row, (dict, RowError)) for row in found)
+
+
+# Images that are missing.
+
+NO_COLUMN = (
+    "it has no image: of its columns ({}) none is called image, file_name or path.\n  Name the one with the image: "
+)
+
+
+def saved_data_set(folder, columns):
+    """As `save_to_disk` leaves it."""
+    table = pa.table(columns)
+    folder.mkdir()
+    with pa.ipc.new_stream(folder / "data.arrow", table.schema) as stream:
+        stream.write_table(table)
+    (folder / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def write_table(tmp_path, kind, columns):
+    """The same table in each form."""
+    path = tmp_path / f"table.{kind}"
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if kind == "jsonl":
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    elif kind == "parquet":
+        pq.write_table(pa.table(columns), path)
+    elif kind == "hf":
+        saved_data_set(path, columns)
+    else:
+        separator = "," if kind == "csv" else "\t"
+        lines = [columns, *(row.values() for row in rows)]
+        path.write_text("".join(separator.join(value or "" for value in line) + "\n" for line in lines))
+    return path
+
+
+KINDS = ["csv", "tsv", "jsonl", "parquet", "hf"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_whose_image_column_is_called_otherwise_is_an_error_that_proposes_it(tmp_path, kind):
+    make_folder(tmp_path, {"images": 2})
+    base = f"{'../' if kind == 'hf' else ''}images"
+    columns = {"caption": ["x", "y"], "photo": [f"{base}/0000.jpg", f"{base}/0001.jpg"]}
+    path = write_table(tmp_path, kind, columns)
+    with pytest.raises(RowError, match=re.escape(NO_COLUMN.format("'caption', 'photo'") + "--image-column photo.")):
+        wdskit.pack(path, tmp_path / "out")
+    with pytest.raises(PackError, match="none of its 2 rows is good"):
+        wdskit.pack(path, tmp_path / "out", skip_bad=True)
+    result = wdskit.pack(path, tmp_path / "out", image_column="photo", keys="hashed")
+    assert [entry.fields for entry in result.entries] == [("jpg", "json")]
+    result = wdskit.pack(path, tmp_path / "text", allow_no_image=True)
+    assert [entry.fields for entry in result.entries] == [("json",)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["image", "photo"])
+def test_a_row_whose_image_is_missing_is_an_error_or_left_out(tmp_path, kind, name):
+    make_folder(tmp_path, {"images": 1})
+    path = write_table(tmp_path, kind, {"key": ["a", "b"], name: [("../" * (kind == "hf")) + "images/0000.jpg", None]})
+    options = {} if name == "image" else {"image_column": name}
+    with pytest.raises(RowError, match=f"it has no image: its column '{name}' is empty.\n  Give it one; or pack it wi"):
+        wdskit.pack(path, tmp_path / "out", **options)
+    result = wdskit.pack(path, tmp_path / "skipped", skip_bad=True, **options)
+    assert (result.num_samples, len(result.rejected)) == (1, 1)
+    assert wdskit.pack(path, tmp_path / "both", allow_no_image=True, **options).num_samples == 2
+
+
+@pytest.mark.parametrize("kind", ["parquet", "hf"])
+def test_an_image_of_bytes_that_is_missing_is_an_error(tmp_path, kind):
+    images = pa.array([{"bytes": image_bytes(), "path": None}, None], pa.struct({"bytes": "binary", "path": "string"}))
+    path = write_table(tmp_path, kind, {"key": ["a", "b"], "photo": images})
+    with pytest.raises(RowError, match="row 1: it has no image: its column 'photo' is empty"):
+        wdskit.pack(path, tmp_path / "out")
+
+
+def test_rows_from_python_and_tars_name_their_fields_themselves(tmp_path):
+    """Texts with labels are as good as images there."""
+    rows = [{"__key__": "a", "json": {"x": 1}, "txt": "a text"}]
+    for number, options in enumerate(({}, {"allow_no_image": True})):
+        assert wdskit.pack(rows, tmp_path / f"rows{number}", **options).num_samples == 1
+        assert wdskit.pack(tmp_path / f"rows{number}", tmp_path / f"tars{number}", **options).num_samples == 1

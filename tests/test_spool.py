@@ -123,11 +123,11 @@ def test_keys_of_an_addition_are_compared_too(tmp_path, monkeypatch, clash):
     for name, keys in (("a", "pqr"), ("b", "stu"), ("c", "vq")):
         lines = "".join(f'{{"key": "{key}"}}\n' for key in keys)
         (tmp_path / f"{name}.jsonl").write_text(lines)
-    pack(tmp_path / "a.jsonl", tmp_path / "out")
-    pack(tmp_path / "b.jsonl", tmp_path / "out", append=True)
+    pack(tmp_path / "a.jsonl", tmp_path / "out", allow_no_image=True)
+    pack(tmp_path / "b.jsonl", tmp_path / "out", allow_no_image=True, append=True)
     before = bytes_in(tmp_path / "out")
     with pytest.raises(RowError, match=r"c.jsonl:2: its key 'q' is in .*out already"):
-        pack(tmp_path / "c.jsonl", tmp_path / "out", append=True)
+        pack(tmp_path / "c.jsonl", tmp_path / "out", allow_no_image=True, append=True)
     assert bytes_in(tmp_path / "out") == before
     assert list(samples_in(tmp_path / "out")) == list("pqrstu")
 

@@ -109,11 +109,16 @@ def test_versions_are_those_of_what_makes_the_bytes():
 
 
 def test_by_default_bytes_pass_through_and_images_are_checked():
-    fields = [("bin", b"\0"), ("jpg", JPEG), ("json", b"no json"), ("left.png", PNG)]
+    fields = [("bin", b"\0"), ("jpg", JPEG), ("json", b' {"a": 1.10}'), ("left.png", PNG)]
     assert UNTOUCHED.apply(fields) == fields
     with pytest.raises(DecodeError, match=r"^JPEG, byte"):
         UNTOUCHED.apply([("jpg", JPEG[:-2])])
-    assert UNTOUCHED.apply([("jpg", PNG)]) == [("jpg", PNG)]
+    with pytest.raises(DecodeError, match=r"^the name promises JPEG, and it is a PNG file"):
+        UNTOUCHED.apply([("jpg", PNG)])
+    for fields in ([("meta.json", b"no json")], [("jpg", PNG), ("json", b"{")]):
+        with pytest.raises(DecodeError):
+            UNTOUCHED.apply(fields)
+        assert Treatment(validate="none").apply(fields) == fields
 
 
 # Validation.
@@ -258,7 +263,6 @@ def test_a_json_is_made_where_there_is_none_and_an_image_is():
     [
         (b"[1]", "it holds a list"),
         (b"5", "it holds a int"),
-        (b"nothing", "it is no JSON in UTF-8: Expecting value"),
         (b'{"width": 33}', "it says 'width' is 33, and it is 34"),
         (b'{"width": "34"}', "it says 'width' is '34', and it is 34"),
         (b'{"width": 34.0}', "it says 'width' is 34.0, and it is 34"),

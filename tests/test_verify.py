@@ -192,6 +192,22 @@ def test_samples_with_other_fields_are_listed_by_their_fields(tmp_path):
     assert "it has cls besides" in findings[1].problem
 
 
+def test_one_image_is_as_good_as_another(tmp_path):
+    """A folder of jpg and png is a folder of images; a sample without one is odd."""
+    most = {f"k{n}": {"jpg": JPG, "json": b"{}"} for n in range(3)} | {"p": {"png": PNG, "json": b"{}"}}
+    assert verify(shards(tmp_path / "a", most)).is_clean
+    left = {"l": {"left.jpg": JPG, "mask.png": PNG}}, {"m": {"left.png": PNG, "mask.png": PNG}}
+    assert verify(shards(tmp_path / "b", *left)).is_clean
+    odd = {"x": {"json": b"{}"}, "y": {"json": b"1", "jpg": JPG, "png": PNG}, "z": {"json": b"1", "mask.png": PNG}}
+    findings = verify(shards(tmp_path / "c", most, odd)).findings
+    assert [(finding.kind, finding.key) for finding in findings] == [("odd", key) for key in "xyz"]
+    assert [finding.problem.partition(" (")[0] for finding in findings] == [
+        "it has no jpg or png, most have jpg or png, json",
+        "it has jpg or png besides, most have jpg or png, json",
+        "it has no jpg or png, it has mask.png besides, most have jpg or png, json",
+    ]
+
+
 def test_the_order_of_fields_is_no_difference(tmp_path):
     one, other = {"a": {"cls": b"1", "txt": b"x"}}, {"b": {"txt": b"x", "cls": b"1"}}
     assert verify(shards(tmp_path / "d", one, other)).is_clean

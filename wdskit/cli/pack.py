@@ -113,6 +113,9 @@ def pack_command(
         str | None,
         typer.Option(metavar="NAME", help="Table's column with the key. Default: key, else the image's path."),
     ] = None,
+    allow_no_image: Annotated[
+        bool, typer.Option("--allow-no-image", help="Pack rows of a table that have no image, too.")
+    ] = False,
     also: AlsoOption = None,
     split_name: SplitNameOption = "",
     validate: Annotated[
@@ -175,8 +178,9 @@ def pack_command(
     When all are through, `wdskit pack finish DEST` writes the index.
 
     Images pass byte for byte, unless --resize, --format or --orient changes them; those that are right already pass
-    then, too. Colour profile and EXIF are kept. By default each is checked to be a whole file, whatever format its
-    name says: magic checks that, structure both, decode also its pixels. Shards of changed samples go by count.
+    then, too. Colour profile and EXIF are kept. By default each is checked to be a whole file of the format
+    that its name says (structure); magic looks at its first bytes only, decode also at its pixels. JSON is parsed.
+    Shards of changed samples go by count.
 
     In Python: wdskit.pack, wdskit.finish_pack
     """
@@ -217,6 +221,7 @@ def pack_command(
             classes=classes,
             image_column=image_column,
             key_column=key_column,
+            allow_no_image=allow_no_image,
             also=split_kinds(also),
             split_name=split_name,
             validate=validate,

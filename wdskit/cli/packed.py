@@ -51,20 +51,6 @@ def print_summary(result: PackResult) -> None:
             print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
         if len(result.rejected) > _SHOWN_REJECTS:
             print(f"rejected: {format_count(len(result.rejected) - _SHOWN_REJECTS)} more")
-        if _lacks_images(result):
-            print("Note: no image was packed. If a column holds images or their paths, name it: --image-column.")
-
-
-def _lacks_images(result: PackResult) -> bool:
-    """Of a table, whose image column may be called something else."""
-    from wdskit.codecs.images import is_image_field
-
-    names = {field for entry in result.entries for field in entry.fields}
-    return (
-        bool(names)
-        and result.source.endswith((": table of text", ": Parquet table"))
-        and not any(map(is_image_field, names))
-    )
 
 
 def to_json(result: PackResult) -> dict[str, object]:

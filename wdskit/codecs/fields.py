@@ -27,6 +27,7 @@ _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _DIGITS_TO_0 = bytes(ord("0") if chr(code).isdecimal() and code < 128 else ord(" ") for code in range(256))
 _LONG_NUMBER = b"0" * 19
 _MAX_DEPTH = 512  # of JSON that the standard library reads; orjson has such a limit itself, of 1024
+_DEPTH_BYTES = 1 << 16
 _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
@@ -108,9 +109,14 @@ def _check_depth(raw: bytes) -> None:
     if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
         return
     marks = np.frombuffer(_JSON_TEXT.sub(b"", raw), np.uint8)
-    opened, closed = (np.isin(marks, np.frombuffer(one, np.uint8)) for one in (b"[{", b"]}"))
-    if int((opened.astype(np.int64) - closed).cumsum().max(initial=0)) > _MAX_DEPTH:
-        raise DecodeError(f"JSON that is nested over {_MAX_DEPTH} deep")
+    depth = 0
+    for first in range(0, len(marks), _DEPTH_BYTES):
+        part = marks[first : first + _DEPTH_BYTES]
+        opened, closed = ((part == one) | (part == other) for one, other in (b"[{", b"]}"))
+        depths = depth + np.cumsum(opened.astype(np.int8) - closed.astype(np.int8), dtype=np.int64)
+        if depths.max() > _MAX_DEPTH:
+            raise DecodeError(f"JSON that is nested over {_MAX_DEPTH} deep")
+        depth = int(depths[-1])
 
 
 def has_long_number(raw: bytes) -> bool:

@@ -97,6 +97,7 @@ def pack(
     classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
     image_column: str | None = None,
     key_column: str | None = None,
+    allow_no_image: bool = False,
     also: Sequence[str] = (),
     split_name: str = "",
     validate: str | None = None,
@@ -164,6 +165,8 @@ def pack(
             numbers by name. A sub-folder that is none of them is an error. By default the sub-folders, sorted.
         image_column: Of a table; see `packing.records.Records`, and `packing.arrow_columns.sort_columns`.
         key_column: Of a table.
+        allow_no_image: Of a table, also of Parquet or saved by `datasets`: rows without an image are samples too.
+            Otherwise each is an error. Rows from Python, tars and zips name their fields themselves, and need no image.
         also: Files for other readers beside the shards: some of `shards.also.KINDS`. With `append` those that are there
             are renewed, and no others can be asked for.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
@@ -240,6 +243,7 @@ def pack(
         keys=keys,
         image_column=image_column,
         key_column=key_column,
+        allow_no_image=allow_no_image,
         side_cars=side_cars,
         images=None if images is None else os.fspath(images),
         classes=None if classes is None else find_class_names(classes),

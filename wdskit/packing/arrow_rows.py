@@ -86,7 +86,8 @@ class ArrowRows:
                 fields[field] = self.refer(cells, number, in_table, size)
             elif path:
                 fields.update(self.records.image_file(image_path(path, str(self.columns.image), where), where))
-            row = self.records.row_of(record, fields, None, in_all, where, keys=self.keys)
+            column = self.columns.image
+            row = self.records.row_of(record, fields, None, in_all, where, keys=self.keys, column=column)
         json_bytes = len(dict(row.fields)["json"])  # type: ignore[arg-type]
         if json_bytes > MAX_ROW_BYTES:
             raise row_error(where, f"its json has {json_bytes} bytes, over the {MAX_ROW_BYTES} of a sample's")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.codecs.images import is_image_field
 from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
@@ -139,8 +138,7 @@ def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> 
             data: Buffer = source if isinstance(source, bytes) else _read(writer, name, row, source)
             if not isinstance(data, memoryview):  # which is in its place
                 writer.add(name, data)
-            if is_image_field(field):
-                row.check(field, data, job.treatment)
+            row.check(field, data, job.treatment)
             if record:
                 record.add(name, offset, data)
         yield [field for field, _ in row.fields]

@@ -38,20 +38,23 @@ class SavedDataset:
     """A saved data set, or one split of a saved `DatasetDict`.
 
     Args:
-        folder: The folder with its `state.json`.
-        image_column: Column with the image; None: see `arrow_columns.sort_columns`.
-        key_column: Column with the key; None: `key` where there is one, else the row's number.
+            folder: The folder with its `state.json`.
+            image_column: Column with the image; None: see `arrow_columns.sort_columns`.
+            key_column: Column with the key; None: `key` where there is one, else the row's number.
+        allow_no_image: As `records.Records` takes it.
 
     Attributes:
         classes: Number of each class by name, where it has a ClassLabel.
 
     Raises:
-        PackError: It is no such folder, or has a column that cannot be packed.
+            PackError: It is no such folder, or has a column that cannot be packed.
     """
 
-    def __init__(self, folder: str, *, image_column: str | None, key_column: str | None) -> None:
+    def __init__(
+        self, folder: str, *, image_column: str | None, key_column: str | None, allow_no_image: bool = False
+    ) -> None:
         need_pyarrow(folder)
-        self._records = Records(folder, image_column, key_column)
+        self._records = Records(folder, image_column, key_column, allow_no_image)
         self._paths = _data_files(folder)
         features = read_features(_read_small(os.path.join(folder, INFO_NAME)), os.path.join(folder, INFO_NAME))
         with _opened(self._paths[0]) as file:

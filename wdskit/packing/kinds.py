@@ -41,6 +41,7 @@ class SourceOptions:
         keys: "given" or "hashed"; see `rows.make_row`.
         image_column: See `records.Records`.
         key_column: See `records.Records`.
+        allow_no_image: See `records.Records`; of other sources every sample may be without.
         side_cars: Extensions of files beside an image that belong to its sample; see `side_cars.SideCars`.
         images: Folder of a COCO file's images.
         classes: The classes of an image folder; None: its sub-folders.
@@ -50,6 +51,7 @@ class SourceOptions:
     keys: str = "given"
     image_column: str | None = None
     key_column: str | None = None
+    allow_no_image: bool = False
     side_cars: Sequence[str] = ()
     images: str | None = None
     classes: ClassNames | None = None
@@ -81,16 +83,18 @@ def _read_folder(path: str, how: SourceOptions) -> Reader:
 
 
 def _read_table(path: str, how: SourceOptions) -> Reader:
-    return Manifest(path, how.image_column, how.key_column)
+    return Manifest(path, how.image_column, how.key_column, how.allow_no_image)
 
 
 def _read_parquet(path: str, how: SourceOptions) -> Reader:
     files = expand_files(path, ".parquet")
-    return Parquet(files, image_column=how.image_column, key_column=how.key_column)
+    columns = {"image_column": how.image_column, "key_column": how.key_column}
+    return Parquet(files, **columns, allow_no_image=how.allow_no_image)
 
 
 def _read_saved(path: str, how: SourceOptions) -> Reader:
-    return SavedDataset(path, image_column=how.image_column, key_column=how.key_column)
+    columns = {"image_column": how.image_column, "key_column": how.key_column}
+    return SavedDataset(path, **columns, allow_no_image=how.allow_no_image)
 
 
 _NOT_GIVEN: tuple[object, ...] = (None, (), [])

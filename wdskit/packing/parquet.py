@@ -32,6 +32,7 @@ class Parquet:
         image_column: Column with the image: a path, bytes, or a struct of `bytes` and `path`; None: see
             `arrow_columns.sort_columns`.
         key_column: As `records.Records` takes it; where images are bytes, None stands for `key`, else the row's number.
+        allow_no_image: As `records.Records` takes it.
 
     Attributes:
         classes: Number of each class by name, where a column's Hugging Face feature has names.
@@ -40,10 +41,13 @@ class Parquet:
         PackError: The first file cannot be read, or has a column that cannot be packed.
     """
 
-    def __init__(self, paths: Sequence[str], *, image_column: str | None, key_column: str | None) -> None:
+    def __init__(
+        self, paths: Sequence[str], *, image_column: str | None, key_column: str | None, allow_no_image: bool = False
+    ) -> None:
         self._paths = paths
         self._image_column = image_column
         self._key_column = key_column
+        self._allow_no_image = allow_no_image
         need_pyarrow(paths[0])
         self._schema, self._columns = self._open(paths[0])
         self.classes = self._columns.classes
@@ -85,7 +89,7 @@ class Parquet:
     def _rows_in(
         self, file: pq.ParquetFile, path: str, identity: FileIdentity, first_of_all: int, keys: str
     ) -> Iterator[Row | RowError]:
-        records = Records(os.path.dirname(path), self._image_column, self._key_column)
+        records = Records(os.path.dirname(path), self._image_column, self._key_column, self._allow_no_image)
         batches, pages = Batches(file, path), Pages(most_bytes=0)
         column = Column(path, identity, str(self._columns.image))
         first = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wdskit.codecs.images import is_image_field
+from wdskit.errors import RowError
 from wdskit.packing.facts import to_json
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error
@@ -33,11 +34,13 @@ class Records:
         image_column: Column with the image's path. None: the first of `image`, `file_name` and `path` that a row has.
         key_column: Column with the key. None: `key` where a row has it, else the image's path without extension, else
             the row's number.
+        allow_no_image: A row without an image is a sample too, and not an error.
     """
 
     folder: str
     image_column: str | None = None
     key_column: str | None = None
+    allow_no_image: bool = False
 
     def row(
         self,
@@ -67,8 +70,10 @@ class Records:
         where: str,
         *,
         keys: str,
+        column: str | None = None,
     ) -> Row:
         """The row of a record whose image is found already: `fields` has it, and `image` is its path where it has one.
+        The image comes from `column`, where that is not a part of the record.
 
         Raises:
             RowError: It cannot be packed.
@@ -82,7 +87,10 @@ class Records:
         if label is not None:
             fields.setdefault("cls", b"%d" % label)
         key = self._key(record, image, number, where)
-        return make_row(key.text, fields, where, keys=keys, path=key.origin)
+        row = make_row(key.text, fields, where, keys=keys, path=key.origin)
+        if not self.allow_no_image and not any(map(is_image_field, fields)):
+            raise self._no_image(record, column, where)
+        return row
 
     def image_file(self, image: str, where: str) -> dict[str, FieldBytes]:
         """The field of an image by its path, in the folder where that is relative.
@@ -108,6 +116,18 @@ class Records:
                 continue
             return image_path(value, name, where)
         return None
+
+    def _no_image(self, record: Mapping[str, Any], column: str | None, where: str) -> RowError:
+        column = column or self.image_column or next((name for name in IMAGE_COLUMNS if name in record), None)
+        if column is not None:
+            remedy = "Give it one; or pack it without, with --allow-no-image; or leave it out, with --skip-bad."
+            return row_error(where, f"it has no image: its column {column!r} is empty", remedy)
+        there = ", ".join(map(repr, record))
+        texts = {name: value for name, value in record.items() if isinstance(value, str)}
+        near = next((name for name, value in texts.items() if is_image_field(field_of(value))), "NAME")
+        problem = f"it has no image: of its columns ({there}) none is called image, file_name or path"
+        remedy = f"Name the one with the image: --image-column {near}. Or pack samples without one: --allow-no-image."
+        return row_error(where, problem, remedy)
 
     def _key(self, record: Mapping[str, Any], image: str | None, number: int, where: str) -> _Key:
         """The key of a row: what its key column holds, else from the image's path, else from the row's number."""

@@ -90,7 +90,7 @@ class Row:
 
     def _bad(self, err: DecodeError) -> RowError:
         source: FieldBytes = dict(self.fields).get(err.field, b"")
-        return row_error(self.where, _told(source, err), "Mend or remove it, or use --skip-bad.")
+        return row_error(self.where, _told(source, err), "Mend, rename or remove it, or use --skip-bad.")
 
     def _unreadable(self, source: FieldBytes, err: Exception) -> RowError:
         is_changed = isinstance(err, FileChanged)

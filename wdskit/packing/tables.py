@@ -37,11 +37,13 @@ class Manifest:
         path: The file; image paths are relative to its folder. `-` is standard input, which is JSONL.
         image_column: As `records.Records` takes it.
         key_column: As `records.Records` takes it.
+        allow_no_image: As `records.Records` takes it.
     """
 
     path: str
     image_column: str | None = None
     key_column: str | None = None
+    allow_no_image: bool = False
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row a line: `json` with all columns, the image, and `cls` where a column of that name holds a whole
@@ -56,7 +58,7 @@ class Manifest:
         path = "standard input" if self.path == STDIN else self.path
         suffix = ".jsonl" if self.path == STDIN else os.path.splitext(path.lower().removesuffix(".gz"))[1]
         is_json = suffix in _JSON_SUFFIXES
-        records = Records(os.path.dirname(self.path), self.image_column, self.key_column)
+        records = Records(os.path.dirname(self.path), self.image_column, self.key_column, self.allow_no_image)
         try:
             # A line of JSON ends at \n only; those of CSV the csv module tells.
             with _open_text(self.path, newline="\n" if is_json else "") as file:

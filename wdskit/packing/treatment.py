@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast, get_args
 
-from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image_field, promised_format
+from wdskit.codecs.checks import (
+    IMAGE_LEVELS,
+    ImageLevel,
+    check_image_field,
+    check_json,
+    check_magic,
+    is_json_field,
+    promised_format,
+)
 from wdskit.codecs.encoding import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
 from wdskit.codecs.fitting import RESIZE_MODES, ResizeMode
 from wdskit.codecs.images import is_image_field
@@ -37,7 +45,8 @@ class Treatment:
     Attributes:
         validate: How each image is checked before: "none", "magic" (its first bytes against its name), "structure"
             (also that it is whole: JPEG markers to the end mark, checksums of PNG, sizes of WebP), "decode" (also its
-            pixels). Default: its structure, whatever format its name promises.
+            pixels). With "none" JSON is not parsed either. Default: "structure", but the name of an image that
+            `resize`, `format` or `orient` treats need not be right: it gets the name of what it becomes.
         resize: Pixels of a side; larger images are made smaller.
         resize_mode: The "shorter" side, the "longer" side, "crop" to a square in the middle, or "pad" to a square.
             Default: "shorter".
@@ -183,22 +192,30 @@ class Treatment:
             torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
 
     def check(self, field: str, data: Buffer) -> None:
-        """Check a field, if it is an image, as `validate` says.
+        """Check a field, if it is an image or JSON, as `validate` says.
 
         Raises:
             DecodeError: As `apply`.
         """
+        if self.validate != "none" and is_json_field(field):
+            check_json(field, data)
         if not is_image_field(field):
             return
         try:
             if self.validate is None:
                 check_image(data, max_pixels=self.max_pixels)
+                if not self._treats(field):
+                    check_magic(field, data)
             else:
                 check_image_field(field, data, cast(ImageLevel, self.validate), max_pixels=self.max_pixels)
         except DecodeError as err:
             if self.validate is None:
                 raise type(err)(str(err), field=field) from err
             raise _told(field, f"validate: {err}", err) from err
+
+    def _treats(self, field: str) -> bool:
+        """Whether an image may come out with other bytes, and then under the name of its format."""
+        return self.changes_images and (not self.image_fields or field in self.image_fields)
 
     def _images(self, names: Sequence[str]) -> list[str]:
         """The images that are changed or described."""
@@ -223,6 +240,8 @@ class Treatment:
                     raise _told(field, str(err), err) from err
                 name = _true_name(field, fmt)
                 names[field] = name
+                if self.validate != "none":
+                    check_magic(name, data)
             if name in treated:
                 raise DecodeError(f"{field}: encode: it would become {name!r}, of which there is one", field=field)
             treated[name] = data

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from wdskit.codecs.images import is_image_field
 from wdskit.errors import ConfigError
 from wdskit.shards.findings import MAX_LISTED, Finding, shorten
 from wdskit.shards.reports import Fields, ShardReport
 
+Spellings = Mapping[str, set[str]]
+"""The fields of each kind: of images all extensions."""
+
 
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
-    """One finding for each set of fields but the commonest, the rarest last.
+    """One finding for each set of fields but the commonest, the rarest last. One image is as good as another: samples
+    with `jpg` and samples with `png` have the same fields.
 
     Args:
         folder: What the last finding names, where there are more than are listed.
@@ -19,29 +24,45 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
     """
     counts: Counter[Fields] = Counter()
     places: dict[Fields, tuple[ShardReport, str]] = {}
+    spellings: dict[Fields, dict[str, set[str]]] = {}
     for report in reports:
         for names, one in report.field_sets.items():
-            counts[names] += one.count
-            places.setdefault(names, (report, one.keys[0]))
+            kinds = tuple(sorted(map(_kind_of, names)))
+            counts[kinds] += one.count
+            places.setdefault(kinds, (report, one.keys[0]))
+            known = spellings.setdefault(kinds, {})
+            for name in names:
+                known.setdefault(_kind_of(name), set()).add(name)
     ranked = counts.most_common()
     found = []
-    for names, count in ranked[1 : MAX_LISTED + 1]:
-        report, key = places[names]
+    for kinds, count in ranked[1 : MAX_LISTED + 1]:
+        report, key = places[kinds]
         samples = f"{count:,} sample{'s' if count > 1 else ''}"
-        problem = f"{_difference(names, ranked[0][0])} ({samples}; this is the first)"
-        found.append(Finding("odd", report.path, problem, key=key))
+        problem = f"{_difference(spellings[kinds], kinds, spellings[ranked[0][0]], ranked[0][0])} ({samples}; this is"
+        found.append(Finding("odd", report.path, f"{problem} the first)", key=key))
     if len(ranked) > MAX_LISTED + 1:
         num = len(ranked) - MAX_LISTED - 1
         found.append(Finding("odd", folder, f"samples have {num:,} more sets of fields, each another"))
     return tuple(found)
 
 
-def _difference(names: Fields, common: Fields) -> str:
-    """What a set of fields lacks and has beside the commonest."""
-    lacking = ", ".join(name for name in common if name not in names)
-    extra = ", ".join(name for name in names if name not in common)
+def _kind_of(name: str) -> str:
+    """A field's name, with one extension for all images."""
+    return f"{name.rpartition('.')[0]}.<image>" if is_image_field(name) else name
+
+
+def _difference(names: Spellings, kinds: Fields, common: Spellings, common_kinds: Fields) -> str:
+    """What samples of these fields lack and have beside the commonest."""
+    less, more = Counter(common_kinds) - Counter(kinds), Counter(kinds) - Counter(common_kinds)
+    lacking, extra = _listed(less, common), _listed(more, names)
     parts = [f"it has no {lacking}" if lacking else "", f"it has {extra} besides" if extra else ""]
-    return shorten(", ".join(part for part in parts if part)) + f", most have {shorten(', '.join(common))}"
+    told = ", ".join(part for part in parts if part)
+    return f"{shorten(told)}, most have {shorten(_listed(common_kinds, common))}"
+
+
+def _listed(kinds: Iterable[str], spellings: Spellings) -> str:
+    """`cls, jpg or png`."""
+    return ", ".join(sorted(" or ".join(sorted(spellings[kind])) for kind in kinds))
 
 
 def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, loader_workers: int) -> tuple[Finding, ...]:
