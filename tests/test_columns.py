@@ -21,8 +21,8 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.many import Spans
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
-from wdskit.pipeline import columns as columns_module
 from wdskit.pipeline.planned import PlannedPipeline
+from wdskit.pipeline.shards import OpenShards
 from wdskit.shards.indexing import index_folder
 
 
@@ -270,16 +270,26 @@ def test_bad_samples_are_replaced_as_sample_by_sample(tmp_path: Path) -> None:
     assert len(found[0]) == 10
 
 
-def test_it_is_given_up_where_samples_never_have_the_same_fields(tmp_path: Path) -> None:
-    samples = {f"k{at:03d}": {"cls": b"1", **({"txt": b""} if at % 2 else {})} for at in range(80)}
-    write_shard(tmp_path / "s.tar", samples)
+def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path, monkeypatch) -> None:
+    """However many before could not be; and what was read once is not read again."""
+    png = png_of(np.zeros((2, 3, 3), np.uint8))
+    samples: dict[str, dict[str, bytes]] = {}
+    for at in range(30):
+        samples[f"a{at:03d}"] = {"cls": b"1", **({"txt": b""} if at % 2 else {})}  # never the same fields
+        samples[f"b{at:03d}"] = {"cls": b"1", "png": png}  # pixels to decode
+        samples[f"c{at:03d}"] = {"cls": b"1", "txt": b"", "npy": npy(np.zeros(3))}
+    write_shard(tmp_path / "s.tar", dict(sorted(samples.items())))
     index_folder(tmp_path, workers=1)
-    built = Pipeline().sequential(str(tmp_path)).to_tuple("cls").batched(2).build(rank=0, world_size=1)
-    asked = []
-    read = built.columns.read
-    built.columns.read = lambda *args: asked.append(1) or read(*args)
-    assert len(list(built)) == 40
-    assert len(asked) == columns_module._MOST_MISSES
+    read, alone = OpenShards.read, []
+    monkeypatch.setattr(OpenShards, "read", lambda *place: alone.append(1) or read(*place))
+    pipe = Pipeline().sequential(str(tmp_path)).decode("rgb8").to_tuple("cls", "__key__").batched(3)
+    for threads in (1, 2):
+        built = pipe.build(rank=0, world_size=1, threads=threads)
+        assert [key for _, keys, _ in built for key in keys] == sorted(samples)
+        assert built.columns.num_made == 10
+    assert len(alone) == 2 * 30  # those whose fields differ
+    loader = pipe.loader(workers=1, threads=2)
+    assert [key for _, keys, _ in loader for key in keys] == sorted(samples)
 
 
 def test_the_error_of_a_function_behind_names_the_first_and_the_last_sample(folder: Path) -> None:

@@ -25,6 +25,11 @@ from shards import fail_on_7, number_of, write_numbers, write_pictures, write_sh
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
 from wdskit.loader import crew as crew_module
 from wdskit.loader.failures import WorkerTraceback
+from wdskit.loader.handover import finish_numbers
+from wdskit.order.steps import Steps
+from wdskit.pipeline.fused import FusedStep
+from wdskit.pipeline.jobs import Job
+from wdskit.pipeline.making import Making
 from wdskit.shards.indexing import index_folder
 
 WAYS = [
@@ -121,6 +126,34 @@ def test_a_batch_without_its_image_or_with_two_of_it_is_as_without_shortcuts(pic
             loader = pipe.loader(**way)
             found.append([plain(batch) for _ in range(2) for batch in loader])
     assert all(each == found[0] for each in found)
+
+
+@pytest.mark.parametrize("is_float", [False, True])
+@pytest.mark.parametrize("kind", ["rgb8", "torchrgb8"])
+def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkeypatch, kind, is_float):
+    """Images that are decoded already, in some batches of a mixture: the same to the bit, no sample made twice, and the
+    other batches are written in place as before. With numbers that are left to a device too.
+    """
+    parts = [{"shards": pictures, "weight": 9}, {"shards": pictures, "weight": 1, "stages": [{"decode": kind}]}]
+
+    cropped = Pipeline().exact(mixture=parts, seed=3).decode(kind).random_resized_crop(200)
+    pipe = (cropped.normalize("imagenet") if is_float else cropped).to_tuple("jpg;png", "cls").batched(4).with_epoch(30)
+    built = pipe.build()
+    built.each.writer = None
+    wanted = [plain(batch) for batch in built]
+    carried, in_place = [], []
+    carry_out, together = FusedStep.carry_out, Making._together
+    monkeypatch.setattr(FusedStep, "carry_out", lambda *given: carried.append(1) or carry_out(*given))
+    monkeypatch.setattr(Making, "_together", lambda *given: in_place.append(given[3]) or together(*given))
+    for leaves_numbers in (False, True):
+        built = pipe.build()
+        ending = built.leave_numbers() if leaves_numbers else None
+        steps = Steps(120, 4, 1, "drop")
+        made = [built.make(Job(0, steps.range(0, step, step + 1), 120)) for step in range(30)]
+        found = [finish_numbers(each, ending).value for each in made]
+        assert [plain(batch) for batch in found] == wanted
+    assert 30 < in_place.count(0) < len(in_place) == 60
+    assert len(carried) == 4 * 60
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

@@ -138,8 +138,10 @@ class Parts:
     def make(self) -> int:
         """Reading, parsing, decoding, the batch."""
         assert self.built.columns is not None
-        for job in self.found:
-            assert self.built.columns.make(*job) is not None
+        for places, shards, samples in self.found:
+            read = self.built.columns.read(shards, samples)
+            assert read is not None
+            assert self.built.columns.make(places, shards, read) is not None
         return self.num_samples
 
     def whole(self) -> int:

@@ -7,7 +7,6 @@ import multiprocessing
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -18,7 +17,7 @@ from typing_extensions import Self
 
 from wdskit.dataset.many import Ints, Spans
 from wdskit.errors import PipelineError
-from wdskit.loader.failures import Failure, sendable
+from wdskit.loader.failures import Failure
 from wdskit.loader.memory import Ring
 from wdskit.order.steps import Steps
 from wdskit.pipeline.columns import columns_of
@@ -291,9 +290,11 @@ def _serve(way: Any, number: int, pipeline: PlannedPipeline, held: HeldShards) -
     runner = PartRunner(pipeline, held)
     while True:
         try:
-            answer: Any = runner.run(way.recv(), number)
+            task = way.recv()
         except EOFError:
             return
-        except (Exception, SystemExit) as err:  # noqa: BLE001 (every error is the main process's to see)
-            answer = Failure(sendable(err), traceback.format_exc(), number)
+        try:
+            answer: Any = runner.run(task, number)
+        except BaseException as err:  # noqa: BLE001 (every error is the main process's to see)
+            answer = Failure.of(err, number)
         way.send(answer)

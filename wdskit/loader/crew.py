@@ -124,7 +124,7 @@ class Crew:
         return ticket in self._replies
 
     def forget(self, tickets: Sequence[int]) -> None:
-        """Do without batches that nobody has waited for."""
+        """Do without batches that nobody has got."""
         for ticket in tickets:
             self._drop(self._replies.pop(ticket, None))
         for worker in self._workers:

@@ -32,7 +32,7 @@ class Maker(Protocol):
         ...
 
     def forget(self, tickets: Sequence[Any]) -> None:
-        """Do without batches that nobody has waited for."""
+        """Do without batches that nobody has got."""
         ...
 
     def close(self) -> None:
@@ -72,7 +72,8 @@ class InThisThread:
     def forget(self, tickets: Sequence[Job]) -> None:
         """See `Maker`."""
         for ticket in tickets:
-            self._submitted.remove(ticket)
+            if ticket in self._submitted:
+                self._submitted.remove(ticket)
 
     def close(self) -> None:
         """See `Maker`."""
@@ -153,7 +154,7 @@ class Ahead:
                 self.num_ready = sum(map(self._maker.is_ready, (ticket, *(each for _, each in self._waiting))))
                 made = self._maker.wait(ticket)
             except BaseException:
-                self._forget()
+                self._forget(ticket)
                 raise
             del ticket
             yield made
@@ -161,7 +162,7 @@ class Ahead:
 
     def close(self) -> None:
         """Forget what is ahead, and end threads and processes."""
-        self._waiting.clear()
+        self._forget()
         self._maker.close()
 
     def _go_on(self, jobs: Iterator[Job]) -> Iterator[Job]:
@@ -175,7 +176,7 @@ class Ahead:
         for job in itertools.islice(jobs, max(0, number - len(self._waiting))):
             self._waiting.append((job, self._maker.submit(job)))
 
-    def _forget(self) -> None:
-        tickets = [ticket for _, ticket in self._waiting]
+    def _forget(self, *others: Any) -> None:
+        tickets = [*others, *(ticket for _, ticket in self._waiting)]
         self._waiting.clear()
         self._maker.forget(tickets)

@@ -11,7 +11,7 @@ from wdskit.loader.handover import hand_over, make_mover
 from wdskit.loader.loader import Loader
 from wdskit.loader.makers import Ahead, InThisThread, make_maker
 from wdskit.loader.passes import Pass, Passes
-from wdskit.loader.starting import check_sendable, choose_start_method
+from wdskit.loader.starting import start_method_of
 from wdskit.pipeline.jobs import Bad, Job, Made
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.planned import PlannedPipeline
@@ -58,10 +58,11 @@ class PlannedLoader(Loader):
         self._steps_a_job = 1 if plan.is_batched else STEPS_A_JOB
         num_samples = len(self._passes) * plan.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
+        start_method = functools.partial(start_method_of, pipeline.pipeline, spec.start_method)
         if spec.workers:
-            check_sendable(pipeline.pipeline, choose_start_method(spec.start_method))
+            start_method()
         self._mover = make_mover(pipeline, spec)
-        maker = make_maker(pipeline, spec.workers, functools.partial(choose_start_method, spec.start_method))
+        maker = make_maker(pipeline, spec.workers, start_method)
         self._ahead = Ahead(maker, max(num_ahead, maker.num_ahead) if isinstance(maker, InThisThread) else num_ahead)
 
     @property

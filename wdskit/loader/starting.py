@@ -35,21 +35,31 @@ def choose_start_method(said: str | None) -> str:
     raise PipelineError(f"{msg}\n  Use start_method: forkserver, or leave it out.")
 
 
-def check_sendable(stages: Iterable[Any], method: str) -> None:
-    """Name the function or stage that cannot reach workers that are not forked.
+def start_method_of(stages: Iterable[Any], said: str | None) -> str:
+    """How worker processes with these stages are to start now. A loader asks when it is made, so that what could not
+    start is refused there, and each time that workers start, when CUDA may be initialised.
+
+    Args:
+        stages: Of the pipeline that they get.
+        said: As `choose_start_method` takes it.
 
     Raises:
-        PipelineError: A lambda, a closure, or an object that does not pickle.
+        PipelineError: They are to be forked, and CUDA is initialised; or they are not forked, and a lambda, a closure,
+            or an object that does not pickle cannot reach them. It is named.
     """
+    method = choose_start_method(said)
     if method == "fork":
-        return
+        return method
     from multiprocessing.reduction import ForkingPickler
 
     for stage in stages:
         try:
             ForkingPickler.dumps(stage)
-        except (pickle.PicklingError, AttributeError, TypeError) as err:
-            msg = f"a stage cannot reach workers under {method!r}: {err}."
-            raise PipelineError(
-                f"{msg}\n  Define the function at the top of a module, or use start_method: fork."
-            ) from err
+        except Exception as err:
+            is_cuda = said != method and torch.cuda.is_initialized()
+            why = ", as CUDA is initialised" if is_cuda else ""
+            way = "iterate the loader before CUDA is used" if is_cuda else "use start_method: fork"
+            told = str(err) if isinstance(err, (pickle.PicklingError, AttributeError, TypeError)) else repr(err)
+            msg = f"a stage cannot reach workers under {method!r}{why}: {told}."
+            raise PipelineError(f"{msg}\n  Define the function at the top of a module, or {way}.") from err
+    return method

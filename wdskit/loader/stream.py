@@ -192,11 +192,17 @@ class StreamLoader(Loader):
             self._note_received(num_samples(item, self.pipeline.layout.batch), ready=ready, timings=timings)
             yield item
             self._stats.asked()
-            ready = self._workers.ready()
+            ready = self._num_ready(epoch)
         if wanted is None:
             self._end(epoch, num_items)
         else:
             self._check_length(epoch, num_items, wanted)
+
+    def _num_ready(self, epoch: int) -> int:
+        """Items that workers have made and nobody has taken yet; 0 without workers."""
+        if not self.spec.workers:
+            return 0
+        return sum(max(0, self._marks.given(at, epoch) - received) for at, received in enumerate(self._received))
 
     def _tell(self, epoch: int) -> int:
         """Say to the workers how the epoch starts, and return which of them is the first."""

@@ -13,7 +13,7 @@ import torch
 from wdskit.pipeline.by_columns import Work
 from wdskit.pipeline.jobs import Made
 
-_JOIN_S = 5.0  # a thread is in the midst of a few samples, unless a function of the user's hangs
+_JOIN_S = 5.0  # a thread is in the midst of a sample, unless a function of the user's hangs
 
 
 class Task:
@@ -105,14 +105,13 @@ class Threads:
             self._shared.changed.notify_all()
 
     def forget(self, tasks: Sequence[Task]) -> None:
-        """Leave tasks that have not been begun; they never end."""
+        """Leave tasks, those that are at work within the present sample. Who forgets one does not wait for it."""
         with self._shared.changed:
             for task in tasks:
-                if task in self._shared.tasks:
-                    self._shared.tasks.remove(task)
+                self._shared.drop(task)
 
     def close(self) -> None:
-        """End the threads, each after the samples that it is at."""
+        """End the threads, each after the sample that it is at."""
         self._closing()
 
 
@@ -120,7 +119,8 @@ class _Shared:
     """What the threads know. They do not know `Threads`, so that it can go when nobody else knows it."""
 
     def __init__(self) -> None:
-        self.tasks: deque[Task] = deque()
+        self.tasks: deque[Task] = deque()  # those with something left to begin
+        self.begun: set[Task] = set()
         self.changed = threading.Condition()
         self.is_closed = False
 
@@ -131,6 +131,7 @@ class _Shared:
                 for task in self.tasks:
                     if not task.is_begun:
                         task.is_begun = True
+                        self.begun.add(task)
                         return task, None
                     if task.num_chunks is not None:
                         chunk = task.next_chunk
@@ -140,6 +141,13 @@ class _Shared:
                         return task, chunk
                 self.changed.wait()
         return None
+
+    def drop(self, task: Task) -> None:
+        """Let no thread begin anything of a task any more. `changed` is held."""
+        task.making.drop()
+        self.begun.discard(task)
+        if task in self.tasks:
+            self.tasks.remove(task)
 
 
 def _work(shared: _Shared, ready: threading.Barrier) -> None:
@@ -159,7 +167,9 @@ def _work(shared: _Shared, ready: threading.Barrier) -> None:
             with shared.changed:
                 task.failed = task.failed or failed
                 task.num_left -= 1
-                is_last = not task.num_left
+                is_last = not task.num_left and task in shared.begun
+                if is_last:
+                    shared.begun.discard(task)
             del failed
             if is_last:
                 task.end(task.failed)
@@ -171,9 +181,10 @@ def _prepare(shared: _Shared, task: Task) -> None:
         num_chunks = task.making.prepare()
     except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
         with shared.changed:
-            if task in shared.tasks:
-                shared.tasks.remove(task)
-        task.end(err)
+            is_wanted = task in shared.begun
+            shared.drop(task)
+        if is_wanted:
+            task.end(err)
         return
     with shared.changed:
         task.num_chunks = task.num_left = num_chunks
@@ -185,7 +196,8 @@ def _close(shared: _Shared, threads: list[threading.Thread], owner: int) -> None
         return
     with shared.changed:
         shared.is_closed = True
-        shared.tasks.clear()
+        for task in [*shared.begun, *shared.tasks]:
+            shared.drop(task)
         shared.changed.notify_all()
     for thread in threads:
         if thread is not threading.current_thread():

@@ -7,7 +7,6 @@ import functools
 import random
 import signal
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import reduction
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from wdskit.loader.failures import Failure, sendable
+from wdskit.loader.failures import Failure
 from wdskit.loader.memory import Ring, SharedBlock
 from wdskit.loader.messages import Message, pack
 from wdskit.loader.threads import Task, Threads, run_here
@@ -113,7 +112,7 @@ class _Office:
         """
         try:
             message = pack(make(), self.ring)
-        except (Exception, SystemExit) as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
+        except BaseException as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
             self._fail(ticket, err)
         else:
             self._send(ticket, message)
@@ -134,9 +133,8 @@ class _Office:
                 self.ring.give_back(number)
 
     def _fail(self, ticket: int, err: BaseException) -> None:
-        trace = "".join(traceback.format_exception(err))
         with self._lock:
-            self._connection.send(Reply(ticket, Failure(sendable(err), trace, self._number), (), ()))
+            self._connection.send(Reply(ticket, Failure.of(err, self._number), (), ()))
 
 
 def _serve_alone(office: _Office) -> None:
@@ -166,7 +164,8 @@ def _serve_threads(office: _Office) -> None:
             office.answer(ticket, task.result)
 
     while (order := office.order()) is not None:
-        threads.forget([tasks.pop(ticket) for ticket in order.forgotten if ticket in tasks])
+        forgotten = [tasks.pop(ticket, None) for ticket in order.forgotten]  # a thread may be about to take it out
+        threads.forget([task for task in forgotten if task is not None])
         if order.job is not None:
             task = Task(office.making(order.job), functools.partial(finish, order.ticket))
             tasks[order.ticket] = task

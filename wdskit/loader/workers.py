@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure
-from wdskit.loader.starting import check_sendable, choose_start_method
+from wdskit.loader.starting import start_method_of
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.processes import end_with_parent
 
@@ -37,7 +39,6 @@ class Workers:
         self, dataset: Any, spec: LoaderSpec, *, stages: Iterable[Any], sampler: Iterable[Any] | None = None
     ) -> None:
         self._spec = spec
-        self._items: weakref.ref[Any] | None = None
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             sampler=sampler,
@@ -49,45 +50,84 @@ class Workers:
             prefetch_factor=spec.prefetch if spec.workers else None,
             pin_memory=spec.pin_memory and torch.cuda.is_available(),
         )
+        self._stages = stages
         if spec.workers:
-            check_sendable(stages, choose_start_method(spec.start_method))
+            start_method_of(stages, spec.start_method)
         weakref.finalize(self, _stop_persistent, self._loader, os.getpid()).atexit = False  # torch has its own
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the items of one pass.
 
         Raises:
-            PipelineError: A worker process died.
+            PipelineError: A worker process died, in this pass or before it.
             Exception: What the dataset raised.
         """
         loader = self._loader
         if self._spec.workers and loader._iterator is None:  # noqa: SLF001 (torch says nowhere else if workers run)
-            loader.multiprocessing_context = choose_start_method(self._spec.start_method)
-        items = iter(loader)
-        self._items = weakref.ref(items)
+            loader.multiprocessing_context = start_method_of(self._stages, self._spec.start_method)
+        items = loader._iterator  # noqa: SLF001 (workers that persist)
         try:
-            for item in items:
+            _check_alive(items)
+            _hear_deaths(items)
+            items = iter(loader)
+            while True:
+                _hear_deaths(items)
+                item = next(items, _END)
+                _ignore_deaths(items)
+                if item is _END:
+                    return
                 if isinstance(item, Failure):
                     item.throw()
                 yield item
+                del item
         except RuntimeError as err:
             if not _DEAD_WORKER.match(str(err)):
                 raise
             loader._iterator = None  # noqa: SLF001 (workers that persist would be asked again, though one is dead)
-            _stop(items, os.getpid())
+            if items is not None:
+                _ignore_deaths(items)
+                _stop(items, os.getpid())
             msg = f"a worker process died: {_death(err)}.\n  "
             raise PipelineError(f"{msg}Often memory ran out: try fewer workers, or a smaller shuffle.") from err
         finally:
+            _ignore_deaths(items)
             del items  # a traceback kept by the user would keep the processes
 
-    def ready(self) -> int:
-        """Items that workers have sent and nobody has taken yet; 0 without workers."""
-        items = self._items() if self._items is not None else None
-        if items is None or not self._spec.workers:
-            return 0
-        early = sum(len(told) == 2 for told in items._task_info.values())  # noqa: SLF001 (torch tells nowhere else)
-        pinned = items._data_queue.qsize() if self._loader.pin_memory else 0  # noqa: SLF001
-        return int(items._worker_result_queue.qsize() + early + pinned)  # noqa: SLF001
+
+_END = object()
+
+_signals: Any = signal_handling  # torch has no public way
+
+
+def _check_alive(items: Any) -> None:
+    """Tell in torch's words of a worker that died between two passes, also where somebody has waited for it."""
+    for worker in getattr(items, "_workers", ()):
+        if worker.exitcode:
+            how = f"exited unexpectedly with exit code {worker.exitcode}"
+            if worker.exitcode < 0:
+                how = f"is killed by signal: {signal.Signals(-worker.exitcode).name}"
+            msg = f"DataLoader worker (pid {worker.pid}) {how}."
+            raise RuntimeError(msg)
+
+
+def _hear_deaths(items: Any) -> None:
+    """Let torch look at these workers when a child ends. It raises its error in a signal handler, in the midst of
+    whatever runs, so it looks at them only while the loader waits for them.
+
+    Raises:
+        RuntimeError: One is dead already.
+    """
+    if getattr(items, "_workers", None) and not items._worker_pids_set:  # noqa: SLF001
+        _signals._set_worker_pids(id(items), tuple(worker.pid for worker in items._workers))  # noqa: SLF001
+        items._worker_pids_set = True  # noqa: SLF001
+        _signals._error_if_any_worker_fails()  # noqa: SLF001
+
+
+def _ignore_deaths(items: Any) -> None:
+    """Let torch not look at them until `_hear_deaths` is called."""
+    if getattr(items, "_worker_pids_set", False):
+        _signals._remove_worker_pids(id(items))  # noqa: SLF001
+        items._worker_pids_set = False  # noqa: SLF001
 
 
 def _start_worker(_: int) -> None:

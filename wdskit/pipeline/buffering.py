@@ -10,7 +10,7 @@ from wdskit.errors import PipelineError
 from wdskit.order.draws import share
 from wdskit.order.keys import philox
 from wdskit.pipeline.collate import Collate
-from wdskit.pipeline.each import stage_error
+from wdskit.pipeline.each import note_place, stage_error
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.run import Origin, Run
 from wdskit.pipeline.timings import Timings
@@ -106,6 +106,9 @@ class Select:
                 keep = bool(self.predicate(value, self.run.origin))
             except Exception as err:
                 raise stage_error("select", self.run.origin, err) from err
+            except BaseException as err:
+                note_place("select", self.run.origin, err)
+                raise
             if keep:
                 yield value
 
@@ -189,6 +192,9 @@ class Batched:
             return self.collate(values), origin
         except Exception as err:
             raise stage_error("batched", origin, err) from err
+        except BaseException as err:
+            note_place("batched", origin, err)
+            raise
 
 
 class Unbatched:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -12,6 +14,7 @@ from wdskit.pipeline.making import Making, find, is_sample, run_behind, with_mas
 from wdskit.pipeline.memory import Memory
 from wdskit.pipeline.read_ahead import Read
 from wdskit.pipeline.run import Origin
+from wdskit.pipeline.shards import ManySamples
 from wdskit.pipeline.timings import Timings
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ByColumns:
-    """As `Making`, of a single chunk: it takes microseconds a sample, and Python's lock.
+    """As `Making`, of a single chunk where the samples fit: it takes microseconds a sample, and Python's lock.
 
     Args:
         columns: Of the pipeline.
@@ -39,25 +42,41 @@ class ByColumns:
         self._memory = memory
         self._read = read
         self._found: tuple[Ints, Ints, Ints] | None = None if read is None else read.found
+        self._samples: ManySamples | None = None
+        self._fits = False
+        self._read_s = 0.0
         self._made: tuple[Any, Origin] | None = None
         self._timings: Timings | None = None
 
-    def prepare(self) -> int:
-        """Find out which samples these are, and give the number of chunks."""
-        self._found = self._found or find(self._pipeline, self.job)
-        return 1
+    def drop(self) -> None:
+        """As `Making.drop`."""
+        self._making.drop()
 
-    def run(self, _: int) -> None:
-        """Make the whole batch, or else its samples."""
-        assert self._found is not None
-        timings = self._pipeline.chunk_pace.begin()
+    def prepare(self) -> int:
+        """Find out which samples these are, read them, and give the number of chunks: one where they fit columns."""
+        self._found = found = self._found or find(self._pipeline, self.job)
         read, self._read = self._read, None
-        if timings is not None and read is not None:
-            timings.begin_earlier(read.seconds)
-        self._made = self._columns.make(*self._found, self._memory, read=None if read is None else read.samples)
+        begun = perf_counter()
+        with contextlib.suppress(Exception):  # it comes again sample by sample, where it is told or forgiven
+            self._samples = self._columns.read(*found[1:]) if read is None else read.samples
+            self._fits = self._samples is not None and self._columns.fits(self._samples)
+        self._read_s = perf_counter() - begun + (0.0 if read is None else read.seconds)
+        return 1 if self._fits else self._making.prepare_found(*found, self._samples)
+
+    def run(self, chunk: int) -> None:
+        """Make the whole batch, or else a chunk of its samples."""
+        if not self._fits:
+            self._making.run(chunk)
+            return
+        assert self._found is not None
+        assert self._samples is not None
+        timings = self._pipeline.chunk_pace.begin()
+        if timings is not None:
+            timings.begin_earlier(self._read_s)
+        self._made = self._columns.make(*self._found[:2], self._samples, self._memory)
         if self._made is None:
-            for chunk in range(self._making.prepare_found(*self._found)):
-                self._making.run(chunk)
+            for each in range(self._making.prepare_found(*self._found, self._samples)):
+                self._making.run(each)
         elif timings is not None:
             timings.lap("read-to-batched", len(self._found[0]))
             self._timings = timings
@@ -83,4 +102,4 @@ def begin(pipeline: PlannedPipeline, job: Job, memory: Memory, read: Read | None
     """A job at work, in the way that suits the pipeline; `read` are its samples, where they have been read."""
     making = Making(pipeline, job, memory)
     columns = pipeline.columns
-    return making if columns is None or not columns.is_of_use else ByColumns(pipeline, columns, making, memory, read)
+    return making if columns is None else ByColumns(pipeline, columns, making, memory, read)

@@ -1,8 +1,8 @@
 """A batch by columns: where nothing but built-in field stages stand before `batched`, one loop a field, not a sample.
 
-It gives what the same stages give sample by sample. Where it cannot (the samples differ in their fields, one is bad,
-whatever is raised), it gives nothing, and the samples are made one by one: then the error, or the sample that stands in
-for a bad one, is theirs.
+It gives what the same stages give sample by sample. Each batch decides for itself: where its samples differ in their
+fields, have images to decode, or one is bad, the samples are made one by one, of the bytes that were read: then the
+error, or the sample that stands in for a bad one, is theirs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ Column: TypeAlias = Spans | NpyColumn | list[Any]
 _LISTED = frozenset({str, bytes, dict, list, type(None)})
 """Types of which a batch is a list."""
 
-_MOST_MISSES = 8  # batches in a row that could not be made so, before it is not tried any more
-
 
 class _NotColumns(Exception):
     """This batch is not one that can be made by columns."""
@@ -59,37 +57,36 @@ class Columns:
         self.steps = tuple(steps)
         self.collate = collate
         self.num_made = 0
-        self._misses = 0
-
-    @property
-    def is_of_use(self) -> bool:
-        """Whether the last batches did not all have to be made sample by sample."""
-        return self._misses < _MOST_MISSES
 
     def read(self, shards: Ints, samples: Ints) -> ManySamples | None:
         """The samples, as `make` takes them."""
         return self.shards.read_many(shards, samples, viewed=_is_viewed)
 
-    def make(
-        self, places: Ints, shards: Ints, samples: Ints, memory: Memory = FRESH, *, read: ManySamples | None = None
-    ) -> tuple[Any, Origin] | None:
+    def fits(self, found: ManySamples) -> bool:
+        """Whether samples have no image to decode, whose pixels are for several threads."""
+        columns: Any = dict.fromkeys(["__key__", "__url__", *found.fields])
+        for step in self.steps:
+            if not isinstance(step, Decode):
+                columns = step(columns)
+            elif step.spec and any(is_image_field(name) and step.takes(name, b"") for name in columns):
+                return False
+        return True
+
+    def make(self, places: Ints, shards: Ints, found: ManySamples, memory: Memory = FRESH) -> tuple[Any, Origin] | None:
         """The batch of some samples and its origin, whose `members` are the first and the last; None where it has to be
         made of samples one by one.
 
         Args:
             places: Positions in the endless sequence, (n,).
             shards: Their shards.
-            samples: Their numbers in these.
+            found: The samples, as they were read.
             memory: Where tensors are written.
-            read: The samples, where they have been read.
         """
         try:
-            found = self.read(shards, samples) if read is None else read
-            made = None if found is None else self._make(places, shards, found, memory)
+            made = self._make(places, shards, found, memory)
         except Exception:  # noqa: BLE001 (it comes again sample by sample, where it is told or forgiven)
-            made = None
-        self._misses = self._misses + 1 if made is None else 0
-        self.num_made += made is not None
+            return None
+        self.num_made += 1
         return made
 
     def _make(self, places: Ints, shards: Ints, found: ManySamples, memory: Memory) -> tuple[Any, Origin]:

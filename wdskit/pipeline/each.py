@@ -116,6 +116,7 @@ class Each:
 
         Raises:
             SampleError, PipelineError: A step failed; it names stage, shard and key.
+            BaseException: What is no Exception stays as it is.
         """
         steps = (*self.parts[origin.part], *self.steps) if self.parts else self.steps
         for step in steps[start:] if start else steps:
@@ -128,6 +129,9 @@ class Each:
                 raise stage_error(failed.stage, origin, failed.err) from failed.err
             except Exception as err:
                 raise stage_error(step.name, origin, err) from err
+            except BaseException as err:
+                note_place(step.name, origin, err)
+                raise
             if timings is not None:
                 timings.lap(step.label)
         return value
@@ -188,3 +192,12 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> WdskitError:
         return PipelineError(f"{origin}: {err}")
     told = str(err) if isinstance(err, WdskitError) else f"{type(err).__name__}: {err}"
     return SampleError(f"{origin}: {stage} failed: {told}", stage=stage, shard=origin.url, key=origin.key)
+
+
+def note_place(stage: str, origin: Origin, err: BaseException) -> None:
+    """Add what `stage_error` says to an exception that stays as it is: asyncio.CancelledError, SystemExit and others.
+    Nothing to KeyboardInterrupt, which is no sample's fault.
+    """
+    add_note = getattr(err, "add_note", None)  # from Python 3.11 on
+    if add_note is not None and not isinstance(err, KeyboardInterrupt):
+        add_note(f"{origin}: {stage} failed")

@@ -145,6 +145,14 @@ def write(part: Part, ending: Ending, *, flip: bool, out: torch.Tensor) -> None:
         out_hwc.copy_(pixels)
 
 
+def as_value(written: torch.Tensor, out_ending: Ending, ending: Ending) -> NDArray[Any] | torch.Tensor:
+    """What `finish` gives for an image that `write` has written with `out_ending`: the same numbers and kind."""
+    image_hwc = (written if out_ending == ending else finish_batch(written, ending))[0].permute(1, 2, 0)
+    if not ending.is_array:
+        return image_hwc.permute(2, 0, 1).contiguous()
+    return geometry.to_tensor(image_hwc.numpy()) if ending.to_tensor else image_hwc.numpy()
+
+
 def finish_batch(images: torch.Tensor, ending: Ending) -> torch.Tensor:
     """The numbers of a batch that was written as uint8.
 

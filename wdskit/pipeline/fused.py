@@ -20,7 +20,7 @@ from wdskit.codecs.images import IMAGE_SPECS, is_image_field
 from wdskit.errors import DecodeError
 from wdskit.pipeline import geometry
 from wdskit.pipeline.each import Step, StepFailed
-from wdskit.pipeline.framing import Ending, Plan, decode_part, finish, plan_jpeg, write
+from wdskit.pipeline.framing import Ending, Plan, as_value, decode_part, finish, plan_jpeg, write
 from wdskit.pipeline.functions import Decode, check_dict
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.scaling import Axis, Frame
@@ -96,6 +96,10 @@ class FusedStep:
     def write_uint8(self) -> None:
         """Leave what follows the pixels of images that are written into batches to somebody else."""
         self.out_ending = replace(self.ending, is_float=False, to_tensor=False, normalize=None)
+
+    def value_of(self, written: torch.Tensor) -> Any:
+        """What an image that was written is by itself: a view of that memory, unless its numbers are left to do."""
+        return as_value(written, self.out_ending, self.ending)
 
     def __call__(self, sample: Any, origin: Origin, out: torch.Tensor | None = None) -> Any:
         """`prepare` and `carry_out`, with their errors."""

@@ -17,6 +17,7 @@ from wdskit.pipeline.fused import names_image
 from wdskit.pipeline.jobs import Bad, Job, Made
 from wdskit.pipeline.memory import Memory
 from wdskit.pipeline.run import Origin
+from wdskit.pipeline.shards import ManySamples
 from wdskit.pipeline.timings import Timings, started
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ _FIELD_STAGES = frozenset({"decode", "to_tuple", "to_dict", "rename"})
 class Making:
     """One job at work. `prepare` it, `run` each chunk once, in any thread, then `finish`.
 
-    A chunk never raises: what went wrong is raised by `finish`, of several errors that of the first sample.
+    A chunk never raises: what went wrong is raised by `finish`, of several errors that of the first sample. Samples
+    behind one that failed are not begun.
 
     Args:
         pipeline: Whose batch it is.
@@ -55,13 +57,20 @@ class Making:
         self._slot: torch.Tensor | None = None
         self._rows: tuple[torch.Tensor, ...] = ()
         self._is_raw = False
+        self._is_dropped = False
+        self._read: ManySamples | None = None
+
+    def drop(self) -> None:
+        """Begin no sample any more: nobody wants the batch. `finish` is not called then."""
+        self._is_dropped = True
 
     def prepare(self) -> int:
         """Find out which samples these are, and give the number of chunks."""
         return self.prepare_found(*find(self._pipeline, self.job))
 
-    def prepare_found(self, places: Ints, shards: Ints, samples: Ints) -> int:
-        """As `prepare`, where it is known what `find` says."""
+    def prepare_found(self, places: Ints, shards: Ints, samples: Ints, read: ManySamples | None = None) -> int:
+        """As `prepare`, where it is known what `find` says, and where the samples may have been read."""
+        self._read = read
         batched = self._pipeline.batched
         self._found = list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True))
         self._results = [(None, _NOBODY, None)] * len(self._found)
@@ -84,6 +93,8 @@ class Making:
         rows = range(chunk * CHUNK, min(len(self._found), (chunk + 1) * CHUNK))
         decoded = self._decode(rows, timings) if self._pipeline.each.first else {}
         for at in rows:
+            if self._is_dropped or (self._errors and min(self._errors.copy()) < at):
+                return
             try:
                 self._results[at] = self._one(at, timings, decoded.pop(at, None))
             except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
@@ -129,8 +140,8 @@ class Making:
         """
         self._raise_first()
         ready = self._place_of_slot()
-        if self._slot is not None and ready is None:
-            self._write_apart()
+        if ready is None:
+            self._take_apart()
         values, origins, reasons = zip(*self._results, strict=True)
         bad = tuple(
             Bad(position, origin.url, origin.key, reason)
@@ -188,15 +199,23 @@ class Making:
             return None
         return place if written else None
 
-    def _write_apart(self) -> None:
-        """Make all samples again, each in memory of its own: one of them is not the common case (two images, or one
-        that is decoded already), and where there is one there are more.
+    def _take_apart(self) -> None:
+        """Let the samples have their images as each stage by itself gives them, for batches in which not all stand in
+        the slot: one of the samples is not the common case (two images, or one that is decoded already).
         """
-        self._pipeline.each.writer = self._slot = None
-        self._rows, self._timed = (), {}
-        for chunk in range(-(-len(self._found) // CHUNK)):
-            self.run(chunk)
-        self._raise_first()
+        writer, rows = self._pipeline.each.writer, self._rows
+        self._slot, self._rows = None, ()
+        if writer is None or not rows:
+            return
+
+        def own(value: Any, row: torch.Tensor) -> Any:
+            return writer.value_of(row) if value is row else value
+
+        for at, ((sample, origin, reason), row) in enumerate(zip(self._results, rows, strict=True)):
+            if isinstance(sample, dict):
+                self._results[at] = {name: own(value, row) for name, value in sample.items()}, origin, reason
+            elif isinstance(sample, tuple):
+                self._results[at] = tuple(own(value, row) for value in sample), origin, reason
 
     def _one(
         self, at: int, timings: Timings | None, decoded: tuple[Any, Origin] | None
@@ -210,7 +229,8 @@ class Making:
             if decoded is not None:
                 value, origin = decoded
                 return self._pipeline.each.apply(value, origin, None, timings, 1), origin, None
-            return *self._sample(place, shard, sample, out, timings), None
+            read = None if self._read is None else self._read.one(at)
+            return *self._sample(place, shard, sample, out, timings, read), None
         except SampleError as err:
             if not self._forgives(err):
                 raise
@@ -234,9 +254,19 @@ class Making:
         raise AssertionError
 
     def _sample(
-        self, place: int, shard: int, sample: int, out: torch.Tensor | None, timings: Timings | None
+        self,
+        place: int,
+        shard: int,
+        sample: int,
+        out: torch.Tensor | None,
+        timings: Timings | None,
+        read: tuple[str, str, dict[str, bytes]] | None = None,
     ) -> tuple[Any, Origin]:
-        path, key, part, fields = self._pipeline.shards.read(shard, sample)
+        shards = self._pipeline.shards
+        if read is None:
+            path, key, part, fields = shards.read(shard, sample)
+        else:
+            (path, key, fields), part = read, shards.part(shard)
         if timings is not None:
             timings.lap("read")
         origin = Origin(path, key, 0, place, part)

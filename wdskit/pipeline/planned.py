@@ -110,12 +110,16 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
         """
         making = begin(self, job, memory)
         chunks = range(making.prepare())
-        if self.run.num_threads > 1:
-            self._pool = self._pool or ThreadPoolExecutor(self.run.num_threads, thread_name_prefix="wdskit")
-            list(self._pool.map(making.run, chunks))
-        else:
-            for chunk in chunks:
-                making.run(chunk)
+        try:
+            if self.run.num_threads > 1:
+                self._pool = self._pool or ThreadPoolExecutor(self.run.num_threads, thread_name_prefix="wdskit")
+                list(self._pool.map(making.run, chunks))
+            else:
+                for chunk in chunks:
+                    making.run(chunk)
+        except BaseException:
+            making.drop()  # threads of the pool may be at work on it
+            raise
         return making.finish()
 
     def __iter__(self) -> Iterator[Any]:

@@ -24,7 +24,7 @@ _SAMPLES = 512
 """Read at once, and more only for one batch. Bytes of 3 KB in batches of 64 take 18 us a sample without, 10 with it."""
 
 _MOST_JOBS = 16
-_MOST_MISSES = 8  # more than there were hits, before it is not tried any more
+_MOST_MISSES = 6  # in a row that count: at most 1/32 of what is read is read for nothing
 
 
 class Read(NamedTuple):
@@ -54,7 +54,7 @@ class ReadAhead:
     def __init__(self, pipeline: PlannedPipeline) -> None:
         self._pipeline = pipeline
         self._known: dict[Job, Read] = {}
-        self._misses = self._num_apart = 0
+        self._num_apart = self._misses = 0
         self.num_jobs = _num_jobs(pipeline)
 
     def take(self, job: Job, following: Sequence[Job]) -> Read | None:
@@ -68,19 +68,17 @@ class ReadAhead:
             self._known = {}
             if self._num_apart:
                 self._num_apart -= 1
-            elif following and self.num_jobs > 1 and self._is_of_use():
+            elif following and self.num_jobs > 1:
                 self._try([job, *following[: self.num_jobs - 1]])
         return self._known.pop(job, None)
 
-    def _is_of_use(self) -> bool:
-        columns = self._pipeline.columns
-        return columns is not None and columns.is_of_use and self._misses < _MOST_MISSES
-
     def _try(self, jobs: Sequence[Job]) -> None:
-        """Read at once; where it does not work, each of these jobs is made by itself."""
+        """Read at once; where it does not work, each of these jobs is made by itself, and of those behind them the more
+        the more often that happens in a row: what is read for nothing stays a small share.
+        """
         self._known = self._read(jobs)
-        self._misses = max(0, self._misses - 1) if self._known else self._misses + 1
-        self._num_apart = 0 if self._known else len(jobs) - 1
+        self._misses = 0 if self._known else min(_MOST_MISSES, self._misses + 1)
+        self._num_apart = 0 if self._known else (len(jobs) << self._misses - 1) - 1
 
     def _read(self, jobs: Sequence[Job]) -> dict[Job, Read]:
         begun = perf_counter()

@@ -36,6 +36,13 @@ class ManySamples(NamedTuple):
     keys: list[str]
     fields: dict[str, Spans]
 
+    def one(self, at: int) -> tuple[str, str, dict[str, bytes]]:
+        """Path, key and fields of one of them."""
+        fields = {
+            name: bytes(spans.data[at][spans.starts[at] : spans.stops[at]]) for name, spans in self.fields.items()
+        }
+        return self.paths[at], self.keys[at], fields
+
     def part(self, at: slice) -> ManySamples:
         """Some of them."""
         return ManySamples(self.paths[at], self.keys[at], {name: each.part(at) for name, each in self.fields.items()})

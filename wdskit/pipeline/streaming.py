@@ -182,6 +182,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
                 left = 0 if self.layout.cut is None else self.pipeline[self.layout.cut].left
                 self.marks.put(self.run.worker, epoch, Mark(number, self.footing.standing(self.pipeline, left)))
             if not is_resumed or number > start.num_items:
+                if self.marks is not None:
+                    self.marks.give(self.run.worker, epoch, number)
                 yield value
 
     def _finish(self, epoch: int) -> None:
