@@ -12,8 +12,13 @@ from PIL import Image
 
 from wdskit.errors import PipelineError
 from wdskit.pipeline.collate import collate
+from wdskit.pipeline.layouts import Layouts
 
 LAST = torch.channels_last
+
+
+def images_at(*slots):
+    return Layouts(images=frozenset(slots))
 
 
 def pixels(*shape, seed=0):
@@ -81,7 +86,7 @@ def test_numbers_become_tensors_of_their_dtype(values, dtype):
     ids=["str", "bytes", "None", "mixed", "dict", "list", "tuple", "numpy str", "text array", "pil", "set"],
 )
 def test_everything_else_stays_a_list_of_the_same_objects(values):
-    (batch,) = collate([(value,) for value in values], frozenset({0}))
+    (batch,) = collate([(value,) for value in values], images_at(0))
     assert isinstance(batch, list)
     assert all(one is other for one, other in zip(batch, values, strict=True))
 
@@ -92,7 +97,7 @@ def test_everything_else_stays_a_list_of_the_same_objects(values):
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (4, 5, 3)])
 def test_arrays_are_stacked(dtype, shape):
     arrays = [(np.ones(shape) * n).astype(dtype) for n in range(3)]
-    (batch,) = collate([(array,) for array in arrays])
+    (batch,) = collate([(array,) for array in arrays], Layouts(arrays=frozenset({0})))
     assert batch.is_contiguous()
     assert np.array_equal(batch.numpy(), np.stack(arrays))
     assert batch.numpy().dtype == np.dtype(dtype).newbyteorder("=")
@@ -113,8 +118,8 @@ def test_hwc_arrays_become_channels_last_images(size, dtype):
     num, height, width, channels = size
     arrays = [pixels(height, width, channels, seed=n).astype(dtype) for n in range(num)]
     for batch in (
-        collate([(0, array) for array in arrays], frozenset({1}))[1],
-        collate([{"jpg": array} for array in arrays], frozenset({"jpg"}))["jpg"],
+        collate([(0, array) for array in arrays], images_at(1))[1],
+        collate([{"jpg": array} for array in arrays], images_at("jpg"))["jpg"],
     ):
         assert batch.shape == (num, channels, height, width)
         assert batch.is_contiguous(memory_format=LAST)
@@ -127,7 +132,7 @@ def test_hwc_arrays_become_channels_last_images(size, dtype):
 def test_images_without_channel_axis_get_one(kind):
     arrays = [pixels(4, 5, seed=n) for n in range(3)]
     values = arrays if kind == "array" else [torch.from_numpy(array) for array in arrays]
-    (batch,) = collate([(value,) for value in values], frozenset({0}))
+    (batch,) = collate([(value,) for value in values], images_at(0))
     assert batch.shape == (3, 1, 4, 5)
     assert batch.is_contiguous(memory_format=LAST)
     assert np.array_equal(batch[:, 0].numpy(), np.stack(arrays))
@@ -140,7 +145,7 @@ def test_chw_tensors_become_channels_last_images(channels, layout):
     if layout == "channels last":
         images = images.contiguous(memory_format=LAST)
     tensors = [image[:, :, ::2] if layout == "sliced" else image for image in images]
-    (batch,) = collate([(tensor,) for tensor in tensors], frozenset({0}))
+    (batch,) = collate([(tensor,) for tensor in tensors], images_at(0))
     assert batch.is_contiguous(memory_format=LAST)
     assert torch.equal(batch, torch.stack(tensors))
     assert batch.dtype == torch.uint8
@@ -149,13 +154,14 @@ def test_chw_tensors_become_channels_last_images(channels, layout):
 def test_other_slots_keep_their_axes():
     """An array is an image only where the pipeline says so; (3, 4, 5) in an image slot is no HWC image."""
     array = pixels(4, 5, 3)
-    assert collate([(array, array)], frozenset({0}))[1].shape == (1, 4, 5, 3)
-    assert collate([(pixels(3, 4, 5),)], frozenset({0}))[0].shape == (1, 3, 4, 5)
-    assert collate([array], frozenset({0})).shape == (1, 4, 5, 3)
-    assert collate([{"jpg": pixels(5)}], frozenset({"jpg"}))["jpg"].shape == (1, 5)
+    layouts = Layouts(frozenset({0}), frozenset({1}))
+    assert collate([(array, array)], layouts)[1].shape == (1, 4, 5, 3)
+    assert collate([(pixels(3, 4, 5),)], images_at(0))[0].shape == (1, 3, 4, 5)
+    assert collate([{"npy": array, "left.npy": array}])["left.npy"].shape == (1, 4, 5, 3)
+    assert collate([{"jpg": pixels(5)}], images_at("jpg"))["jpg"].shape == (1, 5)
 
 
-@pytest.mark.parametrize("slots", [frozenset(), frozenset({0})])
+@pytest.mark.parametrize("slots", [Layouts(arrays=frozenset({0})), images_at(0)])
 @pytest.mark.parametrize("kind", ["array", "tensor"])
 def test_batches_are_fresh_memory(kind, slots):
     """Even of one sample: the batch may be written to, and pinned."""
@@ -173,10 +179,10 @@ def test_images_are_copied_once():
     import tracemalloc
 
     arrays = [pixels(64, 64, 3, seed=n) for n in range(32)]
-    collate([(array,) for array in arrays], frozenset({0}))
+    collate([(array,) for array in arrays], images_at(0))
     tracemalloc.start()
     try:
-        collate([(array,) for array in arrays], frozenset({0}))
+        collate([(array,) for array in arrays], images_at(0))
         assert tracemalloc.get_traced_memory()[1] < arrays[0].nbytes * 4
     finally:
         tracemalloc.stop()
@@ -231,7 +237,7 @@ def test_images_are_copied_once():
 )
 def test_messages_name_the_slot(samples, message):
     with pytest.raises(PipelineError) as caught:
-        collate(samples, frozenset({0, "jpg"}))
+        collate(samples, images_at(0, "jpg"))
     assert str(caught.value) == message
 
 

@@ -261,7 +261,13 @@ def _no_look_behind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _every_edge_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalShard, "knows_edges", lambda self, first, count: True)
+    init = LocalShard.__init__
+
+    def init_and_trust(self, *args, **settings):
+        init(self, *args, **settings)
+        self.edges[:] = b"\1" * len(self.edges)
+
+    monkeypatch.setattr(LocalShard, "__init__", init_and_trust)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ from wdskit.dataset.offsets import foreign_offsets, read_offsets
 from wdskit.errors import ShardError, StorageError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.header import REGULAR_TYPES, HeaderError, parse_header
-from wdskit.tar.reader import TarReader, locate_members, plain_member
+from wdskit.tar.header import REGULAR_TYPES, HeaderError, padded, parse_header
+from wdskit.tar.reader import TarReader, locate_members, next_member, plain_member
+from wdskit.tar.walk import PEEK_BYTES
+from wdskit.tar.window import Window
 from wdskit.tar.writer import END_BYTES
 
 
@@ -25,9 +27,8 @@ class LocalShard:
 
     Offsets come from `<shard>.idx`. When a sample is read, every header of it is checked, and that its members have one
     key which neither the member before nor the one behind has. So offsets that are damaged or another shard's give an
-    error, never a part of a sample or another's fields. What the offsets say of a sample's edge is checked once: a
-    sample may cost a look at its neighbour when it is read first. Offsets that are known by their digest were made with
-    the shard: then the member behind a sample, which is read along, is looked at each time, and no neighbour.
+    error, never a part of a sample or another's fields, even where their digest is known: the shard may have been
+    replaced since. Where a sample starts is checked once: it costs a look at the headers before it.
 
     Safe to share between threads, as long as none closes it while others read. Pickled, it is its path, and opens the
     shard again.
@@ -39,7 +40,7 @@ class LocalShard:
     Attributes:
         file: What is read. It is closed with this.
         offsets: Where each sample starts, and where the last one ends, int64.
-        has_digest: Whether the offsets are known by their digest.
+        edges: For each of these, 1 once it is known that the members on its two sides have different keys.
 
     Raises:
         StorageError: The shard cannot be opened.
@@ -50,7 +51,6 @@ class LocalShard:
     def __init__(self, path: str | os.PathLike[str], *, idx_sha256: str | None = None) -> None:
         self.path = os.fspath(path)
         self._idx_sha256 = idx_sha256
-        self.has_digest = idx_sha256 is not None
         self.file = LocalFile(self.path)
         self._closing = weakref.finalize(self, self.file.close)
         try:
@@ -60,9 +60,8 @@ class LocalShard:
             self.close()
             raise
         self.offsets: memoryview[int] = memoryview(self._offsets.data)
-        # 1 for each edge of a sample that is one indeed
-        self._checked = bytearray(b"\1" if self.has_digest else b"\0") * len(self._offsets)
-        self._checked[0] = self._checked[-1] = 1
+        self.edges = bytearray(len(self._offsets))
+        self.edges[0] = self.edges[-1] = 1
 
     def __reduce__(self) -> tuple[object, tuple[str, str | None]]:
         """Its path: a descriptor means another file, or none, in another process."""
@@ -101,17 +100,19 @@ class LocalShard:
             msg = f"{self.path}: sample {index} is out of range: there are {len(self)}"
             raise IndexError(msg)
         key, fields = self._parse(number)
-        for edge, neighbour in ((number, number - 1), (number + 1, number + 1)):
-            if self._checked[edge]:
-                continue
-            if self._parse(neighbour)[0] == key:
-                raise self._no_edge(edge, key)
-            self._checked[edge] = 1
+        if not self.edges[number]:
+            if self._end_keys(number - 1)[1] == key:
+                raise self._no_edge(number, key)
+            self.edges[number] = 1
+        if not self.edges[number + 1]:
+            if self._end_keys(number + 1)[0] == key:
+                raise self._no_edge(number + 1, key)
+            self.edges[number + 1] = 1
         return key, fields
 
-    def knows_edges(self, first: int, count: int) -> bool:
-        """Whether no neighbour has to be looked at to know that these samples start and end where the offsets say."""
-        return self.has_digest or self._checked.find(0, first, first + count + 1) < 0
+    def note_edges(self, first: int, count: int) -> None:
+        """Note that so many edges, from the start of sample `first` on, were found to be ones."""
+        self.edges[first : first + count] = b"\1" * count
 
     def close(self) -> None:
         """Close the file, as happens when nobody holds this any more. Views stay valid."""
@@ -127,6 +128,31 @@ class LocalShard:
         """Close the file."""
         self.close()
 
+    def _end_keys(self, number: int) -> tuple[str, str]:
+        """The keys of the first and the last member where the offsets put a sample, by the headers alone.
+
+        Raises:
+            ShardError: There is none, or a header is not right.
+        """
+        keys: list[str] = []
+        at, stop = int(self._offsets[number]), int(self._offsets[number + 1])
+        while at < stop:
+            window = Window(lambda _: b"", self.path)
+            window.data, window.base = self.file.read_at(at, PEEK_BYTES), at
+            plain = plain_member(window.data[:BLOCK_BYTES])
+            try:
+                member = (plain[0], at, plain[1]) if plain else next_member(window)
+            except ShardError:
+                break
+            at = at + BLOCK_BYTES if plain else window.offset
+            if member is not None:
+                at += padded(member[2])
+                split = split_name(member[0])
+                keys += [split[0]] if split else []
+        if not keys or at != stop or len(set(keys)) > 1:
+            keys = [self._parse(number)[0]]  # which says what is wrong, if anything is
+        return keys[0], keys[-1]
+
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
         """What stands where the offsets put a sample: whole members of one key. Its end is checked if that is easy."""
         start, stop = int(self._offsets[number]), int(self._offsets[number + 1])
@@ -136,14 +162,11 @@ class LocalShard:
             key, fields = self._parse_members(data, number, start, stop)
         else:
             key, fields = plain
-            if self.has_digest and not data.startswith(f"{key}.".encode(), stop - start):
-                return plain  # whatever stands behind, and be it damaged, is not of this sample
-        if not self._checked[number + 1] or self.has_digest:
-            behind = _plain_key(data[stop - start :])
-            if behind == key:
-                raise self._no_edge(number + 1, key)
-            if behind is not None:
-                self._checked[number + 1] = 1
+        behind = _plain_key(data[stop - start :])
+        if behind == key:
+            raise self._no_edge(number + 1, key)
+        if behind is not None:
+            self.edges[number + 1] = 1
         return key, fields
 
     def _parse_members(self, data: bytes, number: int, start: int, stop: int) -> tuple[str, dict[str, memoryview]]:

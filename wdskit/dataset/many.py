@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wdskit.dataset.local import LocalShard
 from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES
-from wdskit.tar.plain import Headers, key_sizes, parse_headers, start_alike
+from wdskit.tar.plain import Headers, key_sizes, parse_headers, says_its_name, start_alike
 
 LARGE_BYTES = 32 << 10  # a larger sample is cut into its fields at once, while it is in the cache
 
@@ -68,6 +68,8 @@ def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many 
     plain = locate(raw.data, raw.starts, raw.stops) if raw.data else _NOTHING
     if plain is None:
         return None
+    if raw.new:
+        _note_edges(raw, plain)
     if not raw.apart and len(plain.keys) == len(raw.data):
         return Many(plain.keys, {name: Spans(raw.data, *at) for name, at in plain.fields.items()})
     return _mixed(runs, raw, plain, viewed)
@@ -81,12 +83,34 @@ class _Raw(NamedTuple):
         starts: where it starts, and
         stops: where it ends, with one block more behind it.
         apart: The others, which `LocalShard.read` has to read, by their place among all.
+        new: Runs of small samples of which it is not known that they start and end where the offsets say, each with the
+            place of its first sample among all.
+        before: For each of `new`, bytes with the sample before it in them, and where in them it ends; None where its
+            start is known.
     """
 
     data: list[Buffer]
     starts: list[int]
     stops: list[int]
     apart: set[int]
+    new: list[tuple[int, Run]]
+    before: list[tuple[Buffer, int] | None]
+
+    def rows(self) -> list[int]:
+        """The places of the small samples among all."""
+        num_rows = len(self.data) + len(self.apart)
+        return [row for row in range(num_rows) if row not in self.apart] if self.apart else [*range(num_rows)]
+
+    def without(self, runs: Sequence[tuple[int, Run]]) -> _Raw:
+        """The same with the samples of some runs put apart."""
+        apart = {row + at for row, (_, _, count) in runs for at in range(count)}
+        kept = [place for place, row in enumerate(self.rows()) if row not in apart]
+        return self._replace(
+            data=[self.data[place] for place in kept],
+            starts=[self.starts[place] for place in kept],
+            stops=[self.stops[place] for place in kept],
+            apart=self.apart | apart,
+        )
 
 
 def _read(runs: Sequence[Run]) -> _Raw:
@@ -95,37 +119,67 @@ def _read(runs: Sequence[Run]) -> _Raw:
     starts: list[int] = []
     stops: list[int] = []
     apart: set[int] = set()
+    new: list[tuple[int, Run]] = []
+    before: list[tuple[Buffer, int] | None] = []
     pread = os.pread
     for shard, first, count in runs:
-        offsets = shard.offsets
-        start = offsets[first]
-        size = offsets[first + count] - start
-        if size > count * LARGE_BYTES or not (shard.has_digest or shard.knows_edges(first, count)):
+        offsets, edges = shard.offsets, shard.edges
+        start = wanted = offsets[first]
+        stop = offsets[first + count]
+        if not edges[first]:
+            start = offsets[first - 1]
+        if stop - wanted > count * LARGE_BYTES or wanted - start > LARGE_BYTES:
             row = len(data) + len(apart)
             apart.update(range(row, row + count))
             continue
+        size = stop - start + BLOCK_BYTES
         try:
-            part = pread(shard.file.fd, size + BLOCK_BYTES, start)
+            part = pread(shard.file.fd, size, start)
         except OSError:
             part = b""
-        if len(part) != size + BLOCK_BYTES:
-            part = shard.read_at(start, size + BLOCK_BYTES)  # which goes on where it stopped, or says what is wrong
+        if len(part) != size:
+            part = shard.read_at(start, size)  # which goes on where it stopped, or says what is wrong
+        if not edges[first] or edges.find(0, first + 1, first + count + 1) >= 0:
+            new.append((len(data) + len(apart), (shard, first, count)))
+            before.append((part, wanted - start) if start < wanted else None)
         if count == 1:
             data.append(part)
-            starts.append(0)
-            stops.append(size)
+            starts.append(wanted - start)
+            stops.append(stop - start)
         else:
-            edges = [offset - start for offset in offsets[first : first + count + 1]]
+            ends = [offset - start for offset in offsets[first : first + count + 1]]
             data += [part] * count
-            starts += edges[:-1]
-            stops += edges[1:]
-    return _Raw(data, starts, stops, apart)
+            starts += ends[:-1]
+            stops += ends[1:]
+    raw = _Raw(data, starts, stops, apart, new, before)
+    return _with_starts(raw) if new else raw
+
+
+def _with_starts(raw: _Raw) -> _Raw:
+    """With runs apart whose first sample may not start where the offsets say: the member before may be of its key."""
+    asked = [(run, *before) for run, before in zip(raw.new, raw.before, strict=True) if before is not None]
+    if not asked:
+        return raw
+    good = _parse([data for _, data, _ in asked], [0] * len(asked), [stop for _, _, stop in asked])[1]
+    if good.all():
+        return raw
+    others = [run for (run, _, _), is_good in zip(asked, good.tolist(), strict=True) if not is_good]
+    return raw.without(others)._replace(new=[run for run in raw.new if run not in others])
+
+
+def _note_edges(raw: _Raw, plain: Located) -> None:
+    """Let shards know of the new samples that are good where they start and end."""
+    rows = raw.rows()
+    good = {rows[place] for place in plain.rows.tolist()}
+    for row, (shard, first, count) in raw.new:
+        if good.issuperset(range(row, row + count)):
+            shard.note_edges(first, count + 1)
 
 
 def _mixed(runs: Sequence[Run], raw: _Raw, plain: Located, viewed: Callable[[str], bool]) -> Many | None:
     """The samples in their order, where `LocalShard.read` has to read some."""
     samples = [(shard, first + at) for shard, first, count in runs for at in range(count)]
-    rows = [row for row in range(len(samples)) if row not in raw.apart]
+    rows = raw.rows()
     places = {rows[at]: place for place, at in enumerate(plain.rows.tolist())}
     many: Many | None = None
     for row, (shard, number) in enumerate(samples):
@@ -193,6 +247,16 @@ def locate(data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]) 
     Returns:
         The samples that are so; None where their fields are not the same.
     """
+    rounds, good = _parse(data, starts, stops)
+    fields = _common_fields(rounds, good)
+    names, sizes = rounds[0].headers.names, rounds[0].key_sizes
+    return None if fields is None else Located(np.flatnonzero(good), _keys(names[good], sizes[good]), fields)
+
+
+def _parse(
+    data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]
+) -> tuple[list[_Round], NDArray[np.bool_]]:
+    """The members of samples, round by round, and which samples are as `locate` wants them, whatever their fields."""
     ends = np.array(stops)
     good = np.ones(len(data), dtype=np.bool_)
     rounds: list[_Round] = []
@@ -212,10 +276,10 @@ def locate(data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]) 
         more = fine & (after < ends[rows])
         rows, at = rows[more], after[more]
     names, sizes = rounds[0].headers.names, rounds[0].key_sizes
-    behind = _blocks(data, stops, names.shape[1])
-    good &= ~start_alike(behind, names, sizes + 1)  # with the dot
-    fields = _common_fields(rounds, good)
-    return None if fields is None else Located(np.flatnonzero(good), _keys(names[good], sizes[good]), fields)
+    behind = _blocks(data, stops, BLOCK_BYTES)
+    good &= ~start_alike(behind[:, : names.shape[1]], names, sizes + 1)  # with the dot
+    good &= says_its_name(behind)
+    return rounds, good
 
 
 def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from wdskit.pipeline.by_columns import begin
 from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.jobs import Job
+from wdskit.pipeline.layouts import NOTHING_KNOWN
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.processes import cpu_s_of_tree
@@ -223,7 +224,7 @@ class FreeBatch(Collate):
     """Stands in for what makes batches: memory as the batch that it has would lie in, with nothing written into it."""
 
     def __init__(self, batch: Any) -> None:
-        super().__init__(frozenset(), frozenset())
+        super().__init__(NOTHING_KNOWN)
         self.batch = batch
 
     def __call__(  # of whatever values

@@ -9,18 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wdskit.codecs.images import is_image_field
 from wdskit.errors import PipelineError
+from wdskit.pipeline.layouts import IMAGE_CHANNELS, NOTHING_KNOWN, Layouts, mark_of, may_be_image
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.ragged import make_ragged
 
-_IMAGE_CHANNELS = frozenset({1, 3, 4})
 _NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
 
 
 def collate(
     samples: Sequence[Any],
-    image_slots: frozenset[str | int] = frozenset(),
+    layouts: Layouts = NOTHING_KNOWN,
     memory: Memory = FRESH,
     ready: Mapping[Any, torch.Tensor] | None = None,
     ragged: frozenset[str | int] = frozenset(),
@@ -32,9 +31,10 @@ def collate(
 
     Args:
         samples: At least one.
-        image_slots: Dict keys or tuple positions with images. There arrays (height, width[, 1, 3 or 4 channels]) and
+        layouts: Which dict keys or tuple positions hold images. There arrays (height, width[, 1, 3 or 4 channels]) and
             tensors ([channels, ]height, width) become (batch, channels, height, width) in channels_last memory; dtypes
-            stay.
+            stay. Where nothing is known, an array is an image if a stage has marked it as one; others are stacked as
+            they are, but for those that may be images or not, (height, width, 1, 3 or 4) of uint8 or float.
         memory: Where tensors are written.
         ready: Slots whose batch is there already; their values are not looked at.
         ragged: Slots whose arrays differ in their first axis, which become a `Ragged`.
@@ -43,7 +43,8 @@ def collate(
         A tuple or dict of batches, or the batch of bare values.
 
     Raises:
-        PipelineError: The samples, or their values in one slot, do not fit each other; it names the slot.
+        PipelineError: The samples, or their values in one slot, do not fit each other, or nobody knows whether they are
+            images; it names the slot.
     """
     if not samples:
         raise PipelineError("batched: a batch of no samples")
@@ -56,7 +57,7 @@ def collate(
             if place in ready
             else make_ragged(column, f"slot {place}", memory)
             if place in ragged
-            else _collate_slot(list(column), f"slot {place}", memory, is_image=place in image_slots)
+            else _collate_slot(list(column), f"slot {place}", memory, layouts.is_image(place))
             for place, column in enumerate(zip(*samples, strict=True))
         )
     if isinstance(first, dict):
@@ -66,26 +67,22 @@ def collate(
             if key in ready
             else make_ragged([sample[key] for sample in samples], f"`{key}`", memory)
             if key in ragged
-            else _collate_slot([sample[key] for sample in samples], f"`{key}`", memory, is_image=key in image_slots)
+            else _collate_slot([sample[key] for sample in samples], f"`{key}`", memory, layouts.is_image(key))
             for key in first
         }
-    return _collate_slot(list(samples), "the value", memory, is_image=False)
+    return _collate_slot(list(samples), "the value", memory, None)
 
 
 class Collate:
     """`collate` that knows where images are.
 
     Args:
-        slots: Their places in tuples.
-        fields: Fields of dicts that hold images under names that do not say so.
+        layouts: Where they are; and where arrays are that are none.
         ragged: Places in tuples and fields of dicts that become a `Ragged`. A dict has all of those that are names.
     """
 
-    def __init__(
-        self, slots: frozenset[int], fields: frozenset[str], ragged: frozenset[str | int] = frozenset()
-    ) -> None:
-        self.slots = slots
-        self.fields = fields
+    def __init__(self, layouts: Layouts, ragged: frozenset[str | int] = frozenset()) -> None:
+        self.layouts = layouts
         self.ragged = ragged
 
     def __call__(
@@ -93,10 +90,8 @@ class Collate:
     ) -> Any:
         """The batch of these samples, as `collate` makes it."""
         if isinstance(samples[0], dict):
-            images = [name for name in samples[0] if name in self.fields or is_image_field(name)]
             self.check_ragged(samples[0])
-            return collate(samples, frozenset(images), memory, ready, self.ragged)
-        return collate(samples, self.slots, memory, ready, self.ragged)
+        return collate(samples, self.layouts, memory, ready, self.ragged)
 
     def check_ragged(self, fields: Collection[str]) -> None:
         """Refuse a batch of dicts without a field that is to be ragged.
@@ -128,15 +123,16 @@ def _check_keys(samples: Sequence[Any]) -> None:
             )
 
 
-def _collate_slot(values: list[Any], slot: str, memory: Memory, *, is_image: bool) -> Any:
-    """The batch of one slot."""
+def _collate_slot(values: list[Any], slot: str, memory: Memory, is_image: bool | None) -> Any:  # noqa: FBT001 (private)
+    """The batch of one slot; `is_image` is None where nobody knows."""
     kinds = [_kind(value) for value in values]
     if all(kind == "" for kind in kinds):
         return values
     _check_same(kinds, slot)
     if kinds[0] == "tensor":
-        return _stack_tensors(values, slot, memory, is_image=is_image)
+        return _stack_tensors(values, slot, memory, is_image=is_image is True)
     if kinds[0] == "array":
+        is_image = _are_images(values, slot) if is_image is None else is_image
         return _stack_arrays(values, slot, memory, is_image=is_image)
     try:
         return torch.from_numpy(np.array(values, dtype=kinds[0]))
@@ -159,11 +155,32 @@ def _kind(value: object) -> str:
     return "float64" if isinstance(value, float) else ""
 
 
+def _are_images(arrays: list[NDArray[Any]], slot: str) -> bool:
+    """Whether arrays are images whose slot does not say it.
+
+    Raises:
+        PipelineError: They may be or not.
+    """
+    marks = {mark_of(array) for array in arrays}
+    if marks in ({True}, {False}):
+        return True in marks
+    unknown = [array for array in arrays if may_be_image(array)]
+    if not unknown and marks == {None}:
+        return False
+    array = (unknown or arrays)[0]
+    raise PipelineError(
+        f"batched: {slot} is an array {array.shape} of {array.dtype} from a function, and nothing says whether it is "
+        "an image, whose channels come first in a batch.\n  Give an image the name of an image field, such as `jpg` or "
+        "`left.png`; anything else the name of an npy field, such as `points.npy`, or make it a tensor, which is "
+        "stacked as it is"
+    )
+
+
 def _stack_arrays(arrays: list[NDArray[Any]], slot: str, memory: Memory, *, is_image: bool) -> torch.Tensor:
     _check_same([str(array.dtype.newbyteorder("=")) for array in arrays], slot)
     shape = _common_shape(arrays, slot)
     first = arrays[0]
-    has_channels = first.ndim == 3 and first.shape[2] in _IMAGE_CHANNELS
+    has_channels = first.ndim == 3 and first.shape[2] in IMAGE_CHANNELS
     try:
         # torch's dtype of the same name, by way of an empty array: in the machine's byte order, which torch asks for
         dtype = torch.from_numpy(np.empty(0, first.dtype.newbyteorder("="))).dtype

@@ -22,6 +22,7 @@ from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.collate import Collate, collate
 from wdskit.pipeline.each import Each
 from wdskit.pipeline.functions import Decode, OnValue, Rename, ToDict, ToTuple
+from wdskit.pipeline.layouts import Layouts
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.ragged import Ragged, make_ragged, offsets_of
 from wdskit.pipeline.run import Origin
@@ -98,17 +99,15 @@ class Columns:
             for at in (0, -1)
         )
         if isinstance(columns, dict):
-            images = {name for name in columns if name in self.collate.fields or is_image_field(name)}
             self.collate.check_ragged(columns)
-            batch: Any = {name: self._batch(name, column, name in images, memory) for name, column in columns.items()}
+            batch: Any = {name: self._batch(name, column, memory) for name, column in columns.items()}
         else:
-            slots = self.collate.slots
-            batch = tuple(self._batch(place, column, place in slots, memory) for place, column in enumerate(columns))
+            batch = tuple(self._batch(place, column, memory) for place, column in enumerate(columns))
         return batch, last._replace(members=(first, last))
 
-    def _batch(self, slot: str | int, column: Column, is_image: bool, memory: Memory) -> Any:  # noqa: FBT001 (private)
+    def _batch(self, slot: str | int, column: Column, memory: Memory) -> Any:
         if slot not in self.collate.ragged:
-            return _batch(column, is_image, memory)
+            return _batch(column, self.collate.layouts.is_image(slot) is True, memory)
         if isinstance(column, Spans):
             raise _NotColumns  # bytes, which cannot be ragged
         found = _ragged(column, memory) if isinstance(column, NpyColumn) else None
@@ -156,7 +155,8 @@ def _batch(column: Column, is_image: bool, memory: Memory) -> Any:  # noqa: FBT0
         column = column.arrays()
     if set(map(type, column)) <= _LISTED:
         return column.copy()  # a field may stand at two places
-    return collate([(value,) for value in column], frozenset({0} if is_image else ()), memory)[0]
+    layouts = Layouts(images=frozenset({0})) if is_image else Layouts(arrays=frozenset({0}))
+    return collate([(value,) for value in column], layouts, memory)[0]
 
 
 def _stacked(column: NpyColumn, memory: Memory) -> torch.Tensor | None:

@@ -14,6 +14,7 @@ from wdskit.codecs.fields import decode_field
 from wdskit.codecs.images import INDEX_SPEC, decode_image, decode_index, is_image_field, stores_other_numbers
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.pipeline.each import Function
+from wdskit.pipeline.layouts import NOTHING_KNOWN, Layouts, unmarked
 from wdskit.pipeline.run import Origin, Run
 
 Rng = Callable[[Origin], Any]
@@ -43,6 +44,7 @@ class Call:
         function: Takes the value.
         global_rng: Whether to seed random, numpy and torch by position before each call.
         is_map: Whether what it returns goes on, so that None can only be a forgotten `return`.
+        layouts: What is known of the values that it takes.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Call:
         *,
         global_rng: bool = False,
         is_map: bool = False,
+        layouts: Layouts = NOTHING_KNOWN,
     ) -> None:
         self.run = run
         self.stage = stage
         self.function = function
         self.global_rng = global_rng
         self.is_map = is_map
+        self.layouts = layouts
         self.wants_rng = wants_rng(function)
 
     def __call__(self, value: Any, origin: Origin) -> Any:
@@ -69,6 +73,8 @@ class Call:
         """
         if self.global_rng:
             self._seed_globals(origin)
+        known = self.layouts.known(value)
+        value = unmarked(value) if known else value
         if self.wants_rng:
             result = self.function(value, rng=self.run.rng_of(self.stage)(origin))
         else:
@@ -76,7 +82,7 @@ class Call:
         if result is None and self.is_map:
             msg = "map: the function returned None. Return the value; to leave some out, use `select`."
             raise PipelineError(msg)
-        return result
+        return self.layouts.mark(result, known) if known else result
 
     def _seed_globals(self, origin: Origin) -> None:
         import numpy as np

@@ -14,6 +14,7 @@ from wdskit.pipeline.each import Each, Step
 from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
 from wdskit.pipeline.fuse_plan import FusedSpec
 from wdskit.pipeline.fused import fused_step
+from wdskit.pipeline.layouts import NOTHING_KNOWN
 from wdskit.pipeline.registry import resolve
 from wdskit.pipeline.run import Run
 from wdskit.pipeline.transforms import Stored, make_transform
@@ -37,7 +38,7 @@ class StepMaker:
         self._stored = Stored()
         self._seen: Counter[str] = Counter()
         self._images: set[str] = set()  # fields that hold images under names that do not say so
-        self._slots: frozenset[int] = frozenset()  # places of images in a tuple
+        self._layouts = NOTHING_KNOWN
         self._fields: tuple[str, ...] | None = None  # of a tuple
 
     def label(self, spec: Any) -> str:
@@ -64,14 +65,14 @@ class StepMaker:
 
     def call(self, stage: str, fn: Any, label: str) -> Call:
         """A user's function as a step, which may want random numbers."""
-        return Call(self.run, label, self.resolve(stage, fn))
+        return Call(self.run, label, self.resolve(stage, fn), layouts=self._layouts)
 
     def collate(self, spec: Any) -> Callable[..., Any]:
         """What makes a batch of a list of samples."""
         if spec.collate is not None:
             return self.resolve("batched", spec.collate)
         ragged = [self._places(name) for name in spec.ragged or ()]
-        return Collate(self._slots, frozenset(self._images), frozenset(itertools.chain.from_iterable(ragged)))
+        return Collate(self._layouts, frozenset(itertools.chain.from_iterable(ragged)))
 
     def resolve(self, stage: str, fn: Any) -> Callable[..., Any]:
         """A function by its name, or as it is."""
@@ -89,7 +90,8 @@ class StepMaker:
                 return OnValue(Decode(spec.images, spec.only, spec.max_pixels, self._masks))
             case "map":
                 fn = self.resolve("map", spec.fn)
-                return Call(self.run, label, fn, global_rng=self._global_rng(spec), is_map=True)
+                global_rng = self._global_rng(spec)
+                return Call(self.run, label, fn, global_rng=global_rng, is_map=True, layouts=self._layouts)
             case "map_dict":
                 calls = {field: self.call("map_dict", fn, f"{label}:{field}") for field, fn in spec.fields.items()}
                 return MapDict(calls)
@@ -99,16 +101,20 @@ class StepMaker:
             case "rename":
                 self._images |= {new for new, olds in spec.names.items() if self._is_image(olds)}
                 self._stored = self._stored.renamed(spec.names)
+                self._layouts = self._layouts.renamed(spec.names)
                 return OnValue(Rename(spec.names))
             case "to_tuple":
-                self._slots = frozenset(place for place, names in enumerate(spec.fields) if self._is_image(names))
+                self._layouts = self._layouts.renamed(dict(enumerate(spec.fields)))
                 self._fields = tuple(spec.fields)
                 return OnValue(ToTuple(spec.fields))
             case "to_dict":
                 self._images |= {names.split(";")[0] for names in spec.fields if self._is_image(names)}
-                self._stored = self._stored.renamed({names.split(";")[0]: names for names in spec.fields})
+                chosen = {names.split(";")[0]: names for names in spec.fields}
+                self._stored = self._stored.renamed(chosen)
+                self._layouts = self._layouts.renamed(chosen)
                 return OnValue(ToDict(spec.fields))
             case _:
+                self._layouts = self._layouts.handled((*(spec.fields or ()), *(getattr(spec, "masks", None) or ())))
                 return Transform(self.run, label, make_transform(spec, frozenset(self._images), self._stored))
 
     def _places(self, name: str) -> list[str | int]:

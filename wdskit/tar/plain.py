@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from wdskit.limits import MAX_NAME_BYTES
 from wdskit.tar.header import USTAR
 
-_FIXED = {135: 0, 154: 0, 155: ord(" "), 156: ord("0"), **dict(enumerate(USTAR, start=257)), 345: 0}
+_TYPE_AT, _PREFIX_AT = 156, 345
+_FIXED = {135: 0, 154: 0, 155: ord(" "), _TYPE_AT: ord("0"), **dict(enumerate(USTAR, start=257)), _PREFIX_AT: 0}
 _DIGITS = [*range(124, 135), *range(148, 154)]  # of the size, then of the checksum
 _PLACES = np.array(_DIGITS + list(_FIXED))
 _LEAST = np.array([ord("0")] * len(_DIGITS) + list(_FIXED.values()), dtype=np.uint8)
@@ -94,6 +95,15 @@ def key_sizes(headers: Headers) -> Ints:
     sizes: Ints = dots.argmax(axis=1)  # 0 where there is no dot: then it stands at the start or nowhere
     sizes[(sizes <= behind) | (sizes + 1 >= headers.name_sizes) | is_meta] = 0
     return sizes
+
+
+def says_its_name(blocks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Whether the name at the start of each block, uint8 (n, 512), is that of a member, bool (n,), or the block is no
+    header: not where an extension header or a prefix says the name.
+    """
+    kinds = blocks[:, _TYPE_AT]
+    says: NDArray[np.bool_] = ((kinds == ord("0")) | (kinds == 0)) & (blocks[:, _PREFIX_AT] == 0)
+    return says
 
 
 def start_alike(names: NDArray[np.uint8], others: NDArray[np.uint8], sizes: Ints) -> NDArray[np.bool_]:
