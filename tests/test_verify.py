@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gzip
 import itertools
 import json
@@ -9,6 +11,7 @@ import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections import Counter
 from fractions import Fraction
@@ -24,7 +27,20 @@ from peers.unsafe import UNSAFE, shard
 from shards import write_shard
 from tar_corpus import CASES, END, header, member, pax, record
 
-from wdskit import ConfigError, StorageError, pack, repair, verify
+from wdskit import (
+    ConfigError,
+    Pipeline,
+    StorageError,
+    WdskitError,
+    ls,
+    pack,
+    repair,
+    reshard,
+    split,
+    stats,
+    verify,
+)
+from wdskit.dataset.index import read_index, write_index
 from wdskit.shards import uniqueness, verifying
 from wdskit.shards.findings import MAX_LISTED
 from wdskit.shards.indexing import index_folder
@@ -48,6 +64,36 @@ def shards(folder: Path, *parts: dict[str, dict[str, bytes]], index: bool = True
     if index:
         index_folder(folder, disk=HastyDisk())
     return folder
+
+
+@pytest.mark.parametrize("num", [1 << 30, 1 << 40, 1 << 62, (1 << 63) - 1])
+@pytest.mark.parametrize("part", ["num_bytes", "num_samples"])
+def test_an_index_that_claims_what_no_file_has_costs_no_memory(tmp_path, num, part):
+    folder = shards(tmp_path / "s", *numbered(3, 2))
+    first, second = read_index(folder).entries
+    write_index(folder, [dataclasses.replace(first, **{part: num}), second], disk=HastyDisk())
+    uses = {
+        "verify": lambda: verify(folder, workers=1),
+        "ls": lambda: [*ls(str(folder))],
+        "stats": lambda: stats(str(folder), workers=1),
+        "split": lambda: split(folder, "train=0.5,val=0.5", workers=1),
+        "reshard": lambda: reshard(str(folder), tmp_path / "out"),
+        "exact": lambda: next(iter(Pipeline().exact(str(folder)).to_tuple("cls").batched(2).loader(workers=0))),
+        "sequential": lambda: next(
+            iter(Pipeline().sequential(str(folder)).to_tuple("cls").batched(2).loader(workers=0))
+        ),
+        "repair": lambda: repair(folder, tmp_path / "repaired"),
+    }
+    for name, use in uses.items():
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(WdskitError):
+                use()
+            assert tracemalloc.get_traced_memory()[1] < 100 << 20, name
+        finally:
+            tracemalloc.stop()
+    result = verify(folder, workers=1)
+    assert ("bytes" if part == "num_bytes" else "samples", "s-0.tar") in told(result)
 
 
 def numbered(*counts: int) -> list[dict[str, dict[str, bytes]]]:
