@@ -472,10 +472,37 @@ def test_a_damaged_shard_is_safe_for_nobody(tmp_path):
 def test_counts_that_others_read_beside_the_shards_must_be_right(tmp_path, name, right, wrong, reader):
     folder = shards(tmp_path / "d", SAFE)
     (folder / name).write_text(json.dumps(right))
-    assert unsafe(folder) == set()
+    assert unsafe(folder) == {"hf"}  # which counts two JSON files beside one shard and its .idx
     for text in [json.dumps(wrong), "{", "[]", '{"splits": 1}', "[" * 100_000]:
         (folder / name).write_text(text)
-        assert unsafe(folder) == {reader}
+        assert unsafe(folder) == {"hf", reader}
+
+
+@pytest.mark.parametrize("pattern", ["train-%d.tar", "x-%d.tar", "a.val-%d.tar"])
+@pytest.mark.parametrize("also", [(), ("webshart",), ("parquet",), ("webshart", "parquet"), ("open_clip", "timm")])
+def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, pattern, also):
+    """As `load_dataset(FOLDER)` infers it: the kind of file that most names tell."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+    from datasets.load import infer_module_for_data_files
+
+    for num_shards, others in itertools.product((1, 3), ((), ("classes.json",), ("notes.txt", "train.csv"))):
+        folder = tmp_path / f"{num_shards}{len(others)}"
+        rows = [{"__key__": f"{n}", "json": {"n": n}} for n in range(3)]
+        pack(rows, folder, pattern=pattern, num_shards=num_shards, also=also)
+        for other in others:
+            (folder / other).write_text("[]")
+        files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+        try:
+            is_tar = infer_module_for_data_files(files)[0] == "webdataset"
+        except ValueError:  # splits of several kinds
+            is_tar = False
+        (verdict,) = verify(folder, readers=["hf"], workers=1).verdicts
+        assert verdict.is_safe == is_tar, [path.name for path in folder.iterdir()]
+        if not is_tar:
+            assert "unless it is given data_files='*.tar'" in verdict.reasons[0]
+            (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.tar'\n---\n")
+            (verdict,) = verify(folder, readers=["hf"], workers=1).verdicts
+            assert verdict.is_safe
 
 
 def test_a_reader_that_is_not_known_is_refused(tmp_path):
