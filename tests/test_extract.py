@@ -13,7 +13,7 @@ from shards import write_shard
 from tar_corpus import END, long_name, member
 
 from wdskit import KeyRuleError, ShardError, StorageError
-from wdskit.shards.extracting import cat, extract, path_problem
+from wdskit.shards.extracting import _MAX_PART_BYTES, cat, extract, path_problem
 
 SAMPLES = {
     "cat/1": {"jpg": b"\xff\xd8 image", "json": b"{}"},
@@ -183,6 +183,32 @@ def test_thirty_hostile_names_never_leave_the_folder_nor_reach_the_terminal_raw(
     assert not Path("/etc/x.txt").exists()
     for name in HOSTILE[:29]:
         assert path_problem(name)
+
+
+def test_names_that_cannot_be_made_are_listed_and_passed_over(tmp_path):
+    """More folders than Python calls one in another, more bytes than a path has, and a folder in the way."""
+    names = {
+        "deep": "d/" * 1200 + "x.txt",
+        "deeper": "d/" * 2040 + "x.txt",
+        "long": "/".join(["p" * 200] * 30) + ".txt",
+        "longest": "/".join(["p" * 200] * 3000) + ".txt",
+        "part": "p" * 300 + ".txt",
+        "in the way": "good.txt/x.txt",
+        "wide": "ä" * 150 + ".txt",
+    }
+    parts = [long_name(name.encode()) + member("x", name[:1].encode()) for name in names.values()]
+    (tmp_path / "a.tar").write_bytes(member("good.txt", b"1") + b"".join(parts) + member("last.txt", b"2") + END)
+    to = tmp_path / "to"
+    done = extract(str(tmp_path / "a.tar"), to)
+    assert (to / names["deep"]).read_bytes() == b"d"
+    assert (to / "good.txt").read_bytes() == b"1"
+    assert (to / "last.txt").read_bytes() == b"2"
+    assert (done.num_files, done.num_refused, len(done.refused)) == (3, 6, 6)
+    assert done.num_samples == 3
+    assert {reason.partition(":")[0] for _, reason in done.refused} <= {
+        "another name is in its way, or the disk takes no such name",
+        f"a part of it is over {_MAX_PART_BYTES} bytes",
+    }
 
 
 def test_without_the_look_at_names_files_would_leave_the_folder(tmp_path, monkeypatch):

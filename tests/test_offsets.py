@@ -6,6 +6,7 @@ What cannot be told from the numbers alone is found by `LocalShard`, see test_lo
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -109,8 +110,19 @@ def test_more_offsets_than_blocks_are_refused_before_they_are_read(tmp_path: Pat
     shard = tmp_path / "s.tar"
     with offsets_path(shard).open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(FolderIndexError, match="it has more than 168 bytes, 8 for each block of the shard"):
+    with pytest.raises(FolderIndexError, match="it has more than 168 bytes, the most that the offsets of its shard"):
         read_offsets(shard, num_bytes=SIZE)
+    with pytest.raises(FolderIndexError, match="it has more than 1073741824 bytes"):
+        read_offsets(shard, num_bytes=1 << 62)
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 40, 1 << 62, (1 << 63) - 1])
+def test_no_memory_is_taken_for_offsets_that_a_shard_is_only_said_to_have(tmp_path: Path, num_bytes: int) -> None:
+    shard = write_raw(tmp_path / "s.tar", 0, 1024)
+    tracemalloc.start()
+    assert read_offsets(shard, num_bytes=num_bytes).tolist() == [0, 1024]
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_missing_offsets_say_how_to_make_them(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gzip
 import itertools
 import json
@@ -9,6 +11,7 @@ import os
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections import Counter
 from fractions import Fraction
@@ -24,7 +27,20 @@ from peers.unsafe import UNSAFE, shard
 from shards import write_shard
 from tar_corpus import CASES, END, header, member, pax, record
 
-from wdskit import ConfigError, StorageError, pack, repair, verify
+from wdskit import (
+    ConfigError,
+    Pipeline,
+    StorageError,
+    WdskitError,
+    ls,
+    pack,
+    repair,
+    reshard,
+    split,
+    stats,
+    verify,
+)
+from wdskit.dataset.index import read_index, write_index
 from wdskit.shards import uniqueness, verifying
 from wdskit.shards.findings import MAX_LISTED
 from wdskit.shards.indexing import index_folder
@@ -48,6 +64,36 @@ def shards(folder: Path, *parts: dict[str, dict[str, bytes]], index: bool = True
     if index:
         index_folder(folder, disk=HastyDisk())
     return folder
+
+
+@pytest.mark.parametrize("num", [1 << 30, 1 << 40, 1 << 62, (1 << 63) - 1])
+@pytest.mark.parametrize("part", ["num_bytes", "num_samples"])
+def test_an_index_that_claims_what_no_file_has_costs_no_memory(tmp_path, num, part):
+    folder = shards(tmp_path / "s", *numbered(3, 2))
+    first, second = read_index(folder).entries
+    write_index(folder, [dataclasses.replace(first, **{part: num}), second], disk=HastyDisk())
+    uses = {
+        "verify": lambda: verify(folder, workers=1),
+        "ls": lambda: [*ls(str(folder))],
+        "stats": lambda: stats(str(folder), workers=1),
+        "split": lambda: split(folder, "train=0.5,val=0.5", workers=1),
+        "reshard": lambda: reshard(str(folder), tmp_path / "out"),
+        "exact": lambda: next(iter(Pipeline().exact(str(folder)).to_tuple("cls").batched(2).loader(workers=0))),
+        "sequential": lambda: next(
+            iter(Pipeline().sequential(str(folder)).to_tuple("cls").batched(2).loader(workers=0))
+        ),
+        "repair": lambda: repair(folder, tmp_path / "repaired"),
+    }
+    for name, use in uses.items():
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(WdskitError):
+                use()
+            assert tracemalloc.get_traced_memory()[1] < 100 << 20, name
+        finally:
+            tracemalloc.stop()
+    result = verify(folder, workers=1)
+    assert ("bytes" if part == "num_bytes" else "samples", "s-0.tar") in told(result)
 
 
 def numbered(*counts: int) -> list[dict[str, dict[str, bytes]]]:
@@ -442,10 +488,37 @@ def test_a_damaged_shard_is_safe_for_nobody(tmp_path):
 def test_counts_that_others_read_beside_the_shards_must_be_right(tmp_path, name, right, wrong, reader):
     folder = shards(tmp_path / "d", SAFE)
     (folder / name).write_text(json.dumps(right))
-    assert unsafe(folder) == set()
+    assert unsafe(folder) == {"hf"}  # which counts two JSON files beside one shard and its .idx
     for text in [json.dumps(wrong), "{", "[]", '{"splits": 1}', "[" * 100_000]:
         (folder / name).write_text(text)
-        assert unsafe(folder) == {reader}
+        assert unsafe(folder) == {"hf", reader}
+
+
+@pytest.mark.parametrize("pattern", ["train-%d.tar", "x-%d.tar", "a.val-%d.tar"])
+@pytest.mark.parametrize("also", [(), ("webshart",), ("parquet",), ("webshart", "parquet"), ("open_clip", "timm")])
+def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, pattern, also):
+    """As `load_dataset(FOLDER)` infers it: the kind of file that most names tell."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+    from datasets.load import infer_module_for_data_files
+
+    for num_shards, others in itertools.product((1, 3), ((), ("classes.json",), ("notes.txt", "train.csv"))):
+        folder = tmp_path / f"{num_shards}{len(others)}"
+        rows = [{"__key__": f"{n}", "json": {"n": n}} for n in range(3)]
+        pack(rows, folder, pattern=pattern, num_shards=num_shards, also=also)
+        for other in others:
+            (folder / other).write_text("[]")
+        files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+        try:
+            is_tar = infer_module_for_data_files(files)[0] == "webdataset"
+        except ValueError:  # splits of several kinds
+            is_tar = False
+        (verdict,) = verify(folder, readers=["hf"], workers=1).verdicts
+        assert verdict.is_safe == is_tar, [path.name for path in folder.iterdir()]
+        if not is_tar:
+            assert "unless it is given data_files='*.tar'" in verdict.reasons[0]
+            (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.tar'\n---\n")
+            (verdict,) = verify(folder, readers=["hf"], workers=1).verdicts
+            assert verdict.is_safe
 
 
 def test_a_reader_that_is_not_known_is_refused(tmp_path):

@@ -15,16 +15,22 @@ MAX_EXTENSION_BYTES = 1 << 20
 """Largest pax or GNU extension header that the reader accepts; real ones hold a few hundred bytes."""
 
 MAX_READ_MEMBER_BYTES = 16 << 30
-"""Largest member the reader accepts. A member is held in memory whole, so a larger claim is damage or an attack."""
+"""Largest member the reader accepts. Training holds one in memory whole, so a larger claim is damage or an attack."""
 
 MAX_CHECKED_BYTES = 32 << 20
 """Largest field whose content `verify` looks at; a larger one is digested only, so that memory stays under 200 MB."""
+
+MAX_HELD_BYTES = 1 << 20
+"""Largest field that is held in memory by what only lists, copies or compares it; a larger one goes by in pieces."""
 
 MAX_SHARD_NAMES = 2_000_000
 """Most names a shard pattern may expand to: twice as many shards as were ever measured."""
 
 MAX_INDEX_BYTES = 1 << 30
 """Largest `index.json` that is read: some five million shards."""
+
+MAX_IDX_BYTES = 1 << 30
+"""Largest `.idx` that is read: 134 million samples in one shard, whose headers alone take 69 GB."""
 
 MAX_RECIPE_BYTES = 1 << 16
 """Longest text that says how a selection was made; a split into a hundred parts takes two thousand bytes."""

@@ -22,12 +22,19 @@ def cat_command(
     """
     from wdskit.cli.console import escape, plural
     from wdskit.errors import DecodeError
-    from wdskit.shards.extracting import cat
+    from wdskit.limits import MAX_HELD_BYTES
+    from wdskit.shards.extracting import cat_pieces
 
-    data = cat(shard, name)
+    pieces = cat_pieces(shard, name)
     if not sys.stdout.isatty():
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.writelines(pieces)
         return
+    data = b""
+    for piece in pieces:
+        data += piece
+        if len(data) > MAX_HELD_BYTES:
+            msg = f"{name!r} has more than {plural(MAX_HELD_BYTES, 'byte')}, too many for a terminal."
+            raise DecodeError(f"{msg} Send it to a file: wdskit cat ... > file", field=name)
     try:
         text = data.decode()
     except UnicodeDecodeError as err:

@@ -7,11 +7,14 @@ from typing import Any
 
 from wdskit.dataset.keys import split_name
 from wdskit.errors import ShardError, StorageError
+from wdskit.limits import MAX_READ_MEMBER_BYTES
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader, locate_members
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.watch import OnMember, WatchedReader
-from wdskit.tar.window import Read
+from wdskit.tar.window import Read, Spill
+
+_CHECKED_BYTES = 1 << 20  # from here on a look at the file's size is nothing beside the read
 
 
 class ShardReader:
@@ -24,6 +27,8 @@ class ShardReader:
         read: As `tar.reader.TarReader` takes it.
         shard: Path or URL, for messages and `__url__`.
         on_member: Told of each member before its sample is yielded, those that belong to none included.
+        hold_bytes: As `TarReader` takes it.
+        spill: As `TarReader` takes it.
 
     Attributes:
         num_samples: Samples yielded so far.
@@ -31,12 +36,20 @@ class ShardReader:
         num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
     """
 
-    def __init__(self, read: Read, *, shard: str, on_member: OnMember | None = None) -> None:
+    def __init__(
+        self,
+        read: Read,
+        *,
+        shard: str,
+        on_member: OnMember | None = None,
+        hold_bytes: int = MAX_READ_MEMBER_BYTES,
+        spill: Spill | None = None,
+    ) -> None:
         self.shard = shard
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
-        reader = TarReader(read, shard=shard)
+        reader = TarReader(read, shard=shard, hold_bytes=hold_bytes, spill=spill)
         self._members: TarReader | WatchedReader | TarWalk = WatchedReader(reader, on_member) if on_member else reader
 
     @property
@@ -100,11 +113,12 @@ class HeaderReader(ShardReader):
     Args:
         file: The shard, which stays open: a field's bytes are read with `read_span`.
         shard: Its path, for messages and `__url__`.
+        start: Where the first sample to see starts.
     """
 
-    def __init__(self, file: LocalFile, *, shard: str) -> None:
+    def __init__(self, file: LocalFile, *, shard: str, start: int = 0) -> None:
         super().__init__(file.read, shard=shard)
-        self._members = TarWalk(file.read_at, file.num_bytes, shard=shard)
+        self._members = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
 
 
 def read_span(file: LocalFile, span: Span) -> bytes:
@@ -115,6 +129,8 @@ def read_span(file: LocalFile, span: Span) -> bytes:
     """
     parts = []
     offset, stop = span.offset, span.offset + span.size
+    if span.size > _CHECKED_BYTES and stop > file.num_bytes:  # before there is memory for it
+        raise StorageError(f"{file.url}: it became shorter while it was read.", url=file.url)
     while offset < stop:  # one pread gives 2 GiB at most, and network disks may give less than was asked for
         part = file.read_at(offset, stop - offset)
         if not part:

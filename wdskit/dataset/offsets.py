@@ -7,6 +7,7 @@ the last member. No magic, so the numbers themselves are checked; the folder's i
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from wdskit.errors import FolderIndexError
 from wdskit.files import DISK, Disk, publish_bytes
-from wdskit.limits import BLOCK_BYTES
+from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES
 
 SUFFIX = ".idx"
 
@@ -51,14 +52,15 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
         FolderIndexError: There are none, or they cannot be those of this shard.
     """
     path = offsets_path(shard)
-    most = 8 * (num_bytes // BLOCK_BYTES + 1)  # a sample takes a block at least
+    most = min(8 * (num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)  # a sample takes a block at least
     try:
         with path.open("rb") as file:
-            data = file.read(most + 1)
+            idx_bytes = os.fstat(file.fileno()).st_size
+            data = file.read(idx_bytes) if idx_bytes <= most else b""  # never as many as a damaged index lets expect
     except OSError as err:
         msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
         raise FolderIndexError(msg, folder=str(path.parent)) from err
-    problem = _size_problem(len(data), most) or _problem(np.frombuffer(data, dtype="<u8"), num_bytes)
+    problem = _size_problem(max(len(data), idx_bytes), most) or _problem(np.frombuffer(data, dtype="<u8"), num_bytes)
     if not problem and sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         problem = "it is not the file that the folder's index was made with"
     if problem:
@@ -75,7 +77,7 @@ def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
 
 def _size_problem(idx_bytes: int, most: int) -> str | None:
     if idx_bytes > most:
-        return f"it has more than {most} bytes, 8 for each block of the shard"
+        return f"it has more than {most} bytes, the most that the offsets of its shard can take"
     return f"it has {idx_bytes} bytes, not 8 a sample and 8 more" if idx_bytes == 0 or idx_bytes % 8 else None
 
 

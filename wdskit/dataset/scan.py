@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.offsets import digest_offsets
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_HELD_BYTES
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.watch import OnMember
 
@@ -33,7 +34,7 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
     Args:
         path: The file.
         name: What the index calls it.
-        on_member: Told of each member.
+        on_member: Told of each member; in place of the data of one over `limits.MAX_CHECKED_BYTES` comes `Passed`.
 
     Raises:
         ShardError: It is not right.
@@ -52,7 +53,8 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
 
     fields: set[str] = set()
     try:
-        reader = ShardReader(read, shard=path, on_member=on_member)
+        hold_bytes = MAX_HELD_BYTES if on_member is None else MAX_CHECKED_BYTES  # who is told may want a JSON
+        reader = ShardReader(read, shard=path, on_member=on_member, hold_bytes=hold_bytes)
         for sample in reader:
             fields.update(sample)
     finally:

@@ -18,6 +18,8 @@ Ints = NDArray[np.int64]
 Bound = int | Fraction
 """Number of a sample, or a share of all."""
 
+_MOST_SAMPLES = 1 << 62  # far more than there are, so that sums in int64 are right
+
 
 class ShardTable:
     """Indexed local shards, in the order in which they were named, and which of their samples count.
@@ -48,6 +50,10 @@ class ShardTable:
         if self._selections:
             parts = zip(self._selections, self._segments, strict=True)
             self.counts = np.concatenate([selection.counts[segment.numbers] for selection, segment in parts])
+        if self._in_files.sum(dtype=np.float64) >= _MOST_SAMPLES:  # which as int64 may be negative, or few
+            folder = str(self._segments[0].index.folder)
+            msg = f"{folder}: the index says that a shard has {self._in_files.max()} samples."
+            raise FolderIndexError(f"{msg}\n  Run `wdskit index {folder}`.", folder=folder)
         total = int(self.counts.sum())
         if bounds is not None:
             self._cut(*bounds)

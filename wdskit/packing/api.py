@@ -149,7 +149,7 @@ def pack(
             twice then, unless they come from a generator. Two rows of one key are an error nevertheless.
         keys: "given", or "hashed": a hash of the image's path, or of the key where a row has one, for names that not
             every reader would give back. Path and key stand in `json`.
-        append: Add to a folder that is indexed already. Its shards are read, for their keys.
+        append: Add to a folder that is indexed already. The headers of its shards are read, for their keys.
         dry_run: Only plan: `plan` of the result tells what would be written, and nothing is.
         overwrite: Replace what is packed there: its index goes first, then its shards, lists and selections.
         restart: Where a run was stopped that packed something else, remove what it has written and begin anew.

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry, read_index
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.files import Disk, publish_bytes
@@ -135,7 +135,7 @@ class Destination:
                     raise self.key_taken(row)
 
     def hashes_of_keys(self, tell: Tell) -> Ints:
-        """A hash of this process of each key that the shards here have, sorted. They are all read.
+        """A hash of this process of each key that the shards here have, sorted. The headers of all are read.
 
         Raises:
             ShardError: One is damaged.
@@ -145,7 +145,7 @@ class Destination:
         return hashes
 
     def taken_of(self, keys: Iterable[str]) -> set[str]:
-        """Those of some keys that the shards here have. They are all read, where there is a key."""
+        """Those of some keys that the shards here have. All their headers are read, where there is a key."""
         suspects = {*keys}
         return suspects.intersection(self._all_keys(lambda _: None)) if suspects else suspects
 
@@ -168,7 +168,7 @@ class Destination:
         path = str(self.folder / entry.name)
         file = LocalFile(path)
         try:
-            for sample in ShardReader(file.read, shard=path):
+            for sample in HeaderReader(file, shard=path):
                 yield sample["__key__"]
         finally:
             file.close()

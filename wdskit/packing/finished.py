@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
 from wdskit.errors import PackError
 from wdskit.files import Disk
@@ -53,7 +53,7 @@ class Finished:
         path = str(self.folder / self.entries[0].name)
         file = LocalFile(path)
         try:
-            return str(next(iter(ShardReader(file.read, shard=path)))["__key__"])
+            return str(next(iter(HeaderReader(file, shard=path)))["__key__"])
         finally:
             file.close()
 

@@ -6,6 +6,7 @@ Whatever differs is read again and compared in full, so that two keys with one h
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -16,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.grouping import ShardReader
 from wdskit.errors import StorageError, WdskitError
 from wdskit.shards.checking import hash_key
 from wdskit.shards.contents import find_shards
 from wdskit.shards.findings import shorten
 from wdskit.shards.parallel import choose_workers, map_shards
-from wdskit.storage.urls import LocalFile, is_local, local_path, open_stream
+from wdskit.shards.payloads import Payload, Payloads, payload_size
+from wdskit.storage.urls import is_local, local_path
 
 Progress = Callable[[int, int | None], None]
 """Told after each shard: bytes read so far, bytes in all."""
@@ -159,26 +160,23 @@ def _read_all(urls: list[str], sizes: list[int], workers: int, progress: Progres
 def hash_samples(url: str) -> _Read:
     """Hashes of the keys and of the fields of a shard's samples, and where they start."""
     keys, fields = bytearray(), bytearray()
-    stream = open_stream(url)
-    try:
-        reader = ShardReader(stream.read, shard=url)
-        for sample in reader:
+    with Payloads(url) as shard:
+        for sample in shard:
             keys += hash_key(sample["__key__"])
-            fields += _hash_fields(sample)
-        starts = array("Q", reader.starts)
-    finally:
-        stream.close()
+            fields += _hash_fields(shard, sample)
+        starts = array("Q", shard.reader.starts)
     return np.frombuffer(keys, np.uint64), np.frombuffer(fields, np.uint64), np.array(starts, dtype=np.uint64)
 
 
-def _hash_fields(sample: dict[str, Any]) -> bytes:
+def _hash_fields(shard: Payloads, sample: dict[str, Any]) -> bytes:
     """64 bits of all fields, whatever their order."""
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(name for name in sample if not name.startswith("__")):
         encoded = name.encode()
-        digest.update(b"%d %d " % (len(encoded), len(sample[name])))
+        digest.update(b"%d %d " % (len(encoded), payload_size(sample[name])))
         digest.update(encoded)
-        digest.update(sample[name])
+        for piece in shard.pieces(sample[name]):
+            digest.update(piece)
     return digest.digest()
 
 
@@ -203,17 +201,24 @@ def _first(side: _Side, numbers: NDArray[np.intp], limit: int) -> list[int]:
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
     """In what two samples with one hash differ; two differences where their keys do."""
-    sample_a, sample_b = _sample(a, number), _sample(b, other)
-    key_a, key_b = shorten(sample_a["__key__"]), shorten(sample_b["__key__"])
-    if sample_a["__key__"] != sample_b["__key__"]:
-        return [Difference(key_a, _url(a, number), None), Difference(key_b, None, _url(b, other))]
-    names = sorted(name for name in {*sample_a, *sample_b} if not name.startswith("__"))
-    fields = [
-        shorten(name if name in sample_a and name in sample_b else f"-{name}" if name in sample_a else f"+{name}")
-        for name in names
-        if sample_a.get(name) != sample_b.get(name)
-    ]
+    with _sample(a, number) as (shard_a, sample_a), _sample(b, other) as (shard_b, sample_b):
+        key_a, key_b = shorten(sample_a["__key__"]), shorten(sample_b["__key__"])
+        if sample_a["__key__"] != sample_b["__key__"]:
+            return [Difference(key_a, _url(a, number), None), Difference(key_b, None, _url(b, other))]
+        names = sorted(name for name in {*sample_a, *sample_b} if not name.startswith("__"))
+        fields = []
+        for name in names:
+            if name not in sample_b or name not in sample_a:
+                fields.append(shorten(f"-{name}" if name in sample_a else f"+{name}"))
+            elif not _are_equal(shard_a, sample_a[name], shard_b, sample_b[name]):
+                fields.append(shorten(name))
     return [Difference(key_a, _url(a, number), _url(b, other), tuple(fields))]
+
+
+def _are_equal(shard_a: Payloads, a: Payload, shard_b: Payloads, b: Payload) -> bool:
+    if payload_size(a) != payload_size(b):
+        return False
+    return all(one == other for one, other in zip(shard_a.pieces(a), shard_b.pieces(b), strict=True))
 
 
 def _url(side: _Side, number: int) -> str:
@@ -221,21 +226,12 @@ def _url(side: _Side, number: int) -> str:
 
 
 def _key(side: _Side, number: int) -> str:
-    return shorten(str(_sample(side, number)["__key__"]))
+    with _sample(side, number) as (_, sample):
+        return shorten(str(sample["__key__"]))
 
 
-def _sample(side: _Side, number: int) -> dict[str, Any]:
-    """Read a sample again."""
-    url, at = _url(side, number), int(side.starts[number])
-    file = LocalFile(url)
-
-    def read(size: int) -> bytes:
-        nonlocal at
-        part = file.read_at(at, size)
-        at += len(part)
-        return part
-
-    try:
-        return next(iter(ShardReader(read, shard=url)))
-    finally:
-        file.close()
+@contextlib.contextmanager
+def _sample(side: _Side, number: int) -> Iterator[tuple[Payloads, dict[str, Any]]]:
+    """A sample again, and what reads its fields."""
+    with Payloads(_url(side, number), start=int(side.starts[number])) as shard:
+        yield shard, next(iter(shard))

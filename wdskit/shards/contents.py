@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import ShardEntry, read_index
 from wdskit.dataset.patterns import list_shards
 from wdskit.errors import ShardError, WdskitError
 from wdskit.shards.parallel import choose_workers, map_shards
-from wdskit.storage.urls import is_local, local_path, open_stream
+from wdskit.shards.payloads import Payloads, payload_size
+from wdskit.storage.urls import is_local, local_path
+
+_TELL_BYTES = 1 << 20
 
 Progress = Callable[[int, int | None], None]
 """Told while shards are read: bytes read so far, bytes in all or None where that is unknown (http)."""
@@ -54,7 +56,7 @@ class FieldContents:
 
 @dataclass(frozen=True)
 class ShardContents:
-    """What a full read of a shard found.
+    """What was found in a shard.
 
     Attributes:
         url: Path or URL of the shard.
@@ -99,40 +101,34 @@ def find_shards(path: str) -> Target:
 
 
 def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> ShardContents:
-    """Read a shard from end to end and count what it holds.
+    """Read a shard's headers and count what it holds; of a remote one all that lies between is read too.
 
     Args:
         url: Path or http(s) URL.
-        on_read: Called with the number of bytes after each read.
+        on_read: Called now and then with the number of bytes that are behind since the last call.
 
     Raises:
         ShardError: The shard is not right.
         StorageError: It cannot be read.
     """
-    stream = open_stream(url)
-    num_bytes = 0
-
-    def read(size: int) -> bytes:
-        nonlocal num_bytes
-        part = stream.read(size)
-        num_bytes += len(part)
-        if on_read:
-            on_read(len(part))
-        return part
-
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    reader = ShardReader(read, shard=url)
-    try:
-        for sample in reader:
+    behind = 0
+    with Payloads(url) as shard:
+        for sample in shard:
             for name, data in sample.items():
                 if not name.startswith("__"):
                     counts[name] += 1
-                    sizes[name] += len(data)
-    finally:
-        stream.close()
+                    sizes[name] += payload_size(data)
+            start = shard.reader.starts[-1]
+            if on_read and start - behind >= _TELL_BYTES:
+                on_read(start - behind)
+                behind = start
+        num_bytes = shard.num_bytes
+    if on_read:
+        on_read(num_bytes - behind)
     fields = tuple(FieldContents(name, counts[name], sizes[name]) for name in sorted(counts))
-    return ShardContents(url, reader.num_samples, num_bytes, reader.num_ignored, fields)
+    return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields)
 
 
 def read_all(

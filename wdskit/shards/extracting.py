@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.keys import split_name
 from wdskit.errors import KeyRuleError, StorageError
-from wdskit.files import Disk, draft_path, make_folders, publish_bytes
+from wdskit.files import Disk, draft_path, make_folders, publish
 from wdskit.shards.contents import find_shards
 from wdskit.shards.findings import shorten
-from wdskit.storage.urls import is_local, local_path, open_stream
+from wdskit.shards.payloads import Payloads
+from wdskit.storage.urls import is_local, local_path
 
 MAX_REFUSED_LISTED = 1000
 _MAX_PART_BYTES = 255 - len(draft_path(Path("x")).name) + 1  # of a file name on common disks, its draft's included
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, those that turn the direction of a line, and bytes that are no text. Joiners and new letters,
 which `str.isprintable` refuses, belong to names."""
-_IN_THE_WAY = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+_CANNOT_BE_MADE = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
 
 
 class UnflushedDisk(Disk):
@@ -72,7 +72,13 @@ class Extracted:
 def cat(url: str, name: str) -> bytes:
     """One field of one sample: `wdskit cat`.
 
-    The shard is read up to the end of the sample.
+    Args, Raises: As `cat_pieces`.
+    """
+    return b"".join(cat_pieces(url, name))
+
+
+def cat_pieces(url: str, name: str) -> Iterator[bytes]:
+    """One field of one sample in pieces, the first of which comes when the sample is known to be whole.
 
     Args:
         url: Path or URL of a shard.
@@ -91,19 +97,16 @@ def cat(url: str, name: str) -> bytes:
         raise StorageError(
             f"{url}: this is a folder. Name one of its shards, as `wdskit ls {url}` lists them.", url=url
         )
-    stream = open_stream(url)
-    try:
-        reader = ShardReader(stream.read, shard=url)
-        for sample in reader:
+    with Payloads(url) as shard:
+        for sample in shard:
             if sample["__key__"] == key:
                 if wanted in sample:
-                    data: bytes = sample[wanted]
-                    return data
+                    yield from shard.pieces(sample[wanted])
+                    return
                 there = shorten(", ".join(name for name in sample if not name.startswith("__")))
                 raise KeyRuleError(f"{url}: sample {key!r} has no field {wanted!r}. It has: {there}.", name=name)
-    finally:
-        stream.close()
-    raise KeyRuleError(f"{url}: none of its {reader.num_samples} samples has the key {key!r}.", name=name)
+        num_samples = shard.reader.num_samples
+    raise KeyRuleError(f"{url}: none of its {num_samples} samples has the key {key!r}.", name=name)
 
 
 def extract(
@@ -183,38 +186,47 @@ class _Wanted:
 
 
 def _extract_shard(url: str, done: Extracted, wanted: _Wanted, limit: int | None, disk: Disk) -> None:
-    stream = open_stream(url)
-    try:
-        samples = (one for one in ShardReader(stream.read, shard=url) if wanted.has_sample(one["__key__"]))
+    with Payloads(url, spill_folder=done.folder) as shard:
+        samples = (one for one in shard if wanted.has_sample(one["__key__"]))
         for sample in islice(samples, limit):
             before = done.num_files
             for name, data in sample.items():
                 if wanted.has_field(name):
-                    _write(done, f"{sample['__key__']}.{name}", data, disk)
+                    _write(done, f"{sample['__key__']}.{name}", shard.pieces(data), disk)
             done.num_samples += done.num_files > before
-    finally:
-        stream.close()
 
 
-def _write(done: Extracted, name: str, data: bytes, disk: Disk) -> None:
-    """Write one file, unless its name is refused."""
+def _write(done: Extracted, name: str, pieces: Iterable[bytes], disk: Disk) -> None:
+    """Write one file, unless its name is refused or cannot be made."""
     problem = path_problem(name)
     path = done.folder / name
-    if not problem and path.exists():
-        problem = "there is a file of this name already"
-    if problem:
-        done.refuse(name, problem)
-        return
     try:
-        make_folders(path.parent, disk=disk)
-        publish_bytes(path, data, disk=disk)
+        if not problem and path.exists():
+            problem = "there is a file of this name already"
+        if problem:
+            done.refuse(name, problem)
+            return
+        _make_folders(path.parent, disk)
+        with publish(path, disk=disk) as draft:
+            for piece in pieces:
+                draft.write(piece)
     except OSError as err:
-        if err.errno not in _IN_THE_WAY:
+        if err.errno not in _CANNOT_BE_MADE:
             raise
-        done.refuse(name, f"another name is in its way, or it is too long: {err.strerror}")
+        done.refuse(name, f"another name is in its way, or the disk takes no such name: {err.strerror}")
         return
     done.num_files += 1
-    done.num_bytes += len(data)
+    done.num_bytes += draft.num_bytes
+
+
+def _make_folders(path: Path, disk: Disk) -> None:
+    """As `make_folders`, one after the other: a name may have more folders than Python calls one in another."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        make_folders(folder, disk=disk)
 
 
 def path_problem(name: str) -> str | None:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from wdskit.dataset.grouping import ShardReader
 from wdskit.errors import ConfigError, WdskitError
+from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.contents import Target, find_shards, join_faults, read_all
+from wdskit.shards.payloads import Payloads, payload_size
 from wdskit.storage.urls import open_stream
 from wdskit.tar.reader import TarReader
+from wdskit.tar.window import size_of
 
 
 @dataclass(frozen=True)
@@ -121,22 +123,18 @@ def list_samples(url: str) -> Iterator[SampleRow]:
         ShardError: The shard is not right; the whole samples before the fault have been yielded.
         StorageError: It cannot be read.
     """
-    stream = open_stream(url)
-    try:
-        reader = ShardReader(stream.read, shard=url)
-        for number, sample in enumerate(reader):
-            fields = tuple((name, len(data)) for name, data in sample.items() if not name.startswith("__"))
-            yield SampleRow(number, sample["__key__"], reader.starts[-1], fields)
-    finally:
-        stream.close()
+    with Payloads(url) as shard:
+        for number, sample in enumerate(shard):
+            fields = tuple((name, payload_size(data)) for name, data in sample.items() if not name.startswith("__"))
+            yield SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields)
 
 
 def list_members(url: str) -> Iterator[MemberRow]:
     """One row a member of a tar, those of no sample included: `wdskit ls SHARD --members`. Raises as `list_samples`."""
     stream = open_stream(url)
     try:
-        for name, offset, data in TarReader(stream.read, shard=url):
-            yield MemberRow(name, offset, len(data))
+        for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
+            yield MemberRow(name, offset, size_of(data))
     finally:
         stream.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,29 @@ MAX_COUNTS_BYTES = 256 << 20
 
 IMAGES = {"open_clip": ("jpg", "png", "jpeg", "webp"), "timm": ("jpg", "png", "webp")}
 LABELS = {"open_clip": "txt", "timm": "cls"}
+
+
+# As `infer_module_for_data_files_list` and `data_files.py` of datasets 5.2 have it.
+_HF_IGNORED = {
+    *("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"),
+    *("metadata.csv", "metadata.jsonl", "metadata.parquet"),
+}
+_HF_SPLITS = [
+    re.compile(rf"(\A|[-._ 0-9])({words})[-._ 0-9]")
+    for words in ("train|training", "validation|valid|dev|val", "test|testing|eval|evaluation")
+]
+_HF_KINDS = {
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"), "image"),
+    ".tar": "webdataset",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+    ".xml": "xml",
+}
+_HF_FAVOURITES = ".csv .json .jsonl .arrow .parquet"
+"""Of as many the last; the others by the alphabet."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +82,14 @@ class Objection:
 
 
 def for_hf(judged: Judged) -> Iterator[Objection]:
-    """The columns come from the first five samples; what appears later is dropped without a word."""
+    """Files of other kinds may outnumber the shards of a folder. The columns come from the first five samples; what
+    appears later is dropped without a word.
+    """
+    for folder in sorted({Path(one.path).parent for one in judged.reports}):
+        kinds = _hf_kinds(folder)
+        if kinds and kinds != {"webdataset"}:
+            problem = f"load_dataset takes what stands here for {' and '.join(sorted(kinds))} files"
+            yield Objection("folder_files", str(folder), f"{problem}, unless it is given data_files='*.tar'")
     first = [(one.path, key, names) for one in judged.reports if one.facts for key, names in one.facts.first_samples]
     first = first[:5]
     known = set(first[0][2]) if first else set()
@@ -76,6 +108,25 @@ def for_hf(judged: Judged) -> Iterator[Objection]:
                 problem = f"fields that the first five samples do not have are dropped: {_listed(late)}"
                 yield Objection("late_field", report.path, problem, key=one.keys[0], num=one.count)
                 seen.update(late)
+
+
+def _hf_kinds(folder: Path) -> set[str]:
+    """What `datasets` takes the files of a folder for: of each split that their names tell, the kind to which most
+    parts of names between dots belong. `a.tar.idx` counts as a tar too.
+    """
+    card = folder / "README.md"
+    if card.is_file() and b"data_files" in read_bytes(str(card), limit=MAX_COUNTS_BYTES):
+        return set()  # the files are named there
+    names = [path.name for path in folder.iterdir() if not path.name.startswith(".") and path.is_file()]
+    names = [name for name in names if name not in _HF_IGNORED]
+    told = [[name for name in names if pattern.search(name)] for pattern in _HF_SPLITS]
+    kinds = set()
+    for split in [split for split in told if split] or [names]:
+        counts = Counter(f".{part.lower()}" for name in split for part in name.split(".")[1:])
+        known = [(count, _HF_FAVOURITES.find(ext), ext) for ext, count in counts.items() if ext in _HF_KINDS]
+        if known:
+            kinds.add(_HF_KINDS[max(known)[2]])
+    return kinds
 
 
 def for_energon(judged: Judged) -> Iterator[Objection]:

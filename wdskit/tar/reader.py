@@ -28,7 +28,7 @@ from wdskit.tar.header import (
     parse_header,
 )
 from wdskit.tar.pax import Overrides, parse_pax
-from wdskit.tar.window import Read, Window
+from wdskit.tar.window import Read, Spill, Window
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _COMPRESSED = {
@@ -50,13 +50,16 @@ class TarReader:
         shard: Path or URL, for messages.
         hold_bytes: A larger member is read in pieces and not kept; `Passed` comes in place of its data. From 512 KiB on
             it is exact; a smaller one may be kept where it came with its neighbours.
+        spill: Opens a file for the data of each such member; None where nobody wants them.
 
     Attributes:
         stop: Offset of the end marker, once the stream is read; before, 0.
     """
 
-    def __init__(self, read: Read, *, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES) -> None:
-        self._window = Window(read, shard, hold_bytes)
+    def __init__(
+        self, read: Read, *, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES, spill: Spill | None = None
+    ) -> None:
+        self._window = Window(read, shard, hold_bytes, spill)
         self.stop = 0
 
     @property

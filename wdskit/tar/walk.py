@@ -34,11 +34,11 @@ class Span(NamedTuple):
 class _JumpingWindow(Window):
     """A window over a file that does not read what is skipped, where that is much."""
 
-    def __init__(self, read_at: ReadAt, num_bytes: int, shard: str) -> None:
+    def __init__(self, read_at: ReadAt, num_bytes: int, shard: str, start: int) -> None:
         super().__init__(self._read_on, shard)
         self._read_at = read_at
         self._num_bytes = num_bytes
-        self._next = 0
+        self._next = self.base = start
 
     def _read_on(self, size: int) -> bytes:
         data = self._read_at(self._next, size)
@@ -66,13 +66,14 @@ class TarWalk:
         read_at: Reads the file.
         num_bytes: Its size.
         shard: Path, for messages.
+        start: Where the first member to see starts.
 
     Attributes:
         stop: Offset of the end marker, once the tar is walked; before, 0.
     """
 
-    def __init__(self, read_at: ReadAt, num_bytes: int, *, shard: str) -> None:
-        self._window = _JumpingWindow(read_at, num_bytes, shard)
+    def __init__(self, read_at: ReadAt, num_bytes: int, *, shard: str, start: int = 0) -> None:
+        self._window = _JumpingWindow(read_at, num_bytes, shard, start)
         self.stop = 0
 
     def __iter__(self) -> Iterator[tuple[str, int, Span]]:

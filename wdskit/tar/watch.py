@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from wdskit.tar.header import padded
 from wdskit.tar.reader import TarReader
-from wdskit.tar.window import Passed
+from wdskit.tar.window import size_of
 
 OnMember = Callable[[str, int, bytes], None]
 """Told of each member: its name, the offset of its data, and the data (or `Passed`)."""
@@ -32,6 +32,5 @@ class WatchedReader:
     def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
         """Yield what the reader yields, and raise what it raises."""
         for name, start, data in self._reader:
-            size = data.num_bytes if isinstance(data, Passed) else len(data)
-            self._on_member(name, self._reader.offset - padded(size), data)
+            self._on_member(name, self._reader.offset - padded(size_of(data)), data)
             yield name, start, data

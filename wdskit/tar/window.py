@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import IO
 
 from typing_extensions import Self
 
@@ -12,6 +13,9 @@ from wdskit.tar.header import padded
 
 Read = Callable[[int], bytes]
 """Up to n bytes from where the last call stopped; empty at the end and only there."""
+
+Spill = Callable[[], IO[bytes]]
+"""Opens a file, to be written and read again, for the data of one member that is too large for memory."""
 
 # CPU microseconds a sample (image and `cls`) in chunks of 64 KiB, 256 KiB, 1 MiB, and with images read for themselves:
 #   5 KB 7.6, 7.3, 8.4, 14.6;  64 KB 17.5, 16.8, 25.1, 16.7;  100 KB 28.6, 24.7, 36.9, 22.4;  2 MB 346, 1222, 1292, 190
@@ -25,15 +29,27 @@ _DAMAGED = "It is damaged or no tar of plain files. Fetch it again, or pack it a
 
 
 class Passed(bytes):
-    """In place of the data of a member that is over `hold_bytes`: empty bytes that know their size."""
+    """In place of the data of a member that is over `hold_bytes`: empty bytes that know their size.
+
+    Attributes:
+        num_bytes: Size of the data.
+        file: Where they stand, from its start; None where they were not kept.
+    """
 
     num_bytes: int
+    file: IO[bytes] | None
 
-    def __new__(cls, num_bytes: int) -> Self:
-        """The data that were read, and not kept."""
+    def __new__(cls, num_bytes: int, file: IO[bytes] | None = None) -> Self:
+        """The data that were read, and are not in memory."""
         self = super().__new__(cls)
         self.num_bytes = num_bytes
+        self.file = file
         return self
+
+
+def size_of(data: bytes) -> int:
+    """Bytes of a member, in memory or not."""
+    return data.num_bytes if isinstance(data, Passed) else len(data)
 
 
 class Window:
@@ -46,9 +62,12 @@ class Window:
         careful: Reads to come that take no more than they need.
     """
 
-    def __init__(self, read: Read, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES) -> None:
+    def __init__(
+        self, read: Read, shard: str, hold_bytes: int = MAX_READ_MEMBER_BYTES, spill: Spill | None = None
+    ) -> None:
         self._read = read
         self._hold_bytes = hold_bytes
+        self._spill = spill
         self.careful = 0
         self.shard = shard
         self.data = b""
@@ -98,10 +117,15 @@ class Window:
         parts = [self.data[self.at :]] if have else []  # bytes.join copies, unless there is one part only
         self.base += self.at
         self.data, self.at = b"", 0
-        most = MAX_READ_BYTES if size <= self._hold_bytes else CHUNK_BYTES
-        while have < size and (part := self._read(min(size - have, most))):
-            if size <= self._hold_bytes:
+        is_held = size <= self._hold_bytes
+        file = None if is_held or self._spill is None else self._spill()
+        if file is not None:
+            file.writelines(parts)
+        while have < size and (part := self._read(min(size - have, MAX_READ_BYTES if is_held else CHUNK_BYTES))):
+            if is_held:
                 parts.append(part)
+            elif file is not None:
+                file.write(part)
             have += len(part)
         self.base += have
         self.careful = CAREFUL_READS
@@ -109,7 +133,7 @@ class Window:
         if have < size or (not self.fill(padding + BLOCK_BYTES) and len(self.data) < padding):
             raise self.cut_member(size)
         self.at = padding
-        return b"".join(parts) if size <= self._hold_bytes else Passed(size)
+        return b"".join(parts) if is_held else Passed(size, file)
 
     def cut_member(self, size: int) -> ShardError:
         """The error of a stream that ended inside a member of `size` bytes."""

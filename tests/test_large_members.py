@@ -1,0 +1,176 @@
+"""Members of any size are listed, copied and compared in little memory, and passed over where only headers count."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from images import image_bytes
+
+from wdskit.dataset.index import read_index
+from wdskit.tar.header import build_header
+from wdskit.tar.writer import END_BYTES
+
+LARGE = 128 << 20
+MOST_BYTES = 100_000_000
+
+_MEASURED = r"""
+import atexit, re, sys
+from pathlib import Path
+
+@atexit.register
+def tell():
+    status, io = (Path("/proc/self", name).read_text() for name in ("status", "io"))
+    print("peak", re.search(r"VmHWM:\s*(\d+)", status)[1], "read", re.search(r"rchar: (\d+)", io)[1], file=sys.stderr)
+
+from wdskit.cli import main
+main()
+"""
+
+
+def write_sparse(path: Path, members: dict[str, int], *, at_end: bytes = b"\1") -> Path:
+    """A shard of members of so many bytes, all zero but the last, which takes little of the disk."""
+    with path.open("wb") as file:
+        for name, size in members.items():
+            file.write(build_header(name.encode(), size))
+            file.seek(size - len(at_end), os.SEEK_CUR)
+            file.write(at_end)
+            file.seek(-size % 512, os.SEEK_CUR)
+        file.seek(END_BYTES - 1, os.SEEK_CUR)
+        file.write(b"\0")
+    return path
+
+
+def run_measured(*words: object, code: int = 0, out: Path | None = None) -> tuple[str, int, int]:
+    """What a command printed, its most bytes of memory, and the bytes that it read from files and pipes."""
+    command = [sys.executable, "-c", _MEASURED, *map(str, words)]
+    if out is None:
+        done = subprocess.run(command, capture_output=True, check=False)
+    else:
+        with out.open("wb") as file:
+            done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == code, done.stderr.decode()
+    peak_kb, num_read = re.search(rb"peak (\d+) read (\d+)", done.stderr).groups()
+    return (done.stdout or b"").decode(), int(peak_kb) * 1024, int(num_read)
+
+
+def sha256_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+def sha256_of_large() -> str:
+    digest = hashlib.sha256()
+    for _ in range(LARGE // 1024 - 1):
+        digest.update(bytes(1024))
+    digest.update(bytes(1023) + b"\1")
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("large")
+    write_sparse(folder / "a.tar", {"a.cls": 1, "b.bin": LARGE, "b.cls": 1, "c.cls": 1})
+    return folder
+
+
+@pytest.mark.parametrize("options", [[], ["--also", "webshart,parquet"]])
+def test_a_shard_with_a_large_member_is_indexed_in_little_memory(folder, options):
+    _, peak, _ = run_measured("index", folder, "--workers", 1, *options)
+    assert peak < MOST_BYTES * (1 if not options else 2)  # pyarrow alone takes half of that
+    (entry,) = read_index(folder).entries
+    assert (entry.num_samples, entry.sha256) == (3, sha256_of(folder / "a.tar"))
+    for path in folder.iterdir():
+        if path.suffix != ".tar":
+            path.unlink()
+
+
+def test_a_shard_with_a_large_member_is_listed_by_its_headers(folder):
+    for words in (["ls", folder / "a.tar"], ["info", folder]):
+        _, peak, num_read = run_measured(*words)
+        assert peak < MOST_BYTES
+        assert num_read < LARGE // 4  # Python reads itself
+    out, peak, _ = run_measured("ls", folder / "a.tar", "--members", "--json")
+    assert peak < MOST_BYTES
+    assert str(LARGE) in out
+
+
+def test_a_large_member_is_printed_in_pieces(folder, tmp_path):
+    _, peak, _ = run_measured("cat", folder / "a.tar", "b.bin", out=tmp_path / "out")
+    assert peak < MOST_BYTES
+    assert sha256_of(tmp_path / "out") == sha256_of_large()
+
+
+def test_a_large_member_is_extracted_in_pieces(folder, tmp_path):
+    _, peak, _ = run_measured("extract", folder / "a.tar", "--to", tmp_path / "out")
+    assert peak < MOST_BYTES
+    assert sha256_of(tmp_path / "out" / "b.bin") == sha256_of_large()
+    assert (tmp_path / "out" / "c.cls").read_bytes() == b"\1"
+
+
+def test_large_members_are_compared_in_pieces(folder, tmp_path):
+    other = write_sparse(tmp_path / "other.tar", {"a.cls": 1, "b.bin": LARGE, "b.cls": 1, "c.cls": 1}, at_end=b"\2")
+    out, peak, _ = run_measured("diff", folder / "a.tar", other, code=1)
+    assert peak < MOST_BYTES
+    assert "bin" in out
+
+
+def test_a_shard_with_a_large_member_is_repaired_in_little_memory(folder, tmp_path):
+    cut = write_sparse(tmp_path / "cut.tar", {"a.cls": 1, "b.bin": LARGE, "b.cls": 1, "c.cls": 1})
+    with cut.open("r+b") as file:
+        file.truncate(cut.stat().st_size - END_BYTES)
+    _, peak, _ = run_measured("repair", cut, "--to", tmp_path / "out", code=1)
+    assert peak < MOST_BYTES
+    (entry,) = read_index(tmp_path / "out").entries
+    assert entry.num_samples == 2
+
+
+class _Server(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def url(folder):
+    handler = lambda *parts: _Server(*parts, directory=str(folder))  # noqa: E731
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/a.tar"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_large_member_of_a_remote_shard_goes_by_in_pieces(url, tmp_path):
+    assert run_measured("ls", url)[1] < MOST_BYTES
+    assert run_measured("extract", url, "--to", tmp_path / "all")[1] < MOST_BYTES
+    assert sha256_of(tmp_path / "all" / "b.bin") == sha256_of_large()
+    assert sorted(path.name for path in (tmp_path / "all").iterdir()) == ["a.cls", "b.bin", "b.cls", "c.cls"]
+
+
+# Where only headers count.
+
+
+def test_rows_are_added_without_a_look_at_the_payloads_that_are_there(tmp_path):
+    """Their keys stand in the headers."""
+    folder = tmp_path / "train"
+    folder.mkdir()
+    for number in range(4):
+        write_sparse(folder / f"train-{number:06d}.tar", {f"{number}{at}.bin": LARGE // 4 for at in range(4)})
+    run_measured("index", folder, "--workers", 1)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "x.png").write_bytes(image_bytes("PNG"))
+    _, peak, num_read = run_measured("pack", tmp_path / "photos", folder, "--append")
+    assert num_read < LARGE // 4
+    assert peak < 2 * MOST_BYTES
+    assert [entry.num_samples for entry in read_index(folder).entries] == [4, 4, 4, 4, 1]

@@ -1,0 +1,126 @@
+"""The samples of a shard with fields that are read in pieces, when they are asked for: in little memory, however large
+a member is.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, TypeAlias
+
+from typing_extensions import Self
+
+from wdskit.dataset.grouping import HeaderReader, ShardReader, read_span
+from wdskit.limits import MAX_HELD_BYTES
+from wdskit.storage.urls import LocalFile, open_stream
+from wdskit.tar.walk import Span
+from wdskit.tar.window import Passed, size_of
+
+PIECE_BYTES = 1 << 20
+
+Payload: TypeAlias = Span | bytes
+"""A field as `Payloads.reader` gives it."""
+
+
+class Payloads:
+    """A shard and its samples. Of a local file nothing is read but headers and the fields that are asked for.
+
+    Args:
+        url: Path or URL of the shard.
+        start: Where the first sample to see starts; only in a local file.
+        spill_folder: Where the large fields of a shard that can be read once only stand while they are needed; None
+            for the system's folder of temporary files.
+
+    Attributes:
+        reader: Counts its samples.
+
+    Raises:
+        StorageError: The shard cannot be opened.
+    """
+
+    def __init__(self, url: str, *, start: int = 0, spill_folder: Path | None = None) -> None:
+        self._stream = stream = open_stream(url)
+        self._num_read = 0
+        self._spill_folder = spill_folder
+        self._spilled: list[IO[bytes]] = []
+        self._file = stream if isinstance(stream, LocalFile) and _is_regular(stream) else None
+        self.reader: ShardReader
+        if self._file is not None:
+            self.reader = HeaderReader(self._file, shard=url, start=start)
+        else:
+            self.reader = ShardReader(self._read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=self._spill)
+
+    def __enter__(self) -> Self:
+        """Itself; it is closed when the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the shard."""
+        self._stream.close()
+        for file in self._spilled:
+            file.close()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Its samples as `ShardReader` gives them, each field for `payload_size` and, until the next sample, `pieces`.
+
+        Raises:
+            ShardError: The shard is not right.
+            StorageError: It cannot be read.
+        """
+        for sample in self.reader:
+            yield sample
+            for data in sample.values():
+                if isinstance(data, Passed) and data.file is not None:
+                    self._spilled.remove(data.file)
+                    data.file.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the shard, once its reader has come to the end."""
+        return self._num_read if self._file is None else self._file.num_bytes
+
+    def pieces(self, payload: Payload) -> Iterator[bytes]:
+        """The bytes of a field, in pieces of `PIECE_BYTES`, of which the last may be smaller.
+
+        Raises:
+            StorageError: The file cannot be read, or has become shorter.
+        """
+        if isinstance(payload, Span):
+            yield from self._pieces_of_file(payload)
+        elif not isinstance(payload, Passed):
+            for start in range(0, len(payload), PIECE_BYTES):
+                yield payload[start : start + PIECE_BYTES]
+        elif payload.file is not None:
+            payload.file.seek(0)
+            while part := payload.file.read(PIECE_BYTES):
+                yield part
+
+    def _spill(self) -> IO[bytes]:
+        file = tempfile.TemporaryFile(dir=self._spill_folder)  # noqa: SIM115 (closed with its sample)
+        self._spilled.append(file)
+        return file
+
+    def _read(self, size: int) -> bytes:
+        part = self._stream.read(size)
+        self._num_read += len(part)
+        return part
+
+    def _pieces_of_file(self, span: Span) -> Iterator[bytes]:
+        assert self._file is not None
+        for start in range(span.offset, span.offset + span.size, PIECE_BYTES):
+            yield read_span(self._file, Span(start, min(PIECE_BYTES, span.offset + span.size - start)))
+
+
+def _is_regular(file: LocalFile) -> bool:
+    return stat.S_ISREG(os.fstat(file.fd).st_mode)
+
+
+def payload_size(payload: Payload) -> int:
+    """Bytes of a field."""
+    return payload.size if isinstance(payload, Span) else size_of(payload)
