@@ -157,7 +157,7 @@ def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
 
 def test_a_part_says_what_comes_last(run, photos):
     out = run("pack", "photos", "out", "--part", "0/2", "--max-samples", "1")[1]
-    assert out.splitlines()[-1] == "That is part 0/2. When all are through: wdskit pack finish out"
+    assert out.splitlines()[-1] == "That is part 0/2. When all are through: wdskit pack-finish out"
 
 
 @pytest.mark.parametrize(
@@ -239,16 +239,18 @@ def test_scripts_are_told_as_one_json_document(run, photos):
     assert done["classes"] == {"cat": 0, "dog": 1}
     assert {name[0] for name in done["splits"]["a"]} == {"a"}
     assert run("pack", "photos", "parts", "--part", "0/1", "--skip-bad")[0] == 0
-    assert json.loads(run("pack", "finish", "parts", "--json")[1])["num_samples"] == 3
+    assert json.loads(run("pack-finish", "parts", "--json")[1])["num_samples"] == 3
 
 
-def test_finish_refuses_what_it_would_ignore(run, photos):
+def test_a_folder_called_finish_is_packed_and_parts_are_finished_by_another_command(run, photos):
     assert run("pack", "photos", "out", "--part", "0/1")[0] == 0
-    for words in (["--skip-bad"], ["--max-samples", "1"], ["--from", "folder"], ["--workers", "1"]):
-        code, out, err = run("pack", "finish", "out", *words)
-        assert (code, out) == (2, "")
-        assert f"{words[0]} has no effect on `pack finish`" in err
-    assert run("pack", "finish", "out")[0] == 0
+    hint = "finish: there is no such folder or file. Did you mean `wdskit pack-finish out`?"
+    assert run("pack", "finish", "out") == (1, "", hint)
+    photos.rename("finish")
+    assert run("pack", "finish", "other")[0] == 0
+    assert run("pack-finish", "out")[0] == 0
+    assert samples_in(Path("out")).keys() == samples_in(Path("other")).keys()
+    assert run("pack-finish", "out", "--skip-bad")[0] == 2
 
 
 def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
@@ -395,9 +397,9 @@ def test_an_option_does_what_its_help_says(run, photos, option, monkeypatch):
     assert run("pack", *words.split())[::2] == (0, "")
     assert is_done()
     if option == "--part":
-        assert run("pack", "finish", "out")[0] == 1
+        assert run("pack-finish", "out")[0] == 1
         assert run("pack", "photos", "out", "--part", "0/2", "--max-samples", "1")[0] == 0
-        code, out, err = run("pack", "finish", "out")
+        code, out, err = run("pack-finish", "out")
         assert (code, err, without_speeds(out).splitlines()[1]) == (
             0,
             "",

@@ -81,6 +81,10 @@ BAD_OVERRIDES = {
     "=4": "an override is written PATH=VALUE, such as loader.workers=4.",
     "loader.workers=": "loader.workers: the document is empty.",
     "loader.workers=many": "loader.workers: `many` is text; a whole number is needed.",
+    "pipelines.train.batched={batch_size: 4}": (
+        "pipelines.train[7].batched.batch_size: no such setting. Did you mean `size`?"
+    ),
+    "loader.num_workers=4": "loader.num_workers: no such setting. Did you mean `workers`?",
     "loader.wokers=4": "loader.wokers: no such setting. Did you mean `workers`?",
     "loader.workers.x=4": "loader.workers is null; nothing stands below it.",
     "loader=[": "loader: this is not YAML: ",

@@ -223,7 +223,7 @@ def test_the_command_says_so_and_ends_with_0(tmp_path, run):
     disk = EndDisk()
     pack(source, tmp_path / "whole", disk=disk, **OPTIONS)
     words = ["pack", source, str(tmp_path / "out"), "--max-samples", "2", "--pattern", "p-%02d.tar"]
-    for command in (words, ["pack", "finish", str(tmp_path / "out")]):
+    for command in (words, ["pack-finish", str(tmp_path / "out")]):
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         killed = KillingDisk(disk.index_at)
         assert run_child(lambda: pack(source, tmp_path / "out", disk=killed, **OPTIONS)) == -signal.SIGKILL  # noqa: B023

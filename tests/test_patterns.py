@@ -21,10 +21,12 @@ from shards import write_numbers, write_shard
 
 from wdskit.dataset import patterns as patterns_module
 from wdskit.dataset.index import read_index
+from wdskit.dataset.mapped import find_mapped
 from wdskit.dataset.patterns import _count_names, expand_braces, list_shards
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.shards.indexing import index_folder
+from wdskit.shards.targets import find_targets
 
 
 @pytest.fixture
@@ -107,11 +109,11 @@ def test_an_empty_part_is_an_error(here: Path, shards: str) -> None:
 def test_a_missing_shard_is_named(here: Path) -> None:
     touch("a.tar")
     assert problem("a.tar", "b.tar") == "b.tar: there is no such shard."
-    assert problem("a.tar::d/b.tar") == "d/b.tar: there is no such shard."
+    assert problem("a.tar::d/b.tar") == "d/b.tar: there is no such folder: d."
     assert problem(f"{here}/b.tar") == f"{here}/b.tar: there is no such shard."
     assert problem("a.tar/") == "a.tar/: there is no such shard."
     assert problem("a\0.tar") == "a\0.tar: there is no such shard."
-    assert problem("a" * 5000) == f"{'a' * 5000}: there is no such shard."
+    assert problem("a" * 5000) == f"{'a' * 5000}: there is no such shard or folder."
     Path("link.tar").symlink_to("nowhere")
     assert problem("link.tar") == "link.tar: there is no such shard."
     assert problem("~/a.tar").startswith("~/a.tar: there is no such shard.\n  Only a shell knows what `~` stands for")
@@ -178,7 +180,7 @@ def test_a_glob_may_stand_for_folders(here: Path) -> None:
 
 def test_what_matches_nothing_is_an_error(here: Path) -> None:
     touch("d/x.txt")
-    for pattern in ("*.tar", "d", "d/", "d/*.tar", "*/a.tar", "x/*.tar", "d/{a,b}-*.tar", "[", "a[.tar"):
+    for pattern in ("*.tar", "d", "d/", "d/*.tar", "*/a.tar", "d/{a,b}-*.tar", "[", "a[.tar"):
         assert problem(pattern).endswith(": no shard matches.")
     touch("a.tar")
     assert problem("a.tar::d").startswith("d: no shard matches")
@@ -557,3 +559,36 @@ def test_names_with_special_characters_come_from_a_remote_index_as_urls(server: 
         assert stream.read(3) == b"n00"
     finally:
         stream.close()
+
+
+# What is no shard by its name, and what is not there.
+
+
+def test_a_glob_without_an_ending_takes_tars_only(tmp_path):
+    for name in ("a.tar", "b.tar", "README.md", "classes.json", "c.wds", "d"):
+        (tmp_path / name).touch()
+    for pattern, names in (
+        ("*", ["a.tar", "b.tar"]), ("a*", ["a.tar"]), ("[a-c].*", ["a.tar", "b.tar"]), ("?.tar", ["a.tar", "b.tar"]),
+        ("*.wds", ["c.wds"]), ("README.md", ["README.md"]),
+    ):  # fmt: skip
+        assert [Path(url).name for url in list_shards(f"{tmp_path}/{pattern}").urls] == names
+    for pattern in ("README*", "c*", "d*"):
+        with pytest.raises(StorageError, match="no shard matches"):
+            list_shards(f"{tmp_path}/{pattern}")
+    assert set(find_targets(f"{tmp_path}/*").shards) == {str(tmp_path / "a.tar"), str(tmp_path / "b.tar")}
+
+
+@pytest.mark.parametrize("find", [list_shards, find_mapped], ids=["stream", "exact"])
+def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "data" / "train" / "s-0.tar").touch()
+    base = f"{tmp_path}/data"
+    for path in ("trian", "trian/", "trian/*.tar", "trian/s-0.tar", "trian/x/*", "trian/{a,b}.tar"):
+        with pytest.raises(StorageError) as caught:
+            find(f"{base}/{path}")
+        what = "shard or folder" if path.strip("/") == "trian" else f"folder: {base}/trian"
+        assert str(caught.value).endswith(f": there is no such {what}. Did you mean `{base}/train`?")
+    with pytest.raises(StorageError, match=r"there is no such shard or folder\.$"):
+        find(f"{base}/zzz")
+    with pytest.raises(StorageError, match=r"s-1.tar: there is no such shard\.$"):  # its neighbours are not meant
+        find(f"{base}/train/s-1.tar")

@@ -9,8 +9,9 @@ import pytest
 from disks import HastyDisk
 from shards import samples_in, write_shard
 
-from wdskit import FolderIndexError, Pipeline, SelectionError, pack, reshard, select
+from wdskit import FolderIndexError, Pipeline, SelectionError, pack, reshard, select, verify
 from wdskit.dataset.selection import read_selection
+from wdskit.shards.indexing import index_folder
 
 
 @pytest.fixture
@@ -107,3 +108,21 @@ def test_the_summary_of_a_selection(data, run):
     code, _, err = run("reshard", "data", "out", "--filter", "open('x')")
     assert code == 1
     assert err.startswith("filter at 1: \"open('x')\": there is no function open(); there are abs, ")
+
+
+def test_two_spellings_of_a_folder_are_one(tmp_path, monkeypatch):
+    """One lock, one selection, and a shard that is named twice is found out."""
+    folder = tmp_path / "sel"
+    folder.mkdir()
+    for name in "ab":
+        write_shard(folder / f"{name}.tar", {f"{name}{n}": {"cls": b"%d" % n} for n in range(3)})
+    index_folder(folder)
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    for number, other in enumerate(("./sel/b.tar", "sel/../sel/b.tar", "link/b.tar", str(folder / "b.tar"))):
+        result = select(f"sel/a.tar::{other}", f"some{number}", filter="cls > 0")
+        assert (result.folders, result.num_samples) == ((Path("sel"),), 4)
+        assert read_selection("sel", f"some{number}").counts.tolist() == [2, 2]
+        with pytest.raises(SelectionError, match="a shard is named twice"):
+            select(f"sel/b.tar::{other}", "twice", filter="cls > 0")
+        assert verify(f"sel/a.tar::sel/b.tar::{other}").is_clean

@@ -147,6 +147,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def _no_proxy_of_this_machine(monkeypatch):
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
+    monkeypatch.setattr(http_module, "WAIT_S", 0)
 
 
 @pytest.fixture(scope="module")

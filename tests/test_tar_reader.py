@@ -237,8 +237,9 @@ def cut_server():
 
 
 @pytest.mark.parametrize("mode", ["length", "chunk", "none"])
-def test_a_body_that_is_cut_gives_its_whole_samples_then_an_error(mode, cut_server):
+def test_a_body_that_is_cut_gives_its_whole_samples_then_an_error(mode, cut_server, monkeypatch):
     """A `StorageError` where HTTP tells that more was to come, a `ShardError` where only the tar does."""
+    monkeypatch.setattr("wdskit.storage.http.WAIT_S", 0)
     for size in [*range(0, len(SHARD), 101), len(SHARD) - 1]:
         stream = open_stream(f"{cut_server}/{mode}/{size}")
         found: Samples = []

@@ -151,6 +151,13 @@ def test_each_make_target_can_be_planned_and_is_told_by_make_help_and_the_readme
         assert re.search(rf"^make {target}\b", readme, re.MULTILINE), target
 
 
+def test_the_demo_installs_what_it_runs_and_nothing_for_developers(repository: Path, script_environment) -> None:
+    words = ["make", "--always-make", "-n", "demo"]
+    done = subprocess.run(words, cwd=repository, env=script_environment, check=True, capture_output=True, text=True)
+    installed = [line.rpartition("constraints.txt ")[2] for line in done.stdout.splitlines() if "pip install" in line]
+    assert installed == ["torch==2.13.0", "--editable .", "--no-deps scikit-image"]
+
+
 def test_every_dependency_is_pinned(repository: Path) -> None:
     """constraints.txt holds `name==version` lines only, no local versions, and every package that we name."""
     lines = [line for line in (repository / "constraints.txt").read_text().splitlines() if not line.startswith("#")]

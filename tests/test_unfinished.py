@@ -132,7 +132,7 @@ def test_parts_that_are_missing_are_told_until_finish(tmp_path):
     told = find_unfinished(tmp_path)
     assert told is not None
     assert told.problem == "`wdskit pack` has begun here and is not finished: 1 of 3 shards are there"
-    assert told.remedy == f"Run the parts that are missing, then `wdskit pack finish {tmp_path}`."
+    assert told.remedy == f"Run the parts that are missing, then `wdskit pack-finish {tmp_path}`."
     pack(rows(0, 6), tmp_path, **OPTIONS, part="0/3", disk=HastyDisk())
     pack(rows(0, 6), tmp_path, **OPTIONS, part="2/3", disk=HastyDisk())
     assert is_told(tmp_path)

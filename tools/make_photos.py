@@ -11,10 +11,11 @@ files.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
-import skimage
 from PIL import Image, ImageEnhance
 
 # Those that the wheel holds; others of skimage.data would be fetched from the network.
@@ -36,7 +37,10 @@ PHOTOS = {
 
 def load_photos() -> dict[str, Image.Image]:
     """Return the photographs in RGB by class name, in sorted order."""
-    folder = Path(skimage.__file__).parent / "data"
+    package = importlib.util.find_spec("skimage")  # not imported: its files are needed, and not SciPy
+    if package is None or package.origin is None:
+        sys.exit("the photographs are those of scikit-image: pip install scikit-image")
+    folder = Path(package.origin).parent / "data"
     photos = {}
     for name, file in sorted(PHOTOS.items()):
         with Image.open(folder / file) as image:

@@ -27,7 +27,7 @@ from wdskit.cli.extract import extract_command
 from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
-from wdskit.cli.pack import pack_command
+from wdskit.cli.pack import pack_command, pack_finish_command
 from wdskit.cli.plan import plan_command
 from wdskit.cli.repair import repair_command
 from wdskit.cli.reshard import reshard_command
@@ -64,6 +64,7 @@ def _wdskit(
 
 
 app.command("pack")(pack_command)
+app.command("pack-finish")(pack_finish_command)
 app.command("index")(index_command)
 app.command("info")(info_command)
 app.command("ls")(ls_command)

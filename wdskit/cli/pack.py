@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,7 +30,6 @@ def parse_size(text: str) -> int:
 
 
 def pack_command(
-    ctx: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -84,7 +84,7 @@ def pack_command(
     ] = False,
     part: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="Fill part I, from 0, of N; then `pack finish DEST` when all are done."),
+        typer.Option(metavar="I/N", help="Fill part I, from 0, of N; then `wdskit pack-finish DEST`."),
     ] = None,
     only: Annotated[
         int | None, typer.Option(metavar="NUMBER", min=0, help="Fill this shard again, which is lost or damaged.")
@@ -175,24 +175,23 @@ def pack_command(
     (paths, one a line), list0 (as find -print0 writes them).
 
     On several machines that share DEST, each does a part, as in a Slurm array 0-7 with --part $SLURM_ARRAY_TASK_ID/8.
-    When all are through, `wdskit pack finish DEST` writes the index.
+    When all are through, `wdskit pack-finish DEST` writes the index.
 
     Images pass byte for byte, unless --resize, --format or --orient changes them; those that are right already pass
     then, too. Colour profile and EXIF are kept. By default each is checked to be a whole file of the format
     that its name says (structure); magic looks at its first bytes only, decode also at its pixels. JSON is parsed.
     Shards of changed samples go by count.
 
-    In Python: wdskit.pack, wdskit.finish_pack
+    In Python: wdskit.pack
     """
+    from wdskit.errors import PackError
     from wdskit.limits import MAX_PIXELS
     from wdskit.packing.api import pack
-    from wdskit.packing.finishing import finish_pack
 
     tell = (lambda result: print_json(to_json(result))) if json else print_summary
-    if source == "finish":
-        _refuse_options(ctx)
-        tell(finish_pack(dest))
-        return
+    if source == "finish" and not Path(source).exists():
+        hint = f"Did you mean `wdskit pack-finish {dest}`?"
+        raise PackError(f"{source}: there is no such folder or file. {hint}")
     size = None if max_bytes is None else parse_size(max_bytes)
     with told_when_stopped(), show_progress() as show:
         result = pack(
@@ -243,13 +242,24 @@ def pack_command(
         )
     tell(result)
     if part is not None and not json:
-        print(f"That is part {escape(part)}. When all are through: wdskit pack finish {escape(dest)}")
+        print(f"That is part {escape(part)}. When all are through: wdskit pack-finish {escape(dest)}")
 
 
-def _refuse_options(ctx: typer.Context) -> None:
-    """`pack finish` takes none: everything stands in the record of the run."""
-    for name in ctx.params.keys() - {"source", "dest", "json"}:
-        source = ctx.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = f"--{name.rstrip('_').replace('_', '-')}"
-            raise typer.BadParameter(f"{option} has no effect on `pack finish`, which takes a folder only.")
+def pack_finish_command(
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder whose shards are there.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+) -> None:
+    """Write the index of a folder whose shards `wdskit pack --part` has filled in parts.
+
+    It is the index, byte for byte, that one run would have written. If shards are missing, it names the parts to run
+    again.
+
+    In Python: wdskit.finish_pack
+    """
+    from wdskit.packing.finishing import finish_pack
+
+    result = finish_pack(dest)
+    if json:
+        print_json(to_json(result))
+    else:
+        print_summary(result)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.index import join_url
-from wdskit.dataset.patterns import expand_braces, has_wildcards, not_listed, nothing_matches, split_parts
+from wdskit.dataset.patterns import expand_braces, has_wildcards, no_such, not_listed, nothing_matches, split_parts
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local, local_path
 
@@ -91,6 +91,8 @@ class _Folders:
             parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
             if not parents:
                 nothing_matches(pattern)
+            if is_plain and not os.path.isdir(parent or "."):
+                raise no_such(pattern, parent)
             for folder in parents:
                 yield self._matching(folder, name or "*.tar", pattern)
         else:
@@ -98,7 +100,7 @@ class _Folders:
 
     def _named(self, folder: str, name: str, pattern: str) -> Segment:
         if not os.path.exists(os.path.join(folder, name)):
-            raise StorageError(f"{pattern}: there is no such shard.", url=pattern)
+            raise no_such(pattern, os.path.join(folder, name))
         index = self._index(folder)
         if folder not in self._numbers:
             every = itertools.chain.from_iterable(index.names())

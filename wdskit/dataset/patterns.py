@@ -6,8 +6,10 @@ index, the pattern selects from it, and files that the index does not know are a
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import glob
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -25,6 +27,7 @@ _BRACES = re.compile(  # what counts in a brace pattern: a range of numbers or l
     r"\{(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?\}|\\.|[{},]"
 )
 _MAX_DIGITS = 18
+_MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
 
@@ -208,14 +211,13 @@ def _match(pattern: str, folders: _Folders) -> list[str]:
     if has_wildcards(path) and not os.path.lexists(path):
         parent, name = os.path.split(path)
         is_plain = os.path.lexists(parent) or not has_wildcards(parent)
+        if is_plain and not os.path.isdir(parent or "."):
+            raise no_such(pattern, parent)
         parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
         found = [url for folder in parents for url in _match_folder(folder, name or "*.tar", folders)]
         return found or nothing_matches(pattern)
     if not os.path.exists(path):
-        msg = f"{pattern}: there is no such shard."
-        if path.startswith("~"):
-            msg += "\n  Only a shell knows what `~` stands for: write ${HOME} in a configuration, or the whole path."
-        raise StorageError(msg, url=pattern)
+        raise no_such(pattern, path)
     return [path]
 
 
@@ -224,7 +226,7 @@ def _match_folder(folder: str, name: str, folders: _Folders) -> list[str]:
     on_disk = {os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(folder), name))}
     index = folders.index_of(folder)
     if index is None:
-        return [join_url(folder, name) for name in sorted(on_disk)]
+        return [join_url(folder, each) for each in sorted(on_disk) if may_be_shard(each, name)]
     listed = [entry for entry in index.entries if fnmatch.fnmatchcase(entry.name, name)]
     names = {entry.name for entry in listed}
     stray = sorted(path for path in on_disk - names if path.endswith(".tar"))
@@ -276,6 +278,33 @@ def not_listed(folder: str, name: str) -> FolderIndexError:
         f"{join_url(folder, name)}: the folder's index does not list this shard.\n  Run `wdskit index {folder or '.'}`."
     )
     return FolderIndexError(msg, folder=folder)
+
+
+def may_be_shard(name: str, pattern: str) -> bool:
+    """Whether a file that a glob matches is a shard by its name: it ends in `.tar`, unless the glob has an ending."""
+    return name.endswith(".tar") or "." in re.split(r"[*?\]]", pattern)[-1]
+
+
+def no_such(pattern: str, path: str) -> StorageError:
+    """The error for a path that is not there; of a folder with the nearest name there is."""
+    if path.startswith("~"):
+        remedy = "Only a shell knows what `~` stands for: write ${HOME} in a configuration, or the whole path."
+        return StorageError(f"{pattern}: there is no such shard.\n  {remedy}", url=pattern)
+    missing = path.rstrip("/")
+    while os.path.dirname(missing) and not os.path.isdir(os.path.dirname(missing)):
+        missing = os.path.dirname(missing)
+    parent, name = os.path.split(missing)
+    if missing == path.rstrip("/") and name.endswith(".tar"):
+        return StorageError(f"{pattern}: there is no such shard.", url=pattern)
+    try:
+        with os.scandir(parent or ".") as entries:
+            folders = [entry.name for entry in itertools.islice(entries, _MAX_NEAR) if entry.is_dir()]
+    except OSError:
+        folders = []
+    near = difflib.get_close_matches(name, folders, n=1)
+    hint = f" Did you mean `{os.path.join(parent, near[0])}`?" if near else ""
+    what = "shard or folder" if missing == pattern.rstrip("/") else f"folder: {missing}"
+    return StorageError(f"{pattern}: there is no such {what}.{hint}", url=pattern)
 
 
 def nothing_matches(pattern: str) -> NoReturn:

@@ -22,7 +22,7 @@ _SHOWN = 10
 
 
 def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResult:
-    """Write the index of a folder whose shards were filled in parts: `wdskit pack finish`.
+    """Write the index of a folder whose shards were filled in parts: `wdskit pack-finish`.
 
     It is the index, byte for byte, that one run would have written. The shards are not read: their digests stand in
     what each part has noted.

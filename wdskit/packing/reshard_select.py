@@ -120,7 +120,9 @@ def _recipe(name: str, *, filter: str | None, missing: str, sample: str | None, 
 
 
 def _folders_of(found: ShardList) -> list[str]:
-    return list(dict.fromkeys(os.path.dirname(url) or "." for url in found.urls))
+    """The folders of the shards, each once however it is spelled."""
+    parents = dict.fromkeys(os.path.dirname(url) or "." for url in found.urls)
+    return list({os.path.realpath(parent): parent for parent in reversed(parents)}.values())[::-1]
 
 
 def _check_sources(found: ShardList) -> None:
@@ -129,7 +131,7 @@ def _check_sources(found: ShardList) -> None:
             folder = os.path.dirname(url) or "."
             msg = f"{url}: its folder has no index, beside which a selection stands.\n  Run `wdskit index {folder}`."
             raise FolderIndexError(msg, folder=folder)
-    if len(set(found.urls)) < len(found.urls):
+    if len({os.path.realpath(url) for url in found.urls}) < len(found.urls):
         raise SelectionError("a shard is named twice, and its samples can be selected once only.")
 
 
@@ -153,7 +155,9 @@ def _locked(stack: contextlib.ExitStack, folder: str, name: str, recipe: str, *,
 
 
 def _write(folder: Path, index: FolderIndex, name: str, scans: dict[str, Scanned], recipe: str, disk: Disk) -> None:
-    by_name = {os.path.basename(scan.path): scan for scan in scans.values() if Path(scan.path).parent == folder}
+    here = os.path.realpath(folder)
+    own = (scan for scan in scans.values() if os.path.realpath(os.path.dirname(scan.path)) == here)
+    by_name = {os.path.basename(scan.path): scan for scan in own}
     none = np.zeros(0, dtype=np.int64)
     numbers = [by_name[entry.name].numbers if entry.name in by_name else none for entry in index.entries]
     try:

@@ -116,6 +116,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     lowered = name[: 2 * _MAX_SHOWN].lower().replace("-", "_")
     if lowered in names:
         return lowered
+    whole = next((part for part in reversed(lowered.split("_")) if part in names), None)
+    if whole is not None:  # `batch_size` is `size`, though `global_size` has more letters of it
+        return whole
     near = difflib.get_close_matches(lowered, names, n=1)
     return near[0] if near else None
 

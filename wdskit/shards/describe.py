@@ -200,5 +200,5 @@ def _read_selection(folder: Path, name: str, shards: bytes) -> SelectionSummary:
 
 def _read_classes(target: Target) -> tuple[str, ...] | None:
     """The class names beside local shards that stand in one folder."""
-    folders = {Path(local_path(url)).parent for url in target.urls if is_local(url)}
+    folders = {Path(local_path(url)).parent.resolve() for url in target.urls if is_local(url)}
     return read_classes(folders.pop()) if len(folders) == 1 else None

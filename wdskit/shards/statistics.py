@@ -227,7 +227,7 @@ def _classes(target: Target, counts: Counts[int]) -> tuple[ClassStats, ...] | No
     """The classes that samples have, and those that only classes.json names."""
     if not counts.total or not counts.is_exact:
         return None
-    folders = {Path(local_path(url)).parent for url in target.urls}
+    folders = {Path(local_path(url)).parent.resolve() for url in target.urls}
     names = (read_classes(folders.pop()) if len(folders) == 1 else None) or ()
     numbers = sorted({*counts.by_value, *range(len(names))})
     return tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from wdskit.dataset.index import FolderIndex, ShardEntry
 from wdskit.dataset.offsets import offsets_path
-from wdskit.dataset.patterns import expand_patterns
+from wdskit.dataset.patterns import expand_patterns, may_be_shard
 from wdskit.errors import StorageError
 from wdskit.shards.findings import Finding
 from wdskit.shards.freshness import look_at_index
@@ -67,11 +68,13 @@ def find_targets(path: str) -> Targets:
     """
     targets = Targets()
     folders: dict[Path, _Folder] = {}
+    spelled: dict[str, Path] = {}  # two spellings of one folder are one
     for pattern in expand_patterns(path):
         if not is_local(pattern):
             msg = f"{pattern}: only local shards can be looked at. Run this where the files are."
             raise StorageError(msg, url=pattern)
-        for folder, name in _places(Path(local_path(pattern))):
+        for place, name in _places(Path(local_path(pattern))):
+            folder = spelled.setdefault(os.path.realpath(place), place)
             if folder not in folders:
                 folders[folder] = _open_folder(folder, targets)
             for shard in _match(folders[folder], name):
@@ -114,7 +117,11 @@ def _match(folder: _Folder, name: str) -> list[str]:
     if name in folder.names or not _GLOB.search(name):
         return [name]
     listed = [one.name for one in folder.index.entries] if folder.index else []
-    stray = sorted(one for one in folder.names.difference(listed) if one.startswith(".") <= name.startswith("."))
+    stray = sorted(
+        one
+        for one in folder.names.difference(listed)
+        if one.startswith(".") <= name.startswith(".") and may_be_shard(one, name)
+    )
     return [one for one in (*listed, *stray) if fnmatch.fnmatchcase(one, name)]
 
 

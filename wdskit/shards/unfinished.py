@@ -56,7 +56,7 @@ class Unfinished:
     def remedy(self) -> str:
         """What to do."""
         if self.num_parts:
-            return f"Run the parts that are missing, then `wdskit {self.command} finish {self.folder}`."
+            return f"Run the parts that are missing, then `wdskit pack-finish {self.folder}`."
         return f"Run the same `wdskit {self.command}` again; it goes on with what is there."
 
 

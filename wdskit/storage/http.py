@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import email.utils
 import functools
 import http
 import http.client
 import re
 import ssl
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from email.message import Message
 from typing import IO
 from urllib.parse import quote
 
@@ -16,45 +20,142 @@ from wdskit.errors import StorageError
 
 TIMEOUT_S = 60.0
 """Longest wait for a connection or for the next bytes."""
+TRIES = 5
+"""GETs for one body, those that resume it included."""
+WAIT_S = 0.5
+"""Wait before the second; it doubles for each that follows."""
+MAX_WAIT_S = 60.0
+"""Longest wait that a server may ask for with Retry-After."""
+
+_PASSING = (http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS)
 
 _ASCII = bytes(range(128)).decode()
 _HOST = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
 class HttpBody:
-    """The body of one GET, read in order. A body shorter than its Content-Length is an error.
+    """The body of a GET, read in order. A body shorter than its Content-Length is an error.
+
+    What passes (no connection, 429, 5xx, a body that is cut) is tried again, `TRIES` times in all. A cut body goes on
+    where it was cut, if the server says by ETag or Last-Modified that it is still the same file.
 
     Args:
-        url: For messages.
-        response: An open response with status 200.
+        url: What to get.
+
+    Raises:
+        StorageError: As `open_http`.
     """
 
-    def __init__(self, url: str, response: http.client.HTTPResponse) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self._response = response
-        self._expected: int | None = response.length  # None where the body comes in chunks, which have an end marker
         self._num_bytes = 0
+        self._num_tries = 1
+        self._start()
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes from where the last call stopped.
 
         Raises:
-            StorageError: The connection failed, or closed before the promised length.
+            StorageError: The connection failed, or closed before the promised length, and the body cannot be resumed.
         """
-        try:
-            part = self._response.read1(size)
-        except (OSError, http.client.HTTPException) as err:
-            msg = f"{self.url}: reading failed after {self._num_bytes} bytes: {err}."
-            raise StorageError(msg, url=self.url) from err
-        self._num_bytes += len(part)
-        if not part and self._expected is not None and self._num_bytes != self._expected:
-            msg = f"{self.url}: the connection closed after {self._num_bytes} of {self._expected} bytes."
-            raise StorageError(msg, url=self.url)
-        return part
+        while True:
+            try:
+                part = self._response.read1(size)
+            except (OSError, http.client.HTTPException) as err:
+                self._resume(f"{self.url}: reading failed after {self._num_bytes} bytes: {err}", err)
+                continue
+            self._num_bytes += len(part)
+            if part or self._expected is None or self._num_bytes == self._expected:
+                return part
+            self._resume(f"{self.url}: the connection closed after {self._num_bytes} of {self._expected} bytes", None)
 
     def close(self) -> None:
         """Close the connection."""
         self._response.close()
+
+    def _start(self) -> None:
+        self._response = self._open({})
+        self._expected: int | None = self._response.length  # None where it comes in chunks, which have an end marker
+        self._validator = _validator(self._response.headers)
+
+    def _open(self, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        """The response to a GET, tried again where it fails for now."""
+        while True:
+            try:
+                return _get(self.url, headers)
+            except _PassingError as err:
+                self._wait(str(err), err.after_s, err.status, err)
+
+    def _wait(self, problem: str, after_s: float | None, status: int, cause: BaseException | None) -> None:
+        """Wait before the next try.
+
+        Raises:
+            StorageError: There is none.
+        """
+        wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
+        if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
+            asked = f" It asks to wait for {wait_s:.0f} s." if wait_s > MAX_WAIT_S else ""
+            tries = f" ({self._num_tries} tries)" if self._num_tries > 1 else ""
+            raise StorageError(f"{problem}{tries}.{asked}", url=self.url, status=status) from cause
+        self._num_tries += 1
+        time.sleep(wait_s)
+
+    def _resume(self, problem: str, cause: BaseException | None) -> None:
+        """Go on behind the bytes that came.
+
+        Raises:
+            StorageError: That cannot be done.
+        """
+        self._response.close()
+        if self._num_bytes and self._validator is None:
+            raise StorageError(f"{problem}.", url=self.url) from cause
+        self._wait(problem, None, 0, cause)
+        if not self._num_bytes:
+            self._start()
+            return
+        assert self._validator is not None
+        self._response = self._open({"Range": f"bytes={self._num_bytes}-", "If-Range": self._validator})
+        headers, length = self._response.headers, self._response.length
+        total = None if length is None else self._num_bytes + length
+        if (
+            self._response.status != http.HTTPStatus.PARTIAL_CONTENT
+            or not headers.get("Content-Range", "").strip().startswith(f"bytes {self._num_bytes}-")
+            or (self._expected is not None and total is not None and total != self._expected)
+            or _validator(headers) not in (None, self._validator)
+        ):
+            self._response.close()
+            problem = f"{problem}, and the server does not go on from there: the file has changed, or it gives no parts"
+            raise StorageError(f"{problem}.", url=self.url) from cause
+
+
+class _PassingError(Exception):
+    """Why a GET failed for now: `after_s` is what the server asks to wait, None where it does not say it."""
+
+    def __init__(self, message: str, *, after_s: float | None = None, status: int = 0) -> None:
+        super().__init__(message)
+        self.after_s = after_s
+        self.status = status
+
+
+def _validator(headers: Message) -> str | None:
+    """What says that a file is still the same, for If-Range: a strong ETag, or when it was changed."""
+    etag: str | None = headers.get("ETag")
+    if etag is not None and etag.startswith('"'):
+        return etag
+    changed: str | None = headers.get("Last-Modified")
+    return changed
+
+
+def _retry_after(headers: Message | None) -> float | None:
+    """Seconds that a server asks to wait: as a number, or as a date."""
+    text = (headers.get("Retry-After") or "").strip() if headers is not None else ""
+    if text.isdecimal() and text.isascii():
+        return float(text)
+    try:
+        date = email.utils.parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return None
+    return max(0.0, date.timestamp() - time.time())
 
 
 class _HttpOnly(urllib.request.HTTPRedirectHandler):
@@ -83,7 +184,8 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
         newurl: str,
     ) -> urllib.request.Request | None:
         """The request to go on with."""
-        if not newurl.lower().startswith(("http://", "https://")):
+        is_safe = req.full_url.lower().startswith("https:")
+        if not newurl.lower().startswith("https://" if is_safe else ("http://", "https://")):
             raise urllib.error.HTTPError(newurl, code, f"a redirect to {newurl}", headers, fp)
         known = http.HTTPStatus.TEMPORARY_REDIRECT if code == http.HTTPStatus.PERMANENT_REDIRECT else code
         return super().redirect_request(req, fp, known, msg, headers, newurl)
@@ -96,20 +198,38 @@ def open_http(url: str) -> HttpBody:
     `http_proxy`, `https_proxy`, `no_proxy`.
 
     Raises:
-        StorageError: No connection, a status other than 200, a body that was compressed on the way, or a URL with a
-            password.
+        StorageError: No connection, a status other than 200, a redirect to what is no http(s) or from https to http, a
+            body that was compressed on the way, or a URL with a password.
+    """
+    return HttpBody(url)
+
+
+def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    """The response to one GET: 200, or 206 where a part is asked for.
+
+    Raises:
+        _PassingError: It failed for now.
+        StorageError: It failed.
     """
     try:
+        request = _request(url)
+        for name, value in headers.items():
+            request.add_header(name, value)
         opener = urllib.request.build_opener(_HttpOnly, urllib.request.HTTPSHandler(context=_tls()))
-        response = opener.open(_request(url), timeout=TIMEOUT_S)
+        response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as err:
         err.close()
-        msg = f"{url}: the server answered {err.code} {err.reason}."
-        raise StorageError(msg, url=url, status=err.code) from err
+        problem = f"{url}: the server answered {err.code} {err.reason}"
+        if err.code in _PASSING or err.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise _PassingError(problem, after_s=_retry_after(err.headers), status=err.code) from err
+        raise StorageError(f"{problem}.", url=url, status=err.code) from err
     except (OSError, http.client.HTTPException, ValueError) as err:
-        msg = f"{url}: cannot be opened: {getattr(err, 'reason', err)}."
-        raise StorageError(msg, url=url) from err
-    if response.status != http.client.OK:
+        reason = getattr(err, "reason", err)
+        problem = f"{url}: cannot be opened: {reason}"
+        if isinstance(reason, (OSError, http.client.RemoteDisconnected)) and not isinstance(reason, ssl.SSLError):
+            raise _PassingError(problem) from err
+        raise StorageError(f"{problem}.", url=url) from err
+    if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT if headers else http.HTTPStatus.OK):
         response.close()
         msg = f"{url}: the server answered {response.status}, not 200."
         raise StorageError(msg, url=url, status=response.status)
@@ -118,7 +238,7 @@ def open_http(url: str) -> HttpBody:
         response.close()
         msg = f"{url}: the server sends it compressed ({encoding}), though it was asked for the bytes as they are."
         raise StorageError(msg, url=url)
-    return HttpBody(url, response)
+    return response
 
 
 @functools.cache

@@ -1,0 +1,256 @@
+"""http(s) bodies over a network that fails now and then, from a real server on loopback."""
+
+from __future__ import annotations
+
+import email.utils
+import http.server
+import re
+import ssl
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from shards import write_shard
+
+from wdskit import Pipeline
+from wdskit.errors import StorageError
+from wdskit.storage import http as http_module
+from wdskit.storage.urls import open_stream, read_bytes
+
+BODY = bytes(range(256)) * 1000
+PEM = Path(__file__).parent / "golden" / "loopback.pem"
+"""A certificate for 127.0.0.1 with its key, which nothing else trusts."""
+
+
+class Shaky(http.server.ThreadingHTTPServer):
+    """Answers by a script: one entry for each request, the last for all that follow.
+
+    Attributes:
+        script: A status with headers, or a number of bytes after which the body is cut; None gives the rest.
+        etag: Validator of the file; empty for none.
+        body: The file.
+        asked: The Range header of each request.
+        gives_parts: Whether Range is heard.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, *script, etag='"one"', body=BODY, gives_parts=True, chunked=False):
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.script, self.etag, self.body = list(script), etag, body
+        self.gives_parts, self.chunked = gives_parts, chunked
+        self.asked = []
+        self.scheme = "http"
+        self.validators = []
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, args=(0.01,)).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+    @property
+    def url(self):
+        return f"{self.scheme}://127.0.0.1:{self.server_port}/a.tar"
+
+
+class Answer(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        server = self.server
+        server.asked.append(self.headers.get("Range"))
+        server.validators.append(self.headers.get("If-Range"))
+        step = server.script[min(len(server.asked), len(server.script)) - 1]
+        self.close_connection = True
+        if callable(step):
+            step = step(server)
+        if step == "nothing":
+            return
+        if isinstance(step, tuple):
+            status, headers = step
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        is_same = self.headers.get("If-Range") == server.etag
+        start = int(match[1]) if match and server.gives_parts and is_same else 0
+        rest = server.body[start:]
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(server.body) - 1}/{len(server.body)}")
+        if server.etag:
+            self.send_header("ETag" if server.etag.startswith(('"', "W/")) else "Last-Modified", server.etag)
+        if server.chunked:
+            self.send_header("Transfer-Encoding", "chunked")
+        else:
+            self.send_header("Content-Length", str(len(rest)))
+        self.end_headers()
+        sent = rest if step is None else rest[:step]
+        if server.chunked:
+            self.wfile.write(b"%x\r\n%s" % (len(rest), sent) + (b"\r\n0\r\n\r\n" if step is None else b""))
+        else:
+            self.wfile.write(sent)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch):
+    """How long was waited, without the wait."""
+    waited = []
+    monkeypatch.setattr(http_module.time, "sleep", waited.append)
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return waited
+
+
+def read_all(url):
+    return read_bytes(url, limit=1 << 30)
+
+
+@pytest.mark.parametrize(
+    "failure", [(503, {}), (500, {}), (502, {}), (504, {}), (429, {}), (408, {}), "nothing"], ids=str
+)
+def test_what_passes_is_tried_again_with_growing_waits(failure, waits):
+    with Shaky(failure, failure, failure, failure, None) as server:
+        assert read_all(server.url) == BODY
+        assert waits == [0.5, 1, 2, 4]
+    with Shaky(failure) as server:
+        with pytest.raises(StorageError, match=r"\(5 tries\)") as caught:
+            read_all(server.url)
+        assert len(server.asked) == 5
+        assert caught.value.status == (0 if failure == "nothing" else failure[0])
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 416])
+def test_what_does_not_pass_is_asked_for_once(status, waits):
+    with Shaky((status, {})) as server:
+        with pytest.raises(StorageError, match=f"the server answered {status} [^(]*$"):
+            read_all(server.url)
+        assert (len(server.asked), waits) == (1, [])
+
+
+def test_nobody_who_listens_is_tried_again(waits):
+    with Shaky(None) as server:
+        url = server.url
+    with pytest.raises(StorageError, match=r"cannot be opened: .*refused.* \(5 tries\)\.$"):
+        read_all(url)
+    assert len(waits) == 4
+
+
+def test_the_server_says_how_long_to_wait(waits):
+    with Shaky(
+        (429, {"Retry-After": "7"}), (503, {"Retry-After": "0"}), (503, {"Retry-After": "soon"}), None
+    ) as server:
+        assert read_all(server.url) == BODY
+    assert waits == [7, 0, 2]
+    date = email.utils.formatdate(time.time() + 30, usegmt=True)
+    with Shaky((503, {"Retry-After": date}), None) as server:
+        assert read_all(server.url) == BODY
+    assert 25 < waits[-1] <= 30
+    with Shaky((429, {"Retry-After": "3600"})) as server:
+        with pytest.raises(StorageError, match=r"answered 429 .*It asks to wait for 3600 s"):
+            read_all(server.url)
+        assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("etag", ['"one"', "Sun, 06 Nov 1994 08:49:37 GMT"])
+def test_a_cut_body_goes_on_where_it_was_cut(etag, chunked):
+    for cuts in ([1], [1000, 1], [len(BODY) - 1], [100_000, 100_000], [0, 0, 0, 0]):
+        with Shaky(*cuts, None, etag=etag, chunked=chunked) as server:
+            assert read_all(server.url) == BODY
+            starts = [sum(cuts[:at]) for at in range(len(cuts) + 1)]
+            assert server.asked == [f"bytes={start}-" if start else None for start in starts]
+            assert server.validators == [etag if start else None for start in starts]
+
+
+def test_tries_of_one_body_are_bounded():
+    with Shaky(1) as server:
+        with pytest.raises(StorageError, match=rf"closed after 5 of {len(BODY)} bytes \(5 tries\)"):
+            read_all(server.url)
+        assert len(server.asked) == 5
+
+
+@pytest.mark.parametrize("etag", ["", 'W/"one"'])
+def test_a_body_without_a_validator_is_not_pieced_together(etag):
+    with Shaky(1000, None, etag=etag) as server:
+        with pytest.raises(StorageError, match="closed after 1000 of"):
+            read_all(server.url)
+        assert len(server.asked) == 1
+
+
+def test_bytes_of_two_files_are_never_one_body():
+    def change(server):
+        server.etag, server.body = '"two"', BODY[::-1]
+
+    with Shaky(1000, change) as server, pytest.raises(StorageError, match=r"closed after 1000 .*the file has changed"):
+        read_all(server.url)
+    with Shaky(1000, None, gives_parts=False) as server, pytest.raises(StorageError, match="or it gives no parts"):
+        read_all(server.url)
+
+
+@pytest.mark.parametrize(
+    "lie", [{"Content-Range": "bytes 999-5/6"}, {"Content-Range": "bytes 1000-1000/1001", "ETag": '"two"'}, {}]
+)
+def test_a_part_that_is_not_the_one_asked_for_is_refused(lie):
+    with Shaky(1000, (206, lie)) as server, pytest.raises(StorageError, match="does not go on from there"):
+        read_all(server.url)
+
+
+def test_a_stream_reads_through_cuts_and_refusals(tmp_path):
+    samples = {f"k{number:03d}": {"txt": bytes(3000)} for number in range(100)}
+    body = write_shard(tmp_path / "a.tar", samples).read_bytes()
+    with Shaky((503, {}), 50_000, 100_000, (429, {"Retry-After": "1"}), None, body=body) as server:
+        pipe = Pipeline().stream(server.url, shuffle_shards=False).to_tuple("__key__").batched(10)
+        assert [key for (keys,) in pipe.loader(workers=0) for key in keys] == list(samples)
+        assert len(server.asked) == 5
+
+
+# From https to http.
+
+
+@pytest.fixture
+def trusting(monkeypatch):
+    context = ssl.create_default_context(cafile=str(PEM))
+    monkeypatch.setattr(http_module, "_tls", lambda: context)
+
+
+def safe(*script):
+    server = Shaky(*script)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(PEM)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.scheme = "https"
+    return server
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_from_https_to_http_is_refused(trusting, status):
+    with Shaky(None) as plain, safe((status, {"Location": plain.url})) as server:
+        with pytest.raises(StorageError, match=f"the server answered {status} a redirect to http:"):
+            open_stream(server.url)
+        assert plain.asked == []
+
+
+def test_other_redirects_are_followed(trusting):
+    with safe(None) as last, safe((302, {"Location": last.url})) as safe_one, Shaky((302, {})) as plain:
+        plain.script = [(302, {"Location": safe_one.url})]
+        assert read_all(safe_one.url) == read_all(plain.url) == BODY
+        safe_one.script = [(302, {"Location": plain.url})]
+        with pytest.raises(StorageError, match="a redirect to http:"):  # up, and down again
+            read_all(plain.url)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_at_once(waits):
+    with safe(None) as server, pytest.raises(StorageError, match="CERTIFICATE_VERIFY_FAILED"):
+        open_stream(server.url)
+    assert waits == []
