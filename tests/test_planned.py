@@ -16,6 +16,7 @@ import torch
 from shards import png_of, write_numbers, write_pictures, write_shard
 
 from wdskit import (
+    ConfigError,
     FolderIndexError,
     Pipeline,
     PipelineError,
@@ -500,6 +501,15 @@ def test_more_bad_samples_than_allowed_are_an_error(damaged, max_bad, allowed):
         SampleError, match=f"has {allowed + 1} bad samples on rank 0 so far, and errors.max_bad allows {max_bad}"
     ):
         list(loader)
+
+
+@pytest.mark.parametrize("none", ["0%", "0.0%", "0.000%", 0])
+def test_a_share_of_nothing_allows_none(damaged, none):
+    """Smaller ones allow one at least."""
+    with pytest.raises(SampleError, match="decode failed"):
+        list(decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": none}))
+    with pytest.raises(ConfigError, match="`dir` does nothing without a budget"):
+        decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": none, "dir": "bad"})
 
 
 def test_the_count_goes_on_with_a_state(damaged):

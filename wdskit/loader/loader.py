@@ -59,6 +59,8 @@ class Loader(ABC):
         self._process_group = process_group
         self._told = told
         self._running: weakref.ref[Any] | None = None
+        self._is_inside = False  # whether the running iteration is where the consumer stands
+        self._next_epoch: int | None = None  # what `set_epoch` said meanwhile
         num_cpus = max(1, usable_cores() // local_ranks())
         setting = Setting(spec.workers, run.num_threads, prefetch, capacity, num_cpus, one_thread)
         self._stats = Stats(name=name, rank=run.place.rank, setting=setting)
@@ -107,10 +109,26 @@ class Loader(ABC):
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` >= 0 the one that the next iteration runs; a loaded one keeps its position.
 
+        Inside an epoch that one goes on as it is: `epoch`, `remaining` and `state_dict` are about it until it ends or
+        is left, and another epoch follows it. The number of the running one changes nothing.
+
         Raises:
             StateError: A state of another epoch has been loaded and not used.
         """
-        self._set_epoch(_natural(epoch), is_counted_elsewhere=False)
+        self._set_next(_natural(epoch), is_counted_elsewhere=False)
+
+    def _set_next(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
+        if self._is_inside:
+            self._next_epoch = None if epoch == self.epoch else epoch
+        else:
+            self._set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
+
+    def _leave(self) -> None:
+        """The epoch that runs is over, or left: stand where `set_epoch` said inside of it."""
+        if self._is_inside:
+            self._is_inside = False
+            if self._next_epoch is not None:
+                self._set_epoch(self._next_epoch, is_counted_elsewhere=False)
 
     @property
     def sampler(self) -> _Sampler:
@@ -137,7 +155,11 @@ class Loader(ABC):
         self._check_rank()
         items = self._items()
         self._running = weakref.ref(items)
-        yield from items
+        self._is_inside, self._next_epoch = True, None
+        try:
+            yield from items
+        finally:
+            self._leave()
 
     def _note_received(
         self, samples: int, *, ready: int, steps: int = 1, replaced: int = 0, timings: Timings | None = None
@@ -174,7 +196,7 @@ class _Sampler:
         Such a count may be one behind a loaded state, where its last batch was out but its validation was not over: the
         state counts. It may be one ahead, where the epoch was ended early (`limit_train_batches`): the count counts.
         """
-        self._loader._set_epoch(_natural(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (the other half of it)
+        self._loader._set_next(_natural(epoch), is_counted_elsewhere=True)  # noqa: SLF001 (the other half of it)
 
 
 def _natural(epoch: object) -> int:

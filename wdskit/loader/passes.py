@@ -105,7 +105,9 @@ class Passes:
         return Pass(running.epoch + 1, start, self._steps(self._own_samples, 0))
 
     def received(self, running: Pass, step: int) -> None:
-        """Note that the consumer is about to get the batch of `step`."""
+        """Note that the consumer is about to get the batch of `step`, unless a state was loaded meanwhile."""
+        if running is not self._running:
+            return
         self.consumed = running.steps.consumed_after(step)
         if step + 1 == len(running.steps):
             self._roll_over()
@@ -157,6 +159,7 @@ class Passes:
         self._anchor = (self.epoch, start)
         self._loaded_samples = (self.epoch, samples)
         self._is_loaded = True
+        self._running = None
 
 
 _ADVICE = "Give the loader the same settings, or load with strict=False to go on from the same numbers."

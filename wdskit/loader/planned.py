@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -97,12 +98,14 @@ class PlannedLoader(Loader):
             StateError: It is no state, or one of another sequence; the field is named.
         """
         self._passes.load_state_dict(state, strict=strict)
+        self._is_inside = False
+        self._budget = copy.copy(self._budget)  # an iteration that runs has the other one
         self._budget.count = state["bad"]
 
     def _items(self) -> Any:
-        running = self._passes.begin()
+        running, budget = self._passes.begin(), self._budget
         if not running.steps.consumed:
-            self._budget.count = 0
+            budget.count = 0
         num_steps = len(running.steps)
         step = 0
         taken = self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job))
@@ -111,11 +114,12 @@ class PlannedLoader(Loader):
             for made in taken if self._mover is None else hand_over(taken, self._mover):
                 self._count(running, step, made)
                 for item, bad in self._of_steps(running, step, made):
-                    self._budget.spend(running.epoch, bad)
+                    budget.spend(running.epoch, bad)
                     self._passes.received(running, step)
                     step += 1
                     if step == num_steps:
-                        self._budget.count = 0
+                        budget.count = 0
+                        self._leave()
                     yield item
                     del item
                 del made

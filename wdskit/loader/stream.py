@@ -133,6 +133,7 @@ class StreamLoader(Loader):
             raise StateError(f"state: it is damaged: {len(loaded.workers)} of {self._num_rows} workers.")
         self._loaded = loaded
         self._epoch = loaded.epoch
+        self._is_inside = False
 
     def _state(self) -> StreamState:
         """What the marks say now; before the first item of a loaded epoch, what was loaded."""
@@ -224,8 +225,10 @@ class StreamLoader(Loader):
         return shift
 
     def _finish(self, epoch: int) -> None:
-        self._finished = epoch
-        self._epoch = epoch + 1
+        if self._is_inside:  # no state was loaded meanwhile
+            self._finished = epoch
+            self._epoch = epoch + 1
+            self._leave()
 
     def _check_length(self, epoch: int, num_items: int, wanted: int) -> None:
         if num_items != wanted:

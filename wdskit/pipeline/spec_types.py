@@ -198,7 +198,7 @@ def _check_budget(value: object) -> int | str:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
         return value
     if isinstance(value, str) and (match := _SHARE.fullmatch(value)) and float(match[1]) <= 100:
-        return value
+        return value if float(match[1]) else 0
     raise refuse(wrong_kind(value, "a number of samples is needed, or a share such as `0.1%`"))
 
 

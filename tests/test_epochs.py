@@ -1,0 +1,128 @@
+"""Which epoch comes next: whoever says so, and whenever, of planned sources and of streams."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from shards import draw, write_numbers
+
+from wdskit import Pipeline, StateError
+from wdskit.shards.indexing import index_folder
+
+KINDS = ["planned", "stream", "stream with_epoch", "stream, 2 workers"]
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory) -> str:
+    folder = tmp_path_factory.mktemp("numbers")
+    write_numbers(folder, [5, 7])
+    index_folder(folder)
+    return str(folder)
+
+
+def loader_of(kind: str, numbers: str):
+    """Three batches of four draws an epoch."""
+    if kind == "planned":
+        return Pipeline().exact(numbers, seed=3).map(draw).batched(4).loader(workers=0)
+    source = Pipeline().stream(numbers, seed=3, resampled="," in kind).split_by_worker().map(draw).batched(4)
+    source = source if kind == "stream" else source.with_epoch(3)
+    return source.loader(workers=2 if "," in kind else 0)
+
+
+def plain(batches) -> list:
+    return [[column.tolist() for column in batch] for batch in batches]
+
+
+def epochs(kind: str, numbers: str, *wanted: int) -> list:
+    """Those epochs, each set before it is begun."""
+    loader = loader_of(kind, numbers)
+    found = []
+    for epoch in wanted:
+        loader.set_epoch(epoch)
+        found.append(plain(loader))
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_an_epoch_that_is_set_inside_another_is_the_next_one(numbers, kind, step):
+    """The running one goes on to its end, and what is told of it stays true; the last word counts."""
+    zero, five, six = epochs(kind, numbers, 0, 5, 6)
+    loader = loader_of(kind, numbers)
+    seen = []
+    for number, batch in enumerate(loader):
+        if number == step:
+            before = loader.epoch, loader.state_dict()
+            loader.set_epoch(4)
+            loader.sampler.set_epoch(5)
+            if before[0]:  # its last batch is out
+                assert (step, loader.epoch) == (2, 5)
+            else:
+                assert (loader.epoch, loader.state_dict()) == (0, before[1])
+        seen += plain([batch])
+    assert seen == zero
+    assert loader.epoch == 5
+    assert [plain(loader), plain(loader)] == [five, six]
+    assert loader.epoch == 7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_epoch_that_is_set_inside_another_is_the_next_one_after_a_break_too(numbers, kind):
+    zero, five = epochs(kind, numbers, 0, 5)
+    loader = loader_of(kind, numbers)
+    for _ in loader:
+        loader.set_epoch(5)
+        break
+    assert (loader.epoch, plain(loader)) == (5, five)
+    loader.set_epoch(0)
+    batches = iter(loader)  # nothing happens before the first batch is asked for
+    loader.set_epoch(5)
+    assert plain(batches) == five
+    loader.set_epoch(0)
+    assert plain(loader) == zero
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_the_running_epoch_changes_nothing(numbers, kind):
+    zero, one = epochs(kind, numbers, 0, 1)
+    loader = loader_of(kind, numbers)
+    seen = []
+    for batch in itertools.islice(loader, 2):
+        state = loader.state_dict()
+        loader.set_epoch(7)
+        loader.set_epoch(loader.epoch)
+        assert loader.state_dict() == state
+        seen += plain([batch])
+    assert seen == zero[:2]
+    assert [plain(loader), plain(loader)] == [zero, one]  # after a break the same one again
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_state_that_is_loaded_inside_an_epoch_is_where_the_next_iteration_begins(numbers, kind, goes_on):
+    """As where a loss is not finite any more, and a run goes back; whether the loop is left or goes on to its end."""
+    zero, one = epochs(kind, numbers, 0, 1)
+    loader = loader_of(kind, numbers)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    batches.close()
+    assert plain(loader) == zero
+    for number, _ in enumerate(loader):
+        if number == 1:
+            loader.set_epoch(8)
+            loader.load_state_dict(state)
+            assert (loader.epoch, loader.state_dict()) == (0, state)
+            with pytest.raises(StateError, match=r"set_epoch\(3\): a state in epoch 0 was loaded"):
+                loader.set_epoch(3)
+            if not goes_on:
+                break
+    assert (loader.epoch, loader.state_dict()) == (0, state)
+    loader.set_epoch(0)
+    seen = []
+    for batch in loader:
+        loader.set_epoch(1)
+        seen += plain([batch])
+    assert seen == zero[1:]
+    assert (loader.epoch, plain(loader)) == (1, one)
