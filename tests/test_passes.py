@@ -190,6 +190,11 @@ def test_a_state_of_another_sequence_is_refused_by_field(caplog):
         ({"consumed": 10**9}, "consumed is 1000000000, more than the"),
         ({"start": "0"}, "start is '0'"),
         ({"epoch_samples": None}, "epoch_samples is None"),
+        ({"epoch": 2**63}, "epoch is 9223372036854775808"),
+        ({"start": 2**62}, "start is 4611686018427387904"),
+        ({"consumed": 2**63, "epoch_samples": 2**64}, "consumed is 9223372036854775808"),
+        ({"epoch_samples": 2**63}, "epoch_samples is 9223372036854775808"),
+        ({"bad": 2**70}, "bad is 1180591620717411303424"),
         ({"fingerprint": None}, "fingerprint"),
     ],
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import itertools
 import json
 import time
+import zlib
 
+import numpy as np
 import pytest
 import webdataset
 from shards import write_numbers, write_shard
@@ -235,6 +238,15 @@ def test_a_damaged_state_is_refused(shards, damage):
     for other in ({"workers": []}, {"workers": 5}, {"epoch": -1}, {"next_worker": None}):
         with pytest.raises(StateError, match="it is damaged"):
             loader.load_state_dict({**state, **other})
+    for name, number in (("epoch", 2**63), ("epoch", 2**31), ("next_worker", 1)):
+        with pytest.raises(StateError, match=f"{name} is {number}, where a whole number from 0 to"):
+            loader.load_state_dict({**state, name: number})
+    for name in ("received", "epoch"):
+        with pytest.raises(StateError, match=rf"{name} is 9223372036854775808, where"):
+            loader.load_state_dict({**state, "workers": [{**state["workers"][0], name: 2**63}]})
+    below = base64.b64encode(zlib.compress(np.array([0, 0, -1, 0, 1], dtype="<i8").tobytes())).decode()
+    with pytest.raises(StateError, match="begun holds -1, where"):
+        loader.load_state_dict({**state, "workers": [{**state["workers"][0], "begun": below}]})
 
 
 def test_the_state_is_small_and_the_re_read_bounded(shards):

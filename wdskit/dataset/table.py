@@ -132,6 +132,13 @@ class ShardTable:
             digest.update(bytes.fromhex(selection.digest))
         return digest.hexdigest()
 
+    def content(self) -> str:
+        """Hex sha256 over the digests of the shards: what `digest` leaves open, which bytes stand under the names."""
+        digest = hashlib.sha256()
+        for part in self._segments:
+            digest.update(np.ascontiguousarray(part.index.digests[part.numbers]).data)
+        return digest.hexdigest()
+
     def _locate(self, shard: int) -> tuple[int, int]:
         """Number of the shard's segment, and of the shard in that folder's index."""
         at = int(np.searchsorted(self._stops, shard, side="right"))

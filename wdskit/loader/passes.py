@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
 _NUMBERS = ("epoch", "consumed", "start", "epoch_samples", "bad")
+_MAX_NUMBER = 1 << 62  # two of them together are still an int64
 
 
 class Pass(NamedTuple):
@@ -162,6 +163,7 @@ class Passes:
         self._running = None
 
 
+_CONTENT = "content"
 _ADVICE = "Give the loader the same settings, or load with strict=False to go on from the same numbers."
 
 
@@ -203,8 +205,8 @@ def _check(state: Any) -> list[int]:
         raise StateError(f"this is no state of a planned loader of version {STATE_VERSION}, but {version!r}.")
     numbers = [state.get(name) for name in _NUMBERS]
     for name, number in zip(_NUMBERS, numbers, strict=True):
-        if type(number) is not int or number < 0:
-            raise StateError(f"state: {name} is {number!r}, where a whole number of 0 or more belongs.")
+        if type(number) is not int or not 0 <= number < _MAX_NUMBER:
+            raise StateError(f"state: {name} is {number!r}, where a whole number from 0 to 2**62 - 1 belongs.")
     if state["consumed"] > state["epoch_samples"]:
         msg = f"state: consumed is {state['consumed']}, more than the {state['epoch_samples']} samples of its epoch."
         raise StateError(f"{msg}\n  It is damaged.")
@@ -220,6 +222,8 @@ def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, s
         StateError: It is, and `strict`.
     """
     differing = _differences(here, there)
+    if _notes_content(here) and not _notes_content(there):
+        differing.append("it was saved by a version that did not note what the shards hold, which may be other samples")
     if differing and strict:
         raise StateError(f"this state belongs to another sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
     if differing:
@@ -227,10 +231,31 @@ def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, s
 
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """Each field in which two fingerprints differ, with both values."""
+    """Each field in which two fingerprints differ, with both values; what the shards hold, where both note it."""
+    (here, own), (there, others) = _divided(here), _divided(there)
     names = dict.fromkeys([*here, *there])
-    return [
+    differing = [
         f"{name} is {here.get(name)!r} here and {there.get(name)!r} in the state"
         for name in names
         if here.get(name) != there.get(name)
     ]
+    if not differing and any(None not in pair and pair[0] != pair[1] for pair in zip(own, others, strict=True)):
+        differing.append("the shards of these names and numbers of samples hold other bytes than then, by their sha256")
+    return differing
+
+
+def _divided(fingerprint: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    """A fingerprint without what its shards hold, and that of each part; None where it is not noted."""
+    parts = fingerprint.get("parts")
+    if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
+        rest = {name: value for name, value in fingerprint.items() if name != _CONTENT}
+        return rest, [fingerprint.get(_CONTENT)]
+    bare = [{name: value for name, value in part.items() if name != _CONTENT} for part in parts]
+    return {**fingerprint, "parts": bare}, [part.get(_CONTENT) for part in parts]
+
+
+def _notes_content(fingerprint: Mapping[str, Any]) -> bool:
+    """Whether the version that saved it notes what the shards hold, where it can be known."""
+    parts = fingerprint.get("parts")
+    noted = parts if isinstance(parts, list) else [fingerprint]
+    return all(isinstance(part, Mapping) and _CONTENT in part for part in noted)

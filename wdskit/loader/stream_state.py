@@ -18,6 +18,7 @@ from wdskit.pipeline.marks import How, Mark, Start
 
 STATE_VERSION = 1
 _MAX_NUMBERS = 1 << 26
+_MAX_EPOCH = 1 << 30  # its draws are numbers of 63 bits
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,10 @@ def _worker_of_json(worker: Mapping[str, Any]) -> Start:
     begun, mark = worker["begun"], worker["mark"]
     return Start(
         how=How[worker["how"].upper()],
-        epoch=_natural(worker["epoch"]),
-        num_items=_natural(worker["received"]),
-        mark=mark and Mark(_natural(mark[0]), _unpacked(mark[1])),
-        begun=begun and _unpacked(begun),
+        epoch=_natural("a worker's epoch", worker["epoch"], _MAX_EPOCH),
+        num_items=_natural("received", worker["received"]),
+        mark=mark and Mark(_natural("mark", mark[0]), _unpacked("mark", mark[1])),
+        begun=begun and _unpacked("begun", begun),
     )
 
 
@@ -95,8 +96,8 @@ def read_state(state: Any, setting: Mapping[str, int], fingerprint: Mapping[str,
     compare_fingerprints(fingerprint, state["fingerprint"], strict=strict)
     try:
         return StreamState(
-            epoch=_natural(state["epoch"]),
-            next_worker=_natural(state["next_worker"]),
+            epoch=_natural("epoch", state["epoch"], _MAX_EPOCH),
+            next_worker=_natural("next_worker", state["next_worker"], len(state["workers"])),
             workers=tuple(map(_worker_of_json, state["workers"])),
         )
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, zlib.error, binascii.Error) as err:
@@ -109,14 +110,20 @@ def _packed(standing: Standing) -> str:
     return base64.b64encode(zlib.compress(np.diff(numbers, prepend=0).tobytes(), 9)).decode()
 
 
-def _unpacked(text: str) -> Standing:
+def _unpacked(name: str, text: str) -> Standing:
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(base64.b64decode(text, validate=True), 8 * _MAX_NUMBERS)
-    return Standing.of_numbers(np.cumsum(np.frombuffer(data, dtype="<i8")).tolist())
+    numbers = np.cumsum(np.frombuffer(data, dtype="<i8"))
+    if len(numbers) and numbers.min() < 0:
+        msg = f"{name} holds {numbers.min()}, where a whole number of 0 or more belongs"
+        raise ValueError(msg)
+    standing = Standing.of_numbers(numbers.tolist())
+    _natural(f"{name}: first epoch", standing.first_epoch, _MAX_EPOCH)
+    return standing
 
 
-def _natural(value: object) -> int:
-    if type(value) is not int or value < 0:
-        msg = f"{value!r} is no whole number of 0 or more"
+def _natural(name: str, value: object, most: int = 1 << 62) -> int:
+    if type(value) is not int or not 0 <= value < most:
+        msg = f"{name} is {value!r}, where a whole number from 0 to {most - 1} belongs"
         raise ValueError(msg)
     return value

@@ -235,6 +235,8 @@ class _Composer:
         if self.shards is None:
             return {}
         names = "\n".join(url.rpartition("/")[2] for url in self.shards.urls)
+        digests = [entry.sha256 if entry else "" for entry in self.shards.entries]
+        content = hashlib.sha256("".join(digests).encode()).hexdigest() if all(digests) else None
         told = self.specs[0].model_dump(exclude={"shards", "check", "classes"})
         kinds = ("splitter", "open", "stream", "batch", "epoch")
         stages = [spec.name for spec in self.specs[1:] if getattr(spec, "kind", None) in kinds]
@@ -244,6 +246,7 @@ class _Composer:
             "order_version": ORDER_VERSION,
             **{name: value for name, value in told.items() if value is not None},
             "shards": hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest(),
+            "content": content,
             "stages": stages,
             "sizes": [size for size in sizes if size is not None],
         }

@@ -83,7 +83,11 @@ def _fingerprint(part: PartSpec, table: ShardTable) -> dict[str, Any]:
     if isinstance(weight, Mapping):
         weight = {str(at): value for at, value in weight.items()}  # keys as JSON gives them back
     told = {"weight": weight, "repeat": part.repeat}
-    return {"digest": table.digest(), **{name: value for name, value in told.items() if value is not None}}
+    return {
+        "digest": table.digest(),
+        "content": table.content(),
+        **{name: value for name, value in told.items() if value is not None},
+    }
 
 
 def _part_seed(seed: int, number: int) -> int:

@@ -1,0 +1,117 @@
+"""A state is taken for the data that it was saved with, and for no other of the same names and counts."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shards import write_shard
+
+from wdskit import Pipeline
+from wdskit.errors import StateError
+from wdskit.shards.indexing import index_folder
+from wdskit.shards.splitting import split
+
+
+def write(folder: Path, numbers: list[int], *, is_indexed: bool = True) -> str:
+    folder.mkdir(exist_ok=True)
+    for shard in range(3):
+        part = numbers[shard * 8 : shard * 8 + 8]
+        write_shard(folder / f"s-{shard}.tar", {f"k{number:03d}": {"cls": b"%03d" % number} for number in part})
+    if is_indexed:
+        index_folder(folder, workers=1)
+    return str(folder)
+
+
+FORWARD = list(range(24))
+BACKWARD = FORWARD[::-1]
+
+PIPES: dict[str, Any] = {
+    "exact": lambda folder: Pipeline().exact(folder),
+    "resampled": lambda folder: Pipeline().resampled(folder),
+    "sequential": lambda folder: Pipeline().sequential(folder),
+    "range": lambda folder: Pipeline().exact(folder, range=["0%", "50%"]),
+    "split": lambda folder: Pipeline().exact(folder, split="train"),
+    "mixture": lambda folder: Pipeline().exact(
+        mixture=[{"shards": folder, "repeat": 1}, {"shards": f"{folder}/s-1.tar", "repeat": 1}]
+    ),
+    "weights": lambda folder: (
+        Pipeline()
+        .exact(mixture=[{"shards": folder, "weight": 3}, {"shards": f"{folder}/s-1.tar", "weight": 1}])
+        .with_epoch(20)
+    ),
+    "stream": lambda folder: Pipeline().stream(folder),
+    "stream with_epoch": lambda folder: Pipeline().stream(folder, resampled=True).with_epoch(9),
+    "stream of one": lambda folder: Pipeline().stream(f"{folder}/s-1.tar").shuffle(3),
+}
+
+
+def loader_of(name: str, folder: str) -> Any:
+    if name == "split":
+        split(folder, {"train": 0.8, "val": 0.2}, overwrite=True)
+    return PIPES[name](folder).to_tuple("__key__").loader(workers=0)
+
+
+def stopped(loader: Any) -> dict[str, Any]:
+    for step, _ in enumerate(loader):
+        if step == 4:
+            break
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_state_of_other_samples_under_the_same_names_is_refused(tmp_path, name, caplog):
+    state = stopped(loader_of(name, write(tmp_path / "a", FORWARD)))
+    other = loader_of(name, write(tmp_path / "b", BACKWARD))
+    with pytest.raises(StateError, match=r"another sequence of samples: (the shards .* hold other bytes|parts is)"):
+        other.load_state_dict(state)
+    with caplog.at_level(logging.WARNING, logger="wdskit"):
+        other.load_state_dict(state, strict=False)
+    assert "another sequence of samples is loaded" in caplog.text
+    next(iter(other))
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_state_is_taken_for_the_same_shards_elsewhere(tmp_path, name):
+    loader = loader_of(name, write(tmp_path / "a", FORWARD))
+    state = stopped(loader)
+    other = loader_of(name, write(tmp_path / "b", FORWARD))
+    other.load_state_dict(state)
+    loader.load_state_dict(state)
+    assert list(other) == list(loader)
+
+
+def without_content(state: dict[str, Any]) -> dict[str, Any]:
+    """As it was saved before states noted the content of shards."""
+    state = copy.deepcopy(state)
+    for noted in state["fingerprint"].get("parts", [state["fingerprint"]]):
+        del noted["content"]
+    return state
+
+
+@pytest.mark.parametrize("name", PIPES)
+def test_a_state_of_before_is_refused_with_the_reason_and_can_be_loaded_all_the_same(tmp_path, name, caplog):
+    folder = write(tmp_path / "a", FORWARD)
+    loader = loader_of(name, folder)
+    state = stopped(loader)
+    other = loader_of(name, folder)
+    told = "saved by a version that did not note what the shards hold"
+    with pytest.raises(StateError, match=rf"{told}.*\n.*strict=False"):
+        other.load_state_dict(without_content(state))
+    with caplog.at_level(logging.WARNING, logger="wdskit"):
+        other.load_state_dict(without_content(state), strict=False)
+    assert told in caplog.text
+    loader.load_state_dict(state)
+    assert list(other) == list(loader)
+
+
+def test_the_content_of_shards_without_an_index_is_not_known(tmp_path):
+    state = stopped(loader_of("stream", write(tmp_path / "a", FORWARD, is_indexed=False)))
+    assert state["fingerprint"]["content"] is None
+    indexed = loader_of("stream", write(tmp_path / "b", FORWARD))
+    indexed.load_state_dict(state)
+    loader_of("stream", write(tmp_path / "c", FORWARD, is_indexed=False)).load_state_dict(stopped(indexed))
