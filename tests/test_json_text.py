@@ -17,7 +17,7 @@ from wdskit.packing.facts import add_facts
 
 TEXTS = {
     "numbers": rb'{"a": 1.10, "b": 1E5, "c": -0.0, "d": 1e999, "e": 0.1000000000000000055511151231257827}',
-    "large integers": b'{"n": 123456789012345678901234567890, "m": 1' + b"0" * 9000 + b"}",
+    "large integers": b'{"n": 123456789012345678901234567890, "m": 1' + b"0" * 4000 + b"}",
     "members of one name": b'{"b": 1, "a": {"x": 1, "x": 2}, "b": 2, "b": 3}',
     "no numbers": b'{"a": NaN, "b": [Infinity, -Infinity]}',
     "escapes": rb'{"a": "\u00e9\/\ud800", "\u0062": "\u0041"}',
@@ -55,11 +55,28 @@ def in_shards(path: Path, text: bytes, out: Path) -> None:
     reshard(str(write_shard(path / "s.tar", {"c/a b": {"jpg": image_bytes(), "json": text}})), out, keys="hashed")
 
 
+def in_a_table(path: Path, text: bytes, out: Path) -> None:
+    """A line of JSONL is the sample's JSON as it stands."""
+    path.mkdir()
+    (path / "a.jpg").write_bytes(image_bytes())
+    (path / "rows.jsonl").write_bytes(b'{"image":"a.jpg",' + text.removeprefix(b"{") + b"\n")
+    pack(path / "rows.jsonl", out)
+
+
 def derived(path: Path, text: bytes, out: Path) -> None:
     pack([{"__key__": "ab", "jpg": image_bytes(), "json": text}], out, derive="width,height,bytes,sha256")
 
 
 WAYS = [in_folder, in_tar, in_rows, in_a_file_of_rows, in_shards, derived]
+
+
+@pytest.mark.parametrize(
+    "text", [TEXTS["large integers"], b'{"a": 1.10, "b": 1E5, "c": -0.0, "d":\t0.10000000000000000555, "e": [ ]}']
+)
+def test_a_line_of_a_table_is_the_json_of_its_sample_as_it_stands(tmp_path, text):
+    in_a_table(tmp_path / "source", text, tmp_path / "out")
+    ((_, sample),) = samples_in(tmp_path / "out").items()
+    assert sample["json"] == b'{"image":"a.jpg",' + text.removeprefix(b"{")
 
 
 def same_start(one: bytes, other: bytes) -> int:

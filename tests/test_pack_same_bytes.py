@@ -86,11 +86,11 @@ def test_golden_files_of_a_folder(tmp_path, monkeypatch):
 
 
 def test_golden_files_of_a_manifest(tmp_path):
-    """The same from JSONL and from CSV, where what is in `json` is text."""
+    """The same from CSV, where what is in `json` is text, and from JSONL that is written as we write it."""
     (tmp_path / "0.jpg").write_bytes(TINY)
     (tmp_path / "m.csv").write_text("image,caption,cls\n0.jpg,“a”,3\n,b,4\n", encoding="utf-8")
     (tmp_path / "m.jsonl").write_text(
-        '{"image": "0.jpg", "caption": "\\u201ca\\u201d", "cls": "3"}\n\n{"image":"","caption":"b","cls":"4"}',
+        '{"image":"0.jpg","caption":"“a”","cls":"3"}\n\n{"image":"","caption":"b","cls":"4"}',
         encoding="utf-8",
     )
     for name in ("m.csv", "m.jsonl"):

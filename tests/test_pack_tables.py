@@ -67,10 +67,31 @@ def test_jsonl_keeps_its_columns_and_rows_without_an_image(tmp_path):
     assert samples["text-only"].keys() == {"json"}
 
 
-def test_the_json_of_a_row_is_compact_in_the_order_of_its_columns(tmp_path):
-    path = manifest(tmp_path, "m.jsonl", '{"z": 1.50, "a": "\\u00e4",\t"key": "k" , "b": [ ]}\n')
-    pack(path, tmp_path / "out")
-    assert samples_in(tmp_path / "out")["k"]["json"] == '{"z":1.5,"a":"ä","key":"k","b":[]}'.encode()
+def test_the_json_of_a_row_is_its_line_as_it_stands(tmp_path):
+    line = '{"z": 1.50, "a": "\\u00e4",\t"key": "k" , "b": [ ]}'
+    pack(manifest(tmp_path, "m.jsonl", f"  {line} \r\n"), tmp_path / "out")
+    assert samples_in(tmp_path / "out")["k"]["json"] == line.encode()
+
+
+def test_the_json_of_a_row_of_text_is_compact_in_the_order_of_its_columns(tmp_path):
+    pack(manifest(tmp_path, "m.csv", "z,key,a\n1.50,k,ä\n"), tmp_path / "out")
+    assert samples_in(tmp_path / "out")["k"]["json"] == '{"z":"1.50","key":"k","a":"ä"}'.encode()
+
+
+def test_a_cell_is_as_long_as_a_row_may_be(tmp_path):
+    """Python's csv refuses cells of over 131,072 characters unless it is asked not to; it is as it was behind that."""
+    before = csv.field_size_limit()
+    text = "long " * 400_000
+    pack(manifest(tmp_path, "m.csv", f'image,caption\nimages/0000.jpg,"{text}"\n'), tmp_path / "out")
+    (sample,) = samples_in(tmp_path / "out").values()
+    assert json.loads(sample["json"])["caption"] == text
+    assert csv.field_size_limit() == before
+
+
+def test_a_quote_that_is_never_closed_is_still_told(tmp_path):
+    rows = "".join(f"images/{number:04d}.jpg,text\n" for number in range(300_000))
+    with pytest.raises(PackError, match="quote that is not doubled or not closed"):
+        pack(manifest(tmp_path, "m.csv", f'image,caption\nimages/0000.jpg,"open\n{rows}'), tmp_path / "out")
 
 
 def test_csv_keeps_quotes_newlines_and_a_bom(tmp_path):
@@ -255,7 +276,8 @@ def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, 
         ("m.csv", "image,x\nimages/0000.jpg,1\n".encode("utf-16"), "m.csv:1: it holds a NUL, as text in UTF-16"),
         ("m.csv", 'a,b\n1,2\n"open,2\n3,4\n', "m.csv:3: it is no CSV: unexpected end of data.\n  Look for a quote"),
         ("m.csv", 'a,b\n"x"y,2\n', "m.csv:2: it is no CSV"),
-        ("m.csv", "a,b\n1," + "x" * 200_000 + "\n", "m.csv:2: it is no CSV: field larger.*\n.*as JSONL"),
+        ("m.csv", 'a,b\n1,"' + ("x" * 999 + "\n") * 5_000, "m.csv:2: it is no CSV: field larger.*\n.*as JSONL"),
+        ("m.csv", "a,b\n1," + "x" * 5_000_000 + "\n", "m.csv:2: this line is longer than the 4194304 bytes"),
         ("m.jsonl", "", "m.jsonl: there is nothing to pack"),
         ("m.jsonl", "\n\n", "m.jsonl: there is nothing to pack"),
         ("m.csv", "image\n", "m.csv: there is nothing to pack"),

@@ -50,16 +50,17 @@ class Records:
         *,
         keys: str,
         fields: Mapping[str, FieldBytes] | None = None,
+        text: str | None = None,
     ) -> Row:
         """The row of a record: `json` with all columns, the image, and `cls` where a column of that name holds a whole
-        number. More fields may be given.
+        number. More fields may be given, and the record's JSON where it was read from such: it is kept as it is.
 
         Raises:
             RowError: It cannot be packed.
         """
         image = self._image(record, where)
         fields = {**(fields or {}), **({} if image is None else self.image_file(image, where))}
-        return self.row_of(record, fields, image, number, where, keys=keys)
+        return self.row_of(record, fields, image, number, where, keys=keys, text=text)
 
     def row_of(
         self,
@@ -71,6 +72,7 @@ class Records:
         *,
         keys: str,
         column: str | None = None,
+        text: str | None = None,
     ) -> Row:
         """The row of a record whose image is found already: `fields` has it, and `image` is its path where it has one.
         The image comes from `column`, where that is not a part of the record.
@@ -79,7 +81,8 @@ class Records:
             RowError: It cannot be packed.
         """
         try:
-            fields["json"] = to_json(record)
+            encoded = to_json(record)
+            fields["json"] = encoded if text is None else text.encode()
         except (ValueError, TypeError) as err:
             remedy = "Mend it, leave this column out of the table, or use --skip-bad."
             raise row_error(where, _unwritable(record, err), remedy) from err

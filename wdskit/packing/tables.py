@@ -25,8 +25,8 @@ _PLAIN_SUFFIXES = (*_JSON_SUFFIXES, ".csv", ".tsv")
 SUFFIXES = (*_PLAIN_SUFFIXES, *(f"{suffix}.gz" for suffix in _PLAIN_SUFFIXES))
 _OTHER_SEPARATORS = (";", "\t", "|", ",")
 
-_Line: TypeAlias = tuple[str, Mapping[str, Any] | RowError]
-"""The place of a row, and its columns or what is wrong with it."""
+_Line: TypeAlias = tuple[str, Mapping[str, Any] | RowError, str | None]
+"""The place of a row, its columns or what is wrong with it, and its JSON if it is a line of that."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ def _open_text(path: str, *, newline: str) -> Iterator[IO[str]]:
 
 def _rows_of(lines: Iterable[_Line], records: Records, keys: str) -> Iterator[Row | RowError]:
     """The rows of records, numbered with those that are bad."""
-    for number, (where, record) in enumerate(lines):
+    for number, (where, record, text) in enumerate(lines):
         if isinstance(record, RowError):
             yield record
             continue
         try:
-            yield records.row(record, number, where, keys=keys)
+            yield records.row(record, number, where, keys=keys, text=text)
         except RowError as err:
             yield err
 
@@ -106,17 +106,17 @@ def _json_rows(file: IO[str], path: str) -> Iterator[_Line]:
         if not line.strip():
             continue
         if not _is_utf8(line):
-            yield where, _no_utf8(where)
+            yield where, _no_utf8(where), None
             continue
         try:
             row = decode(line)
         except (ValueError, RecursionError) as err:
-            yield where, row_error(where, f"it is no JSON: {err}", "One JSON object a line.")
+            yield where, row_error(where, f"it is no JSON: {err}", "One JSON object a line."), None
             continue
         if isinstance(row, dict):
-            yield where, row
+            yield where, row, line.strip()
         else:
-            yield where, row_error(where, f"it holds a {type(row).__name__}", "One JSON object a line.")
+            yield where, row_error(where, f"it holds a {type(row).__name__}", "One JSON object a line."), None
 
 
 def _lines(file: IO[str], path: str) -> Iterator[str]:
@@ -146,6 +146,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[_Line]:
     else:
         reader = csv.reader(lines, strict=True)
     start = 1
+    limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process: 131,072 characters unless somebody says more
     try:
         header = next(reader, [])
         _check_header(header, path, "\t" if is_tsv else ",")
@@ -156,14 +157,17 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[_Line]:
             if not cells:
                 continue
             if len(cells) != len(header):
-                yield where, row_error(where, f"it has {len(cells)} columns, the header {len(header)}", "Mend the row.")
+                problem = f"it has {len(cells)} columns, the header {len(header)}"
+                yield where, row_error(where, problem, "Mend the row."), None
             elif not all(map(_is_utf8, cells)):
-                yield where, _no_utf8(where)
+                yield where, _no_utf8(where), None
             else:
-                yield where, dict(zip(header, cells, strict=True))
+                yield where, dict(zip(header, cells, strict=True)), None
     except csv.Error as err:
         what, remedy = ("TSV", "W") if is_tsv else ("CSV", "Look for a quote that is not doubled or not closed; or w")
         raise PackError(f"{path}:{start}: it is no {what}: {err}.\n  {remedy}rite it as JSONL.") from err
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _check_header(header: list[str], path: str, separator: str) -> None:
