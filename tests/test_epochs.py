@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 
 import pytest
 from shards import draw, write_numbers
 
 from wdskit import Pipeline, StateError
+from wdskit.loader import workers
 from wdskit.shards.indexing import index_folder
 
 KINDS = ["planned", "stream", "stream with_epoch", "stream, 2 workers"]
@@ -81,6 +83,25 @@ def test_an_epoch_that_is_set_inside_another_is_the_next_one_after_a_break_too(n
     assert plain(batches) == five
     loader.set_epoch(0)
     assert plain(loader) == zero
+
+
+@pytest.mark.parametrize("epoch", [0, 5])
+def test_a_worker_that_is_slow_to_start_reads_what_the_next_iteration_is_told(numbers, monkeypatch, epoch):
+    """It starts the iteration that was left when the next epoch is set already, and finishes that one for nobody."""
+    [wanted] = epochs(KINDS[-1], numbers, epoch)
+    go_on = multiprocessing.get_context("fork").Event()
+
+    def start_worker(number: int) -> None:
+        assert number == 0 or go_on.wait(30)
+
+    monkeypatch.setattr(workers, "_start_worker", start_worker)
+    source = Pipeline().stream(numbers, seed=3, resampled=True).split_by_worker().map(draw).batched(4).with_epoch(3)
+    loader = source.loader(workers=2, start_method="fork")
+    next(iter(loader))
+    set_epoch = loader.pipeline.set_epoch
+    monkeypatch.setattr(loader.pipeline, "set_epoch", lambda epoch: (set_epoch(epoch), go_on.set()))
+    loader.set_epoch(epoch)
+    assert plain(loader) == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS)

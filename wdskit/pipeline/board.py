@@ -92,6 +92,12 @@ class Board:
             row[1] = self._head[1]
         return int(row[1])
 
+    def set_one(self) -> int:
+        """The epoch that was set last, whatever a worker has finished since: one that is slow to start an iteration may
+        start when the next one is set, and finish that one before anybody listens.
+        """
+        return int(self._head[1])
+
     def finish(self, worker: int, epoch: int) -> None:
         """Note that a worker has finished `epoch`."""
         self._rows[worker, 1:3] = epoch + 1

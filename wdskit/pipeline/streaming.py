@@ -92,7 +92,8 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             msg = f"{run.num_workers} workers: this pipeline was built for {self.board.max_workers}."
             raise PipelineError(f"{msg} Build it with build(max_workers={run.num_workers}).")
         check_splits(self.pipeline, self.layout, run.place.world_size, run.num_workers)
-        epoch = self.board.next_epoch(self._row)
+        # A loader sets each epoch that it begins; alone, they count themselves on.
+        epoch = self.board.next_epoch(self._row) if self.marks is None else self.board.set_one()
         shift = 0 if self.marks is None else self.marks.shift(self._row, epoch)
         run.worker = (self._row + shift) % run.num_workers
         return epoch
