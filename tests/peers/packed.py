@@ -34,7 +34,7 @@ def pack_all(root: Path) -> dict[str, Packed]:
     make_folder(root / "both", {"dog/old": 2}, kind="PNG", suffix=".png")
     pack(root / "photos", root / "images", max_samples=3, shuffle=1)
     pack(root / "both", root / "mixed", max_samples=5, shuffle=2, workers=1)
-    pack(_manifest(root), root / "table", max_samples=4)
+    pack(_manifest(root), root / "table", max_samples=4, allow_no_image=True)
     pack([{"__key__": key, **fields} for key, fields in _rows().items()], root / "rows", max_samples=4)
     pack([{"__key__": key, **fields} for key, fields in _names().items()], root / "names", max_samples=2)
     made = {
@@ -80,15 +80,22 @@ def _lines() -> list[dict[str, Any]]:
 
 def _manifest(root: Path) -> Path:
     path = root / "manifest.jsonl"
-    lines = [json.dumps(line, ensure_ascii=number % 2 == 0) for number, line in enumerate(_lines())]
-    path.write_text("\n".join(lines), encoding="utf-8")
+    path.write_text("\n".join(map(_line, range(len(_lines())))), encoding="utf-8")
     return path
+
+
+def _line(number: int) -> str:
+    """The JSON of a row, which is that of its sample."""
+    return json.dumps(_lines()[number], ensure_ascii=number % 2 == 0)
 
 
 def _table(root: Path) -> Samples:
     return {
-        line["key"]: ({"jpg": (root / line["image"]).read_bytes()} if line["image"] else {}) | {"json": as_json(line)}
-        for line in _lines()
+        line["key"]: {
+            **({"jpg": (root / line["image"]).read_bytes()} if line["image"] else {}),
+            "json": _line(number).encode(),
+        }
+        for number, line in enumerate(_lines())
     }
 
 
