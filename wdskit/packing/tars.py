@@ -9,11 +9,11 @@ from pathlib import Path
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.patterns import list_shards
+from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
 from wdskit.packing.members import row_or_error
 from wdskit.packing.references import PartBytes
 from wdskit.packing.rows import Row
-from wdskit.shards.unfinished import refuse_part
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 
