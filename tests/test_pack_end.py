@@ -15,9 +15,9 @@ from pack_cases import Scenario, copy, make_scenarios, remains_of, rows, without
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, finish_pack, pack
+from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.files import Disk
 from wdskit.packing import finished, started
-from wdskit.shards.unfinished import RECORD_NAME
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 NAMES = ["rows", "folder", "addition", "beside", "replacing", "parts", "added parts", "stream", "overwriting"]

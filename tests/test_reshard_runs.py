@@ -16,11 +16,11 @@ from shards import bytes_in, samples_in, write_shard
 import wdskit
 from wdskit import ConfigError, FolderIndexError, PackError, WdskitError, finish_pack, pack, split, verify
 from wdskit.dataset.index import read_index
+from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.packing import record, reshard, reshard_sources, started
 from wdskit.packing.record import read_record
 from wdskit.shards.also import KINDS
 from wdskit.shards.indexing import index_folder
-from wdskit.shards.unfinished import RECORD_NAME
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 

@@ -10,11 +10,11 @@ import pytest
 from disks import HastyDisk, Stopped, WatchedDisk
 from shards import bytes_in
 
-from wdskit import FolderIndexError, finish_pack, info, pack, reshard, verify
+from wdskit import FolderIndexError, Pipeline, finish_pack, info, pack, reshard, verify
 from wdskit.cli import app
 from wdskit.dataset.index import INDEX_NAME
+from wdskit.dataset.unfinished import RECORD_NAME, find_unfinished
 from wdskit.shards.indexing import index_folder
-from wdskit.shards.unfinished import RECORD_NAME, find_unfinished
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 
@@ -172,3 +172,23 @@ def test_verify_does_not_send_anybody_to_index_what_is_not_finished(tmp_path, ca
         assert end.value.code == code
         assert "`wdskit pack` has begun here and is not finished" in told
         assert "wdskit index" not in told
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["planned", "stream"])
+def test_a_stream_of_a_part_is_refused_wherever_the_run_was_stopped(tmp_path, is_once):
+    """As a folder and as a glob; shards that are named one by one are read."""
+    for at in itertools.count(0, 3):
+        folder = tmp_path / str(at)
+        is_done = stop(folder, iter(rows(0, 5)) if is_once else rows(0, 5), at)
+        shards = sorted(map(str, folder.glob("*.tar")))
+        for pattern in (str(folder), f"{folder}/*.tar", [f"{folder}/p-*.tar"]) if shards else ():
+            pipe = Pipeline().stream(pattern)
+            if is_done or (folder / INDEX_NAME).exists():
+                assert len(list(pipe.loader(workers=0))) == 5
+                continue
+            with pytest.raises(FolderIndexError, match=r"`wdskit pack` has begun here and is not finished"):
+                pipe.loader(workers=0)
+        if shards:
+            assert list(Pipeline().stream(shards).loader(workers=0))
+        if is_done:
+            break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from wdskit.dataset.keys import split_name
@@ -16,6 +16,11 @@ from wdskit.tar.window import Read, Spill
 
 _CHECKED_BYTES = 1 << 20  # from here on a look at the file's size is nothing beside the read
 
+OnSample = Callable[[int, int, int, Mapping[str, Any]], None]
+"""Told of each sample before it is yielded: its number, the offset of its first header, that behind its last member and
+all that is no sample's behind it, and the sample.
+"""
+
 
 class ShardReader:
     """The samples of one tar stream, in order; a fault raises after the last whole sample.
@@ -27,6 +32,7 @@ class ShardReader:
         read: As `tar.reader.TarReader` takes it.
         shard: Path or URL, for messages and `__url__`.
         on_member: Told of each member before its sample is yielded, those that belong to none included.
+        on_sample: Told of each sample before it is yielded; what it raises goes on.
         hold_bytes: As `TarReader` takes it.
         spill: As `TarReader` takes it.
 
@@ -42,10 +48,12 @@ class ShardReader:
         *,
         shard: str,
         on_member: OnMember | None = None,
+        on_sample: OnSample | None = None,
         hold_bytes: int = MAX_READ_MEMBER_BYTES,
         spill: Spill | None = None,
     ) -> None:
         self.shard = shard
+        self._on_sample = on_sample
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
@@ -75,10 +83,10 @@ class ShardReader:
                     continue
                 if split[0] != key:
                     if key is not None:
-                        yield self._whole(first, sample)
+                        yield self._whole(first, start, sample)
                     key = split[0]
                     if key in keys:
-                        raise self._fault(start, f"key {key!r} stands in two places that are not side by side")
+                        raise self._fault(start, _twice(key))
                     keys.add(key)
                     first = start
                     sample = {"__key__": key, "__url__": self.shard}
@@ -90,21 +98,52 @@ class ShardReader:
         except ShardError as err:
             raise err.after(self.num_samples) from err.__cause__
         if key is not None:
-            yield self._whole(first, sample)
+            yield self._whole(first, self.stop, sample)
 
-    def _whole(self, start: int, sample: dict[str, Any]) -> dict[str, Any]:
+    def _whole(self, start: int, stop: int, sample: dict[str, Any]) -> dict[str, Any]:
         """Count a sample that is complete, which is when the next key or the end marker has been seen."""
+        if self._on_sample is not None:
+            self._on_sample(self.num_samples, start, stop, sample)
         self.num_samples += 1
         self.starts.append(start)
         return sample
 
     def _fault(self, offset: int, problem: str) -> ShardError:
-        return ShardError(
-            shard=self.shard,
-            offset=offset,
-            problem=problem,
-            remedy="Pack it again, with the fields of a sample side by side and keys that differ.",
-        )
+        return ShardError(shard=self.shard, offset=offset, problem=problem, remedy=_PACK_AGAIN)
+
+
+_PACK_AGAIN = "Pack it again, with the fields of a sample side by side and keys that differ."
+
+
+def _twice(key: str) -> str:
+    return f"key {key!r} stands in two places that are not side by side"
+
+
+def refuse_divided(file: LocalFile, *, shard: str) -> None:
+    """Refuse a shard in which the members of a key do not stand side by side, as where they are grouped by extension:
+    a reader would only know it at the second part, behind samples that lack a field.
+
+    Args:
+        file: The shard, read by its headers alone. Whatever else is wrong with it is left to who reads it.
+        shard: Its path, for messages.
+
+    Raises:
+        ShardError: A key stands in two places.
+    """
+    keys: set[str] = set()
+    key = None
+    members = iter(TarWalk(file.read_at, file.num_bytes, shard=shard))
+    while True:
+        try:
+            name, start, _ = next(members)
+        except (StopIteration, ShardError):
+            return
+        split = split_name(name)
+        if split is not None and split[0] != key:
+            key = split[0]
+            if key in keys:
+                raise ShardError(shard=shard, offset=start, problem=_twice(key), remedy=_PACK_AGAIN, samples_read=0)
+            keys.add(key)
 
 
 class HeaderReader(ShardReader):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
+from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.errors import PackError
 from wdskit.files import Disk
 from wdskit.packing.record import (
@@ -20,7 +21,6 @@ from wdskit.packing.record import (
     shards_of,
     shown,
 )
-from wdskit.shards.unfinished import RECORD_NAME
 from wdskit.storage.urls import LocalFile
 
 LOCKS = ".wdskit-pack*.lock"

@@ -18,10 +18,10 @@ from typing import Any
 from wdskit import __version__
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.errors import PackError
 from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
-from wdskit.shards.unfinished import RECORD_NAME
 
 RECORD_VERSION = 1
 _LOG = ".wdskit-pack{}.log"

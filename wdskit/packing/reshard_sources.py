@@ -10,6 +10,7 @@ from pathlib import Path
 
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, StorageError, WdskitError
 from wdskit.packing.reshard_batch import Gone
 from wdskit.packing.reshard_choice import Choice
@@ -19,7 +20,6 @@ from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.spool import blocks_of
 from wdskit.packing.tars import LEAVE_OUT
 from wdskit.shards.parallel import map_shards
-from wdskit.shards.unfinished import refuse_part
 from wdskit.storage.urls import is_local
 
 

@@ -12,6 +12,7 @@ from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.index import INDEX_NAME, Also, ShardEntry, read_index
 from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.selection_head import list_selections, selection_path
+from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.errors import PackError
 from wdskit.files import Disk, append_lines, publish_bytes, remove_drafts
 from wdskit.packing.destination import DUPLICATES_NAME, REJECTED_NAME
@@ -27,7 +28,6 @@ from wdskit.packing.record import (
     shards_of,
 )
 from wdskit.shards.also import folder_names, shard_names
-from wdskit.shards.unfinished import RECORD_NAME
 
 _LISTS = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
 

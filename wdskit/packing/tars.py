@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
 from wdskit.packing.members import row_or_error
 from wdskit.packing.references import PartBytes
 from wdskit.packing.rows import Row
-from wdskit.shards.unfinished import refuse_part
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 

@@ -10,6 +10,7 @@ from typing import Any
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.others import parse_factors
 from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.pipeline.board import Board
@@ -178,6 +179,7 @@ class _Composer:
 
     def _stage_stream(self, spec: Any, _: str) -> StreamSource:
         shards = list_shards(spec.shards, need_index=spec.check == "sha256")
+        refuse_part(spec.shards, shards)
         if spec.classes == "same":
             folders = shards.folders
             check_labels(folders, folders.__getitem__)

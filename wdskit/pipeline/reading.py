@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.grouping import ShardReader, refuse_divided
 from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.offsets import offsets_path, read_offsets
 from wdskit.dataset.patterns import ShardList
 from wdskit.errors import PipelineError, ShardError
 from wdskit.order.draws import Draws
 from wdskit.pipeline.pacing import clocked
 from wdskit.pipeline.run import Origin, Run
-from wdskit.storage.urls import LocalFile, Stream, is_local, open_stream
+from wdskit.storage.urls import LocalFile, Stream, is_local, local_path, open_stream
 
 DRAW = "__draw__"
 ORDINAL = "__ordinal__"
@@ -74,8 +75,9 @@ class OpenTars:
         run: Says how many samples of the first draw to pass over, and is told where the reading stands.
         entries: The index's line of each shard by URL, where there is one.
         silence: Is told of each draw.
-        check: `size` compares a shard with its line when it is opened, `sha256` reads it once more before, `none` does
-            not.
+        check: `size` compares a shard with its line, its size when it is opened and its samples as they are read;
+            `sha256` reads it once more before; `none` does not. A local shard without a line is looked through first,
+            once, for keys in two places, unless it is `none`.
     """
 
     def __init__(self, run: Run, entries: dict[str, ShardEntry], silence: Silence, *, check: str) -> None:
@@ -84,6 +86,7 @@ class OpenTars:
         self._silence = silence
         self._check = check
         self._digested: set[str] = set()
+        self._looked_at: set[str] = set()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the samples of each draw in order."""
@@ -108,18 +111,25 @@ class OpenTars:
 
     def read(self, url: str) -> Iterator[dict[str, Any]]:
         """The samples of one shard, the shard checked against the index first."""
-        entry = self._entries.get(url)
+        entry = self._entries.get(url) if self._check != "none" else None
         stream = open_stream(url)
+        told = None
         try:
-            if entry is not None and self._check != "none" and isinstance(stream, LocalFile):
-                _check_size(url, stream.num_bytes, entry)
+            if entry is not None:
+                told = Told(url, entry, stream)
+            elif self._check != "none" and url not in self._looked_at:
+                if isinstance(stream, LocalFile) and stream.is_regular:
+                    refuse_divided(stream, shard=url)
+                self._looked_at.add(url)
             if self._check == "sha256" and entry is not None:
                 if not is_local(url):
                     stream = _Digesting(stream, url, entry)
                 elif url not in self._digested:
                     _check_digest(url, entry)
                     self._digested.add(url)
-            yield from ShardReader(self._counted(stream), shard=url)
+            yield from ShardReader(self._counted(stream), shard=url, on_sample=told)
+            if told is not None:
+                told.end()
         finally:
             stream.close()
 
@@ -183,10 +193,72 @@ class Silence:
             raise PipelineError(f"{msg}from {self._num_draws} shards.\n  Look at its select stages.")
 
 
-def _check_size(url: str, num_bytes: int, entry: ShardEntry) -> None:
-    if num_bytes != entry.num_bytes:
-        problem = f"the shard has {num_bytes} bytes, its folder's index says {entry.num_bytes}"
-        raise _changed(url, min(num_bytes, entry.num_bytes), problem)
+class Told:
+    """Compares the samples of a shard, as they are read, with what its folder's index says: their number, their fields,
+    and of a local shard its size and where each sample stands.
+
+    Args:
+        url: Of the shard.
+        entry: Its line.
+        stream: The shard, open.
+
+    Raises:
+        ShardError: The size is another.
+        FolderIndexError: The offsets beside it are another shard's.
+    """
+
+    def __init__(self, url: str, entry: ShardEntry, stream: Stream) -> None:
+        self._url = url
+        self._entry = entry
+        self._offsets: list[int] | None = None
+        self._fields = frozenset((*entry.fields, "__key__", "__url__"))
+        self._unseen = set(entry.fields)
+        self._num_samples = 0
+        if not isinstance(stream, LocalFile):
+            return
+        if stream.num_bytes != entry.num_bytes:
+            problem = f"the shard has {stream.num_bytes} bytes, its folder's index says {entry.num_bytes}"
+            raise _changed(url, min(stream.num_bytes, entry.num_bytes), problem)
+        path = local_path(url)
+        if offsets_path(path).is_file():
+            self._offsets = read_offsets(path, num_bytes=entry.num_bytes, sha256=entry.idx_sha256).tolist()
+
+    def __call__(self, number: int, start: int, stop: int, sample: Mapping[str, Any]) -> None:
+        """Compare a sample before anybody gets it.
+
+        Raises:
+            ShardError: It is another one than the index says.
+        """
+        if number >= self._entry.num_samples:
+            raise self._error(start, f"it holds more samples than the {self._entry.num_samples} that the index says")
+        if self._offsets is not None and self._offsets[number : number + 2] != [start, stop]:
+            first, last = (*self._offsets[number : number + 2], -1, -1)[:2]
+            problem = f"sample {number} stands at bytes {start} to {stop}, by its .idx at {first} to {last}"
+            raise self._error(start, problem)
+        fields = sample.keys()
+        if not fields <= self._fields:
+            others = ", ".join(sorted(fields - self._fields))
+            raise self._error(start, f"sample {number} has fields that the index does not say: {others}")
+        if self._unseen:
+            self._unseen -= fields
+        self._num_samples = number + 1
+
+    def end(self) -> None:
+        """Compare what can be known at the end only.
+
+        Raises:
+            ShardError: Samples or fields are missing.
+        """
+        if self._num_samples != self._entry.num_samples:
+            problem = f"it holds {self._num_samples} samples, the index says {self._entry.num_samples}"
+        elif self._unseen:
+            problem = f"no sample has {', '.join(sorted(self._unseen))}, which the index says of some"
+        else:
+            return
+        raise self._error(self._entry.num_bytes, problem)
+
+    def _error(self, offset: int, problem: str) -> ShardError:
+        return _changed(self._url, offset, problem).after(self._num_samples)
 
 
 def _check_digest(url: str, entry: ShardEntry) -> None:

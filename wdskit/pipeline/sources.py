@@ -117,8 +117,9 @@ class Sources(ABC):
             weights: For resampled draws: how often each `::`-part or list item is drawn, relative to the others.
             upsampling: Instead, as open_clip writes it: how often each *shard* of a part is drawn, `1::2`.
             split: "none" says that every rank and worker is meant to read everything.
-            check: What a shard is compared with when it is opened, where its folder has an index: its "size", its
-                "sha256" too (read once more before it is used), or "none".
+            check: What a shard is compared with, where its folder has an index: its "size", and number, fields and
+                places of its samples as they are read; its "sha256" too (read once more before it is used); or "none".
+                A local shard without an index is looked through for keys in two places first, unless it is "none".
             classes: As with `exact`.
         """
         settings = {

@@ -70,7 +70,8 @@ class StreamSpec(StageSpec):
         None, description="`none`: every rank and worker reads everything, on purpose, where a splitter is missing."
     )
     check: Literal["none", "size", "sha256"] = Field(
-        "size", description="What an indexed shard is compared with when it is opened."
+        "size",
+        description="What an indexed shard is compared with: its size and its samples as they are read, or its sha256.",
     )
     classes: Classes = CLASSES
 

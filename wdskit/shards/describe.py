@@ -12,9 +12,9 @@ from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.selection_head import list_selections, read_head
+from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import FolderIndexError, SelectionError, WdskitError
 from wdskit.shards.contents import Progress, ShardContents, Target, find_shards, join_faults, read_all
-from wdskit.shards.unfinished import find_unfinished
 from wdskit.storage.urls import is_local, local_path
 
 

@@ -14,13 +14,13 @@ from wdskit.dataset.index import Also, FolderIndex, ShardEntry, has_index, read_
 from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.others import counts_told
 from wdskit.dataset.scan import scan_shard
+from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.shards.also import check_names, new_record, parse_also, publish_beside_folder, publish_beside_shard
 from wdskit.shards.folders import local_folder
 from wdskit.shards.locking import hold, lock_folder, wait_for_workers
 from wdskit.shards.parallel import choose_workers, map_shards
-from wdskit.shards.unfinished import refuse_unfinished
 
 Progress = Callable[[int, int], None]
 """Told after each shard: bytes read so far, bytes in all."""

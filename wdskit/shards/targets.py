@@ -13,10 +13,10 @@ from pathlib import Path
 from wdskit.dataset.index import FolderIndex, ShardEntry
 from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.patterns import expand_patterns, may_be_shard
+from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import StorageError
 from wdskit.shards.findings import Finding
 from wdskit.shards.freshness import look_at_index
-from wdskit.shards.unfinished import find_unfinished
 from wdskit.storage.urls import is_local, local_path
 
 _GLOB = re.compile(r"[*?\[]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -114,6 +115,11 @@ class LocalFile:
     def num_bytes(self) -> int:
         """Size of the file now; 0 for a pipe."""
         return os.fstat(self.fd).st_size
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether it is a file with a size, and no pipe."""
+        return stat.S_ISREG(os.fstat(self.fd).st_mode)
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes from where the last call stopped."""

@@ -16,7 +16,7 @@ from typing import Any
 from wdskit.dataset.index import INDEX_NAME, read_index
 from wdskit.dataset.patterns import ShardList, expand_patterns
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
-from wdskit.storage.urls import local_path, read_bytes
+from wdskit.storage.urls import is_local, local_path, read_bytes
 
 RECORD_NAME = ".wdskit-pack.json"
 """What a run knows of itself, while it is at work or was stopped."""
@@ -132,13 +132,14 @@ def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
 
     Args:
         source: What the user wrote.
-        found: Its shards, all of them local.
+        found: Its shards; of remote ones nothing is known.
 
     Raises:
         FolderIndexError: They are what a run has come to that is not finished.
     """
     named = {path for item in ([source] if isinstance(source, str) else source) for path in expand_patterns(item)}
-    parts = (url for url, entry in zip(found.urls, found.entries, strict=True) if entry is None and url not in named)
+    pairs = zip(found.urls, found.entries, strict=True)
+    parts = (url for url, entry in pairs if entry is None and url not in named and is_local(url))
     for parent in dict.fromkeys(map(os.path.dirname, parts)):
         begun = find_unfinished(Path(local_path(parent) or "."))
         if begun is not None:

@@ -1,0 +1,179 @@
+"""A stream compares shards with the index beside them as it reads, and tells of a key in two places before all else."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import random
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shards import write_shard
+
+from wdskit import Pipeline
+from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.offsets import offsets_path, read_offsets
+from wdskit.errors import FolderIndexError, ShardError
+from wdskit.shards.indexing import index_folder
+
+
+def stream(path: Path | str, **settings: Any) -> Pipeline:
+    return Pipeline().stream(str(path), shuffle_shards=False, **settings)
+
+
+def read(pipe: Pipeline) -> tuple[list[dict[str, bytes]], Exception | None]:
+    """The samples that come, and the error behind them."""
+    samples: list[dict[str, bytes]] = []
+    try:
+        samples.extend(
+            {name: data for name, data in sample.items() if name != "__url__"} for sample in pipe.loader(workers=0)
+        )
+    except ShardError as err:
+        return samples, err
+    return samples, None
+
+
+def tar_of(members: list[tuple[str, bytes]]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def random_members(seed: int) -> list[tuple[str, bytes]]:
+    """Samples of one or two fields, in some order of few sizes."""
+    draws = random.Random(seed)
+    members = []
+    for number in range(6):
+        members.append((f"k{seed}{number}.cls", b"%d" % seed * draws.choice([1, 600])))
+        if draws.random() < 0.7:
+            members.append((f"k{seed}{number}.txt", b"t" * draws.choice([1, 600])))
+    return members
+
+
+def test_a_shard_spliced_of_two_others_gives_samples_at_their_places_only(tmp_path):
+    """The first part of one, the rest of another, of the size of the indexed one."""
+    num_wrong = 0
+    for seed in range(5):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        one, other = tar_of(random_members(seed)), tar_of(random_members(seed + 50))
+        (folder / "s.tar").write_bytes(one)
+        index_folder(folder, workers=1)
+        offsets = read_offsets(folder / "s.tar", num_bytes=len(one)).tolist()
+        size = min(len(one), len(other))
+        for cut in range(0, size, 512):
+            spliced = (one[:cut] + other[cut:])[: len(one)].ljust(len(one), b"\0")
+            (folder / "s.tar").write_bytes(spliced)
+            samples, error = read(stream(folder))
+            reader = ShardReader(io.BytesIO(spliced).read, shard="s.tar")
+            with contextlib.suppress(ShardError):
+                assert [{**sample, "__url__": ""} for sample in reader][: len(samples)] == [
+                    {**sample, "__url__": ""} for sample in samples
+                ]
+            assert reader.starts[: len(samples)] == offsets[: len(samples)]
+            assert error is not None or reader.starts == offsets[:-1]
+            num_wrong += error is not None
+    assert num_wrong > 20
+
+
+SAMPLES = {f"k{number}": {"cls": b"1", "jpg": bytes(700)} for number in range(5)}
+
+CHANGES: dict[str, dict[str, dict[str, bytes]]] = {
+    "a sample less": dict(itertools.islice(SAMPLES.items(), 4)),
+    "a sample more": {**SAMPLES, "k5": {"cls": b"1", "jpg": bytes(700)}},
+    "another field": {**SAMPLES, "k2": {"cls": b"1", "png": bytes(700)}},
+    "a field less": {**SAMPLES, "k2": {"cls": b"1"}},
+    "two in one": {"k0": {**SAMPLES["k0"], "b.cls": b"1", "b.jpg": bytes(700)}, **dict(list(SAMPLES.items())[2:])},
+    "no jpg": {key: {"cls": b"1"} for key in SAMPLES},
+}
+
+
+@pytest.mark.parametrize("has_offsets", [True, False], ids=["offsets", "none"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_index_says_of_samples_is_compared_as_they_are_read(tmp_path, change, has_offsets):
+    path = tmp_path / "s.tar"
+    path.write_bytes(write_shard(tmp_path / "w", SAMPLES).read_bytes() + bytes(20_000))
+    num_bytes = path.stat().st_size
+    (tmp_path / "w").unlink()
+    index_folder(tmp_path, workers=1)
+    if not has_offsets:
+        offsets_path(path).unlink()
+    indexed, error = read(stream(tmp_path))
+    assert (len(indexed), error) == (5, None)
+    data = write_shard(tmp_path / "w", CHANGES[change]).read_bytes()
+    (tmp_path / "w").unlink()
+    path.write_bytes(data.ljust(num_bytes, b"\0"))
+    samples, error = read(stream(tmp_path))
+    if change == "a field less" and not has_offsets:
+        assert error is None  # nobody can know
+        return
+    assert isinstance(error, ShardError)
+    assert error.samples_read == len(samples)
+    assert samples == indexed[: len(samples)] or not has_offsets
+    whole, nothing = read(stream(tmp_path, check="none"))
+    assert nothing is None
+    assert len(whole) == len(CHANGES[change])
+
+
+def test_offsets_of_another_shard_are_refused(tmp_path):
+    write_shard(tmp_path / "s.tar", SAMPLES)
+    index_folder(tmp_path, workers=1)
+    data = bytearray(offsets_path(tmp_path / "s.tar").read_bytes())
+    data[9] ^= 2
+    offsets_path(tmp_path / "s.tar").write_bytes(data)
+    with pytest.raises(FolderIndexError, match=r"does not belong to s\.tar"):
+        list(stream(tmp_path).loader(workers=0))
+
+
+GROUPED = {
+    "by extension": [f"k{number}.{field}" for field in ("cls", "jpg") for number in range(4)],
+    "two and one": [f"k{number}.{field}" for number in range(4) for field in ("cls", "txt")]
+    + [f"k{number}.jpg" for number in range(4)],
+    "one at the end": ["k0.cls", "k0.jpg", "k1.cls", "k1.jpg", "k0.txt"],
+}
+
+
+@pytest.mark.parametrize("size", [10, 50_000], ids=["small", "large"])
+@pytest.mark.parametrize("grouping", GROUPED)
+def test_members_of_a_key_that_are_apart_are_an_error_before_the_first_sample(tmp_path, grouping, size):
+    path = tmp_path / "s.tar"
+    members = [(name, bytes(size)) for name in GROUPED[grouping]]
+    path.write_bytes(tar_of(members))
+    for epoch in range(2):
+        samples, error = read(stream(path).with_epoch(5) if epoch else stream(path))
+        assert samples == []
+        assert "stands in two places" in str(error)
+    path.write_bytes(tar_of(sorted(members)))
+    index_folder(tmp_path, workers=1)
+    path.write_bytes(tar_of(members))
+    samples, error = read(stream(path))  # by the index, which was made when all was right
+    assert samples == []
+    assert isinstance(error, ShardError)
+
+
+def test_damage_behind_whole_samples_is_told_behind_them(tmp_path):
+    """Looking ahead takes nothing from what a stream gives before a shard's damage."""
+    path = write_shard(tmp_path / "s.tar", SAMPLES)
+    path.write_bytes(path.read_bytes()[:5000])
+    samples, error = read(stream(path))
+    assert len(samples) == 1
+    assert isinstance(error, ShardError)
+    assert error.samples_read == 1
+
+
+def test_a_shard_is_looked_through_once(tmp_path, monkeypatch):
+    path = write_shard(tmp_path / "s.tar", SAMPLES)
+    walks: list[str] = []
+    monkeypatch.setattr("wdskit.pipeline.reading.refuse_divided", lambda file, *, shard: walks.append(shard))
+    loader = stream(path).loader(workers=0)
+    for _ in range(3):
+        assert len(list(loader)) == 5
+    assert len(list(stream(path, check="none").loader(workers=0))) == 5
+    assert walks == [str(path)]
