@@ -14,6 +14,10 @@ from wdskit.files import Disk
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 
+OWN = (".wdskit.lock", ".wdskit.files")
+"""What wdskit keeps in a folder for itself, which tells inodes and times."""
+
+
 class HastyDisk(Disk):
     """Flushes nothing, for tests that write thousands of files."""
 
@@ -191,8 +195,8 @@ class PowerLossDisk(WatchedDisk):
 
     def remains(self, folder: Path, rng: random.Random) -> dict[str, bytes]:
         """What a power loss may leave in a folder now: of all that is not certain, something that is drawn."""
-        there = {path for path in folder.rglob("*") if path.is_file() and path.name != ".wdskit.lock"}
-        known = {path for path in self._live if path.is_relative_to(folder)}
+        there = {path for path in folder.rglob("*") if path.is_file() and path.name not in OWN}
+        known = {path for path in self._live if path.is_relative_to(folder) and path.name not in OWN}
         remains = {}
         for path in sorted(there | known):
             data = rng.choice(sorted(self.survivors(path), key=lambda data: (data is not None, data or b"")))

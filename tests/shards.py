@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from disks import KillingDisk
+from disks import OWN, KillingDisk
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -44,8 +44,8 @@ def write_numbers(folder: Path, counts: list[int]) -> str:
 
 
 def bytes_in(folder: Path) -> dict[str, bytes]:
-    """Every file of a packed folder by its path in it, the lock left out."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.name != ".wdskit.lock" and path.is_file()]
+    """Every file of a packed folder by its path in it, but for what wdskit keeps there for itself."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.name not in OWN and path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 

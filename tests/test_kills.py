@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from disks import OWN
 from images import make_folder
 from pack_cases import remains_of, without_drafts
 from shards import bytes_in
@@ -66,7 +67,7 @@ def wait_for_files(process: subprocess.Popen[bytes], folder: Path, number: int, 
 
 
 def num_files(folder: Path) -> int:
-    return sum(path.name != ".wdskit.lock" for path in folder.glob("*"))
+    return sum(path.name not in OWN for path in folder.glob("*"))
 
 
 @pytest.mark.parametrize("name", ["pack", "reshard"] if ALL else ["pack"])

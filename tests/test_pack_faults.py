@@ -378,7 +378,7 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang(tmp_path, photos, numbe
     options = {"max_samples": 2, "pattern": "p-%02d.tar", "workers": 2}
     disk = WatchedDisk()
     pack(photos, tmp_path / "reference", **{**options, "workers": 1}, disk=disk)
-    assert disk.operations.count("rename") == 6 * 2 + 4
+    assert disk.operations.count("rename") == 6 * 2 + 5
     with pytest.raises(WdskitError, match=KILLED):
         pack(photos, tmp_path / "out", **options, disk=WorkerKillingDisk(number, half=True))
     remains = bytes_in(tmp_path / "out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import shutil
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from wdskit import Pipeline
+from wdskit import Pipeline, pack
+from wdskit.dataset import identities
 from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import read_index
 from wdskit.dataset.local import LocalShard
-from wdskit.errors import WdskitError
+from wdskit.errors import ShardError, WdskitError
 from wdskit.shards.indexing import index_folder
 from wdskit.storage.urls import LocalFile
 
@@ -102,3 +104,110 @@ def check_pipeline(folder: Path, first: int, whole: list[dict[str, bytes]]) -> N
                     assert not is_sample or row in whole
         except WdskitError:
             continue
+
+
+def payload(number: int, fill: bytes) -> bytes:
+    return shard_bytes("plain", (2, 2, 2), 10).replace(b"1a1a", fill * 4, number)
+
+
+def write_folder(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("s-0.tar", "s-1.tar"):
+        (folder / name).write_bytes(payload(1, b"A"))
+    index_folder(folder, workers=1)
+    return folder / "s-1.tar"
+
+
+def pipes(folder: Path) -> list[Pipeline]:
+    return [
+        Pipeline().exact(str(folder)),
+        Pipeline().sequential(str(folder)).batched(2),
+        Pipeline().stream(str(folder)),
+    ]
+
+
+def by_rename(path: Path, data: bytes) -> None:
+    """Another inode of the same size and time."""
+    before = path.stat()
+    other = path.with_name("other")
+    other.write_bytes(data)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+
+
+def by_writing(path: Path, data: bytes) -> None:
+    """The same inode at another time."""
+    path.write_bytes(data)
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize("replace", [by_rename, by_writing])
+@pytest.mark.parametrize("way", range(3), ids=["exact", "sequential", "stream"])
+def test_other_bytes_in_the_same_places_are_found_by_the_file_that_is_another(tmp_path, replace, way):
+    path = write_folder(tmp_path / "d")
+    replace(path, payload(1, b"B"))
+    with pytest.raises(ShardError, match=r"s-1\.tar.*its sha256 .* is not .* of the index"):
+        list(pipes(path.parent)[way].loader(workers=0))
+    index_folder(path.parent, workers=1)
+    assert list(pipes(path.parent)[way].loader(workers=0))
+
+
+@pytest.mark.parametrize("way", range(3), ids=["exact", "sequential", "stream"])
+def test_a_shard_that_was_only_touched_is_digested_once_and_read(tmp_path, way, caplog, monkeypatch):
+    path = write_folder(tmp_path / "d")
+    before = [list(map(repr, pipe.loader(workers=0))) for pipe in pipes(path.parent)]
+    digested: list[str] = []
+    check = identities.check_digest
+    monkeypatch.setattr(identities, "check_digest", lambda file, sha: digested.append(file.url) or check(file, sha))
+    by_rename(path, path.read_bytes())
+    loader = pipes(path.parent)[way].loader(workers=0)
+    for _ in range(3):
+        found = list(map(repr, loader))
+    assert len(found) == len(before[way])
+    assert digested == [str(path)]
+    assert "was replaced or touched since it was indexed" in caplog.text
+
+
+def copied(folder: Path, to: Path) -> None:
+    shutil.copytree(folder, to, copy_function=shutil.copy)
+
+
+def copied_with_times(folder: Path, to: Path) -> None:
+    shutil.copytree(folder, to)
+
+
+def moved(folder: Path, to: Path) -> None:
+    folder.rename(to)
+
+
+@pytest.mark.parametrize("how", [copied, copied_with_times, moved])
+@pytest.mark.parametrize("way", range(3), ids=["exact", "sequential", "stream"])
+def test_a_folder_that_was_copied_or_moved_is_not_digested(tmp_path, how, way, monkeypatch):
+    path = write_folder(tmp_path / "d")
+    monkeypatch.setattr(identities, "check_digest", lambda *_: pytest.fail("digested"))
+    how(path.parent, tmp_path / "e")
+    assert list(pipes(tmp_path / "e")[way].loader(workers=0))
+
+
+def test_what_was_replaced_before_an_addition_is_still_found_behind_it(tmp_path):
+    """The index of an addition takes over what it says of the shards before, and which files they were."""
+    folder = tmp_path / "d"
+    pack([{"__key__": f"a{n}", "cls": n} for n in range(4)], folder)
+    path = folder / "d-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[512] ^= 1
+    by_rename(path, bytes(data))
+    pack([{"__key__": "b", "cls": 1}], folder, append=True)
+    with pytest.raises(ShardError, match=r"d-000000\.tar.*its sha256"):
+        list(Pipeline().exact(str(folder)).loader(workers=0))
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 100, None])
+def test_a_damaged_or_missing_note_of_files_says_nothing(tmp_path, data):
+    path = write_folder(tmp_path / "d")
+    note = path.parent / identities.IDENTITIES_NAME
+    note.unlink()
+    if data is not None:
+        note.write_bytes(data)
+    for pipe in pipes(path.parent):
+        assert list(pipe.loader(workers=0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 from collections import Counter
 
 import pytest
@@ -304,9 +305,10 @@ def test_check_sha256_finds_a_flipped_payload_bit_before_training(tmp_path):
 
     path = write_shard(tmp_path / "a.tar", {f"k{at}": {"txt": b"x" * 100} for at in range(3)})
     write_index(tmp_path, [scan_shard(str(path), name="a.tar").entry])
-    data = bytearray(path.read_bytes())
+    data, before = bytearray(path.read_bytes()), path.stat()
     data[600] ^= 1
     path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # else it would be found without
     assert len(list(Pipeline().stream(str(path)).loader(workers=0))) == 3
     with pytest.raises(ShardError, match="sha256"):
         list(Pipeline().stream(str(path), check="sha256").loader(workers=0))

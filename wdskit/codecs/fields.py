@@ -27,7 +27,8 @@ _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _DIGITS_TO_0 = bytes(ord("0") if chr(code).isdecimal() and code < 128 else ord(" ") for code in range(256))
 _LONG_NUMBER = b"0" * 19
 _MAX_DEPTH = 512  # of JSON that the standard library reads; orjson has such a limit itself, of 1024
-_DEPTH_BYTES = 1 << 16
+_DEEPER = np.array([(code in b"[{") - (code in b"]}") for code in range(256)], dtype=np.int64)
+_MARKS_AT_ONCE = 1 << 16
 _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
@@ -99,9 +100,8 @@ def _decode_json(data: Buffer) -> Any:
             return orjson.loads(raw)
         except orjson.JSONDecodeError:
             pass  # NaN, a byte order mark, half a surrogate pair: webdataset reads these, and so do we
-    text = str(raw, "utf-8-sig")
     _check_depth(raw)
-    return json.loads(text)
+    return json.loads(str(raw, "utf-8-sig"))
 
 
 def _check_depth(raw: bytes) -> None:
@@ -110,10 +110,8 @@ def _check_depth(raw: bytes) -> None:
         return
     marks = np.frombuffer(_JSON_TEXT.sub(b"", raw), np.uint8)
     depth = 0
-    for first in range(0, len(marks), _DEPTH_BYTES):
-        part = marks[first : first + _DEPTH_BYTES]
-        opened, closed = ((part == one) | (part == other) for one, other in (b"[{", b"]}"))
-        depths = depth + np.cumsum(opened.astype(np.int8) - closed.astype(np.int8), dtype=np.int64)
+    for start in range(0, len(marks), _MARKS_AT_ONCE):
+        depths = _DEEPER[marks[start : start + _MARKS_AT_ONCE]].cumsum() + depth
         if depths.max() > _MAX_DEPTH:
             raise DecodeError(f"JSON that is nested over {_MAX_DEPTH} deep")
         depth = int(depths[-1])

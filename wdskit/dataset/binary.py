@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from wdskit.dataset.identities import read_identities
 from wdskit.errors import FolderIndexError
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class BinaryIndex:
         sizes: Bytes of each shard, (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
         idx_digests: sha256 of each shard's `.idx`, as `digests`; zeros where it is not known, None where none is.
+        identities: Inode and mtime_ns of the file of each shard, (num_shards, 2), None where they are not known.
         digest: 32 bytes that say which shards these are: sha256 over all their counts, sizes, digests and names.
 
     Raises:
@@ -101,6 +103,7 @@ class BinaryIndex:
         self.digests = body[ends[1] : ends[2]].reshape(num_shards, 32)
         self._name_ends = body[ends[2] : ends[3]].view("<u8")
         self._names = body[ends[3] : ends[3] + num_name_bytes]
+        self.identities = read_identities(folder / "index.json", num_shards)
         self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES) if has_idx else None
         self._check_names(num_name_bytes)
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 import fnmatch
 import functools
 import hashlib
+import itertools
 import json
 import re
 import reprlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from wdskit.dataset.binary import BINARY_NAME, build_binary
+from wdskit.dataset.identities import UNKNOWN, Identity, read_identities, write_identities
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
@@ -47,6 +49,8 @@ class ShardEntry:
         sha256: Hex digest of the file.
         fields: Names of all fields that occur in it, sorted.
         idx_sha256: Hex digest of its `.idx`, None in an index that was made before it was written there.
+        identity: Inode and mtime_ns of the file that the index was made of, zeros where they are not known; None for
+            the file that is there when the index is written. It stands beside the index, not in it.
     """
 
     name: str
@@ -55,6 +59,7 @@ class ShardEntry:
     sha256: str
     fields: tuple[str, ...]
     idx_sha256: str | None = None
+    identity: Identity | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -158,10 +163,13 @@ def folder_has_labels(folder: str) -> bool:
 
 
 def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Also = NOTHING_ELSE, disk: Disk = DISK) -> None:
-    """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, then the JSON."""
+    """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, then the JSON. Then
+    which files the shards are.
+    """
     data = _to_json(entries, also)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
+    write_identities(folder / INDEX_NAME, [(entry.name, entry.identity) for entry in entries], disk=disk)
 
 
 def _to_json(entries: Iterable[ShardEntry], also: Also) -> bytes:
@@ -212,6 +220,10 @@ def read_index(folder: str | Path) -> FolderIndex:
     except ValueError as err:
         msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
+    if is_local(folder):
+        identities = read_identities(Path(local_path(folder)) / INDEX_NAME, len(entries))
+        told = itertools.repeat(UNKNOWN) if identities is None else map(tuple, identities.tolist())
+        entries = tuple(replace(entry, identity=identity) for entry, identity in zip(entries, told, strict=False))
     return FolderIndex(folder, entries, also)
 
 

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 
 from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.identities import identity_of
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.offsets import digest_offsets
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_HELD_BYTES
@@ -52,6 +53,7 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
         return part
 
     fields: set[str] = set()
+    identity = identity_of(file)
     try:
         hold_bytes = MAX_HELD_BYTES if on_member is None else MAX_CHECKED_BYTES  # who is told may want a JSON
         reader = ShardReader(read, shard=path, on_member=on_member, hold_bytes=hold_bytes)
@@ -62,4 +64,5 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
     fields -= {"__key__", "__url__"}
     offsets = (*reader.starts, reader.stop)
     told = digest.hexdigest(), tuple(sorted(fields)), digest_offsets(offsets)
-    return ScannedShard(ShardEntry(name, reader.num_samples, num_bytes, *told), offsets, reader.num_ignored)
+    entry = ShardEntry(name, reader.num_samples, num_bytes, *told, identity=identity)
+    return ScannedShard(entry, offsets, reader.num_ignored)

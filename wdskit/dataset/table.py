@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from wdskit.dataset.identities import Identity
 from wdskit.dataset.index import join_url
 from wdskit.dataset.mapped import find_mapped
 from wdskit.dataset.selection import read_selection
@@ -85,6 +86,18 @@ class ShardTable:
         """Hex digest that the index says a shard's `.idx` has, None where it does not say it."""
         at, number = self._locate(shard)
         return self._segments[at].index.idx_sha256(number)
+
+    def sha256(self, shard: int) -> str:
+        """Hex digest that the index says a shard has."""
+        at, number = self._locate(shard)
+        digest: bytes = self._segments[at].index.digests[number].tobytes()
+        return digest.hex()
+
+    def identity(self, shard: int) -> Identity | None:
+        """Inode and mtime_ns of the file that the index was made of, None where they are not known."""
+        at, number = self._locate(shard)
+        identities = self._segments[at].index.identities
+        return None if identities is None else (int(identities[number, 0]), int(identities[number, 1]))
 
     def path(self, shard: int) -> str:
         """Path of a shard, 0 <= shard < len(self)."""

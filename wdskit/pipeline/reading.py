@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wdskit.dataset.grouping import ShardReader, refuse_divided
+from wdskit.dataset.identities import Verified, changed_bytes, check_digest
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.offsets import offsets_path, read_offsets
 from wdskit.dataset.patterns import ShardList
@@ -87,6 +88,7 @@ class OpenTars:
         self._check = check
         self._digested: set[str] = set()
         self._looked_at: set[str] = set()
+        self._verified = Verified()
 
     def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield the samples of each draw in order."""
@@ -117,6 +119,8 @@ class OpenTars:
         try:
             if entry is not None:
                 told = Told(url, entry, stream)
+                if isinstance(stream, LocalFile) and self._check == "size":
+                    self._verified.check(stream, entry.identity, entry.sha256)
             elif self._check != "none" and url not in self._looked_at:
                 if isinstance(stream, LocalFile) and stream.is_regular:
                     refuse_divided(stream, shard=url)
@@ -125,7 +129,8 @@ class OpenTars:
                 if not is_local(url):
                     stream = _Digesting(stream, url, entry)
                 elif url not in self._digested:
-                    _check_digest(url, entry)
+                    assert isinstance(stream, LocalFile)
+                    check_digest(stream, entry.sha256)
                     self._digested.add(url)
             yield from ShardReader(self._counted(stream), shard=url, on_sample=told)
             if told is not None:
@@ -261,15 +266,6 @@ class Told:
         return _changed(self._url, offset, problem).after(self._num_samples)
 
 
-def _check_digest(url: str, entry: ShardEntry) -> None:
-    stream = _Digesting(open_stream(url), url, entry)
-    try:
-        while stream.read(1 << 20):
-            pass
-    finally:
-        stream.close()
-
-
 class _Digesting:
     """A stream that is compared with its digest at its end."""
 
@@ -285,8 +281,7 @@ class _Digesting:
         self._digest.update(part)
         self._num_bytes += len(part)
         if not part and self._digest.hexdigest() != self._entry.sha256:
-            problem = f"its sha256 {self._digest.hexdigest()[:12]}... is not {self._entry.sha256[:12]}... of the index"
-            raise _changed(self._url, self._num_bytes, problem)
+            raise changed_bytes(self._url, self._num_bytes, self._digest.hexdigest(), self._entry.sha256)
         return part
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdskit.dataset.identities import Verified
 from wdskit.dataset.local import LocalShard
 from wdskit.dataset.many import Run, Spans, read_samples
 from wdskit.dataset.table import ShardTable
@@ -66,6 +67,7 @@ class OpenShards:
         self._stop_list: list[int] = self._stops.tolist()
         self._open: OrderedDict[int, LocalShard] = OrderedDict()
         self._lock = threading.Lock()
+        self._verified = Verified()
         self._mean_bytes: NDArray[np.float64] | None = None
         # Half of the descriptors that this process may have.
         self._most = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
@@ -176,6 +178,7 @@ class OpenShards:
                 return local
         local = LocalShard(table.path(inner), idx_sha256=table.idx_sha256(inner))
         _check(local, table, inner)
+        self._verified.check(local.file, table.identity(inner), table.sha256(inner))
         with self._lock:
             self._open[shard] = local
             if len(self._open) > self._most:
