@@ -56,7 +56,8 @@ def images(num: int) -> list[bytes]:
 def test_images_as_paths_are_those_of_a_table_of_text(tmp_path):
     make_folder(tmp_path / "images", {".": 2})
     rows = [{"image": "images/0000.jpg", "cls": 3, "t": "ä"}, {"image": "images/0001.jpg", "cls": None, "t": None}]
-    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    lines = [json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows]
+    (tmp_path / "m.jsonl").write_text("\n".join(lines), encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "m.parquet")
     pack(tmp_path / "m.jsonl", tmp_path / "text", pattern="s-%d.tar")
     pack(tmp_path / "m.parquet", tmp_path / "parquet", pattern="s-%d.tar")
