@@ -160,6 +160,13 @@ def test_labels_with_two_meanings_are_never_written_together(tmp_path, write):
     assert list(read_classes(tmp_path / "out")) == COW
 
 
+def test_labels_with_two_meanings_are_not_brought_together_under_another_name(tmp_path):
+    a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", DOG_CAT)
+    with pytest.raises(FolderIndexError, match="class 0 is 'dog', and 'cat' in"):
+        reshard(f"{a}::{b}", tmp_path / "out", rename={"cls": "label.cls"})
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("write", [pack, reshard])
 def test_names_are_written_where_they_are_those_of_all_labels(tmp_path, write, caplog):
     a, b = labelled(tmp_path / "a", CAT_DOG, txt=b"a"), labelled(tmp_path / "b", None)

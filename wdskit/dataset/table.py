@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,9 @@ from wdskit.dataset.identities import Identity
 from wdskit.dataset.index import join_url
 from wdskit.dataset.mapped import find_mapped
 from wdskit.dataset.selection import read_selection
+from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import FolderIndexError
+from wdskit.storage.urls import is_local
 
 Ints = NDArray[np.int64]
 Bound = int | Fraction
@@ -42,7 +45,13 @@ class ShardTable:
     def __init__(
         self, shards: str | Sequence[str], *, split: str | None = None, bounds: tuple[Bound, Bound] | None = None
     ) -> None:
-        self._segments = find_mapped(shards)
+        try:
+            self._segments = find_mapped(shards)
+        except FolderIndexError as err:
+            begun = find_unfinished(Path(err.folder)) if err.folder and is_local(err.folder) else None
+            if begun is None:
+                raise
+            raise FolderIndexError(f"{err.folder}: {begun.problem}.\n  {begun.remedy}", folder=err.folder) from err
         self._stops = np.cumsum([len(segment.numbers) for segment in self._segments])
         self._in_files: Ints = self._column("counts")
         self._selections = [read_selection(each.index.folder, split) for each in self._segments] if split else []

@@ -80,12 +80,12 @@ def find_unfinished(folder: Path) -> Unfinished | None:
     indexed = _indexed(folder)
     if is_replacing:  # as long as the index is there, nothing was removed
         return None if indexed is not None else Unfinished(folder, command, is_replacing=True)
-    if names is None:
-        names = _noted(folder)
+    there = {one.name for one in folder.glob("*.tar")}
+    if names is None:  # rows that came once: nobody knew them before
+        names = _noted(folder) or sorted(there.difference(indexed or ()))
     if indexed is not None and indexed.issuperset(names):
         return None
     num_shards = None if shards is None else len(names)
-    there = {one.name for one in folder.glob("*.tar")}
     return Unfinished(folder, command, len(there.intersection(names)), num_shards, num_parts)
 
 

@@ -19,6 +19,8 @@ from wdskit.pipeline.ranks import group_place, initialised_place
 from wdskit.pipeline.run import Run
 from wdskit.pipeline.timings import Timings
 
+_MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are the epoch's
+
 
 class Loader(ABC):
     """Iterate it once an epoch; what a pipeline yields comes out, from any number of worker processes.
@@ -200,6 +202,6 @@ class _Sampler:
 
 
 def _natural(epoch: object) -> int:
-    if type(epoch) is not int or epoch < 0:
-        raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 or more.")
+    if type(epoch) is not int or not 0 <= epoch <= _MAX_EPOCH:
+        raise PipelineError(f"set_epoch({epoch!r}): an epoch is a whole number, 0 to {_MAX_EPOCH}.")
     return epoch

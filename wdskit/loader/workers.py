@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.connection
 import os
 import re
 import signal
@@ -72,7 +73,7 @@ class Workers:
             items = iter(loader)
             while True:
                 _hear_deaths(items)
-                item = next(items, _END)
+                item = _next_of(items)
                 _ignore_deaths(items)
                 if item is _END:
                     return
@@ -95,6 +96,23 @@ class Workers:
 
 
 _END = object()
+_END_S = 5
+"""How long a worker may take to end behind the end of what it writes to."""
+
+
+def _next_of(items: Any) -> Any:
+    """The next item, `_END` behind the last.
+
+    Raises:
+        RuntimeError: A worker is dead, in torch's words, also where its connection was noticed first.
+    """
+    try:
+        return next(items, _END)
+    except (ConnectionError, EOFError):
+        multiprocessing.connection.wait([worker.sentinel for worker in getattr(items, "_workers", ())], _END_S)
+        _check_alive(items)
+        raise
+
 
 _signals: Any = signal_handling  # torch has no public way
 

@@ -272,5 +272,10 @@ def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
     except (ValueError, RecursionError) as err:
         raise PackError(f"{path}: it is no JSON: {err}.") from err
     if known != dict(classes):
-        msg = f"{path}: it has other classes ({len(known)}) than what is added ({len(classes)})."
-        raise PackError(f"{msg}\n  Images get the numbers that are there with --classes {folder}.")
+        msg = f"{path}: it has other classes ({len(known)}) than what is added ({len(classes)})"
+        if not known or not classes:
+            raise PackError(f"{msg}: one of them has labels without names.\n  Pack into another folder.")
+        name = next(name for name in [*classes, *known] if known.get(name) != classes.get(name))
+        numbers = f"{name!r} is {known.get(name, 'not there')} and {classes.get(name, 'not there')}"
+        remedy = f"Images get the numbers that are there with --classes {folder}; new classes need another folder."
+        raise PackError(f"{msg}: {numbers}.\n  {remedy}")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.grouping import HeaderReader, read_span
+from wdskit.dataset.identities import Verified
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import split_name
 from wdskit.dataset.local import LocalShard
@@ -137,6 +138,7 @@ def _offsets_of(job: ScanJob) -> tuple[Ints, int]:
         if file.num_bytes != job.entry.num_bytes:
             problem = f"it has {file.num_bytes} bytes, the folder's index says {job.entry.num_bytes}"
             raise _not_indexed(job.path, problem)
+        Verified().check(file, job.entry.identity, job.entry.sha256)
         with LocalShard(file.url, idx_sha256=job.entry.idx_sha256) as shard:
             offsets = np.array(shard.offsets, dtype=np.int64)
         if len(offsets) - 1 != job.entry.num_samples:

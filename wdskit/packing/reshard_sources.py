@@ -158,11 +158,12 @@ def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], 
     Raises:
         FolderIndexError: Two folders number their classes differently, so that one number would mean two things.
     """
-    if changes.new_name("cls") != "cls":
+    name = changes.new_name("cls")
+    if name is None:
         return {}, ""
     folders = found.folders
     classes = common_classes(folders, folders.__getitem__, way_out=LEAVE_OUT)
-    if classes.names is None:
+    if classes.names is None or name != "cls":
         return {}, ""
     if classes.problem:
         return {}, f"{classes.problem}, so none was written."

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.grouping import HeaderReader
+from wdskit.dataset.identities import Verified
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
@@ -41,7 +42,7 @@ class Tars:
         if remote is not None:
             raise PackError(f"{remote}: only local tars can be packed. Fetch it first.")
         refuse_part(shards, found)
-        self._paths = [local_path(url) for url in found.urls]
+        self._shards = [(local_path(url), entry) for url, entry in zip(found.urls, found.entries, strict=True)]
         self.num_other = 0
         self.classes = _classes_of(found)
 
@@ -52,9 +53,11 @@ class Tars:
             ShardError: A tar is not right.
             StorageError: One cannot be read.
         """
-        for path in self._paths:
+        for path, entry in self._shards:
             file = LocalFile(path)
             try:
+                if entry is not None:
+                    Verified().check(file, entry.identity, entry.sha256)
                 identity = FileIdentity.of(file.fd)
                 samples = HeaderReader(file, shard=path)
                 for sample in samples:

@@ -22,6 +22,9 @@ does not match them; `unfinished` a folder that `pack` has begun and not finishe
 ImageCheck = Literal["none", "structure", "decode"]
 IMAGE_CHECKS: tuple[ImageCheck, ...] = ("none", "structure", "decode")
 
+NOTES: frozenset[Kind] = frozenset({"odd"})
+"""Kinds that are worth a look and no fault: samples may have other fields than most."""
+
 MAX_LISTED = 20
 """Findings of one kind that are listed for one shard, and keys that are listed in all; the last says how many more."""
 
@@ -91,7 +94,7 @@ class VerifyResult:
         num_large: Members that are too large to be looked at; only their bytes were compared with the digest.
         num_ignored: Members that belong to no sample.
         is_indexed: Whether there was an index to compare with.
-        findings: All that is not right, in the order of the shards.
+        findings: All that is not right, in the order of the shards, and notes.
         verdicts: One for each reader that was asked for.
     """
 
@@ -108,8 +111,8 @@ class VerifyResult:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing was found."""
-        return not self.findings
+        """Nothing was found that is wrong; there may be notes (`NOTES`)."""
+        return all(finding.kind in NOTES for finding in self.findings)
 
 
 def shorten(text: str) -> str:
