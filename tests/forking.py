@@ -29,11 +29,17 @@ class Script:
     def __init__(self, path: Path, answers: TextIO) -> None:
         self._path = path
         self._answers = answers
-        self.pid = int(answers.readline())
+        self.pid = self._answer("started")
+
+    def _answer(self, to: str) -> int:
+        """A number, which is never that of a script before, on which a test has not waited: 0 names a whole group."""
+        what, number = self._answers.readline().split()
+        assert what == to, f"another script is still running: {what} {number}"
+        return int(number)
 
     def wait(self) -> subprocess.CompletedProcess[str]:
         """How it ended, and what it printed; where it had a pipe, what was left in there is lost."""
-        code = int(self._answers.readline())
+        code = self._answer("ended")
         out, err = (Path(f"{self._path}.{name}") for name in ("out", "err"))
         return subprocess.CompletedProcess(
             [str(self._path)], code, "" if out.is_fifo() else out.read_text(), err.read_text()
@@ -80,8 +86,8 @@ def next_script() -> str | None:
             return path
         for file in files:
             os.close(file)
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        print("started", pid, flush=True)
+        print("ended", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
     return None
 
 

@@ -16,7 +16,7 @@ import torch
 from wdskit.pipeline.board import Standing, standing_size
 
 _SHIFT_HEAD = 3  # epoch + 1, shift of the workers' numbers, and what `give` notes
-_EPOCH_SHIFT = 40  # bits of the items of an epoch, in what `give` notes
+_EPOCH_SHIFT = 33  # bits of the items of an epoch, in what `give` notes
 _TOLD_HEAD = 6  # epoch + 1, how, epoch of the items, items, those of the mark or -1, whether a standing follows
 _SLOT_HEAD = 2  # epoch + 1, items
 
