@@ -103,7 +103,7 @@ class BinaryIndex:
         self.digests = body[ends[1] : ends[2]].reshape(num_shards, 32)
         self._name_ends = body[ends[2] : ends[3]].view("<u8")
         self._names = body[ends[3] : ends[3] + num_name_bytes]
-        self.identities = read_identities(folder / "index.json", num_shards)
+        self.identities = read_identities(folder / BINARY_NAME, num_shards)
         self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES) if has_idx else None
         self._check_names(num_name_bytes)
 

@@ -2,10 +2,10 @@
 
 A shard that was replaced by one of its size, or written anew in its place, is another file. What the index publishes
 cannot say so, since copies of a folder are other files too. So this stands beside it, and begins with the identity of
-`index.json`. In a copy that kept the times (`cp -a`, `rsync -a`) the times are compared alone; in one that did not,
+`index.bin`; both are there before `index.json` is. In a copy that kept the times (`cp -a`, `rsync -a`) the times are compared alone; in one that did not,
 nothing is known.
 
-Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode and mtime_ns of `index.json`, uint64 each, then of each shard
+Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode and mtime_ns of `index.bin`, uint64 each, then of each shard
 in its order, zeros where they are not known.
 """
 
@@ -40,7 +40,7 @@ that the time is known and the inode is not."""
 
 
 def write_identities(index: Path, shards: Sequence[tuple[str, Identity | None]], *, disk: Disk) -> None:
-    """Publish the identities of an `index.json` that has just been published, and of the shards beside it.
+    """Publish the identities of an `index.bin` that has just been published, and of the shards beside it.
 
     Args:
         index: Its path.

@@ -163,13 +163,13 @@ def folder_has_labels(folder: str) -> bool:
 
 
 def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Also = NOTHING_ELSE, disk: Disk = DISK) -> None:
-    """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, then the JSON. Then
-    which files the shards are.
+    """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, which files the
+    shards are, then the JSON.
     """
     data = _to_json(entries, also)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
+    write_identities(folder / BINARY_NAME, [(entry.name, entry.identity) for entry in entries], disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
-    write_identities(folder / INDEX_NAME, [(entry.name, entry.identity) for entry in entries], disk=disk)
 
 
 def _to_json(entries: Iterable[ShardEntry], also: Also) -> bytes:
@@ -221,7 +221,7 @@ def read_index(folder: str | Path) -> FolderIndex:
         msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
     if is_local(folder):
-        identities = read_identities(Path(local_path(folder)) / INDEX_NAME, len(entries))
+        identities = read_identities(Path(local_path(folder)) / BINARY_NAME, len(entries))
         told = itertools.repeat(UNKNOWN) if identities is None else map(tuple, identities.tolist())
         entries = tuple(replace(entry, identity=identity) for entry, identity in zip(entries, told, strict=False))
     return FolderIndex(folder, entries, also)

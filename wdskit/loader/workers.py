@@ -109,7 +109,9 @@ def _next_of(items: Any) -> Any:
     try:
         return next(items, _END)
     except (ConnectionError, EOFError):
-        multiprocessing.connection.wait([worker.sentinel for worker in getattr(items, "_workers", ())], _END_S)
+        workers = {worker.sentinel: worker for worker in getattr(items, "_workers", ())}
+        for sentinel in multiprocessing.connection.wait([*workers], _END_S):
+            workers[sentinel].join(_END_S)  # its pipe closes a moment before it is gone
         _check_alive(items)
         raise
 
