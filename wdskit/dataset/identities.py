@@ -2,8 +2,8 @@
 
 A shard that was replaced by one of its size, or written anew in its place, is another file. What the index publishes
 cannot say so, since copies of a folder are other files too. So this stands beside it, and begins with the identity of
-`index.bin`; both are there before `index.json` is. In a copy that kept the times (`cp -a`, `rsync -a`) the times are compared alone; in one that did not,
-nothing is known.
+`index.bin`; both are there before `index.json` is. In a copy that kept the times (`cp -a`, `rsync -a`) the times are
+compared alone; in one that did not, nothing is known.
 
 Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode and mtime_ns of `index.bin`, uint64 each, then of each shard
 in its order, zeros where they are not known.
