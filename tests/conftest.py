@@ -13,12 +13,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from folders import HELPERS, REPOSITORY
 from forking import Interpreter
 from hypothesis import settings
 
 from wdskit import cli
-
-REPOSITORY = Path(__file__).resolve().parent.parent
 
 # What a launcher, a cluster or a user's shell may have set, and what would change what the tests see.
 FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "DATA")
@@ -114,7 +113,7 @@ def script_environment() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interpreter]:
     """A Python that has loaded all of wdskit, and finds the modules of tests."""
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     with Interpreter(tmp_path_factory.mktemp("python"), environment) as running:
         yield running

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from braceexpand import braceexpand
 from disks import FailingDisk, HastyDisk, WatchedDisk, killed
+from folders import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -32,8 +33,8 @@ from wdskit.shards.also_energon import collapse
 from wdskit.shards.also_parquet import MAX_COLUMNS
 from wdskit.shards.indexing import index_folder
 
-GOLDEN_TARS = sorted((Path(__file__).parent / "golden" / "tar").glob("[!g]*.tar"))
-GOLDEN_TARS += sorted((Path(__file__).parent / "golden" / "tar").glob("gnu*.tar"))  # tarfile opens no empty one
+GOLDEN_TARS = sorted((GOLDEN / "tar").glob("[!g]*.tar"))
+GOLDEN_TARS += sorted((GOLDEN / "tar").glob("gnu*.tar"))  # tarfile opens no empty one
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,11 +18,11 @@ from wdskit.dataset.binary import BINARY_NAME, BinaryIndex, build_binary
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index, write_index
 from wdskit.errors import FolderIndexError
 
-GOLDEN = Path(__file__).parent / "golden" / "folder"
-GOLDEN_1 = Path(__file__).parent / "golden" / "folder-1"  # the same shards, indexed in version 1
+GOLDEN_FOLDER = GOLDEN / "folder"
+GOLDEN_1 = GOLDEN / "folder-1"  # the same shards, indexed in version 1
 
 
-@pytest.fixture(params=[GOLDEN, GOLDEN_1], ids=["version-2", "version-1"])
+@pytest.fixture(params=[GOLDEN_FOLDER, GOLDEN_1], ids=["version-2", "version-1"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return shutil.copytree(request.param, tmp_path / "folder")
 
@@ -57,11 +58,11 @@ def test_the_layout_is_as_documented(folder: Path) -> None:
 
 def test_both_versions_say_the_same_of_the_shards() -> None:
     """What a selection is bound to does not change when a folder is indexed again."""
-    old, new = BinaryIndex(GOLDEN_1), BinaryIndex(GOLDEN)
+    old, new = BinaryIndex(GOLDEN_1), BinaryIndex(GOLDEN_FOLDER)
     assert old.digest == new.digest
     assert [*old.names()] == [*new.names()]
     assert [old.idx_sha256(at) for at in range(3)] == [None] * 3
-    told = [hashlib.sha256((GOLDEN / f"s-00{at}.tar.idx").read_bytes()).hexdigest() for at in range(3)]
+    told = [hashlib.sha256((GOLDEN_FOLDER / f"s-00{at}.tar.idx").read_bytes()).hexdigest() for at in range(3)]
     assert [new.idx_sha256(at) for at in range(3)] == told
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import typer.main
+from folders import GOLDEN
 
 import wdskit
 from wdskit.cli import app, main
 
-GOLDEN = Path(__file__).parent / "golden" / "help"
+GOLDEN_FOLDER = GOLDEN / "help"
 HEAVY = ("torch", "webdataset", "numpy", "PIL", "pydantic", "yaml", "rich.table", "rich.progress")
 
 
@@ -29,7 +30,7 @@ COMMANDS = all_commands(typer.main.get_command(app))
 
 
 def golden_path(words: tuple[str, ...]) -> Path:
-    return GOLDEN / ("-".join(("wdskit", *words)) + ".txt")
+    return GOLDEN_FOLDER / ("-".join(("wdskit", *words)) + ".txt")
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -48,7 +49,7 @@ def test_help_is_as_written(words: tuple[str, ...], capsys, monkeypatch) -> None
 
 
 def test_no_golden_help_is_left_of_a_command_that_went() -> None:
-    assert {path.name for path in GOLDEN.iterdir()} == {golden_path(words).name for words in COMMANDS}
+    assert {path.name for path in GOLDEN_FOLDER.iterdir()} == {golden_path(words).name for words in COMMANDS}
 
 
 def test_help_names_the_python_twin_of_every_command() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from folders import TESTS
 
 from wdskit.errors import ConfigError
 from wdskit.pipeline.config import load_config
 
-FOLDER = Path(__file__).parent / "bad_configs"
+FOLDER = TESTS / "bad_configs"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_config import TEXT, load
 
+from tests.test_config import TEXT, load
 from wdskit.errors import ConfigError
 from wdskit.pipeline.config import load_config
 from wdskit.pipeline.loader_specs import LoaderSpec

@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_config import TEXT, load
 
+from tests.test_config import TEXT, load
 from wdskit.dataset.patterns import check_pattern
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.config import Config, load_config

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_config import FORMS
 
+from tests.test_config import FORMS
 from wdskit.pipeline.document import read_document
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.schema import json_schema

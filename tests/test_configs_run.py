@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from folders import REPOSITORY
 
 import wdskit
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = REPOSITORY / "configs"
 YAML_FILES = sorted(path.name for path in CONFIGS.glob("*.yaml"))
 SHELL_FILES = ["torchrun.sh", "train.sbatch"]
 SMALLER = {"demo.yaml": [], "imagenet.yaml": ["pipelines.train.batched.global_size=24"]}  # 48 photographs

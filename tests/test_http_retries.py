@@ -8,9 +8,9 @@ import re
 import ssl
 import threading
 import time
-from pathlib import Path
 
 import pytest
+from folders import GOLDEN
 from shards import write_shard
 
 from wdskit import Pipeline
@@ -19,7 +19,7 @@ from wdskit.storage import http as http_module
 from wdskit.storage.urls import open_stream, read_bytes
 
 BODY = bytes(range(256)) * 1000
-PEM = Path(__file__).parent / "golden" / "loopback.pem"
+PEM = GOLDEN / "loopback.pem"
 """A certificate for 127.0.0.1 with its key, which nothing else trusts."""
 
 

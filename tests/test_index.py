@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from disks import HastyDisk
+from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_numbers, write_shard
@@ -30,7 +31,7 @@ from wdskit.dataset.patterns import list_shards
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.shards.indexing import index_folder
 
-GOLDEN = Path(__file__).parent / "golden" / "folder"
+GOLDEN_FOLDER = GOLDEN / "folder"
 DIGEST = hashlib.sha256(b"x").hexdigest()
 
 plain_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -65,7 +66,7 @@ def test_what_is_written_comes_back_from_both_forms(entries: list[ShardEntry]) -
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
     """A copy of the committed folder of three shards, one of them empty, with its index in all three forms."""
-    return shutil.copytree(GOLDEN, tmp_path / "folder")
+    return shutil.copytree(GOLDEN_FOLDER, tmp_path / "folder")
 
 
 def index_files(folder: Path) -> dict[str, bytes]:
@@ -83,7 +84,7 @@ def test_a_committed_folder_still_has_the_same_index_to_the_byte(golden: Path) -
 
 
 def test_the_committed_index_is_read_as_it_was_meant() -> None:
-    index = read_index(GOLDEN)
+    index = read_index(GOLDEN_FOLDER)
     index.check_files()
     assert [(entry.name, entry.num_samples, entry.num_bytes, entry.fields) for entry in index.entries] == [
         ("s-000.tar", 2, 5120, ("cls", "txt")),
@@ -91,7 +92,7 @@ def test_the_committed_index_is_read_as_it_was_meant() -> None:
         ("s-002.tar", 0, 1024, ()),
     ]
     for entry in index.entries:
-        assert hashlib.sha256((GOLDEN / entry.name).read_bytes()).hexdigest() == entry.sha256
+        assert hashlib.sha256((GOLDEN_FOLDER / entry.name).read_bytes()).hexdigest() == entry.sha256
     assert index.by_name["s-001.tar"] is index.entries[1]
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_shard
-from test_local import SHARDS, Truth, cut, each_to_every_block, plain, read_truth, write_raw, write_right_offsets
 
+from tests.test_local import SHARDS, Truth, cut, each_to_every_block, plain, read_truth, write_raw, write_right_offsets
 from wdskit import Pipeline, verify
 from wdskit.dataset import many as many_module
 from wdskit.dataset.index import read_index, write_index
@@ -248,7 +249,7 @@ def test_what_verify_says_of_an_index_with_another_digest_of_offsets(folder: Pat
 
 def test_an_index_without_digests_of_offsets_still_works(tmp_path: Path) -> None:
     """As wdskit wrote it before; neighbours are looked at instead."""
-    golden = shutil.copytree(Path(__file__).parent / "golden" / "folder-1", tmp_path / "old")
+    golden = shutil.copytree(GOLDEN / "folder-1", tmp_path / "old")
     pipe = Pipeline().sequential(str(golden / "s-000.tar")).batched(2).build(rank=0, world_size=1)
     assert [batch["__key__"] for batch in pipe] == [batch["__key__"] for batch in pipe]
 

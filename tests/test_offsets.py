@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disks import HastyDisk
+from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shards import write_shard
@@ -21,7 +22,7 @@ from wdskit.dataset.offsets import offsets_path, read_offsets, write_offsets
 from wdskit.dataset.scan import scan_shard
 from wdskit.errors import FolderIndexError
 
-GOLDEN = Path(__file__).parent / "golden" / "folder"
+MADE = GOLDEN / "folder"
 
 
 def write_raw(path: Path, *numbers: int) -> Path:
@@ -45,12 +46,16 @@ def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, of
 
 def test_the_layout_is_energons() -> None:
     """N+1 little-endian uint64 without anything before: the first header of each sample, the end of the last member."""
-    assert struct.unpack("<3Q", (GOLDEN / "s-000.tar.idx").read_bytes()) == (0, 2048, 4096)
-    assert struct.unpack("<3Q", (GOLDEN / "s-001.tar.idx").read_bytes()) == (1024, 3584, 4096)  # a README comes first
-    assert struct.unpack("<1Q", (GOLDEN / "s-002.tar.idx").read_bytes()) == (0,)
+    assert struct.unpack("<3Q", (MADE / "s-000.tar.idx").read_bytes()) == (0, 2048, 4096)
+    assert struct.unpack("<3Q", (MADE / "s-001.tar.idx").read_bytes()) == (
+        1024,
+        3584,
+        4096,
+    )  # a README comes first
+    assert struct.unpack("<1Q", (MADE / "s-002.tar.idx").read_bytes()) == (0,)
     for name, keys in (("s-000.tar", (b"a/1.", b"a/2.")), ("s-001.tar", (b"b/1.", b"c."))):
-        data = (GOLDEN / name).read_bytes()
-        offsets = read_offsets(GOLDEN / name, num_bytes=len(data))
+        data = (MADE / name).read_bytes()
+        offsets = read_offsets(MADE / name, num_bytes=len(data))
         assert all(data[at:].startswith(key) for at, key in zip(offsets[:-1], keys, strict=True))
         assert data[offsets[-1] :] == bytes(1024)
 

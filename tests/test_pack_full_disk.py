@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 from disks import HastyDisk, WatchedDisk
+from folders import HELPERS
 from pack_cases import rows
 from shards import bytes_in
-from test_pack_faults import in_place
 
+from tests.test_pack_faults import in_place
 from wdskit import PackError, pack
 from wdskit.files import Disk
 from wdskit.packing import fill
@@ -94,7 +95,7 @@ def test_a_full_disk_costs_nothing_that_is_published(tmp_path, kind):
     pack(rows(0, 20), tmp_path / "whole", **OPTIONS, disk=HastyDisk())
     (tmp_path / "small").mkdir()
     step = {"limit": 128 if ALL else 1024, "tmpfs": 4096}[kind]
-    words = [str(Path(__file__).parent), kind, str(tmp_path / "small"), str(tmp_path / "whole"), str(step)]
+    words = [str(HELPERS), kind, str(tmp_path / "small"), str(tmp_path / "whole"), str(step)]
     command = [sys.executable, "-c", PROGRAM, *words, json.dumps(OPTIONS)]
     done = subprocess.run(
         [*(MOUNTING if kind == "tmpfs" else []), *command], check=True, capture_output=True, text=True

@@ -15,8 +15,8 @@ import pytest
 from disks import HastyDisk, PowerLossDisk, Stopped, WatchedDisk
 from pack_cases import Scenario, copy, make_scenarios, remains_of
 from shards import bytes_in
-from test_pack_faults import SCENARIOS, NoFolderFsync, NoFsync
 
+from tests.test_pack_faults import SCENARIOS, NoFolderFsync, NoFsync
 from wdskit import PackError
 from wdskit.packing import started
 

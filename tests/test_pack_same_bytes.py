@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from disks import SlowDisk
+from folders import GOLDEN
 from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
 from wdskit.packing import api, executors, folder, running, walking
 
-TINY = (Path(__file__).parent / "golden" / "tiny.jpg").read_bytes()
+TINY = (GOLDEN / "tiny.jpg").read_bytes()
 
 # Written down once. A change of any of these is a change of format: it needs a line in the change log.
 GOLDEN_ROWS = {

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from folders import TESTS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from images import image_bytes
-from peers.packed import KINDS, Packed, Samples, pack_all
-from peers.reading import check_read, fields_of
 
+from tests.peers.packed import KINDS, Packed, Samples, pack_all
+from tests.peers.reading import check_read, fields_of
 from wdskit import FolderIndexError, Pipeline, ShardError, WdskitError
 from wdskit.dataset.grouping import ShardReader
 from wdskit.shards.indexing import index_folder
@@ -32,7 +33,6 @@ from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, parse_header
 from wdskit.tar.pax import Overrides
 from wdskit.tar.reader import TarReader
 
-TESTS = Path(__file__).parent
 OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # put there by `make`; this environment has a newer one
 ALL_PEERS = "WDSKIT_ALL_PEERS" in os.environ  # set by `make peers`
 

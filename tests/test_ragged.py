@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from shards import write_shard
-from test_columns import npy
 
+from tests.test_columns import npy
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, load_config
 from wdskit.pipeline.collate import collate
 from wdskit.pipeline.memory import FRESH

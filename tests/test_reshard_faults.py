@@ -17,7 +17,8 @@ import pytest
 from disks import HastyDisk, PowerLossDisk, killed
 from pack_cases import check_remains, copy, remains_of, without_drafts
 from shards import WorkerKillingDisk, bytes_in, write_shard
-from test_pack_faults import (
+
+from tests.test_pack_faults import (
     CODES,
     NoFolderFsync,
     NoFsync,
@@ -30,8 +31,7 @@ from test_pack_faults import (
     sweep,
     without_clean_up,
 )
-from test_pack_power import check_replacing, lose_power
-
+from tests.test_pack_power import check_replacing, lose_power
 from wdskit import PackError, WdskitError, pack, reshard, split
 from wdskit.files import Disk
 from wdskit.packing import reshard_fill

@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from test_stats import Run, timings_of
 
+from tests.test_stats import Run, timings_of
 from wdskit import PipelineError
 from wdskit.loader import serving
 from wdskit.loader.prometheus import CONTENT_TYPE, metrics_text

@@ -10,8 +10,8 @@ import weakref
 
 import pytest
 from shards import number_of, write_numbers
-from test_config_schema import SCHEMA, fits
 
+from tests.test_config_schema import SCHEMA, fits
 from wdskit import ConfigError, Pipeline, PipelineError, load_config, make_loader
 from wdskit.files import Disk
 from wdskit.loader import reports

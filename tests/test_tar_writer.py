@@ -7,9 +7,9 @@ import io
 import itertools
 import subprocess
 import tarfile
-from pathlib import Path
 
 import pytest
+from folders import GOLDEN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tar_corpus import checksum_of
@@ -28,7 +28,7 @@ GOLDEN_HEADER = (
 )  # fmt: skip
 
 # What stands in `golden/tar/written.tar`, written once and looked at with GNU tar and xxd.
-GOLDEN_SHARD = Path(__file__).parent / "golden" / "tar" / "written.tar"
+GOLDEN_SHARD = GOLDEN / "tar" / "written.tar"
 GOLDEN_MEMBERS = [
     ("a.jpg", bytes(range(256)) * 5),
     ("a.json", b"{}"),

@@ -23,10 +23,10 @@ from disks import HastyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from images import image_bytes
-from peers.unsafe import UNSAFE, shard
 from shards import write_shard
 from tar_corpus import CASES, END, header, member, pax, record
 
+from tests.peers.unsafe import UNSAFE, shard
 from wdskit import (
     ConfigError,
     Pipeline,

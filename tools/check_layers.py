@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PACKAGE = "wdskit"
-LAYERS = ["testing", "cli", "packing", "shards", "loader", "pipeline", "order", "codecs", "dataset", "storage", "tar"]
-BASE = {"errors", "files", "limits", "processes"}
+LAYERS = [
+    "testing", "cli", "tune", "packing", "checking", "statistics", "export", "shards", "loader", "engine", "pipeline",
+    "stages", "config", "order", "codecs", "dataset", "storage", "tar",
+]  # fmt: skip
+BASE = {"errors", "files", "limits", "processes", "text"}
 RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.fromkeys(BASE, 0)
 
 # `pipe.loader(...)` is the one method that the design hangs on a lower layer. It goes through the package's face.

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from folders import REPOSITORY
 from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
 
 PYTHON = Path(os.environ.get("WDSKIT_RAY_PYTHON", Path(sys.prefix, "peers", "ray", "bin", "python")))
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 PACK = """
 import json, os, sys, time

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 from disks import HastyDisk
 from images import image_bytes
-from peers.unsafe import READERS, UNSAFE, shard
 
+from tests.peers.unsafe import READERS, UNSAFE, shard
 from wdskit import pack
 from wdskit.dataset.grouping import ShardReader
 from wdskit.shards.indexing import index_folder

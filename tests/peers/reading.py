@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.packed import Samples
-
+from tests.peers.packed import Samples
 from wdskit import LocalShard, Pipeline, make_loader
 from wdskit.dataset.grouping import ShardReader
 from wdskit.shards.describe import info

@@ -18,11 +18,11 @@ import pytest
 import torch
 import webdataset
 from images import image_bytes
-from peers.packed import KINDS, Packed, pack_all
-from peers.reading import check_read, fields_of
 from PIL import Image
 from shards import even, key_of, number_of, write_numbers, write_pictures
 
+from tests.peers.packed import KINDS, Packed, pack_all
+from tests.peers.reading import check_read, fields_of
 from wdskit import Pipeline, ShardError, make_loader
 
 # webdataset leaves the files that it opens to the garbage collector.

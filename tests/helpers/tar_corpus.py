@@ -16,6 +16,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from folders import GOLDEN
+
 USTAR = b"ustar\x0000"
 GNU = b"ustar  \x00"
 V7 = bytes(8)
@@ -466,7 +468,7 @@ def _bad_ends() -> list[Case]:
     ]
 
 
-GOLDEN = Path(__file__).parent / "golden" / "tar"
+TARS = GOLDEN / "tar"
 
 _FOLDER = "d" * 60
 _DEEPEST = f"{_FOLDER}/{'e' * 60}/long.name.txt"
@@ -534,16 +536,22 @@ def _end_of(members: tuple[tuple[str, bytes], ...]) -> int:
 def _foreign() -> list[Case]:
     """What other programs wrote."""
     cases = [
-        Case(f"gnu-tar-{name}", (GOLDEN / f"{name}.tar").read_bytes(), members, error, error and _end_of(members))
+        Case(f"gnu-tar-{name}", (TARS / f"{name}.tar").read_bytes(), members, error, error and _end_of(members))
         for name, (_, members, error) in GNU_TAR.items()
     ]
     part = "a part of a file of a multi-volume archive"
     return [
         *cases,
-        Case("gnu-tar-volume-2-gnu", (GOLDEN / "volume-2-gnu.tar").read_bytes(), (), "of a multi-volume archive", 0),
-        Case("gnu-tar-volume-2-pax", (GOLDEN / "volume-2-pax.tar").read_bytes(), (), part, 0),
-        Case("git-archive-of-nothing", (GOLDEN / "git-empty.tar").read_bytes(), ()),
-        Case("perl-archive-tar", (GOLDEN / "perl.tar").read_bytes(), _SHORT),
+        Case(
+            "gnu-tar-volume-2-gnu",
+            (TARS / "volume-2-gnu.tar").read_bytes(),
+            (),
+            "of a multi-volume archive",
+            0,
+        ),
+        Case("gnu-tar-volume-2-pax", (TARS / "volume-2-pax.tar").read_bytes(), (), part, 0),
+        Case("git-archive-of-nothing", (TARS / "git-empty.tar").read_bytes(), ()),
+        Case("perl-archive-tar", (TARS / "perl.tar").read_bytes(), _SHORT),
     ]
 
 
