@@ -21,6 +21,7 @@ import typer.main
 from hypothesis import given
 from hypothesis import strategies as st
 from images import encoded, image_bytes, make_folder, photo
+from pack_cases import staged
 from PIL import Image
 from rays import FakeRay
 from shards import bytes_in, samples_in
@@ -269,13 +270,17 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
     assert (process.returncode, out, err) == (130, b"", told)
 
 
-def test_packing_twice_is_refused_with_the_way_out(run, photos):
+def test_packing_twice_has_nothing_to_do_and_another_way_is_refused(run, photos):
     assert run("pack", "photos", "out")[0] == 0
-    code, _, err = run("pack", "photos", "out")
+    code, out, err = run("pack", "photos", "out")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1] == "Nothing to do: out holds all of it already."
+    code, _, err = run("pack", "photos", "out", "--shuffle", "1")
     assert (code, err) == (
         1,
         (
-            "out: this folder is packed and indexed already.\n"
+            "out: this folder is packed and indexed already, and that run was another one:\n"
+            "  shuffle was None and is 1.\n"
             "  Pack into another folder, add to it with --append, or replace it with --overwrite."
         ),
     )
@@ -334,7 +339,10 @@ OPTIONS = {
     "--dry-run": ("photos out --dry-run", lambda: not Path("out").exists()),
     "--overwrite": ("c.jsonl there --overwrite --allow-no-image", lambda: keys_in("there") == ["row-000000000"]),
     "--restart": ("photos out --restart", lambda: len(keys_in("out")) == 3),
-    "--part": ("photos out --part 1/2 --max-samples 1", lambda: shards_in("out") == ["out-000001.tar"]),
+    "--part": (
+        "photos out --part 1/2 --max-samples 1",
+        lambda: [path.name for path in staged(Path("out")).glob("*.tar")] == ["out-000001.tar"],
+    ),
     "--only": ("a.jsonl there --skip-bad --allow-no-image --only 0", lambda: keys_in("there") == ["x"]),
     "--shuffle": ("photos out --shuffle 1", lambda: keys_in("out") == ["cat/0001", "cat/0000", "dog/0000"]),
     "--split": (

@@ -120,7 +120,7 @@ def test_a_manifest_that_is_called_as_the_list_of_rejected_rows_is_not_touched(t
     path = tmp_path / "rejected.jsonl"
     for text in ('{"key": "x"}\n', '{"key": "x"}\nbad\n'):
         path.write_text(text)
-        with pytest.raises(PackError, match=r"rejected.jsonl: this file exists already and holds something else"):
+        with pytest.raises(PackError, match=r"rejected.jsonl: this file exists already and is in the way"):
             pack(path, tmp_path, pattern="m-%d.tar", skip_bad=True, allow_no_image=True)
         assert path.read_text() == text
     assert list(bytes_in(tmp_path)) == ["rejected.jsonl"]
@@ -137,9 +137,14 @@ def test_an_indexed_folder_is_refused_before_the_source_is_read(tmp_path):
         raise AssertionError("read")
         yield
 
-    with pytest.raises(PackError, match=r"out: this folder is packed and indexed already.\n.*--append"):
-        pack(rows(), tmp_path / "out")
+    with pytest.raises(
+        PackError,
+        match=r"packed and indexed already, .*\n  max_samples was 10000 and is 3.\n(.*\n)*.*--append",
+    ):
+        pack(rows(), tmp_path / "out", max_samples=3)
     assert bytes_in(tmp_path / "out") == before
+    with pytest.raises(PackError, match="only one of both sources can be read more than once"):
+        pack(rows(), tmp_path / "out")
 
 
 def test_foreign_files_are_left_alone(tmp_path):
@@ -153,15 +158,14 @@ def test_foreign_files_are_left_alone(tmp_path):
     assert list(samples_in(tmp_path / "out")) == ["0"]
 
 
-@pytest.mark.parametrize("rows", [numbered(0, 3), None])
-def test_a_shard_that_no_index_would_know_is_an_error(tmp_path, rows):
-    """Told before anything is written, unless the rows come one by one."""
+@pytest.mark.parametrize("make", [list, iter])
+def test_a_shard_that_no_index_would_know_is_an_error(tmp_path, make):
+    """Told before anything is written."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "other.tar").write_bytes(b"mine")
-    with pytest.raises(PackError, match=r"other.tar: this shard is not one of those being packed. No index"):
-        pack(rows or iter(numbered(0, 3)), tmp_path / "out")
-    left = [] if rows else ["out-000000.tar", "out-000000.tar.idx"]
-    assert [name for name in bytes_in(tmp_path / "out") if name[0] != "."] == ["other.tar", *left]
+    with pytest.raises(PackError, match=r"other.tar: this shard is in no index, and is not one of those being packed"):
+        pack(make(numbered(0, 3)), tmp_path / "out")
+    assert [*bytes_in(tmp_path / "out")] == ["other.tar"]
 
 
 @pytest.mark.parametrize("name", ["classes.json", "rejected.jsonl", "out-000000.tar"])
@@ -182,39 +186,28 @@ def test_what_something_else_has_written_is_never_replaced(tmp_path, name, kind)
 def test_a_list_of_rejected_rows_of_another_run_is_not_left_for_this_ones(tmp_path):
     pack([*numbered(0, 1), 5], tmp_path / "out", skip_bad=True)
     lose_index(tmp_path / "out")
+    for path in (tmp_path / "out").glob("*.tar*"):
+        path.unlink()
     with pytest.raises(PackError, match=r"rejected.jsonl: this file exists already"):
         pack(numbered(0, 1), tmp_path / "out")
     pack([*numbered(0, 1), 5], tmp_path / "out", skip_bad=True)
 
 
-def test_shards_of_a_stopped_run_with_other_options_are_refused(tmp_path):
-    """At once, with what to do; with the same options it is done again."""
+@pytest.mark.parametrize("make", [list, iter])
+@pytest.mark.parametrize("rows", [numbered(0, 6), numbered(5, 11)], ids=["same", "other"])
+def test_shards_whose_index_is_lost_are_never_overwritten(tmp_path, rows, make):
+    """Nor taken for those that are being packed: `wdskit index` makes them a data set again."""
     pack(numbered(0, 6), tmp_path / "out", max_samples=2)
-    reference = bytes_in(tmp_path / "out")
     lose_index(tmp_path / "out")
     left = bytes_in(tmp_path / "out")
-    for options in ({"max_samples": 3}, {"max_samples": 1}):
-        with pytest.raises(PackError, match=r"out-000000.tar: this file exists already.*\n.*remove it, if a run that"):
-            pack(numbered(0, 6), tmp_path / "out", **options)
-    with pytest.raises(PackError, match=r"out-000000.tar: this shard is not one of those.*\n.*or remove it if a run"):
-        pack(numbered(0, 6), tmp_path / "out", pattern="x-%d.tar")
+    for options in ({"max_samples": 2}, {"max_samples": 1}):
+        with pytest.raises(PackError, match=r"out-000000.tar: this .*\n.*folder, or run `wdskit index .*out`"):
+            pack(make(rows), tmp_path / "out", **options)
+    with pytest.raises(PackError, match=r"out-000000.tar: this shard is in no index"):
+        pack(make(rows), tmp_path / "out", pattern="x-%d.tar")
     assert bytes_in(tmp_path / "out") == left
-    pack(numbered(0, 6), tmp_path / "out", max_samples=2)
-    assert bytes_in(tmp_path / "out") == reference
-
-
-@pytest.mark.parametrize("rows", [numbered(5, 6), numbered(5, 7)], ids=["same size", "another size"])
-def test_a_shard_of_another_source_is_never_overwritten(tmp_path, rows):
-    """Of the same size, and of another."""
-    pack(numbered(0, 1), tmp_path / "out")
-    lose_index(tmp_path / "out")
-    before = bytes_in(tmp_path / "out")
-    for source in (rows, iter(rows)):
-        with pytest.raises(PackError, match=r"out-000000.tar: this file exists already and holds something else"):
-            pack(source, tmp_path / "out")
-    assert bytes_in(tmp_path / "out") == before
-    pack(numbered(0, 1), tmp_path / "out")
-    assert list(samples_in(tmp_path / "out")) == ["0"]
+    index_folder(tmp_path / "out")
+    assert list(samples_in(tmp_path / "out")) == ["0", "1", "2", "3", "4", "5"]
 
 
 def test_drafts_of_a_killed_run_are_removed(tmp_path):

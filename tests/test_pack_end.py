@@ -1,4 +1,4 @@
-"""Runs that are killed behind the folder's index, before their record is removed: the same command ends them."""
+"""Runs that are killed while they publish: the next command ends them. The same command on a finished folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from pack_cases import Scenario, copy, make_scenarios, remains_of, rows, without
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, finish_pack, pack
-from wdskit.dataset.unfinished import RECORD_NAME
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
+from wdskit.dataset.unfinished import JOURNAL_NAME
 from wdskit.files import Disk
-from wdskit.packing import finished, started
+from wdskit.packing import destination, journal
+from wdskit.packing import run as packing_run
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 NAMES = ["rows", "folder", "addition", "beside", "replacing", "parts", "added parts", "stream", "overwriting"]
@@ -29,30 +31,31 @@ def scenarios(tmp_path_factory) -> dict[str, Scenario]:
 
 
 class EndDisk(WatchedDisk):
-    """Notes behind which operation the index has its name."""
+    """Notes behind which operation the journal, and the folder's index, have their names."""
 
-    index_at = 0
+    journal_at = index_at = 0
 
     def before(self, name, *args):
         super().before(name, *args)
-        if name == "rename" and args[1].name == "index.json":
+        if name == "rename" and args[1].name == JOURNAL_NAME:
+            self.journal_at = len(self.operations)
+        if name == "rename" and args[1].name == INDEX_NAME and RUN_FOLDER not in args[1].parts:
             self.index_at = len(self.operations)
 
 
 def ends_of(run: Callable[[Path, Disk], None], before: Path, base: Path) -> Iterator[tuple[Path, dict[str, bytes]]]:
-    """Kill a run at each operation behind its index, and at its last one. Each folder, and what should be in it."""
+    """Kill a run at each operation behind its journal, to its last one. Each folder, and what should be in it."""
     copy(before, base / "whole")
     disk = EndDisk()
     run(base / "whole", disk)
     after = bytes_in(base / "whole")
-    assert 2 <= len(disk.operations) - disk.index_at < 16
-    for number in range(disk.index_at, len(disk.operations)):
+    assert disk.index_at - disk.journal_at > 5
+    assert len(disk.operations) - disk.index_at > 5
+    for number in range(disk.journal_at, len(disk.operations)):
         folder = base / f"{number}"
         copy(before, folder)
         assert run_child(lambda: run(folder, KillingDisk(number))) == -signal.SIGKILL  # noqa: B023
-        left = remains_of(folder)
-        assert without_drafts(left) == after
-        assert RECORD_NAME in left
+        assert number < disk.index_at or without_drafts(remains_of(folder)) == after
         yield folder, after
 
 
@@ -84,14 +87,12 @@ def packs(given: Any, **options: Any) -> Callable[[Path, Disk], None]:
     ],
 )
 def test_splits_files_for_others_and_streams_too(tmp_path, given, options):
-    told = []
+    done = []
     for folder, after in ends_of(packs(given, **options), tmp_path / "nothing", tmp_path):
         rows_again = given if isinstance(given, list) else iter(given)
-        disk = WatchedDisk()
-        told.append(pack(rows_again, folder, disk=disk, **{**OPTIONS, **options}).was_done)
+        done.append(pack(rows_again, folder, disk=HastyDisk(), **{**OPTIONS, **options}).was_done)
         assert bytes_in(folder) == after
-        assert isinstance(given, tuple) or "open" not in disk.operations  # nothing is written again
-    assert all(told) or (isinstance(given, tuple) and "overwrite" in options)
+    assert all(done) or "overwrite" in options
 
 
 @pytest.mark.parametrize("make", [list, tuple], ids=["planned", "stream"])
@@ -109,11 +110,12 @@ def test_an_addition_that_was_over_is_ended_or_added_to(tmp_path, make):
 
 @pytest.fixture
 def over(tmp_path) -> Callable[..., Path]:
-    """Makes a folder with a run that was killed when its index was there."""
+    """Makes a folder that was killed while it was published, and then finished."""
 
     def make(given: Any, **options: Any) -> Path:
         (tmp_path / "over").mkdir()
         folder, _ = next(ends_of(packs(given, **options), tmp_path / "nothing", tmp_path / "over"))
+        finish_pack(folder)
         return folder
 
     return make
@@ -160,7 +162,7 @@ def test_other_rows_that_come_once_are_refused_too(over, given, message):
 def test_other_bad_rows_are_refused_too(over):
     folder = over([*rows(0, 5), {"__key__": "bad"}], skip_bad=True)
     left = bytes_in(folder)
-    with pytest.raises(PackError, match=r"rejected.jsonl: this file exists already and holds something else"):
+    with pytest.raises(PackError, match=r"rejected.jsonl: this file exists already and is in the way"):
         packs([*rows(0, 5), {"__key__": "worse"}], skip_bad=True)(folder, HastyDisk())
     assert bytes_in(folder) == left
 
@@ -189,7 +191,6 @@ def test_parts_of_it_are_done_and_leave_the_end_to_finish(over):
         result = pack(rows(0, 5), folder, part=part, disk=HastyDisk(), **OPTIONS)
         assert [entry.name for entry in result.entries] == names
         assert result.was_done
-        assert (folder / RECORD_NAME).exists()
     assert finish_pack(folder, disk=HastyDisk()).was_done
     packs(rows(0, 5))(folder.with_name("same"), HastyDisk())
     assert bytes_in(folder) == bytes_in(folder.with_name("same"))
@@ -205,8 +206,9 @@ def test_parts_of_another_addition_may_begin_behind_it(tmp_path, workers):
     finish_pack(folder)
     assert list(samples_in(folder)) == [f"{n:02d}" for n in range(11)]
     assert not [name for name in bytes_in(folder) if name.startswith(".")]
+    assert pack(rows(6, 11), folder, append=True, **OPTIONS).was_done
     with pytest.raises(RowError, match=r"'06' is in .* already"):
-        pack(rows(6, 11), folder, append=True, **OPTIONS)
+        pack(rows(6, 12), folder, append=True, **OPTIONS)
 
 
 def test_a_look_changes_nothing(over):
@@ -219,25 +221,27 @@ def test_a_look_changes_nothing(over):
 
 
 def test_the_command_says_so_and_ends_with_0(tmp_path, run):
+    """Killed in its last moment, or run again."""
     source = str(make_folder(tmp_path / "photos", {"cat": 3}))
     disk = EndDisk()
     pack(source, tmp_path / "whole", disk=disk, **OPTIONS)
-    words = ["pack", source, str(tmp_path / "out"), "--max-samples", "2", "--pattern", "p-%02d.tar"]
-    for command in (words, ["pack-finish", str(tmp_path / "out")]):
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    out = str(tmp_path / "out")
+    words = ["pack", source, out, "--max-samples", "2", "--pattern", "p-%02d.tar"]
+    for command in (words, ["pack-finish", out]):
+        shutil.rmtree(out, ignore_errors=True)
         killed = KillingDisk(disk.index_at)
-        assert run_child(lambda: pack(source, tmp_path / "out", disk=killed, **OPTIONS)) == -signal.SIGKILL  # noqa: B023
-        code, out, err = run(*command)
-        assert (code, err) == (0, "")
-        assert "All of it was packed and indexed already, by a run that was stopped at its very end." in out
-        assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "whole")
-    assert run(*words)[0] == 1
+        assert run_child(lambda: pack(source, out, disk=killed, **OPTIONS)) == -signal.SIGKILL  # noqa: B023
+        for _ in range(2):
+            code, printed, err = run(*command)
+            assert (code, err) == (0, "")
+            assert printed.splitlines()[-1] == f"Nothing to do: {out} holds all of it already."
+        assert bytes_in(Path(out)) == bytes_in(tmp_path / "whole")
 
 
 def test_a_disk_that_fails_at_the_end_is_an_error_and_the_next_run_ends_it(tmp_path, scenarios):
     disk = EndDisk()
     packs(rows(0, 5))(tmp_path / "whole", disk)
-    for number in range(disk.index_at, len(disk.operations)):
+    for number in range(disk.journal_at, len(disk.operations)):
         folder = tmp_path / f"{number}"
         with pytest.raises(PackError, match=rf"{number}: cannot be written: Input/output error"):
             packs(rows(0, 5))(folder, FailingDisk(number, 5, for_good=True))
@@ -246,46 +250,57 @@ def test_a_disk_that_fails_at_the_end_is_an_error_and_the_next_run_ends_it(tmp_p
 
 
 def check_power(tmp_path: Path) -> None:
-    """Whatever a power loss leaves, there is no log or lock without the record."""
+    """Once the journal may be gone, no power loss brings back the index that it would publish: a later run may have
+    published another one by then.
+    """
     folder = tmp_path / "out"
-    names = [folder / f".wdskit-pack{end}" for end in ("-0-of-1.log", "-0-of-1.lock", ".lock")]
+    seen = []
 
     def check(disk: PowerLossDisk) -> None:
-        if (folder / "index.json").exists() and None in disk.survivors(folder / RECORD_NAME):
-            assert all(disk.survivors(name) == {None} for name in names)
+        for path in folder.glob(f"{RUN_FOLDER}/*"):
+            seen.append(path) if (path / JOURNAL_NAME).exists() else None
+        if seen and not seen[0].joinpath("run.json").exists():
+            assert disk.survivors(seen[0] / INDEX_NAME) == {None}
 
     packs(rows(0, 5), part="0/1")(folder, HastyDisk())
     finish_pack(folder, disk=PowerLossDisk(check))
-    assert not any(path.exists() for path in (*names, folder / RECORD_NAME))
+    assert seen
+    assert not (folder / RUN_FOLDER).exists()
 
 
-def test_no_power_loss_leaves_a_log_without_its_record(tmp_path):
+def test_no_power_loss_brings_back_a_journal_that_was_done(tmp_path):
     check_power(tmp_path)
 
 
 # Mutants.
 
 
-def remove_record_first(folder: Path, disk: Disk) -> None:
-    for path in [folder / RECORD_NAME, *sorted(folder.glob(".wdskit-pack*"))]:
-        disk.remove(path)
+def test_a_journal_that_goes_before_the_rest_is_caught(tmp_path, scenarios, monkeypatch):
+    true_remove = journal.remove_run
+
+    def remove_journal_first(path: Path, disk: Disk) -> None:
+        disk.remove(path / JOURNAL_NAME)
+        true_remove(path, disk)
+
+    monkeypatch.setattr(journal, "remove_run", remove_journal_first)
+    with pytest.raises(AssertionError):
+        test_the_same_command_ends_it_and_leaves_nothing(tmp_path, scenarios, "rows")
 
 
-def test_a_record_that_goes_first_is_caught(tmp_path, scenarios, monkeypatch):
-    monkeypatch.setattr(started, "end", remove_record_first)
+def test_an_index_that_may_come_back_is_caught(tmp_path, monkeypatch):
+    class Forgetful(PowerLossDisk):
+        def fsync_folder(self, folder):
+            if RUN_FOLDER not in folder.parts:
+                super().fsync_folder(folder)
+
+    monkeypatch.setattr("tests.test_pack_end.PowerLossDisk", Forgetful)
     with pytest.raises(AssertionError):
-        test_the_same_command_ends_it_and_leaves_nothing(tmp_path / "killed", scenarios, "rows")
-    monkeypatch.undo()
-    true_end = finished.end
-    monkeypatch.setattr("wdskit.packing.finishing.end", remove_record_first)
-    (tmp_path / "power").mkdir()
-    with pytest.raises(AssertionError):
-        check_power(tmp_path / "power")
-    assert finished.end is true_end
+        check_power(tmp_path)
 
 
 def test_an_end_that_looks_at_nothing_is_caught(over, monkeypatch):
     folder = over(rows(0, 5))
-    monkeypatch.setattr(finished, "differences", lambda *_: [])
+    monkeypatch.setattr(packing_run, "differences", lambda *_: [])
+    monkeypatch.setattr(destination, "differences", lambda *_: [])
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"), pytest.raises(PackError):
         packs(rows(0, 6))(folder, HastyDisk())

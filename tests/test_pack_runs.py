@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,16 +14,16 @@ from typing import Any
 import pytest
 from disks import HastyDisk, KillingDisk, Stopped, StoppingDisk, WatchedDisk, killed, run_child
 from images import make_folder
+from pack_cases import staged
 from shards import bytes_in, samples_in
 
 import wdskit
 from wdskit import FolderIndexError, PackError, finish_pack, pack, split
-from wdskit.dataset.index import read_index
-from wdskit.dataset.unfinished import RECORD_NAME
-from wdskit.packing import api, record, started
+from wdskit.dataset.index import RUN_FOLDER, read_index
+from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME
+from wdskit.packing import api, journal, staging
 from wdskit.packing.options import parse_part
-from wdskit.packing.record import read_record
-from wdskit.shards.indexing import index_folder
+from wdskit.packing.staging import read_description
 from wdskit.shards.locking import lock_folder, share_folder
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
@@ -44,12 +45,12 @@ def stop(folder: Path, given: Any, num_shards: int, **options: Any) -> dict[str,
 
     class Killer(StoppingDisk):
         def after(self, name, *args):
-            if name == "close" and self.operations.count("open_log") == num_shards:
+            if name == "close" and self.operations.count("open_log") == num_shards + 1:  # the log is made first
                 self.kill_at = len(self.operations)
 
     with pytest.raises(Stopped):
         pack(given, folder, **{**OPTIONS, **options}, disk=Killer(sys.maxsize))
-    assert len(list(folder.glob("*.tar"))) == num_shards
+    assert len(list(staged(folder).glob("*.tar"))) == num_shards
     return bytes_in(folder)
 
 
@@ -89,12 +90,9 @@ def test_what_is_no_longer_there_is_packed_again(tmp_path, damage):
     """A shard that was cut, shards and offsets that are gone, and a log that was lost or is damaged."""
     whole = packed(tmp_path / "whole", rows(0, 9))
     stop(tmp_path / "out", rows(0, 9), 3)
-    shard, log = tmp_path / "out" / "p-01.tar", tmp_path / "out" / ".wdskit-pack.log"
+    shard, log = staged(tmp_path / "out") / "p-01.tar", staged(tmp_path / "out") / "shards.log"
     if damage == "cut":
         shard.write_bytes(shard.read_bytes()[:1024])
-        with pytest.raises(PackError, match=r"p-01.tar: this file exists already and holds something else"):
-            pack(rows(0, 9), tmp_path / "out", **OPTIONS)
-        shard.unlink()
     elif damage == "gone":
         shard.unlink()
     elif damage == "offsets":
@@ -110,7 +108,7 @@ def test_what_is_no_longer_there_is_packed_again(tmp_path, damage):
 def test_a_stream_goes_on_and_writes_nothing_twice(tmp_path):
     whole = packed(tmp_path / "whole", iter(rows(0, 9)))
     assert run_child(lambda: pack(iter(rows(0, 9)), tmp_path / "out", **OPTIONS, disk=KillingDisk(45))) == -9
-    there = {path.name for path in (tmp_path / "out").glob("*.tar")}
+    there = {*staging.read_filled(staged(tmp_path / "out"))}
     assert there
     disk = WatchedDisk()
     opened = []
@@ -189,35 +187,37 @@ def test_of_many_rows_the_neighbourhood_of_the_first_is_told(tmp_path):
 
 def test_another_version_is_refused(tmp_path, monkeypatch):
     stop(tmp_path / "out", rows(0, 9), 2)
-    monkeypatch.setattr(record.RunRecord.__init__, "__defaults__", ((), (), "9.9", 1))
+    monkeypatch.setattr(staging.RunDescription.__init__, "__defaults__", ((0,), "9.9", 0))
     with pytest.raises(PackError, match=rf"wdskit was {wdskit.__version__} and is 9\.9"):
         pack(rows(0, 9), tmp_path / "out", **OPTIONS)
 
 
 def test_a_run_that_has_published_nothing_is_forgotten(tmp_path):
-    """Its record is replaced without a question."""
-    assert run_child(lambda: pack(rows(0, 9), tmp_path / "out", **OPTIONS, disk=KillingDisk(12))) == -9
-    assert (tmp_path / "out" / RECORD_NAME).exists()
+    """Its staging folder is removed without a question."""
+    assert run_child(lambda: pack(rows(0, 9), tmp_path / "out", **OPTIONS, disk=KillingDisk(22))) == -9
+    assert (staged(tmp_path / "out") / DESCRIPTION_NAME).exists()
     pack(rows(0, 5), tmp_path / "out", **OPTIONS)
     assert bytes_in(tmp_path / "out") == packed(tmp_path / "whole", rows(0, 5))
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"wdskit_pack": 2}', "[" * 9999, '{"wdskit_pack": 1, "shards": 5}'])
-def test_a_record_that_cannot_be_read_is_an_error(tmp_path, text):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / RECORD_NAME).write_text(text)
-    with pytest.raises(PackError, match=r"wdskit-pack.json: it is no record of a run that this wdskit can read"):
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"wdskit_run": 1}', "[" * 9999, '{"wdskit_run": 2, "shards": 5}'])
+def test_a_description_that_cannot_be_read_is_an_error(tmp_path, text):
+    (tmp_path / "out" / RUN_FOLDER / "x").mkdir(parents=True)
+    (tmp_path / "out" / RUN_FOLDER / "x" / DESCRIPTION_NAME).write_text(text)
+    with pytest.raises(PackError, match=r"run.json: this wdskit cannot read this description of a run.\n.*remove"):
         pack(rows(0, 5), tmp_path / "out", **OPTIONS)
 
 
-def test_a_record_is_small_deterministic_and_read_back(tmp_path):
+def test_a_description_is_small_deterministic_and_read_back(tmp_path):
     source = make_folder(tmp_path / "photos", {"cat": 9})
     for name in ("a", "b"):
         stop(tmp_path / name, source, 2)
-    data = (tmp_path / "a" / RECORD_NAME).read_bytes()
-    assert data == (tmp_path / "b" / RECORD_NAME).read_bytes()
-    found = read_record(tmp_path / "a")
+    a, b = staged(tmp_path / "a"), staged(tmp_path / "b")
+    data = (a / DESCRIPTION_NAME).read_bytes()
+    assert (a.name, data) == (b.name, (b / DESCRIPTION_NAME).read_bytes())
+    found = read_description(a)
     assert found.to_json() == data
+    assert found.digest == a.name
     assert len(data) < 5000
     assert [shard.name for shard in found.shards] == [f"p-{n:02d}.tar" for n in range(5)]
 
@@ -226,12 +226,11 @@ def test_a_record_is_small_deterministic_and_read_back(tmp_path):
 
 
 def test_beginning_anew_removes_what_the_run_wrote_and_nothing_else(tmp_path):
-    (tmp_path / "out").mkdir()
     packed(tmp_path / "same", rows(0, 9))
+    stop(tmp_path / "out", rows(0, 9), 3)
     (tmp_path / "out" / "p-00.tar").write_bytes((tmp_path / "same" / "p-00.tar").read_bytes())  # somebody's copy
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    stop(tmp_path / "out", rows(0, 9), 3)
-    with pytest.raises(PackError, match=r"p-00.tar: this file exists already and holds something else"):
+    with pytest.raises(PackError, match=r"p-00.tar: this file exists already and is in the way"):
         pack(rows(0, 4), tmp_path / "out", max_samples=1, pattern="p-%02d.tar", restart=True)
     assert visible(tmp_path / "out") == ["notes.txt", "p-00.tar"]
     (tmp_path / "out" / "p-00.tar").unlink()
@@ -260,7 +259,7 @@ def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path):
         folder = tmp_path / f"{number}"
         run = KillingDisk(number)
         run_child(lambda: pack(source, folder, also=also, duplicates="report", disk=run, **OPTIONS))  # noqa: B023
-        if not (folder / "index.json").exists():
+        if not (folder / "index.json").exists() and not (staged(folder) / JOURNAL_NAME).exists():
             pack(source, folder, shuffle=1, also=("open_clip",), restart=True, disk=HastyDisk(), **OPTIONS)
             assert bytes_in(folder) == wanted
 
@@ -300,7 +299,9 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(tmp_path):
     with_split(tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     before = bytes_in(tmp_path / "out")
-    with pytest.raises(PackError, match=r"packed and indexed already.\n.* or replace it with --overwrite"):
+    with pytest.raises(
+        PackError, match=r"packed and indexed already, .*\n  skip_bad was .*\n.*replace it with --over"
+    ):
         pack(rows(0, 5), tmp_path / "out", **OPTIONS)
     with pytest.raises(wdskit.RowError):
         pack([*rows(0, 4), 5], tmp_path / "out", overwrite=True, **OPTIONS)
@@ -323,7 +324,7 @@ def test_strange_shards_are_not_replaced(tmp_path):
     packed(tmp_path / "out", rows(0, 5))
     (tmp_path / "out" / "other.tar").write_text("mine")
     before = bytes_in(tmp_path / "out")
-    with pytest.raises(PackError, match=r"other.tar: this shard is not one of those being packed"):
+    with pytest.raises(PackError, match=r"other.tar: this shard is in no index"):
         pack(rows(0, 9), tmp_path / "out", overwrite=True, **OPTIONS)
     assert bytes_in(tmp_path / "out") == before
 
@@ -350,62 +351,49 @@ def test_replacing_may_be_killed_at_each_operation(tmp_path, given):
     assert number > 40
 
 
-def test_replacing_that_was_stopped_goes_on_only_with_the_word(tmp_path):
-    """Where the index is gone and old shards are left. Also where something else is packed instead."""
+def test_what_is_replaced_stays_whole_until_all_is_filled(tmp_path):
+    """Then the replacement is decided: whatever is packed next ends it first."""
     with_split(tmp_path / "old")
-    num_refused = num_done = 0
-    for number in range(8, 45, 1 if ALL else 2):
-        for source in (rows(0, 5), rows(0, 3), iter(rows(0, 3))):
-            folder = tmp_path / f"{number}-{num_refused}-{num_done}"
-            shutil.copytree(tmp_path / "old", folder)
-            killed(lambda disk: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=disk), number)  # noqa: B023
-            if (folder / "index.json").exists():
-                continue
-            left, found = bytes_in(folder), read_record(folder)
-            is_same = isinstance(source, list) and len(source) == 5
-            words = {"restart": not is_same}
-            if any(name in left for name in found.replaces):
-                with pytest.raises(PackError, match=r"with --overwrite was stopped here.*\n.*Or keep them"):
-                    pack(source, folder, **words, **OPTIONS)
-                assert bytes_in(folder) == left
-                words = {"overwrite": True}
-                source = rows(0, 3) if not is_same else source  # a stream has begun when it is refused
-                num_refused += 1
-            pack(source, folder, **words, **OPTIONS, disk=HastyDisk())
-            assert list(samples_in(folder)) == [f"{n:02d}" for n in range(5 if is_same else 3)]
+    old = bytes_in(tmp_path / "old")
+    num_kept = num_decided = number = 0
+    while True:
+        folder = tmp_path / f"{number}"
+        shutil.copytree(tmp_path / "old", folder)
+        ended = not killed(lambda disk: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=disk), number)  # noqa: B023
+        if not (staged(folder) / JOURNAL_NAME).exists() and not ended and read_index(folder).num_samples == 7:
+            finals = {name: data for name, data in bytes_in(folder).items() if not name.startswith(".")}
+            assert finals == old
+            with pytest.raises(PackError, match="packed and indexed already"):
+                pack(rows(0, 5), folder, **OPTIONS, disk=HastyDisk())
+            num_kept += 1
+        else:
+            assert pack(rows(0, 5), folder, **OPTIONS, disk=HastyDisk()).was_done
+            assert list(samples_in(folder)) == [f"{n:02d}" for n in range(5)]
             assert not list(folder.glob("*.selection"))
             read_index(str(folder)).check_files()
-            num_done += 1
-    assert num_refused > 5
-    assert num_done - num_refused > 5
-
-
-def test_what_replacing_left_can_be_kept(tmp_path):
-    """With an index of its own, it is a data set as any other."""
-    packed(tmp_path / "out", rows(20, 24))
-    run_child(lambda: pack(rows(0, 5), tmp_path / "out", overwrite=True, **OPTIONS, disk=KillingDisk(10)))
-    assert visible(tmp_path / "out") == ["p-00.tar", "p-00.tar.idx", "p-01.tar", "p-01.tar.idx"]
-    index_folder(tmp_path / "out", disk=HastyDisk())
-    with pytest.raises(PackError, match="packed and indexed already"):
-        pack(rows(0, 5), tmp_path / "out", **OPTIONS)
-    pack(rows(30, 31), tmp_path / "out", append=True, **OPTIONS)
-    assert list(samples_in(tmp_path / "out")) == ["20", "21", "22", "23", "30"]
+            num_decided += 1
+        if ended:
+            break
+        number += 1 if ALL else 3
+    assert num_kept > 10
+    assert num_decided > 5
 
 
 def test_a_folder_that_was_not_replaced_after_all_can_be_added_to(tmp_path):
-    """Killed when the record is there and the old index still is."""
-    number = 0
-    while True:
-        folder = tmp_path / f"{number}"
-        packed(folder, rows(20, 24))
+    """Killed before the old index is gone. Shards that were filled for the replacement go only when that is said."""
+    packed(tmp_path / "old", rows(20, 24))
+    for number in itertools.count(0, 1 if ALL else 4):
+        folder = shutil.copytree(tmp_path / "old", tmp_path / f"{number}")
         killed(lambda disk: pack(rows(0, 5), folder, overwrite=True, **OPTIONS, disk=disk), number)  # noqa: B023
-        if not (folder / "index.json").exists():
+        if (staged(folder) / JOURNAL_NAME).exists() or read_index(folder).num_samples == 5:
             break
-        pack(rows(30, 31), folder, append=True, **OPTIONS, disk=HastyDisk())
+        if (staged(folder) / "shards.log").exists() and (staged(folder) / "shards.log").stat().st_size:
+            with pytest.raises(PackError, match="a run that was stopped here was another one"):
+                pack(rows(30, 31), folder, append=True, **OPTIONS, disk=HastyDisk())
+        pack(rows(30, 31), folder, append=True, restart=True, **OPTIONS, disk=HastyDisk())
         assert list(samples_in(folder)) == ["20", "21", "22", "23", "30"]
         assert not [name for name in bytes_in(folder) if name.startswith(".")]
-        number += 1
-    assert number > 5
+    assert number > 20
 
 
 # Parts.
@@ -428,13 +416,12 @@ def test_parts_in_any_order_make_what_one_run_makes(tmp_path, num_parts):
     result = finish_pack(tmp_path / "out", disk=HastyDisk())
     assert bytes_in(tmp_path / "out") == whole
     assert result.num_samples == 10
-    with pytest.raises(PackError, match=r"no part of a run has been packed here. It is packed and indexed already"):
-        finish_pack(tmp_path / "out")
+    assert finish_pack(tmp_path / "out").was_done
 
 
 def test_missing_parts_are_named(tmp_path):
     pack(rows(0, 12), tmp_path / "out", part="1/4", **OPTIONS)
-    (tmp_path / "out" / "p-05.tar").unlink()
+    (staged(tmp_path / "out") / "p-05.tar").unlink()
     with pytest.raises(PackError) as caught:
         finish_pack(tmp_path / "out")
     assert str(caught.value) == (
@@ -488,7 +475,7 @@ def test_parts_run_beside_each_other_and_nothing_else_does(tmp_path):
     with lock_folder(tmp_path / "out"), pytest.raises(FolderIndexError, match="another wdskit process is writing"):
         pack(rows(0, 12), tmp_path / "out", part="2/3", **OPTIONS)
     with (
-        lock_folder(tmp_path / "out", ".wdskit-pack-2-of-3.lock"),
+        lock_folder(tmp_path / "out" / RUN_FOLDER, "part-2-of-3.lock"),
         pytest.raises(FolderIndexError, match="part 2/3 is running already"),
     ):
         pack(rows(0, 12), tmp_path / "out", part="2/3", **OPTIONS)
@@ -622,29 +609,27 @@ def test_a_shard_that_would_be_another_is_not_replaced(tmp_path):
 
 
 def test_replacing_that_removes_the_index_last_is_caught(tmp_path, monkeypatch):
-    true_remove = started._remove
+    true_remove = journal._remove
     monkeypatch.setattr(
-        started,
-        "_remove",
-        lambda folder, names, disk: true_remove(folder, sorted(names), disk) if len(names) > 2 else None,
+        journal, "_remove", lambda folder, names, disk: len(names) > 1 and true_remove(folder, names, disk)
     )
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, FolderIndexError)):
         test_replacing_may_be_killed_at_each_operation(tmp_path, rows(0, 5))
 
 
 def test_a_run_that_trusts_its_log_more_than_the_disk_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "is_there", lambda folder, entry: True)
-    with pytest.raises((AssertionError, FolderIndexError)):
+    monkeypatch.setattr(staging, "is_there", lambda folder, entry: True)
+    with pytest.raises((AssertionError, FolderIndexError, PackError)):
         test_what_is_no_longer_there_is_packed_again(tmp_path, "gone")
 
 
-def test_a_record_that_sees_no_change_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(started, "differences", lambda *_: [])
+def test_a_run_that_sees_no_change_is_caught(tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "differences", lambda *_: [])
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         test_another_row_is_refused_by_its_number_and_place(tmp_path)
 
 
 def test_a_log_line_is_json(tmp_path):
     stop(tmp_path / "out", rows(0, 9), 2)
-    lines = (tmp_path / "out" / ".wdskit-pack.log").read_text().split("\n")
-    assert [json.loads(line)[1] for line in lines if line] == ["p-00.tar", "p-01.tar"]
+    lines = (staged(tmp_path / "out") / "shards.log").read_text().split("\n")
+    assert [json.loads(line)[0] for line in lines if line] == ["p-00.tar", "p-01.tar"]

@@ -19,7 +19,7 @@ import pytest
 from disks import FailingDisk, HastyDisk, KillingDisk, WatchedDisk, run_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pack_cases import remains_of, without_drafts
+from pack_cases import remains_of, staged, without_drafts
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
@@ -64,9 +64,9 @@ def check_twice(tmp_path: Path, first: int, second: int, num_rows: int, max_samp
     with pytest.raises(RowError, match=message):
         pack(iter(rows_of(keys)), folder, max_samples=max_samples, **OPTIONS)
     num_whole = second // max_samples
-    shards = [path.name for path in sorted(folder.glob("*.tar"))]
-    assert shards == [f"p-{number:02d}.tar" for number in range(num_whole)]
-    assert all((folder / name).read_bytes() == (whole / name).read_bytes() for name in shards)
+    filled = sorted(staged(folder).glob("*.tar"))
+    assert [path.name for path in filled] == [f"p-{number:02d}.tar" for number in range(num_whole)]
+    assert all(path.read_bytes() == (whole / path.name).read_bytes() for path in filled)
     assert not drafts_in(folder)
 
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from disks import HastyDisk, KillingDisk, WatchedDisk, run_child
+from pack_cases import staged
 from shards import bytes_in, samples_in, write_shard
 
 import wdskit
 from wdskit import ConfigError, FolderIndexError, PackError, WdskitError, finish_pack, pack, split, verify
-from wdskit.dataset.index import read_index
-from wdskit.dataset.unfinished import RECORD_NAME
-from wdskit.packing import record, reshard, reshard_sources, started
-from wdskit.packing.record import read_record
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, read_index
+from wdskit.dataset.unfinished import DESCRIPTION_NAME
+from wdskit.packing import reshard, reshard_sources, staging
+from wdskit.packing.staging import read_description
 from wdskit.shards.also import KINDS
 from wdskit.shards.indexing import index_folder
 
@@ -56,11 +57,11 @@ def stop(source: Path, folder: Path, num_shards: int, **options: Any) -> dict[st
 
     class Killer(WatchedDisk):
         def after(self, name, *args):
-            if name == "close" and self.operations.count("open_log") == num_shards:
+            if name == "close" and self.operations.count("open_log") == num_shards + 1:  # the log is made first
                 os.kill(os.getpid(), signal.SIGKILL)
 
     assert run_child(lambda: resharded(source, folder, disk=Killer(), **options)) == -signal.SIGKILL
-    assert len(list(folder.glob("*.tar"))) == num_shards
+    assert len(list(staged(folder).glob("*.tar"))) == num_shards
     return bytes_in(folder)
 
 
@@ -69,7 +70,7 @@ def stop_behind_index(source: Path, folder: Path, **options: Any) -> dict[str, b
 
     class Killer(WatchedDisk):
         def after(self, name, *args):
-            if name == "rename" and args[1].name == "index.json":
+            if name == "rename" and args[1].name == INDEX_NAME and RUN_FOLDER not in args[1].parts:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     assert run_child(lambda: resharded(source, folder, disk=Killer(), **options)) == -signal.SIGKILL
@@ -102,12 +103,12 @@ def test_a_stopped_run_may_go_on_with_other_workers(source, tmp_path):
     assert resharded(source, tmp_path / "out", shuffle=3, workers=2, check="sha256") == whole
 
 
-def test_a_record_is_deterministic_read_back_and_gone_in_the_end(source, tmp_path):
+def test_a_description_is_deterministic_read_back_and_gone_in_the_end(source, tmp_path):
     for name in ("a", "b"):
         stop(source, tmp_path / name, 2, filter="cls < 2", also=["dali"])
-    data = (tmp_path / "a" / RECORD_NAME).read_bytes()
-    assert data == (tmp_path / "b" / RECORD_NAME).read_bytes()
-    found = read_record(tmp_path / "a")
+    data = (staged(tmp_path / "a") / DESCRIPTION_NAME).read_bytes()
+    assert data == (staged(tmp_path / "b") / DESCRIPTION_NAME).read_bytes()
+    found = read_description(staged(tmp_path / "a"))
     assert found.to_json() == data
     assert found.num_rows == 2
     left = resharded(source, tmp_path / "a", filter="cls < 2", also=["dali"])
@@ -217,7 +218,7 @@ def test_the_same_sources_in_another_place_are_the_same(source, tmp_path):
 
 def test_another_version_is_refused(source, tmp_path, monkeypatch):
     stop(source, tmp_path / "out", 2)
-    monkeypatch.setattr(record.RunRecord.__init__, "__defaults__", ((), (), "9.9", 0))
+    monkeypatch.setattr(staging.RunDescription.__init__, "__defaults__", ((0,), "9.9", 0))
     with pytest.raises(PackError, match=rf"wdskit was {wdskit.__version__} and is 9\.9"):
         resharded(source, tmp_path / "out")
 
@@ -236,15 +237,10 @@ def test_pack_and_reshard_know_each_other(source, tmp_path):
     assert resharded(source, tmp_path / "b", restart=True) == resharded(source, tmp_path / "wanted")
 
 
-def test_shards_that_are_a_data_set_of_their_own_now_are_left_alone(source, tmp_path):
-    """`index` refuses a part of a run, unless its record is removed, and tells what to do."""
+def test_a_part_of_a_run_is_not_indexed(source, tmp_path):
     stop(source, tmp_path / "out", 2)
-    with pytest.raises(FolderIndexError, match=r"2 of 5 shards are there.\n  Run the same `wdskit reshard` again"):
+    with pytest.raises(FolderIndexError, match=r"2 of 5 shards are filled.\n  Run the same `wdskit reshard` again"):
         index_folder(tmp_path / "out", disk=HastyDisk())
-    (tmp_path / "out" / RECORD_NAME).unlink()
-    index_folder(tmp_path / "out", disk=HastyDisk())
-    with pytest.raises(PackError, match="packed and indexed already"):
-        resharded(source, tmp_path / "out")
 
 
 # The end.
@@ -257,15 +253,16 @@ def test_a_run_that_was_killed_behind_its_index_is_ended(source, tmp_path, run):
     for options, message in ({"shuffle": 1}, "shuffle was None and is 1."), ({"restart": True, "drop": "bin"}, "drop"):
         with pytest.raises(PackError, match=rf"packed and indexed already, and that run was another one:\n  {message}"):
             resharded(source, tmp_path / "out", **options)
-        assert bytes_in(tmp_path / "out") == left
+        assert bytes_in(tmp_path / "out") == whole
     words = ["reshard", str(source), str(tmp_path / "out"), "--max-samples", "2", "--pattern", "p-%02d.tar"]
-    code, out, err = run(*words)
-    assert (code, err) == (0, "")
-    assert "All of it was packed and indexed already, by a run that was stopped at its very end." in out
-    assert bytes_in(tmp_path / "out") == whole
-    code, _, err = run(*words)
+    for _ in range(2):
+        code, out, err = run(*words)
+        assert (code, err) == (0, "")
+        assert f"Nothing to do: {tmp_path / 'out'} holds all of it already." in out
+        assert bytes_in(tmp_path / "out") == whole
+    code, _, err = run(*words, "--shuffle", "1")
     assert code == 1
-    assert err.endswith("indexed already.\n  Write to another folder, or replace it with --overwrite.")
+    assert err.endswith("is 1.\n  Write to another folder, or replace it with --overwrite.")
 
 
 def test_the_command_has_the_same_words(source, tmp_path, run):
@@ -299,7 +296,9 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
     split(folder, "a=0.5,b=0.5", disk=HastyDisk())
     (folder / "notes.txt").write_text("mine")
     before = bytes_in(folder)
-    with pytest.raises(PackError, match=r"indexed already.\n  Write to another folder, or replace it with --overwrite"):
+    with pytest.raises(
+        PackError, match=r"it was `wdskit pack` and is `wdskit reshard`.\n  Write to another"
+    ):
         resharded(source, folder)
     with pytest.raises(PackError, match="none is left"):
         resharded(source, folder, overwrite=True, filter="cls > 5")
@@ -326,7 +325,7 @@ def test_strange_shards_are_not_replaced(source, tmp_path):
     folder = packed(tmp_path / "out", rows(20, 25))
     (folder / "other.tar").write_text("mine")
     before = bytes_in(folder)
-    with pytest.raises(PackError, match=r"other.tar: this shard is not one of those being packed"):
+    with pytest.raises(PackError, match=r"other.tar: this shard is in no index"):
         resharded(source, folder, overwrite=True)
     assert bytes_in(folder) == before
 
@@ -383,7 +382,7 @@ def test_what_something_else_wrote_is_never_overwritten(source, tmp_path):
     (tmp_path / "out").mkdir()
     for name in ("p-00.json", "sizes.json"):
         (tmp_path / "out" / name).write_text("mine")
-        with pytest.raises(WdskitError, match=f"{name}: this file exists already and holds something else"):
+        with pytest.raises(WdskitError, match=f"{name}: this file exists already and is in the way"):
             resharded(source, tmp_path / "out", also=["webshart", "open_clip"])
         assert (tmp_path / "out" / name).read_text() == "mine"
         assert not (tmp_path / "out" / "index.json").exists()
@@ -412,13 +411,13 @@ def test_a_run_that_does_not_look_at_its_sources_is_caught(source, tmp_path, mon
     expect_refusal(lambda: test_other_sources_are_refused_with_the_difference(source, tmp_path, other_bytes, "another"))
 
 
-def test_a_record_that_sees_no_change_is_caught(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(started, "differences", lambda *_: [])
+def test_a_run_that_sees_no_change_is_caught(source, tmp_path, monkeypatch):
+    monkeypatch.setattr(staging, "differences", lambda *_: [])
     expect_refusal(
         lambda: test_another_option_is_refused_by_its_name_and_may_begin_anew(source, tmp_path, "duplicate_keys")
     )
 
 
 def test_a_run_that_trusts_no_log_is_caught(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(started, "read_logs", lambda folder, record: {})
+    monkeypatch.setattr(staging, "read_filled", lambda path: {})
     expect_refusal(lambda: test_what_is_published_is_not_copied_again(source, tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from shards import bytes_in
 
 from wdskit import FolderIndexError, Pipeline, finish_pack, info, pack, reshard, verify
 from wdskit.cli import app
-from wdskit.dataset.index import INDEX_NAME
-from wdskit.dataset.unfinished import RECORD_NAME, find_unfinished
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
+from wdskit.dataset.unfinished import DESCRIPTION_NAME, find_unfinished, run_folders
 from wdskit.shards.indexing import index_folder
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
@@ -74,20 +75,24 @@ def test_a_run_that_was_stopped_anywhere_is_told_and_cannot_be_indexed(tmp_path,
             break
         there = bytes_in(folder)
         is_over = there.get(INDEX_NAME) == (whole / INDEX_NAME).read_bytes()
-        new = [name for name in there if name.endswith(".tar")][len(before) // 2 + len(before) % 2 :]
-        if is_over or not new:
-            continue
-        assert is_told(folder)
-        assert "p-0" in "".join(new)
+        filled = [name for name in there if name.startswith(RUN_FOLDER) and name.endswith(".tar")]
         told = find_unfinished(folder)
+        if is_over or not filled:
+            assert is_over or not [name for name in there if name.startswith("p-0")][2 * len(before) :] or told
+            continue
         assert told is not None
         assert told.num_shards == (None if kind == "stream" else 3)
-        assert kind == "stream" or told.num_there == len(new)
-        with pytest.raises(FolderIndexError, match=r"is not finished: .*\n.*Run the same `wdskit pack` again"):
+        assert told.num_filled == len(filled)
+        with pytest.raises(FolderIndexError, match=r"\n.*Run the same `wdskit pack` again"):
             index_folder(folder, disk=HastyDisk())
         assert bytes_in(folder) == there
-        if not before:  # else the index that is there does not fit the folder, which is an error
+        if told.is_publishing:  # only then its shards stand among the others
+            assert is_told(folder)
+        elif before:
             assert info(str(folder)).unfinished == f"{told.problem}. {told.remedy}"
+        else:
+            with pytest.raises(FolderIndexError, match="no shard matches: a run has begun here and is not finished"):
+                info(str(folder))
         num_told += 1
     assert num_told > 15
     pack(given(), tmp_path / "20", **OPTIONS, **more, disk=HastyDisk())
@@ -95,7 +100,7 @@ def test_a_run_that_was_stopped_anywhere_is_told_and_cannot_be_indexed(tmp_path,
 
 
 def test_nothing_is_told_of_a_run_that_is_over(tmp_path):
-    """Nor where it was stopped between its index and the removal of its record."""
+    """Nor where it was stopped between its index and the removal of its staging folder."""
     for at in itertools.count():
         folder = tmp_path / f"{at}"
         is_over = stop(folder, rows(0, 3), at)
@@ -105,24 +110,41 @@ def test_nothing_is_told_of_a_run_that_is_over(tmp_path):
             index_folder(folder, disk=HastyDisk())
         if is_over:
             break
-    assert not (folder / RECORD_NAME).exists()
-    assert (tmp_path / f"{at - 1}" / RECORD_NAME).exists() or list((tmp_path / f"{at - 1}").glob(".wdskit-pack*.log"))
+    assert not run_folders(folder)
+    assert run_folders(tmp_path / f"{at - 3}")
+
+
+NOT_FINISHED = "no shard matches: a run has begun here and is not finished"
+
+
+def stop_publishing(folder: Path) -> None:
+    """Leave two of three shards in their places, and no index."""
+    for at in itertools.count():
+        if len(list(folder.glob("*.tar"))) == 2:
+            break
+        shutil.rmtree(folder, ignore_errors=True)
+        stop(folder, rows(0, 6), at)
+    assert not (folder / INDEX_NAME).exists()
 
 
 def test_reshard_takes_no_part_for_the_whole(tmp_path):
     """Neither what `pack` has come to, nor what it has itself; shards that are named one by one are taken."""
-    stop(tmp_path / "a", rows(0, 6), 25)
+    stop(tmp_path / "a", rows(0, 6), 45)
+    assert run_folders(tmp_path / "a")
     for source in (str(tmp_path / "a"), str(tmp_path / "a" / "p-*.tar")):
+        with pytest.raises(FolderIndexError, match=NOT_FINISHED):
+            reshard(source, tmp_path / "b", disk=HastyDisk())
+    stop_publishing(tmp_path / "d")
+    for source in (str(tmp_path / "d"), str(tmp_path / "d" / "p-*.tar")):
         for command in (reshard, pack):
-            with pytest.raises(FolderIndexError, match=r"a: `wdskit pack` has begun here and is not finished: 1 of 3 "):
+            with pytest.raises(FolderIndexError, match=r"d: `wdskit pack` was stopped here while it moved its shards"):
                 command(source, tmp_path / "b", disk=HastyDisk())
-    assert reshard(str(tmp_path / "a" / "p-00.tar"), tmp_path / "b", disk=HastyDisk()).num_samples == 2
+    assert reshard(str(tmp_path / "d" / "p-00.tar"), tmp_path / "b", disk=HastyDisk()).num_samples == 2
     with pytest.raises(Stopped):
-        reshard(str(tmp_path / "b"), tmp_path / "c", max_samples=1, disk=StoppingDisk(25))
-    assert is_told(tmp_path / "c")
+        reshard(str(tmp_path / "b"), tmp_path / "c", max_samples=1, disk=StoppingDisk(45))
     told = find_unfinished(tmp_path / "c")
     assert told is not None
-    assert (told.command, told.num_there, told.num_shards) == ("reshard", 1, 2)
+    assert (told.command, told.num_filled, told.num_shards) == ("reshard", 1, 2)
     with pytest.raises(FolderIndexError, match="Run the same `wdskit reshard` again"):
         index_folder(tmp_path / "c", disk=HastyDisk())
 
@@ -131,47 +153,49 @@ def test_parts_that_are_missing_are_told_until_finish(tmp_path):
     pack(rows(0, 6), tmp_path, **OPTIONS, part="1/3", disk=HastyDisk())
     told = find_unfinished(tmp_path)
     assert told is not None
-    assert told.problem == "`wdskit pack` has begun here and is not finished: 1 of 3 shards are there"
+    assert told.problem == "`wdskit pack` has begun here and is not finished: 1 of 3 shards are filled"
     assert told.remedy == f"Run the parts that are missing, then `wdskit pack-finish {tmp_path}`."
     pack(rows(0, 6), tmp_path, **OPTIONS, part="0/3", disk=HastyDisk())
     pack(rows(0, 6), tmp_path, **OPTIONS, part="2/3", disk=HastyDisk())
-    assert is_told(tmp_path)
+    assert find_unfinished(tmp_path)
     finish_pack(tmp_path, disk=HastyDisk())
     assert verify(tmp_path).is_clean
 
 
-def test_what_a_run_that_replaces_has_left_can_still_be_indexed(tmp_path):
-    """Its index is gone, and its shards are whole: that is the way back. `verify` tells of the run all the same."""
+def test_what_is_being_replaced_is_whole_until_all_is_filled(tmp_path):
     pack(rows(0, 5), tmp_path, **OPTIONS, disk=HastyDisk())
-    stop(tmp_path, rows(10, 12), 8, overwrite=True)
-    assert not (tmp_path / INDEX_NAME).exists()
+    stop(tmp_path, rows(10, 16), 45, overwrite=True)
     assert is_told(tmp_path)
-    index_folder(tmp_path, disk=HastyDisk())
+    assert info(str(tmp_path)).num_samples == 5
+    assert len(list(Pipeline().exact(str(tmp_path)).loader(workers=0))) == 5
+    shutil.rmtree(tmp_path / RUN_FOLDER)  # nobody wants that run any more
     assert verify(tmp_path).is_clean
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"options": 1, "shards": [1], "replaces": 0}'])
-def test_a_record_that_does_not_read_counts_as_a_run(tmp_path, text):
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"options": 1, "shards": [1], "parts": 0}'])
+def test_a_description_that_does_not_read_counts_as_a_run(tmp_path, text):
     pack(rows(0, 3), tmp_path, **OPTIONS, disk=HastyDisk())
-    (tmp_path / RECORD_NAME).write_text(text)
-    assert verify(tmp_path).is_clean  # its index is written last
-    (tmp_path / INDEX_NAME).unlink()
+    (tmp_path / RUN_FOLDER / "x").mkdir(parents=True)
+    (tmp_path / RUN_FOLDER / "x" / DESCRIPTION_NAME).write_text(text)
     assert is_told(tmp_path)
-    with pytest.raises(FolderIndexError, match=rf"remove {RECORD_NAME} first"):
+    with pytest.raises(FolderIndexError, match=rf"remove .*/{RUN_FOLDER} first"):
         index_folder(tmp_path)
-    (tmp_path / RECORD_NAME).unlink()
+    shutil.rmtree(tmp_path / RUN_FOLDER)
     index_folder(tmp_path)
 
 
-def test_verify_does_not_send_anybody_to_index_what_is_not_finished(tmp_path, capsys):
-    stop(tmp_path / "d", rows(0, 5), 25)
-    for command, code in (("verify", 1), ("info", 0)):
-        with pytest.raises(SystemExit) as end:
-            app([command, str(tmp_path / "d")])
-        told = " ".join(capsys.readouterr().out.split())
-        assert end.value.code == code
-        assert "`wdskit pack` has begun here and is not finished" in told
-        assert "wdskit index" not in told
+def test_nobody_is_sent_to_index_what_is_not_finished(tmp_path, capsys):
+    stop(tmp_path / "filling", rows(0, 6), 45)
+    stop_publishing(tmp_path / "publishing")
+    for name, problem in (("filling", "has begun here and is not finished"), ("publishing", "was stopped here while")):
+        for command in ("verify", "info"):
+            with pytest.raises(SystemExit) as end:
+                app([command, str(tmp_path / name)])
+            captured = capsys.readouterr()
+            assert end.value.code == (0 if (name, command) == ("publishing", "info") else 1)
+            told = " ".join((captured.out + captured.err).split())
+            assert problem in told
+            assert "wdskit index" not in told
 
 
 @pytest.mark.parametrize("is_once", [False, True], ids=["planned", "stream"])
@@ -181,16 +205,14 @@ def test_a_stream_of_a_part_is_refused_wherever_the_run_was_stopped(tmp_path, is
         folder = tmp_path / str(at)
         is_done = stop(folder, iter(rows(0, 5)) if is_once else rows(0, 5), at)
         shards = sorted(map(str, folder.glob("*.tar")))
-        for pattern in (str(folder), f"{folder}/*.tar", [f"{folder}/p-*.tar"]) if shards else ():
+        for pattern in (str(folder), f"{folder}/*.tar", [f"{folder}/p-*.tar"]) if run_folders(folder) else ():
             pipe = Pipeline().stream(pattern)
             if is_done or (folder / INDEX_NAME).exists():
                 assert len(list(pipe.loader(workers=0))) == 5
                 continue
-            told = r"`wdskit pack` has begun here and is not finished"
-            with pytest.raises(FolderIndexError, match=told) as err:
+            told = r"`wdskit pack` was stopped here while it moved" if shards else NOT_FINISHED
+            with pytest.raises(FolderIndexError, match=told):
                 pipe.loader(workers=0)
-            of = "" if is_once else " of 3"
-            assert f"finished: {len(shards)}{of} shard" in str(err.value)
             with pytest.raises(FolderIndexError, match=told):
                 Pipeline().exact(pattern).loader(workers=0)
         if shards:

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from wdskit.loader.peers import check_same_batches
     from wdskit.loader.plan import plan
     from wdskit.loader.stats_types import LoaderStats, StageStats
-    from wdskit.packing.api import pack
-    from wdskit.packing.finishing import finish_pack
+    from wdskit.packing.api import finish_pack, pack
     from wdskit.packing.reshard import ReshardResult, reshard
     from wdskit.packing.reshard_select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
@@ -146,7 +145,7 @@ _HOMES = {
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
-    "finish_pack": "wdskit.packing.finishing",
+    "finish_pack": "wdskit.packing.api",
     "reshard": "wdskit.packing.reshard",
     "SelectResult": "wdskit.packing.reshard_select",
     "select": "wdskit.packing.reshard_select",

@@ -75,6 +75,14 @@ class Disk:
         """Remove a file; one that is gone already is fine."""
         path.unlink(missing_ok=True)
 
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder; one that is gone already, or in which something stands, is fine."""
+        try:
+            path.rmdir()
+        except OSError as err:
+            if err.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
     def make_folder(self, path: Path) -> None:
         """Create one folder; one that exists already is fine."""
         path.mkdir(exist_ok=True)
@@ -161,7 +169,7 @@ class Draft:
         return self._digest.hexdigest()
 
 
-def told_of(err: OSError) -> str:
+def describe_os_error(err: OSError) -> str:
     """What went wrong with a disk, and what to do where that is known."""
     problem = f"{err.strerror or err}."
     if err.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -14,7 +14,7 @@ from wdskit.files import Disk
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))  # set by `make faults`
 
 
-OWN = (".wdskit.lock", ".wdskit.files")
+OWN = (".wdskit.lock", ".wdskit.files", ".wdskit.last-run")
 """What wdskit keeps in a folder for itself, which tells inodes and times."""
 
 
@@ -74,6 +74,9 @@ class WatchedDisk(Disk):
 
     def make_folder(self, path):
         self._do("make_folder", path)
+
+    def remove_folder(self, path):
+        self._do("remove_folder", path)
 
 
 class FailingDisk(WatchedDisk):

@@ -12,6 +12,7 @@ from images import make_folder
 from shards import bytes_in
 
 from wdskit import finish_pack, pack, split
+from wdskit.dataset.index import RUN_FOLDER
 from wdskit.files import DRAFT_SUFFIX, Disk
 
 
@@ -54,12 +55,19 @@ def remains_of(folder: Path) -> dict[str, bytes]:
     return bytes_in(folder) if folder.exists() else {}
 
 
+def staged(folder: Path) -> Path:
+    """The staging folder of the run that was stopped there; the folder itself where there is none."""
+    runs = [path for path in (folder / RUN_FOLDER).glob("*") if path.is_dir()]
+    assert len(runs) <= 1
+    return runs[0] if runs else folder
+
+
 def without_drafts(files: dict[str, bytes]) -> dict[str, bytes]:
     """Nor what a run that goes on keeps for itself."""
     return {
         name: data
         for name, data in files.items()
-        if not name.endswith(DRAFT_SUFFIX) and not name.startswith(".wdskit-pack")
+        if not name.endswith(DRAFT_SUFFIX) and not name.startswith(RUN_FOLDER)
     }
 
 

@@ -256,7 +256,7 @@ def pack_finish_command(
 
     In Python: wdskit.finish_pack
     """
-    from wdskit.packing.finishing import finish_pack
+    from wdskit.packing.api import finish_pack
 
     result = finish_pack(dest)
     if json:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from wdskit.packing.planning import PlannedShard
 
 _SHOWN_REJECTS = 5
-WAS_DONE = "All of it was packed and indexed already, by a run that was stopped at its very end."
+WAS_DONE = "Nothing to do: {} holds all of it already."
 
 
 def print_summary(result: PackResult) -> None:
@@ -46,7 +46,7 @@ def print_summary(result: PackResult) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody reads (`| head`), and the shards are packed nevertheless
         print(text.get(), end="")
         if result.was_done:
-            print(WAS_DONE)
+            print(WAS_DONE.format(escape(str(result.folder))))
         for err in result.rejected[:_SHOWN_REJECTS]:
             print(f"rejected: {escape(err.where)}: {escape(err.problem)}")
         if len(result.rejected) > _SHOWN_REJECTS:

@@ -234,7 +234,7 @@ def _print_summary(result: ReshardResult, *, dry_run: bool) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody reads (`| head`), and the shards are written nevertheless
         print(text.get(), end="")
         if result.was_done:
-            print(WAS_DONE)
+            print(WAS_DONE.format(escape(str(result.folder))))
         if result.num_ignored:
             print(f"Note: {plural(result.num_ignored, 'member')} in no sample, left out.")
         if result.classes_lost:

@@ -28,6 +28,7 @@ from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.urls import is_local, local_path, read_bytes
 
 INDEX_NAME = "index.json"
+RUN_FOLDER = ".wdskit-run"  # where a run that has not finished keeps its shards: packing.staging
 INDEX_VERSION = 1
 
 _KIND = "wids-shard-index-v1"
@@ -166,13 +167,14 @@ def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Also = NOT
     """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, which files the
     shards are, then the JSON.
     """
-    data = _to_json(entries, also)
+    data = index_json(entries, also)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
     write_identities(folder / BINARY_NAME, [(entry.name, entry.identity) for entry in entries], disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
 
 
-def _to_json(entries: Iterable[ShardEntry], also: Also) -> bytes:
+def index_json(entries: Iterable[ShardEntry], also: Also) -> bytes:
+    """The bytes of `index.json`."""
     lines = ",\n".join(
         "    "
         + json.dumps(

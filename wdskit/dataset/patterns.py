@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 from urllib.parse import unquote
 
-from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, is_label, join_url, read_index
+from wdskit.dataset.index import RUN_FOLDER, FolderIndex, ShardEntry, has_index, is_label, join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.storage.urls import is_local, local_path, scheme_of
@@ -309,5 +309,11 @@ def no_such(pattern: str, path: str) -> StorageError:
 
 def nothing_matches(pattern: str) -> NoReturn:
     """Say that a pattern names no shard."""
+    path = local_path(pattern) if is_local(pattern) else ""
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    if is_local(pattern) and os.path.isdir(os.path.join(folder, RUN_FOLDER)):
+        msg = f"{pattern}: no shard matches: a run has begun here and is not finished.\n  "
+        remedy = "Run the same command again; it goes on with what is there. Parts are ended by `wdskit pack-finish`."
+        raise FolderIndexError(msg + remedy, folder=folder)
     msg = f"{pattern}: no shard matches."
     raise StorageError(msg, url=pattern)

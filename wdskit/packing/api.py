@@ -11,26 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from wdskit.dataset.index import ShardEntry
-from wdskit.errors import RowError
+from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_PIXELS
-from wdskit.packing.beginning import Work
 from wdskit.packing.class_names import find_class_names
-from wdskit.packing.destination import Destination, check_place
+from wdskit.packing.destination import (
+    Destination,
+    finish_what_was_stopped,
+    folder_of,
+    raised_as_pack_errors,
+    refuse_other_options,
+)
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.kinds import SourceOptions, find_source
-from wdskit.packing.on_ray import import_ray
 from wdskit.packing.options import PackOptions, parse_part
-from wdskit.packing.places import find_place, folder_of, names_of_all, told_as_pack_errors
-from wdskit.packing.plan import make_limits
+from wdskit.packing.plan import Names, make_limits, names_of
 from wdskit.packing.planning import PackPlan
-from wdskit.packing.running import pack_planned, plan_jobs
+from wdskit.packing.ray import import_ray
+from wdskit.packing.run import Work, finish_parts, pack_planned, plan_jobs
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
-from wdskit.packing.streaming import pack_stream
+from wdskit.packing.stream import pack_stream
 from wdskit.packing.treatment import Treatment
-from wdskit.processes import old_objects_frozen
+from wdskit.shards.also import parse_also
+from wdskit.shards.locking import lock_folder
 from wdskit.shards.shares import parse_shares
 
 
@@ -50,7 +55,7 @@ class PackResult:
         plan: What was planned; None for rows that can be read once only.
         duplicates: Rows whose images an earlier one has, in order, where that was asked for.
         dry_run: Nothing was written.
-        was_done: All was packed and indexed already, by a run of the same that was killed just before its end.
+        was_done: The folder held all of it already, so that nothing was to do.
         source: What was packed, and what kind of source that was found to be: `photos: image folder`. Empty for rows
             from Python.
     """
@@ -234,10 +239,10 @@ def pack(
         treatment=treatment,
         threads=threads,
     )
-    with told_as_pack_errors(Path(dest)):
+    with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-        names = names_of_all(folder, pattern, options.split)
-        check_place(folder, source, options)
+        names = _names_of_all(folder, pattern, options.split)
+    finish_what_was_stopped(folder, source, options, disk)
     how = SourceOptions(
         from_=from_,
         keys=keys,
@@ -254,21 +259,63 @@ def pack(
     if on is not None and not dry_run:
         import_ray()
     with contextlib.ExitStack() as stack:
-        freeze = stack.enter_context(old_objects_frozen())
-        place = find_place(stack, folder, found.classes, options, disk)
-        most = None if found.is_held else ROWS_IN_MEMORY
         splitter = None if options.split is None else Splitter(options.split)
-        on_key = None if splitter is None else splitter.add
-        spool = stack.enter_context(Spool(place.room, name=place.name, disk=disk, most=most, on_key=on_key))
-        work = Work(stack, found, names, options, how.told(), splitter, progress or _say_nothing, disk)
+        work = Work(stack, folder, found, names, options, how.described(), splitter, progress or _say_nothing, disk)
+        beside = parse_also(options.also, split_name=options.split_name)
+        refuse_other_options(folder, options, work.described(beside), is_stream=found.is_stream)
         if found.is_stream:
-            target, streamed = pack_stream(work, place)
+            target, streamed = pack_stream(work)
             return _result(target, found, streamed, None, start)
-        target, jobs = plan_jobs(work, place, spool)
+        most = None if found.is_held else ROWS_IN_MEMORY
+        on_key = None if splitter is None else splitter.add
+        spool = stack.enter_context(Spool(lambda: work.room, name=work.plan_name, disk=disk, most=most, on_key=on_key))
+        target, run, jobs = plan_jobs(work, spool)
         plan = jobs.plan()
-        freeze()
-        entries = None if dry_run else pack_planned(work, place, target, jobs)
+        entries = None if dry_run else pack_planned(work, target, run, jobs)
     return _result(target, found, entries, plan, start)
+
+
+def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResult:
+    """Write the index of a folder whose shards were filled in parts: `wdskit pack-finish`.
+
+    It is the index, byte for byte, that one run would have written. The shards are not read: their digests stand in
+    what each part has noted. A run of any kind that was stopped while it published its shards is ended too.
+
+    Args:
+        dest: The folder.
+        disk: What writes.
+
+    Raises:
+        PackError: Nothing was begun there, or shards are missing; it names them and their parts.
+        FolderIndexError: A part, or another process, is writing there.
+    """
+    start = time.perf_counter()
+    with raised_as_pack_errors(Path(dest)):
+        folder = folder_of(os.fsdecode(dest))
+        if not folder.is_dir():
+            raise PackError(f"{folder}: there is no such folder.")
+    with lock_folder(folder), raised_as_pack_errors(folder):
+        entries, was_done = finish_parts(folder, disk)
+    return PackResult(
+        folder=folder,
+        entries=tuple(entries),
+        num_samples=sum(entry.num_samples for entry in entries),
+        num_bytes=sum(entry.num_bytes for entry in entries),
+        classes={},
+        rejected=(),
+        num_other=0,
+        seconds=time.perf_counter() - start,
+        was_done=was_done,
+    )
+
+
+def _names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
+    """What the shards are called, those of each split after it."""
+    if splits is None:
+        return [names_of(folder, pattern)]
+    if pattern is not None:
+        raise PackError("pattern and split do not go together: the shards are called after their splits.")
+    return [Names(f"{split}-%06d.tar") for split in splits]
 
 
 def _result(
@@ -288,7 +335,7 @@ def _result(
         plan=plan,
         duplicates=tuple(found.duplicates),
         dry_run=entries is None,
-        was_done=target.finished is not None,
+        was_done=target.is_done,
         source=f"{found.name}: {found.kind}" if found.kind else "",
     )
 

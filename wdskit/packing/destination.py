@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.grouping import HeaderReader
-from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, RUN_FOLDER, Also, FolderIndex, ShardEntry, read_index
+from wdskit.dataset.unfinished import JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
-from wdskit.files import Disk, publish_bytes
-from wdskit.packing.fill import check_free, taken
-from wdskit.packing.finished import Finished, find_finished, indexed_already
+from wdskit.files import Disk, describe_os_error, make_folders, remove_drafts
+from wdskit.packing.journal import (
+    DUPLICATES_NAME,
+    REJECTED_NAME,
+    LastRun,
+    find_last_run,
+    finish_publishing,
+    in_the_way,
+    indexed_already,
+    is_publishing,
+    remove_locks,
+    shard_files,
+)
 from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import Spool, suspects
+from wdskit.packing.staging import differences, read_filled, remove_run
 from wdskit.shards.also import parse_also
-from wdskit.storage.urls import LocalFile
+from wdskit.shards.locking import lock_folder
+from wdskit.storage.urls import LocalFile, is_local, local_path
 
-REJECTED_NAME = "rejected.jsonl"
-DUPLICATES_NAME = "duplicates.jsonl"
+_PART = "part-{}-of-{}.lock"
 
 
 class Intent(Protocol):
@@ -56,7 +70,7 @@ class Intent(Protocol):
         """Whether there is a word for adding to it."""
 
 
-def check_place(folder: Path, source: object, options: Intent | None = None) -> None:
+def check_place(folder: Path, source: object, options: Intent) -> None:
     """Refuse what can be refused before a row is read.
 
     Raises:
@@ -68,40 +82,70 @@ def check_place(folder: Path, source: object, options: Intent | None = None) -> 
             msg = f"{folder}: it lies in the source {os.fsdecode(source)}, and would be a part of it the next time."
             raise PackError(f"{msg}\n  Pack into a folder outside of it.")
     is_indexed = (folder / INDEX_NAME).exists()
-    may_be = options and (options.append or options.overwrite or options.only is not None)
-    if is_indexed and not may_be and _may_go_on(folder, options) is None:
-        raise indexed_already(folder, may_add=options is None or options.may_add)
-    if options and options.append and not is_indexed:
+    if is_indexed and options.dry_run and not options.append and not options.overwrite:
+        raise indexed_already(folder, may_add=options.may_add)
+    if options.append and not is_indexed:
         msg = f"{folder}: append: it has no index, so there is nothing to add to. Pack it without --append."
         raise PackError(f"{msg}\n  If others wrote shards there, run `wdskit index {folder}` first.")
-    if options and options.only is not None and not is_indexed:
+    if options.only is not None and not is_indexed:
         raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
 
 
-def _may_go_on(folder: Path, options: Intent | None) -> Finished | None:
-    """A run that was killed at its very end, of which this one may be the same."""
-    return None if options is None or options.dry_run or options.only is not None else find_finished(folder)
+def refuse_other_options(folder: Path, intent: Intent, described: Mapping[str, Any], *, is_stream: bool) -> None:
+    """Refuse a folder that a run with other options has packed, before any row is read.
+
+    Args:
+        folder: Where.
+        intent: What may become of what stands there.
+        described: The options of this run that a shard could depend on.
+        is_stream: Whether its rows come once.
+
+    Raises:
+        PackError: It is packed already, and is neither added to nor replaced.
+    """
+    if intent.append or intent.overwrite or intent.only is not None or not (folder / INDEX_NAME).exists():
+        return
+    last = find_last_run(folder)
+    if last is None:
+        raise indexed_already(folder, may_add=intent.may_add)
+    num_rows = None if is_stream else last.run.num_rows or 0
+    changes = differences(last.run, dataclasses.replace(last.run, options=described, num_rows=num_rows), str)
+    if changes:
+        raise indexed_already(folder, changes, may_add=intent.may_add)
 
 
 @dataclass(frozen=True)
 class Destination:
-    """A locked folder to pack into.
+    """A folder to pack into.
 
     Attributes:
         folder: Where it is.
         append: Whether it is indexed, and added to.
-        entries: Shards that it has already and that stay, from its index.
-        replaced: Names of the shards that are going to be replaced.
-        also: What the index says that is kept beside them for other readers.
-        finished: A run that came as far as the index, and that this one may be. All else is as it was before that.
+        index: Its index; None where it has none.
+        replaces: Whether the shards of the index are to be replaced.
+        last_run: The run that made the index, where this one may be the same.
+        is_done: Whether it is the same, so that nothing is to do.
     """
 
     folder: Path
     append: bool = False
-    entries: tuple[ShardEntry, ...] = ()
-    replaced: tuple[str, ...] = ()
-    also: Also = NOTHING_ELSE
-    finished: Finished | None = None
+    index: FolderIndex | None = None
+    replaces: bool = False
+    last_run: LastRun | None = None
+    is_done: bool = False
+
+    @property
+    def entries(self) -> tuple[ShardEntry, ...]:
+        """Shards that are there already and stay: those of the last run not, where this is the same run."""
+        if self.index is None or not self.append:
+            return ()
+        own = len(self.last_run.entries) if self.last_run is not None and self.is_done else 0
+        return self.index.entries[: len(self.index.entries) - own]
+
+    @property
+    def also(self) -> Also:
+        """What is kept beside the shards that stay, for other readers."""
+        return self.index.also if self.index is not None and self.append else NOTHING_ELSE
 
     def beside(self, kinds: Sequence[str], split_name: str) -> Also:
         """What is to be kept beside all shards: these kinds, and what is kept already.
@@ -173,28 +217,24 @@ class Destination:
         finally:
             file.close()
 
-    def check_free(self, shards: Sequence[PlannedShard]) -> None:
-        """Refuse shards in the way, and those that no index would know, before anything is written.
+    def check_free(self, shards: Sequence[PlannedShard], also: Also) -> None:
+        """Refuse files in the way, before anything is written.
 
         Raises:
             PackError: Names one.
         """
-        for shard in () if self.replaced else shards:
-            check_free(self.folder / shard.name, shard.num_bytes)
-        self.check_strays([shard.name for shard in shards])
-
-    def check_strays(self, new: Iterable[str]) -> None:
-        """Refuse shards that are neither indexed nor among the new ones.
-
-        Raises:
-            PackError: Names one.
-        """
-        known = {*new, *self.replaced, *(entry.name for entry in self.entries)}
+        known: set[str] = set()
+        if self.index is not None:
+            known = {name for entry in self.index.entries for name in shard_files(entry.name, self.index.also)}
+        for shard in () if self.is_done else shards:
+            for name in shard_files(shard.name, also):
+                if (self.folder / name).exists() and not (self.replaces and name in known):
+                    raise in_the_way(self.folder / name)
         strays = sorted(path.name for path in self.folder.glob("[!.]*.tar") if path.name not in known)
         if strays:
-            msg = f"{self.folder / strays[0]}: this shard is not one of those being packed."
-            remedy = "Move it away, or remove it if a run that was stopped left it; or pack into another folder."
-            raise PackError(f"{msg} No index was written.\n  {remedy}")
+            msg = f"{self.folder / strays[0]}: this shard is in no index, and is not one of those being packed."
+            remedy = f"Pack into another folder, or run `wdskit index {self.folder}` if these are whole shards."
+            raise PackError(f"{msg} Nothing was written.\n  {remedy}")
 
     def lists(self, found: Source) -> dict[str, bytes]:
         """The bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl`, where there is something to write."""
@@ -222,36 +262,32 @@ class Destination:
         Raises:
             PackError: Names one.
         """
-        for name in () if self.append or self.replaced else sorted({*lists, REJECTED_NAME, DUPLICATES_NAME}):
+        for name in () if self.append or self.replaces else sorted({*lists, REJECTED_NAME, DUPLICATES_NAME}):
             path = self.folder / name
             if path.exists() and path.read_bytes() != lists.get(name):
-                raise taken(path)
-
-    def publish_lists(self, lists: Mapping[str, bytes], *, disk: Disk) -> None:
-        """Write `classes.json`, `rejected.jsonl` and `duplicates.jsonl`."""
-        for name, data in lists.items():
-            publish_bytes(self.folder / name, data, disk=disk)
+                raise in_the_way(path)
 
 
-def look_at_destination(folder: Path, options: Intent | None, classes: Mapping[str, int]) -> Destination:
-    """Look at the folder to pack into.
+def look_at_destination(folder: Path, options: Intent, classes: Mapping[str, int]) -> Destination:
+    """Look at the folder to pack into. Whether its last run was the same is found out later.
 
     Raises:
         PackError: It is indexed and should not be, or the other way round, or its classes are others.
         FolderIndexError: It is to be added to and has no index, or its index does not match its shards.
     """
     check_place(folder, None, options)
-    finished = _may_go_on(folder, options)
-    if options and options.overwrite and finished is None:
-        old = read_index(folder).entries if (folder / INDEX_NAME).exists() else ()
-        return Destination(folder, replaced=tuple(entry.name for entry in old))
-    if options is None or not options.append:
-        return Destination(folder, finished=finished)
+    if not (folder / INDEX_NAME).exists():
+        return Destination(folder)
     index = read_index(folder)
-    _check_sizes(folder, index.entries)
-    _check_classes(folder, classes)
-    entries = index.entries if finished is None else finished.before
-    return Destination(folder, append=True, entries=entries, also=index.also, finished=finished)
+    if options.overwrite:
+        return Destination(folder, index=index, replaces=True)
+    last_run = find_last_run(folder)
+    if options.append:
+        _check_sizes(folder, index.entries)
+        _check_classes(folder, classes)
+    elif last_run is None and options.only is None:
+        raise indexed_already(folder, may_add=options.may_add)
+    return Destination(folder, append=options.append, index=index, last_run=last_run)
 
 
 def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:
@@ -279,3 +315,81 @@ def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
         numbers = f"{name!r} is {known.get(name, 'not there')} and {classes.get(name, 'not there')}"
         remedy = f"Images get the numbers that are there with --classes {folder}; new classes need another folder."
         raise PackError(f"{msg}: {numbers}.\n  {remedy}")
+
+
+def folder_of(dest: str) -> Path:
+    """The folder to write to.
+
+    Raises:
+        PackError: It cannot be one.
+    """
+    if not dest or "\x00" in dest:
+        raise PackError(f"{dest!r} is no folder to pack into. Write . for this one.")
+    if not is_local(dest):
+        raise PackError(f"{dest}: only a local folder can be packed into.")
+    folder = Path(local_path(dest))
+    if folder.exists() and not folder.is_dir():
+        raise PackError(f"{dest}: this is a file, not a folder to pack into.")
+    return folder
+
+
+@contextlib.contextmanager
+def raised_as_pack_errors(folder: Path) -> Iterator[None]:
+    """Raise faults of the disk as errors with the folder's name."""
+    try:
+        yield
+    except OSError as err:
+        raise PackError(f"{folder}: cannot be written: {describe_os_error(err)}") from err
+
+
+@contextlib.contextmanager
+def locked(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[Path]:
+    """Make the folder that is packed into, and hold its lock while the block runs; of a part of a run that part's.
+
+    Yields:
+        The folder of staging folders in it. After a fault or Ctrl-C it holds no draft, and no run that filled nothing.
+    """
+    root = folder / RUN_FOLDER
+    with raised_as_pack_errors(folder):
+        make_folders(root, disk=disk)
+    if part is not None:
+        with lock_folder(root, _PART.format(*part), f"part {part[0]}/{part[1]} is running already"):
+            yield root
+        return
+    with lock_folder(folder):
+        try:
+            with raised_as_pack_errors(folder):
+                finish_publishing(folder, disk)
+                make_folders(root, disk=disk)
+                remove_drafts(folder, disk=disk)
+                remove_drafts(root, disk=disk)
+            yield root
+        except BaseException:
+            with contextlib.suppress(OSError, PackError):
+                _tidy(folder, disk)
+            raise
+        with raised_as_pack_errors(folder):
+            remove_locks(folder, disk)
+
+
+def _tidy(folder: Path, disk: Disk) -> None:
+    for path in run_folders(folder):
+        remove_drafts(path, disk=disk)
+        if not (path / JOURNAL_NAME).exists() and not read_filled(path):
+            remove_run(path, disk)
+    remove_drafts(folder / RUN_FOLDER, disk=disk)
+    remove_locks(folder, disk)
+
+
+def finish_what_was_stopped(folder: Path, source: object, options: Intent, disk: Disk) -> None:
+    """Refuse what can be refused before a row is read, and end a run that was killed while it published.
+
+    Raises:
+        PackError: As `check_place`.
+        FolderIndexError: Another process is writing in the folder.
+    """
+    with raised_as_pack_errors(folder):
+        if is_publishing(folder) and not options.dry_run:
+            with lock_folder(folder):
+                finish_publishing(folder, disk)
+        check_place(folder, source, options)

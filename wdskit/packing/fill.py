@@ -12,13 +12,14 @@ from typing import NamedTuple
 from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Buffer, Disk, Draft, publish, told_of
+from wdskit.files import DISK, Buffer, Disk, Draft, describe_os_error, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
 from wdskit.packing.parquet_ahead import read_ahead
 from wdskit.packing.recorded import Rows
 from wdskit.packing.references import FileBytes, Reference
 from wdskit.packing.rows import Row
+from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.treating import read_treated
 from wdskit.packing.treatment import UNTOUCHED, Treatment
 from wdskit.shards.also import new_record, publish_beside_shard
@@ -30,6 +31,22 @@ _LARGE_BYTES = 16 << 10
 
 OnSample = Callable[[int, int], None]
 """Told after each sample: how many samples, and bytes of their shard, were added since the last call."""
+
+
+class Count:
+    """Tells how much is packed. `total` is samples and bytes in all."""
+
+    def __init__(self, tell: Tell, total: tuple[int | None, int | None]) -> None:
+        self._tell = tell
+        self._total = total
+        self._samples = self._bytes = 0
+        self(0, 0)
+
+    def __call__(self, num_samples: int, num_bytes: int) -> None:
+        """So many more."""
+        self._samples += num_samples
+        self._bytes += num_bytes
+        self._tell(Progress("packing", self._samples, self._bytes, *self._total))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +72,47 @@ class ShardJob:
     sha256: str | None = None
 
 
-def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
+def fill_shard(
+    job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None, only_compare: bool = False
+) -> ShardEntry:
     """Write one shard and its `.idx`, and return its line of the index.
 
-    A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes; unless the
-    job knows its digest: then it is replaced by what has that digest.
+    Args:
+        job: The shard.
+        disk: What writes.
+        on_sample: Told after each sample.
+        only_compare: Write nothing: the shard is there, and has the digest that the job knows.
 
     Raises:
         RowError: A row turned out to be bad.
-        PackError: The folder cannot be written, the name is taken by a shard with other bytes, or these have not the
-            digest that they should have.
+        PackError: The folder cannot be written, or the bytes have not the digest that they should have.
     """
-    record = new_record(job.also)
+    record = None if only_compare else new_record(job.also)
     job = dataclasses.replace(job, rows=read_ahead(job.rows))
     try:
-        if job.sha256 is None and job.path.exists():
-            check_free(job.path, job.num_bytes)
+        if only_compare:
             filled = _fill(job, hashlib.sha256(), record, on_sample)
-            if _sha256_of(job.path) != filled.sha256:
-                raise taken(job.path)
         else:
             with publish(job.path, disk=disk) as draft:
                 filled = _fill(job, draft, record, on_sample)
                 if job.sha256 not in (None, filled.sha256):
                     raise _other_bytes(job.path)
-        write_offsets(job.path, filled.offsets, disk=disk)
-        told = filled.sha256, filled.fields, digest_offsets(filled.offsets)
-        entry = ShardEntry(job.path.name, len(filled.offsets) - 1, filled.num_bytes, *told)
+            write_offsets(job.path, filled.offsets, disk=disk)
+        if job.sha256 not in (None, filled.sha256):
+            raise _other_bytes(job.path)
+        entry = ShardEntry(
+            name=job.path.name,
+            num_samples=len(filled.offsets) - 1,
+            num_bytes=filled.num_bytes,
+            sha256=filled.sha256,
+            fields=filled.fields,
+            idx_sha256=digest_offsets(filled.offsets),
+        )
         if record:
             before = NOTHING_ELSE if job.sha256 is None else job.also
             publish_beside_shard(job.path, entry, record, also=job.also, before=before, disk=disk)
     except OSError as err:
-        raise PackError(f"{job.path}: cannot be written: {told_of(err)}") from err
+        raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
     return entry
 
 
@@ -154,36 +180,9 @@ def _read(writer: TarWriter, name: str, row: Row, source: Reference) -> bytes | 
     return row.read_field(source)
 
 
-def check_free(path: Path, num_bytes: int) -> None:
-    """Refuse, without reading a row, to write a shard of so many bytes where a file of another size has its name.
-
-    A shard of 0 bytes, of which only the treated rows tell, is refused once it is filled.
-
-    Raises:
-        PackError: One has.
-    """
-    if num_bytes and path.exists() and path.stat().st_size != num_bytes:
-        raise taken(path)
-
-
-def taken(path: Path) -> PackError:
-    """The error for a file in the way, which another run, or something else, has written."""
-    msg = f"{path}: this file exists already and holds something else."
-    remedy = "Pack into another folder. Or remove it, if a run that was stopped left it and you want other options now."
-    return PackError(f"{msg} Nothing was overwritten.\n  {remedy}")
-
-
 def _other_bytes(path: Path) -> PackError:
     msg = f"{path}: its rows give other bytes now than the folder's index tells of. Nothing was replaced."
     return PackError(f"{msg}\n  Give the source as it was when it was packed, and the same options.")
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def check_rows(

@@ -56,7 +56,7 @@ class SourceOptions:
     images: str | None = None
     classes: ClassNames | None = None
 
-    def told(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """All of them by name, for the record of the run."""
         return {**asdict(self), "classes": self.classes and self.classes.digest}
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from wdskit.errors import PackError
-from wdskit.packing.on_ray import check_address
 from wdskit.packing.plan import Limits
+from wdskit.packing.ray import check_address
 from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
 from wdskit.shards.also import parse_also
 from wdskit.shards.shares import Shares, format_shares
@@ -77,11 +77,11 @@ class PackOptions:
         """`pack` can add to a folder."""
         return True
 
-    def told(self) -> dict[str, object]:
+    def described(self) -> dict[str, object]:
         """Those that a shard could depend on, by name."""
         split = None if self.split is None else format_shares(self.split)
         return {
-            **self.limits.told(),
+            **self.limits.described(),
             "split": split,
             "shuffle": self.shuffle,
             "skip_bad": self.skip_bad,

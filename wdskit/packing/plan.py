@@ -4,9 +4,11 @@ written.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,7 +61,7 @@ class Limits:
         if self.num_shards is not None and self.multiple_of is not None and self.num_shards % self.multiple_of:
             raise PackError(f"num_shards: {self.num_shards} is no multiple of multiple_of, {self.multiple_of}.")
 
-    def told(self) -> dict[str, int | None]:
+    def described(self) -> dict[str, int | None]:
         """Each by name; None where there is none."""
         return {name: None if value == NO_LIMIT else value for name, value in vars(self).items()}
 
@@ -307,3 +309,15 @@ class Names:
             return None
         number = int(match[1])
         return number if self.pattern % number == name else None
+
+
+def names_of(folder: Path, pattern: str | None) -> Names:
+    """What the shards are called: by default as the folder, so that basenames differ between folders."""
+    if pattern is not None:
+        return Names(pattern)
+    try:
+        return Names(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")
+    except PackError as err:
+        raise PackError(
+            f"{folder}: shards cannot be called after this folder. Name them: --pattern train-%06d.tar."
+        ) from err

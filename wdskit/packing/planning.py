@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,7 +96,6 @@ class Jobs(Sequence[ShardJob]):
     """The shards to fill, in order; each is made when it is asked for, as its rows take memory.
 
     Attributes:
-        folder: Where they are written.
         spool: All rows.
         order: Numbers of the rows in the order in which they are packed; None for all, in the source's.
         spans: The rows of each shard, by their places in that order.
@@ -103,9 +103,9 @@ class Jobs(Sequence[ShardJob]):
         also: What is kept beside them for other readers.
         treatment: What happens to their samples.
         threads: So many samples of a shard at a time.
+        folder: Where they are written; `into` says so.
     """
 
-    folder: Path
     spool: Spool
     order: Ints | None
     spans: Sequence[Span]
@@ -113,6 +113,11 @@ class Jobs(Sequence[ShardJob]):
     also: Also = NOTHING_ELSE
     treatment: Treatment = UNTOUCHED
     threads: int = 1
+    folder: Path = Path()
+
+    def into(self, folder: Path) -> Jobs:
+        """The same, written to a folder."""
+        return dataclasses.replace(self, folder=folder)
 
     def __len__(self) -> int:
         """Number of shards."""

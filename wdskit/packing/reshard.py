@@ -11,9 +11,8 @@ from pathlib import Path
 
 from wdskit.dataset.index import Also, ShardEntry
 from wdskit.files import DISK, Disk
-from wdskit.packing.destination import check_place
-from wdskit.packing.places import folder_of, names_of
-from wdskit.packing.plan import Limits, Names, make_limits
+from wdskit.packing.destination import finish_what_was_stopped, folder_of
+from wdskit.packing.plan import Limits, Names, make_limits, names_of
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.reshard_choice import Choice, check_seed, check_word, check_workers, make_choice
 from wdskit.packing.reshard_fields import Changes, make_changes
@@ -52,7 +51,7 @@ class ReshardResult:
         num_ignored: Members that belong to no sample; they are not written.
         num_copied: Samples whose bytes were copied as they are; the others have new headers.
         classes_lost: Why there is no `classes.json` where a source has one; empty otherwise.
-        was_done: All was written and indexed already, by a run of the same that was killed just before its end.
+        was_done: The folder held all of it already, so that nothing was to do.
         seconds: How long it took.
     """
 
@@ -217,7 +216,7 @@ class _Task:
     def run(self, source: str | Sequence[str], names: Names, start: float) -> ReshardResult:
         found = list_sources(source)
         check_dest(self.folder, found, overwrite=self.intent.overwrite)
-        check_place(self.folder, None, self.intent)
+        finish_what_was_stopped(self.folder, None, self.intent, self.disk)
         inputs = digest_sources(found)
         classes, classes_lost = find_classes(found, self.changes)
         seen = Seen()
@@ -228,8 +227,14 @@ class _Task:
         if self.shuffle is not None:
             shuffle_samples(samples, self.shuffle)
         spans = divide_samples(samples, self.limits)
-        planned = Jobs(self.folder, samples, spans, names, self.changes, self.also)
-        told = {**self.limits.told(), **self.changes.told(), **self.told, **_digests(classes), "pattern": names.pattern}
+        planned = Jobs(samples, spans, names, self.changes, self.also)
+        told = {
+            **self.limits.described(),
+            **self.changes.told(),
+            **self.told,
+            **_digests(classes),
+            "pattern": names.pattern,
+        }
         rest = self.also, self.workers, self.tell, self.disk
         run = ReshardRun(self.folder, self.intent, inputs, told, planned, classes, *rest)
         entries: Sequence[ShardEntry] = ()

@@ -7,7 +7,6 @@ mistake here.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, ShardError
 from wdskit.files import DISK, Disk, publish
 from wdskit.limits import BLOCK_BYTES
-from wdskit.packing.fill import OnSample, check_free, taken
+from wdskit.packing.fill import OnSample
 from wdskit.packing.reshard_fields import Changes, find_fields
 from wdskit.packing.reshard_look import Bools, Bytes, Ints, Look, hash_keys, look_at
 from wdskit.packing.reshard_read import Sources, blocks_in, read_into
@@ -51,16 +50,14 @@ class ReshardJob:
     also: Also = NOTHING_ELSE
 
 
-def fill_in_worker(job: ReshardJob, *, disk: Disk) -> ShardEntry:
-    """`fill_shard` in a worker process, and there only: the folder is held until the process ends."""
-    hold(job.path.parent)
+def fill_in_worker(job: ReshardJob, *, held: Path, disk: Disk) -> ShardEntry:
+    """`fill_shard` in a worker process, and there only: the log of its run is held until the process ends."""
+    hold(held)
     return fill_shard(job, disk=disk)
 
 
 def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None = None) -> ShardEntry:
     """Write one shard and what stands beside it, and return its line of the index.
-
-    A file that has the shard's name already, as a run that was killed leaves it, must hold the same bytes.
 
     Raises:
         ShardError: A source is not what it was when the run was planned.
@@ -72,7 +69,6 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
     record = new_record(job.also)
     filling = _Filling(job)
     try:
-        check_free(job.path, job.num_bytes)
         with publish(job.path, disk=disk) as draft:
             memory = bytearray(BATCH_BYTES)
             for first, stop, num_bytes in _batches(job.samples):
@@ -88,8 +84,6 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
             draft.write(bytes(END_BYTES))
             if draft.num_bytes != job.num_bytes:
                 raise PackError(f"{job.path}: it has {draft.num_bytes} bytes, {job.num_bytes} were planned.")
-            if job.path.exists() and digest_of(job.path) != draft.sha256:
-                raise taken(job.path)
         offsets = [0, *(np.cumsum(job.samples.size, dtype=np.int64) * BLOCK_BYTES).tolist()]
         write_offsets(job.path, offsets, disk=disk)
         told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
@@ -108,15 +102,6 @@ def _note(record: ShardRecord, data: Bytes, shard: str, offset: int) -> None:
     members = data.tobytes()
     for name, start, stop in locate_members(members, shard=shard, offset=offset, stop=len(members)):
         record.add(name, offset + start, memoryview(members)[start:stop])
-
-
-def digest_of(path: str | Path) -> str:
-    """sha256 of a file, in hex digits."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def _batches(samples: Samples) -> Iterator[tuple[int, int, int]]:

@@ -114,7 +114,6 @@ class Jobs(Sequence[ReshardJob]):
     """The shards to fill, in order; each is made when it is asked for, as its rows take memory.
 
     Args:
-        folder: Where they are written.
         samples: All samples, in the order in which they are written.
         spans: The samples of each shard.
         names: File names of the shards.
@@ -124,14 +123,13 @@ class Jobs(Sequence[ReshardJob]):
 
     def __init__(
         self,
-        folder: Path,
         samples: Samples,
         spans: Sequence[Span],
         names: Names,
         changes: Changes,
         also: Also = NOTHING_ELSE,
     ) -> None:
-        self._folder = folder
+        self._folder = Path()
         self._samples = samples
         self._spans = spans
         self._changes = changes
@@ -139,6 +137,11 @@ class Jobs(Sequence[ReshardJob]):
         self.shards = [
             PlannedShard(names[number], span.stop - span.start, span.num_bytes) for number, span in enumerate(spans)
         ]
+
+    def into(self, folder: Path) -> Jobs:
+        """The same, written to a folder."""
+        self._folder = folder
+        return self
 
     def __len__(self) -> int:
         """Number of shards."""

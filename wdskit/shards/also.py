@@ -136,7 +136,7 @@ def publish_beside_folder(
         FolderIndexError: As `publish_beside_shard`.
         OSError: The disk fails.
     """
-    for name, data, kind in _folder_files(folder, entries, also, before, earlier):
+    for name, data, kind in folder_files(folder, entries, also, before, earlier):
         path = folder / name
         if path.parent != folder:
             make_folders(path.parent, disk=disk)
@@ -144,10 +144,10 @@ def publish_beside_folder(
         _publish(path, data, ours=kind in before.kinds, disk=disk)
 
 
-def _folder_files(
+def folder_files(
     folder: Path, entries: Sequence[ShardEntry], also: Also, before: Also, earlier: Sequence[ShardEntry]
 ) -> Iterator[tuple[str, bytes, str]]:
-    """Name, bytes and kind of each."""
+    """The files of all shards together: name, bytes and kind of each. Arguments as those of `publish_beside_folder`."""
     if "open_clip" in also.kinds:
         yield SIZES_NAME, sizes_file(entries), "open_clip"
     if "timm" in also.kinds:

@@ -1,0 +1,282 @@
+"""How a run that has filled all its shards makes them the folder's: by a journal that can be replayed.
+
+The staging folder holds everything that is to come: shards, what is beside them, lists, and the index. The journal
+names the files that go and those that come. Once it is on the device the run is decided: whoever writes in the folder
+next, after a kill or a full disk, replays it first. Each step may be done twice.
+
+1. The index of what is replaced goes, then its other files. An addition removes nothing.
+2. The new files get their names in the folder.
+3. `.wdskit.last-run` says which run made the index that comes next.
+4. `index.bin`, `index.json`.
+5. The staging folder goes, the journal last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wdskit.dataset.binary import BINARY_NAME
+from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.grouping import HeaderReader
+from wdskit.dataset.identities import IDENTITIES_NAME
+from wdskit.dataset.index import (
+    INDEX_NAME,
+    RUN_FOLDER,
+    Also,
+    FolderIndex,
+    ShardEntry,
+    index_json,
+    read_index,
+    write_index,
+)
+from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.selection_head import list_selections, selection_path
+from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
+from wdskit.errors import PackError
+from wdskit.files import Disk, make_folders, publish_bytes, remove_drafts
+from wdskit.packing.staging import RunDescription, Staging, first_few, is_there, remove_run
+from wdskit.shards.also import folder_files, folder_names, shard_names
+from wdskit.storage.urls import LocalFile
+
+REJECTED_NAME = "rejected.jsonl"
+DUPLICATES_NAME = "duplicates.jsonl"
+LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
+LAST_RUN_NAME = ".wdskit.last-run"
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """The run that made a folder's index.
+
+    Attributes:
+        folder: Where.
+        run: What it packed; its `shards` are left out.
+        entries: The shards that it added to the index.
+    """
+
+    folder: Path
+    run: RunDescription
+    entries: tuple[ShardEntry, ...]
+
+    def first_key(self) -> str:
+        """The key of the first sample that it added."""
+        path = str(self.folder / self.entries[0].name)
+        file = LocalFile(path)
+        try:
+            return str(next(iter(HeaderReader(file, shard=path)))["__key__"])
+        finally:
+            file.close()
+
+    def check_there(self) -> None:
+        """Compare its shards with the folder.
+
+        Raises:
+            PackError: One is gone.
+        """
+        lost = [entry.name for entry in self.entries if not is_there(self.folder, entry)]
+        if lost:
+            raise indexed_already(self.folder, [f"{name} or its .idx is gone, or has another size." for name in lost])
+
+
+def publish_run(
+    staging: Staging,
+    entries: Sequence[ShardEntry],
+    *,
+    lists: Mapping[str, bytes],
+    before: FolderIndex | None,
+    also: Also,
+    replaces: bool,
+) -> None:
+    """Make the filled shards the folder's, with an index of them all. The folder's lock is held.
+
+    Args:
+        staging: Where they are.
+        entries: Their lines of the index, in order.
+        lists: Files of all of them, by name.
+        before: The folder's index; None where there is none.
+        also: What is kept beside the shards for other readers.
+        replaces: The shards of `before` go. Otherwise they stay.
+
+    Raises:
+        PackError, FolderIndexError: Something else stands in the way.
+    """
+    folder, path, disk = staging.folder, staging.path, staging.disk
+    kept = before.entries if before is not None and not replaces else ()
+    all_ = (*kept, *entries)
+    for name, data in lists.items():
+        publish_bytes(path / name, data, disk=disk)
+    come = [name for entry in entries for name in shard_files(entry.name, also)] + [*lists]
+    come += _export(staging, all_, also, before if not replaces else None)
+    new = {*come}
+    go = [name for name in _files_of(before) if name not in new] if before is not None and replaces else []
+    publish_bytes(path / INDEX_NAME, index_json(all_, also), disk=disk)
+    last = {"run": _description(staging.run), "num_shards": len(entries), "index": index_digest(path)}
+    journal = {"go": go, "come": come, "replaces": replaces, "last_run": last}
+    publish_bytes(path / JOURNAL_NAME, json.dumps(journal, indent=0).encode() + b"\n", disk=disk)
+    replay(folder, path, disk)
+
+
+def shard_files(shard: str, also: Also) -> list[str]:
+    """The names of a shard's files: itself, its offsets, and what is beside it for other readers."""
+    return [shard, offsets_path(shard).name, *shard_names(shard, also.kinds)]
+
+
+def _export(staging: Staging, entries: Sequence[ShardEntry], also: Also, before: FolderIndex | None) -> Iterable[str]:
+    """Write the files of all shards for other readers into the staging folder, and give their names."""
+    folder, disk = staging.folder, staging.disk
+    earlier = (before.also, before.entries) if before is not None else (Also(), ())
+    for name, data, kind in folder_files(folder, entries, also, *earlier):
+        path = folder / name
+        if path.exists() and kind not in earlier[0].kinds and path.read_bytes() != data:
+            raise in_the_way(path)
+        if (staging.path / name).parent != staging.path:
+            make_folders((staging.path / name).parent, disk=disk)
+        publish_bytes(staging.path / name, data, disk=disk)
+        yield name
+
+
+def _files_of(index: FolderIndex) -> Iterable[str]:
+    """All files of a data set, the index left out, its twin first."""
+    folder = Path(index.folder)
+    yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
+    for entry in index.entries:
+        yield from shard_files(entry.name, index.also)
+    yield from folder_names(index.also)
+    yield from (selection_path(folder, name).name for name in list_selections(folder))
+    yield from LIST_NAMES
+
+
+def replay(folder: Path, path: Path, disk: Disk) -> None:
+    """Do what a journal says, or what is left of it.
+
+    Raises:
+        PackError: A file of the run is gone.
+    """
+    if (path / INDEX_NAME).exists():
+        journal = json.loads((path / JOURNAL_NAME).read_bytes())
+        index = read_index(path)
+        if journal["replaces"]:
+            _remove(folder, [INDEX_NAME], disk)  # first, so that it never stands beside shards of another run
+            _remove(folder, journal["go"], disk)
+        _rename_all(folder, path, journal["come"], disk)
+        publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
+        write_index(folder, _with_identities(folder, index.entries), also=index.also, disk=disk)
+        disk.remove(path / INDEX_NAME)
+        disk.fsync_folder(path)  # for good: a journal that came back after a later run would undo that
+    else:
+        disk.fsync_folder(folder)  # the index has its name for good now, wherever the run was killed
+    remove_run(path, disk)
+    remove_locks(folder, disk)
+
+
+def _with_identities(folder: Path, entries: Iterable[ShardEntry]) -> list[ShardEntry]:
+    """The entries; of those that stay, with the identity of the file that they were made of."""
+    known = {}
+    if (folder / INDEX_NAME).exists():
+        known = {entry.name: entry for entry in read_index(folder).entries}
+    return [
+        dataclasses.replace(entry, identity=known[entry.name].identity if known.get(entry.name) == entry else None)
+        for entry in entries
+    ]
+
+
+def _rename_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> None:
+    parents = {folder: None}
+    for name in names:
+        source, target = path / name, folder / name
+        if source.exists():
+            if target.parent not in parents:
+                make_folders(target.parent, disk=disk)
+                remove_drafts(target.parent, disk=disk)
+                parents[target.parent] = None
+            disk.rename(source, target)
+        elif not target.exists():
+            msg = f"{source}: this file was filled and is gone, so the run cannot be finished."
+            raise PackError(f"{msg}\n  Put it back, or remove {path} and pack again.")
+    for parent in parents:
+        disk.fsync_folder(parent)
+
+
+def _remove(folder: Path, names: Iterable[str], disk: Disk) -> None:
+    """Remove files for good."""
+    paths = [folder / name for name in names if (folder / name).exists()]
+    for path in paths:
+        disk.remove(path)
+    for parent in {folder, *(path.parent for path in paths)}:
+        disk.fsync_folder(parent)
+
+
+def remove_locks(folder: Path, disk: Disk) -> None:
+    """Remove the folder of staging folders, with the locks of parts, where no run is left in it. The folder's lock is
+    held.
+    """
+    root = folder / RUN_FOLDER
+    for path in run_folders(folder):
+        if not (path / DESCRIPTION_NAME).exists() and not (path / JOURNAL_NAME).exists():
+            remove_run(path, disk)  # killed before it began, or in the middle of its removal
+    if not root.is_dir() or run_folders(folder):
+        return
+    for file in sorted(root.iterdir()):
+        disk.remove(file)
+    disk.remove_folder(root)
+
+
+def finish_publishing(folder: Path, disk: Disk) -> None:
+    """Replay the journal of a run that was stopped while it published, if there is one. The folder's lock is held."""
+    for path in run_folders(folder):
+        if (path / JOURNAL_NAME).exists():
+            replay(folder, path, disk)
+
+
+def is_publishing(folder: Path) -> bool:
+    """Whether there is a journal to replay."""
+    return any((path / JOURNAL_NAME).exists() for path in run_folders(folder))
+
+
+def find_last_run(folder: Path) -> LastRun | None:
+    """The run that made the folder's index; None where that is not known, as in a folder that `index` has indexed."""
+    if not (folder / INDEX_NAME).exists():
+        return None
+    try:
+        document = json.loads((folder / LAST_RUN_NAME).read_bytes())
+        if document["index"] != index_digest(folder):
+            return None
+        run = RunDescription.from_json(json.dumps(document["run"]).encode(), folder / LAST_RUN_NAME)
+        count = int(document["num_shards"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, PackError):
+        return None
+    entries = read_index(folder).entries
+    return LastRun(folder, run, entries[len(entries) - count :]) if 0 < count <= len(entries) else None
+
+
+def index_digest(folder: Path) -> str:
+    """sha256 of the `index.json` in a folder."""
+    return hashlib.sha256((folder / INDEX_NAME).read_bytes()).hexdigest()
+
+
+def _description(run: RunDescription) -> dict[str, object]:
+    """What is kept of a run: not the names of its shards, which the index has."""
+    kept: dict[str, object] = json.loads(dataclasses.replace(run, shards=None, parts=0).to_json())
+    return kept
+
+
+def in_the_way(path: Path) -> PackError:
+    """The error for a file in the way, of which the folder's index does not know."""
+    msg = f"{path}: this file exists already and is in the way. Nothing was overwritten."
+    what = (
+        f"run `wdskit index {path.parent}`, if these are whole shards" if path.name.endswith(".tar") else "move it away"
+    )
+    return PackError(f"{msg}\n  Pack into another folder, or {what}.")
+
+
+def indexed_already(folder: Path, changes: Sequence[str] = (), *, may_add: bool = True) -> PackError:
+    """The error for a folder that is packed. `changes` is what its last run did otherwise, where that is known."""
+    msg = f"{folder}: this folder is packed and indexed already"
+    msg += "." if not changes else f", and that run was another one:\n  {first_few(changes)}"
+    add = "Pack into another folder, add to it with --append" if may_add else "Write to another folder"
+    return PackError(f"{msg}\n  {add}, or replace it with --overwrite.")

@@ -1,0 +1,178 @@
+"""Filling shards on a Ray cluster: `--on ray`.
+
+A node needs this version of wdskit, and the disk with the folder and the source under the same paths. It reads the rows
+of its shards from the plan there, and fills them there. So what it fills is what this machine would have filled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from wdskit import __version__
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.unfinished import DESCRIPTION_NAME
+from wdskit.errors import PackError, RowError, WdskitError
+from wdskit.files import DRAFT_SUFFIX, Disk
+from wdskit.packing.fill import ShardJob, fill_shard
+from wdskit.packing.recorded import RecordedRows
+from wdskit.packing.rows import row_error
+from wdskit.packing.staging import Staging
+from wdskit.shards.locking import held_meanwhile
+
+_MOST_TRIES = 4
+_LEAST_AHEAD = 64  # shards that wait at least, so that a cluster that grows with its work has some to grow for
+_END_S = 10
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a run works, for a node to compare with what it sees: its description, the plan, the log to hold."""
+
+    description: Path
+    log: Path
+    cwd: str
+    host: str
+    version: str = __version__
+
+
+def check_address(on: str) -> None:
+    """Refuse what is neither `ray` nor the address of a cluster.
+
+    Raises:
+        PackError: It is neither.
+    """
+    if not re.fullmatch(r"ray(://[^\s/:]+:[0-9]{1,5})?", on):
+        raise PackError(f"on: {on!r} is neither ray nor the address of a cluster, as ray://head:10001.")
+
+
+def import_ray() -> ModuleType:
+    """Ray.
+
+    Raises:
+        PackError: It is not installed.
+    """
+    try:
+        import ray
+    except ImportError as err:
+        raise PackError("on: Ray is not installed. Run `pip install wdskit[ray]`.") from err
+    found: ModuleType = ray
+    return found
+
+
+def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generator[ShardEntry | WdskitError, None, None]:
+    """Fill shards on a cluster. Ray runs a task again whose worker died.
+
+    Yields:
+        Their lines of the index, or what went wrong, in order.
+
+    Raises:
+        PackError: Ray is not installed, the cluster cannot be reached, or workers die again and again.
+    """
+    site = Site(staging.path / DESCRIPTION_NAME, staging.log, os.getcwd(), socket.gethostname())
+    pending: deque[Any] = deque()
+    with _connected(on) as ray:
+        fill = ray.remote(max_retries=_MOST_TRIES - 1, num_cpus=1)(fill_on_node)
+        try:
+            for number, job in enumerate(jobs):
+                ahead = max(_LEAST_AHEAD, 2 * int(ray.cluster_resources().get("CPU", 0)))
+                pending.extend(fill.remote(each, site) for each in jobs[number + len(pending) : number + ahead])
+                try:
+                    yield ray.get(pending.popleft())
+                except ray.exceptions.RayTaskError as err:
+                    msg = f"{job.path}: a node of the cluster cannot fill it: {_last_line(err)}."
+                    raise PackError(f"{msg}\n  Install wdskit {__version__} on all of them.") from err
+                except ray.exceptions.RayError as err:
+                    msg = f"{job.path}: its worker on the cluster died {_MOST_TRIES} times: {_last_line(err)}."
+                    raise PackError(f"{msg}\n  Look at its memory; do the same again to go on.") from err
+        finally:
+            for each in pending:
+                ray.cancel(each, force=True)
+            if pending:
+                ray.wait([*pending], num_returns=len(pending), timeout=_END_S)
+
+
+@contextlib.contextmanager
+def _connected(on: str) -> Iterator[ModuleType]:
+    """Ray, connected to the cluster; where this process was not connected before, only while the block runs."""
+    check_address(on)
+    ray = import_ray()
+    if ray.is_initialized():
+        if on != "ray":
+            raise PackError(f"on: this process is connected to Ray already, not to {on}. Give on='ray' to use that.")
+        yield ray
+        return
+    try:
+        ray.init(address=None if on == "ray" else on, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, OSError, RuntimeError, ValueError) as err:
+        raise PackError(f"on: the cluster {on} cannot be reached: {_last_line(err)}.") from err
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _last_line(err: Exception) -> str:
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(err).__name__).rstrip(".")
+
+
+def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
+    """`fill_shard` on a node of the cluster; faults as values."""
+    host = socket.gethostname()
+    with contextlib.suppress(OSError):  # only relative paths need it, and are looked for below
+        os.chdir(site.cwd)
+    try:
+        _check_node(job, site, host)
+        with held_meanwhile(site.log):
+            return fill_shard(job, disk=_OwnDrafts())
+    except RowError as err:
+        if host == site.host:
+            return err
+        return row_error(err.where, f"on host {host}: {err.problem}", "All nodes must see the source as it is here.")
+    except WdskitError as err:
+        return err
+
+
+def _check_node(job: ShardJob, site: Site, host: str) -> None:
+    """Refuse to work where other bytes could come out, or would go elsewhere."""
+    if site.version != __version__:
+        msg = f"on: host {host} has wdskit {__version__}, and {site.host} has {site.version}."
+        raise PackError(f"{msg}\n  Install the same on all nodes.")
+    plan = Path(job.rows.path) if isinstance(job.rows, RecordedRows) else site.description
+    missing = [path for path in (site.description, site.log, plan) if not path.exists()]
+    if missing:
+        msg = f"{missing[0]}: host {host} does not see this file as {site.host} does."
+        raise PackError(f"{msg}\n  Pack into a folder on a disk that all nodes of the cluster have under this path.")
+
+
+class _OwnDrafts(Disk):
+    """A disk on which drafts have other names than those of another try to fill the same shard: one that seems to be
+    dead and is not must not write into them.
+    """
+
+    def __init__(self) -> None:
+        self._word = secrets.token_hex(4)
+
+    def _own(self, path: Path) -> Path:
+        if not path.name.endswith(DRAFT_SUFFIX):
+            return path
+        return path.with_name(f"{path.name.removesuffix(DRAFT_SUFFIX)}.{self._word}{DRAFT_SUFFIX}")
+
+    def open(self, path: Path) -> int:
+        return super().open(self._own(path))
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(self._own(source), target)
+
+    def remove(self, path: Path) -> None:
+        super().remove(self._own(path))

@@ -1,0 +1,387 @@
+"""A run: planned, begun or gone on with, its shards filled here or elsewhere, published."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdskit.dataset.index import Also, ShardEntry, read_index
+from wdskit.dataset.unfinished import run_folders
+from wdskit.errors import PackError, WdskitError
+from wdskit.files import Disk, publish_bytes, remove_drafts
+from wdskit.packing.destination import Destination, locked, look_at_destination, raised_as_pack_errors
+from wdskit.packing.fill import Count, ShardJob, fill_shard
+from wdskit.packing.journal import (
+    LIST_NAMES,
+    find_last_run,
+    finish_publishing,
+    indexed_already,
+    is_publishing,
+    publish_run,
+    remove_locks,
+)
+from wdskit.packing.options import PackOptions
+from wdskit.packing.plan import Names
+from wdskit.packing.planning import Chosen, Jobs, PlannedShard, Series, divide_rows, read_rows
+from wdskit.packing.ray import fill_on_ray
+from wdskit.packing.recorded import Ints
+from wdskit.packing.sources import Source, Tell
+from wdskit.packing.splits import Splitter, divide_splits
+from wdskit.packing.spool import Spool, digest_blocks
+from wdskit.packing.staging import (
+    RunDescription,
+    Staging,
+    differences,
+    open_staging,
+    read_description,
+    read_filled,
+)
+from wdskit.shards.also import check_names
+from wdskit.shards.locking import hold, lock_folder, share_folder, wait_for_workers
+from wdskit.shards.parallel import map_shards
+from wdskit.tar.writer import END_BYTES
+
+_BEGINS = "begins.lock"
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is packed, and how.
+
+    Attributes:
+        stack: Closed when the run is over.
+        folder: The folder that is packed into.
+        found: The source.
+        names: Of the shards; with splits those of each.
+        options: As `pack` takes them.
+        source_options: Those of the source, by name.
+        splitter: Finds the split of each row; None where nothing is split.
+        tell: Told how far it is.
+        disk: What writes.
+    """
+
+    stack: contextlib.ExitStack
+    folder: Path
+    found: Source
+    names: Sequence[Names]
+    options: PackOptions
+    source_options: Mapping[str, Any]
+    splitter: Splitter | None
+    tell: Tell
+    disk: Disk
+
+    @functools.cached_property
+    def room(self) -> Path:
+        """The folder for a plan that is too large for memory. The folder that is packed into is made and locked when
+        this is first asked for, so that what is wrong before leaves no trace; it is locked until the run is over.
+        """
+        if self.options.dry_run:
+            return Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        return self.stack.enter_context(locked(self.folder, self.options.part, self.disk))
+
+    @property
+    def plan_name(self) -> str:
+        """What such a plan is called there."""
+        part = self.options.part
+        return "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
+
+    def look(self) -> Destination:
+        """Look at the folder that is packed into; it is locked where something is going to be written."""
+        _ = self.room
+        with raised_as_pack_errors(self.folder):
+            return look_at_destination(self.folder, self.options, self.found.classes)
+
+    def described(self, also: Also) -> dict[str, Any]:
+        """All options that a shard, or what is beside it, could depend on, by name."""
+        patterns = [names.pattern for names in self.names]
+        return {
+            **self.options.described(),
+            **self.source_options,
+            "pattern": patterns[0] if self.splitter is None else patterns,
+            "also": list(also.kinds),
+            "split_name": also.split_name,
+        }
+
+
+# The plan.
+
+
+def plan_jobs(work: Work, spool: Spool) -> tuple[Destination, RunDescription, Jobs]:
+    """Plan everything, and refuse what is wrong with the rows, before anything is written."""
+    options = work.options
+    with raised_as_pack_errors(work.folder):
+        kept = read_rows(
+            work.found,
+            spool,
+            treatment=options.treatment,
+            skip_bad=options.skip_bad,
+            workers=options.workers,
+            tell=work.tell,
+        )
+        target = work.look()
+        also = target.beside(options.also, options.split_name)
+        blocks = digest_blocks(spool)
+        run = RunDescription(work.described(also), len(spool), *blocks, None)
+        target = resolve_last_run(target, run, lambda number: spool[number].where, only=options.only is not None)
+        if not target.is_done and options.only is None:
+            target.check_keys(spool, kept, work.tell)
+        jobs = _divided(work, target, spool, kept, also)
+        run = dataclasses.replace(run, shards=jobs.plan().shards, first=tuple(each.first for each in jobs.series))
+        check_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also)
+        if options.only is None:
+            target.check_free(jobs.plan().shards, also)
+            target.check_lists(target.lists(work.found))
+    return target, run, jobs
+
+
+def resolve_last_run(
+    target: Destination,
+    run: RunDescription,
+    where_of: Callable[[int], str],
+    *,
+    only: bool = False,
+    may_add: bool = True,
+) -> Destination:
+    """The destination; `is_done` where the run that made its index is this one.
+
+    Raises:
+        PackError: The folder is packed already, by another run, and is neither added to nor replaced; or a shard of
+            the same run is gone.
+    """
+    last = target.last_run
+    if last is None or only:
+        return target
+    changes = differences(last.run, dataclasses.replace(run, shards=None, first=last.run.first), where_of)
+    if not changes:
+        last.check_there()
+        return dataclasses.replace(target, is_done=True)
+    if not target.append:
+        raise indexed_already(target.folder, changes, may_add=may_add)
+    return target
+
+
+def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Also) -> Jobs:
+    """The shards that the rows make."""
+    options = work.options
+    how: Any = {
+        "limits": options.limits,
+        "shuffle": options.shuffle,
+        "by_count": options.treatment.changes_bytes,
+    }
+    firsts = map(target.first_number, work.names)
+    if work.splitter is None:
+        order, spans = divide_rows(spool, kept, **how)
+        shards, splits = [spans], [""]
+    else:
+        order, shards = divide_splits(spool, kept, work.splitter, **how)
+        splits = [*work.splitter.shares]
+    series = [Series(*each) for each in zip(work.names, firsts, map(len, shards), splits, strict=True)]
+    spans = [*itertools.chain(*shards)]
+    return Jobs(spool, order, spans, series, also, options.treatment, options.threads)
+
+
+# Filling.
+
+
+def pack_planned(work: Work, target: Destination, run: RunDescription, jobs: Jobs) -> Sequence[ShardEntry]:
+    """Fill the shards, or some of them, and where they are all there then, publish them."""
+    options = work.options
+    part = options.part
+    numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
+    lists = target.lists(work.found)
+    with raised_as_pack_errors(work.folder):
+        if options.only is not None:
+            return [_fill_again(work, target, jobs, options.only)]
+        if target.is_done:
+            assert target.last_run is not None
+            return [target.last_run.entries[number] for number in numbers]
+        staging = begin(work, run, lambda number: jobs.spool[number].where)
+    spans = [jobs.spans[number] for number in numbers]
+    num_bytes = sum(span.num_bytes - END_BYTES for span in spans)
+    total_bytes = None if options.treatment.changes_bytes else num_bytes
+    count = Count(work.tell, (sum(span.stop - span.start for span in spans), total_bytes))
+
+    def fill(chosen: Sequence[int]) -> Generator[ShardEntry, None, None]:
+        return fill_jobs(Chosen(jobs.into(staging.path), [numbers[at] for at in chosen]), staging, options, count)
+
+    entries = fill_rest([jobs.name(number) for number in numbers], staging, count, fill)
+    with raised_as_pack_errors(work.folder):
+        if part is None:
+            publish_all(target, staging, entries, lists, jobs.also)
+        else:
+            for name, data in lists.items():
+                publish_bytes(staging.path / name, data, disk=work.disk)
+    return entries
+
+
+def publish_all(
+    target: Destination,
+    staging: Staging,
+    entries: Sequence[ShardEntry],
+    lists: Mapping[str, bytes],
+    also: Also,
+) -> None:
+    """Publish filled shards, once more compared with what stands in the folder now."""
+    shards = [PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries]
+    target.check_free(shards, also)
+    target.check_lists(lists)
+    publish_run(staging, entries, lists=lists, before=target.index, also=also, replaces=target.replaces)
+
+
+def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> Staging:
+    """The staging folder of this run, begun or gone on with."""
+    options = work.options
+    if options.part is None:
+        return open_staging(work.folder, run, where_of, restart=options.restart, disk=work.disk)
+    with lock_folder(work.room, _BEGINS, wait=True):
+        is_alone = work.stack.enter_context(share_folder(work.folder))
+        return open_staging(
+            work.folder,
+            run,
+            where_of,
+            restart=options.restart,
+            part=options.part,
+            is_alone=is_alone,
+            disk=work.disk,
+        )
+
+
+def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:
+    """Fill one shard of a packed folder again."""
+    index = read_index(target.folder)
+    name = work.names[0][only]
+    if name not in index.by_name or only >= len(jobs):
+        last = index.entries[-1].name if index.entries else "nothing"
+        msg = f"{target.folder}: only: no {name}: its index ends with {last}, what these options make of the source"
+        raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Give the options that it was packed with.")
+    entry = index.by_name[name]
+    count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
+    job = dataclasses.replace(jobs.into(target.folder)[only], sha256=entry.sha256, also=index.also)
+    fill_shard(job, disk=work.disk, on_sample=count)
+    return entry
+
+
+def fill_rest(
+    names: Sequence[str],
+    staging: Staging,
+    count: Count,
+    fill: Callable[[Sequence[int]], Generator[ShardEntry, None, None]],
+) -> list[ShardEntry]:
+    """Fill the shards that are not filled yet, and note each.
+
+    Args:
+        names: Of all shards.
+        staging: Knows those that are filled.
+        count: Told of these.
+        fill: Fills some, by their places in `names`; their lines of the index, in order.
+
+    Returns:
+        The lines of all.
+    """
+    filled = staging.filled()
+    entries = {at: filled[name] for at, name in enumerate(names) if name in filled}
+    for entry in entries.values():
+        count(entry.num_samples, entry.num_bytes - END_BYTES)
+    todo = [at for at in range(len(names)) if at not in entries]
+    with contextlib.closing(fill(todo)) as more:
+        for at, entry in zip(todo, more, strict=True):
+            with raised_as_pack_errors(staging.folder):
+                staging.note(entry)
+            entries[at] = entry
+    return [entries[at] for at in range(len(names))]
+
+
+def fill_jobs(
+    jobs: Sequence[ShardJob], staging: Staging, options: PackOptions, count: Count
+) -> Generator[ShardEntry, None, None]:
+    """Fill shards in this process, in several, or on a Ray cluster: the bytes do not depend on it.
+
+    Yields:
+        Their lines of the index, in order.
+
+    Raises:
+        WdskitError: What the first shard raised that could not be filled.
+    """
+    if options.on is None and (options.workers == 1 or len(jobs) < 2):
+        for job in jobs:
+            yield fill_shard(job, disk=staging.disk, on_sample=count)
+        return
+    if options.on is None:
+        fill = functools.partial(_fill_in_worker, held=staging.log, disk=staging.disk)
+        filled: Generator[ShardEntry | WdskitError, None, None] = map_shards(fill, jobs, workers=options.workers)
+    else:
+        filled = fill_on_ray(jobs, options.on, staging)
+    with contextlib.closing(filled):  # after an error nothing is written any more when it is raised
+        for entry in filled:
+            if isinstance(entry, WdskitError):
+                raise entry
+            count(entry.num_samples, entry.num_bytes - END_BYTES)
+            yield entry
+
+
+def _fill_in_worker(job: ShardJob, *, held: Path, disk: Disk) -> ShardEntry:
+    """`fill_shard` in a worker process, and there only: the log of its run is held until the process ends."""
+    hold(held)
+    return fill_shard(job, disk=disk)
+
+
+# Parts.
+
+
+def finish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
+    """Publish a run whose shards were filled in parts. The folder's lock is held.
+
+    Returns:
+        The shards, and whether they had been published already.
+
+    Raises:
+        PackError: Nothing was begun here, or shards are missing; it names them and their parts.
+    """
+    if is_publishing(folder):
+        finish_publishing(folder, disk)
+        last = find_last_run(folder)
+        return (last.entries if last is not None else ()), True
+    runs = [(path, run) for path in run_folders(folder) if (run := read_description(path)) is not None]
+    if not runs:
+        last = find_last_run(folder)
+        if last is not None:
+            remove_locks(folder, disk)
+            return last.entries, True
+        raise PackError(f"{folder}: no part of a run has been packed here.")
+    [(path, run), *others] = runs
+    if others or not run.parts or run.shards is None:
+        msg = f"{folder}: a run that was stopped here is not divided into parts."
+        raise PackError(f"{msg}\n  Do the same again to go on with it.")
+    for log in path.glob("*.log"):
+        wait_for_workers(log)
+    entries = _gather(folder, path, run)
+    staging = Staging(folder, path, run, path / "shards.log", disk)
+    remove_drafts(path, disk=disk)
+    append = run.options["append"]
+    index = read_index(folder) if append else None
+    target = Destination(folder, append=append, index=index)
+    lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}
+    publish_all(target, staging, entries, lists, Also(tuple(run.options["also"]), run.options["split_name"]))
+    return entries, False
+
+
+def _gather(folder: Path, path: Path, run: RunDescription) -> Sequence[ShardEntry]:
+    """What the parts have filled, in order."""
+    assert run.shards is not None
+    filled = read_filled(path)
+    missing = [number for number, shard in enumerate(run.shards) if shard.name not in filled]
+    if missing:
+        parts = ", ".join(f"{part}/{run.parts}" for part in sorted({number % run.parts for number in missing}))
+        names = ", ".join(run.shards[number].name for number in missing[:_SHOWN])
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        msg = f"{folder}: {len(missing)} of {len(run.shards)} shards are missing: {names}{more}."
+        raise PackError(f"{msg}\n  Run again the same with --part {parts}.")
+    return [filled[shard.name] for shard in run.shards]

@@ -1,0 +1,294 @@
+"""Where a run keeps its shards until all of them are there: `DEST/.wdskit-run/<digest of the plan>/`.
+
+`run.json` describes what is packed: options, version, digests of the plan's rows, names of the shards. A log has the
+index line of each shard that is filled; each part of a run in parts writes a log of its own. The same plan gives the
+same digest, so the same command finds what was filled before. Another plan is refused with the difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdskit import __version__
+from wdskit.dataset.index import RUN_FOLDER, ShardEntry
+from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
+from wdskit.errors import PackError
+from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_drafts
+from wdskit.packing.planning import PlannedShard
+from wdskit.shards.locking import wait_for_workers
+
+DESCRIPTION_VERSION = 2
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class RunDescription:
+    """What a run packs.
+
+    Attributes:
+        options: All options that a shard could depend on, by name; `command` where it is not `pack`.
+        num_rows: Rows of the source, of `reshard` its shards; None for rows that can be read once only.
+        block_rows: Rows that each digest is over.
+        blocks: Hex digests of the rows in the order of the source, bad ones included.
+        shards: What is planned; None for rows that can be read once only.
+        first: Number of the first shard; of each split where there are some.
+        wdskit: Version.
+        parts: Into how many parts the run is divided; 0 where it is not.
+    """
+
+    options: Mapping[str, Any]
+    num_rows: int | None
+    block_rows: int
+    blocks: tuple[str, ...]
+    shards: tuple[PlannedShard, ...] | None
+    first: tuple[int, ...] = (0,)
+    wdskit: str = __version__
+    parts: int = 0
+
+    @property
+    def unit(self) -> str:
+        """What its source is made of: rows, or of `reshard` shards."""
+        return "shard" if self.options.get("command") == "reshard" else "row"
+
+    @property
+    def digest(self) -> str:
+        """The same as long as the same is packed in the same way, wherever in the folder its shards come to stand."""
+        same = dataclasses.replace(self, shards=None, first=(0,), parts=0)
+        return hashlib.sha256(same.to_json()).hexdigest()[:16]
+
+    def to_json(self) -> bytes:
+        """The file."""
+        document = {"wdskit_run": DESCRIPTION_VERSION, **dataclasses.asdict(self)}
+        return (json.dumps(document, ensure_ascii=True, indent=1, default=str) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, path: Path) -> RunDescription:
+        """The file, read back.
+
+        Raises:
+            PackError: It is no such file, or of another version of the format.
+        """
+        try:
+            document = json.loads(data)
+            if document.pop("wdskit_run") != DESCRIPTION_VERSION:
+                raise ValueError  # noqa: TRY301
+            shards = document.pop("shards")
+            planned = None if shards is None else tuple(PlannedShard(*shard) for shard in shards)
+            blocks, first = tuple(document.pop("blocks")), tuple(document.pop("first"))
+            return cls(shards=planned, blocks=blocks, first=first, **document)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
+            msg = f"{path}: this wdskit cannot read this description of a run."
+            raise PackError(f"{msg}\n  Pack into another folder, or remove {path.parent}.") from err
+
+
+@dataclass(frozen=True)
+class Staging:
+    """The staging folder of a run.
+
+    Attributes:
+        folder: The folder that is packed into.
+        path: The staging folder in it.
+        run: What is packed.
+        log: Where this process, and its workers, note what they filled.
+        disk: What writes.
+    """
+
+    folder: Path
+    path: Path
+    run: RunDescription
+    log: Path
+    disk: Disk
+
+    def note(self, entry: ShardEntry) -> None:
+        """Write down that a shard is filled."""
+        line = json.dumps(
+            [entry.name, entry.num_samples, entry.num_bytes, entry.sha256, entry.fields, entry.idx_sha256]
+        )
+        append_lines(self.log, ["", line], disk=self.disk)  # behind one that was cut short
+
+    def filled(self) -> dict[str, ShardEntry]:
+        """The shards that were filled and are there with their sizes, by name."""
+        return read_filled(self.path)
+
+    def remove_if_empty(self) -> None:
+        """After a fault: a run that has filled no shard leaves nothing."""
+        if not self.filled() and not (self.path / JOURNAL_NAME).exists():
+            remove_run(self.path, self.disk)
+
+
+def read_description(path: Path) -> RunDescription | None:
+    """The description in a staging folder; None where the run was stopped before it was there.
+
+    Raises:
+        PackError: It cannot be read.
+    """
+    file = path / DESCRIPTION_NAME
+    return RunDescription.from_json(file.read_bytes(), file) if file.exists() else None
+
+
+def read_filled(path: Path) -> dict[str, ShardEntry]:
+    """As `Staging.filled`, of a staging folder."""
+    found: dict[str, ShardEntry] = {}
+    for log in sorted(path.glob("*.log")):
+        for line in log.read_bytes().splitlines():
+            entry = _parse(line)
+            if entry is not None and is_there(path, entry):
+                found[entry.name] = entry
+    return found
+
+
+def _parse(line: bytes) -> ShardEntry | None:
+    """An entry; None where the line was cut short."""
+    try:
+        name, num_samples, num_bytes, sha256, fields, idx_sha256 = json.loads(line)
+        return ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), idx_sha256)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def is_there(folder: Path, entry: ShardEntry) -> bool:
+    """Whether a shard and its offsets are in a folder, with the sizes that they had."""
+    sizes = {folder / entry.name: entry.num_bytes, offsets_path(folder / entry.name): 8 * (entry.num_samples + 1)}
+    return all(path.is_file() and path.stat().st_size == size for path, size in sizes.items())
+
+
+def open_staging(
+    folder: Path,
+    run: RunDescription,
+    where_of: Callable[[int], str],
+    *,
+    restart: bool,
+    part: tuple[int, int] | None = None,
+    is_alone: Callable[[], bool] = lambda: True,
+    disk: Disk,
+) -> Staging:
+    """Begin a run in a folder, or go on with the same run that was stopped there.
+
+    Args:
+        folder: Locked; or where this is a part, with the lock held that lets one part begin at a time.
+        run: What is packed.
+        where_of: As `differences` takes it.
+        restart: Remove what another run has filled, and begin anew. Of several parts the first does so.
+        part: Which part this is, and of how many.
+        is_alone: Tells whether no other part is at work here.
+        disk: What writes.
+
+    Raises:
+        PackError: Another run was stopped here after it had filled shards, or another part of it is at work.
+    """
+    run = dataclasses.replace(run, parts=part[1] if part else 0)
+    path = folder / RUN_FOLDER / run.digest
+    for other in run_folders(folder):
+        old = read_description(other)
+        changes = ["it was stopped before it began."] if old is None else differences(old, run, where_of)
+        if not changes and old is not None and (old.parts == run.parts or is_alone()) and (part or not restart):
+            continue
+        filled = read_filled(other)
+        if not changes and old is not None and part is not None:
+            msg = f"{folder}: part: this run is divided into {old.parts} parts, some of which are at work."
+            raise PackError(f"{msg}\n  Give the same number of parts, or wait for their end.")
+        if filled and not restart:
+            raise _changed(folder, changes, len(filled))
+        if not is_alone():
+            raise PackError(f"{folder}: other parts of that run are at work. Wait for their end, or stop them.")
+        remove_run(other, disk)
+    make_folders(path, disk=disk)
+    staging = Staging(folder, path, run, log_path(path, part), disk)
+    description = path / DESCRIPTION_NAME
+    if part is None or is_alone():
+        for log in path.glob("*.log"):
+            wait_for_workers(log)
+        remove_drafts(path, disk=disk)
+    if not description.exists() or description.read_bytes() != run.to_json():
+        publish_bytes(description, run.to_json(), disk=disk)
+    disk.close(disk.open_log(staging.log))  # its workers hold it
+    wait_for_workers(staging.log)
+    return staging
+
+
+def log_path(path: Path, part: tuple[int, int] | None) -> Path:
+    """Where a run, or a part of it (its number, and how many there are), notes what it has filled."""
+    return path / ("shards.log" if part is None else f"shards-{part[0]}-of-{part[1]}.log")
+
+
+def remove_run(path: Path, disk: Disk) -> None:
+    """Remove a staging folder. Its logs go first, so that nothing in it passes for filled, and its journal last."""
+    for log in path.glob("*.log"):
+        wait_for_workers(log)
+    last = path / JOURNAL_NAME
+    others = [file for file in path.rglob("*") if file != last and not file.is_dir()]
+    for file in sorted(others, key=lambda file: (file.suffix != ".log", file)):
+        disk.remove(file)
+    for inner in sorted((file for file in path.rglob("*") if file.is_dir()), reverse=True):
+        disk.remove_folder(inner)
+    disk.remove(last)
+    disk.remove_folder(path)
+
+
+def differences(old: RunDescription, new: RunDescription, where_of: Callable[[int], str]) -> list[str]:
+    """What differs, a sentence each.
+
+    Args:
+        old: A run that was stopped, or that made the folder's index.
+        new: This one.
+        where_of: Where a row of this one comes from, by its number.
+    """
+    was, now = _plain(old.options), _plain(new.options)
+    commands = [options.pop("command", "pack") for options in (was, now)]
+    if commands[0] != commands[1]:
+        return ["it was `wdskit {}` and is `wdskit {}`.".format(*commands)]
+    found = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
+    found += [
+        f"{name} was {was.get(name)!r} and is {now.get(name)!r}."
+        for name in sorted({*was, *now})
+        if was.get(name) != now.get(name)
+    ]
+    if (old.num_rows is None) != (new.num_rows is None):
+        return [*found, "only one of both sources can be read more than once."]
+    if old.num_rows != new.num_rows:
+        found.append(f"the source had {old.num_rows} {old.unit}s and has {new.num_rows}.")
+    if old.block_rows == new.block_rows:
+        found += _other_rows(old, new, where_of)
+    if not found and (old.shards != new.shards or old.first != new.first):
+        found.append("its shards would be others.")
+    return found
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as they are read back."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(options), default=str))
+    return plain
+
+
+def _other_rows(old: RunDescription, new: RunDescription, where_of: Callable[[int], str]) -> Iterator[str]:
+    pairs = zip(old.blocks, new.blocks, strict=False)
+    others = [number for number, (a, b) in enumerate(pairs) if a != b]
+    if not others:
+        return
+    first = others[0] * new.block_rows
+    where = f"{new.unit} {first} ({where_of(first)})"
+    if new.block_rows == 1:
+        yield f"{where} is another, the first of {len(others)}."
+    else:
+        most = len(others) * new.block_rows
+        yield f"the first other {new.unit} is one of {new.block_rows} from {where} on, of up to {most} in all."
+
+
+def _changed(folder: Path, changes: Sequence[str], num_shards: int) -> PackError:
+    """The error of a run that is not the one that was stopped here."""
+    msg = f"{folder}: a run that was stopped here was another one; {num_shards} of its shards are there.\n  "
+    remedy = "Do the same again to go on with it, or begin anew with --restart, which removes these shards."
+    return PackError(f"{msg}{first_few(changes)}\n  {remedy}")
+
+
+def first_few(sentences: Sequence[str]) -> str:
+    """The first of several sentences, as further lines of a message."""
+    more = [f"... and {len(sentences) - _SHOWN} more."] if len(sentences) > _SHOWN else []
+    return "\n  ".join([*sentences[:_SHOWN], *more])
