@@ -250,7 +250,7 @@ def with_duplicates(folder: Path) -> Path:
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path):
     """Nothing of the first one is left then: no list of all shards either, which it wrote just before the index."""
     source = with_duplicates(tmp_path / "photos")
-    also = ("open_clip", "timm", "energon", "webshart")
+    also = ("open_clip", "timm", "energon", "dali")
     disk = WatchedDisk()
     pack(source, tmp_path / "whole", also=also, duplicates="report", disk=disk, **OPTIONS)
     assert {"duplicates.jsonl", "sizes.json", ".nv-meta/.info.json"} <= {*bytes_in(tmp_path / "whole")}

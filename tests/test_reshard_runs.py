@@ -17,9 +17,9 @@ import wdskit
 from wdskit import ConfigError, FolderIndexError, PackError, WdskitError, finish_pack, pack, split, verify
 from wdskit.dataset.index import read_index
 from wdskit.dataset.unfinished import RECORD_NAME
+from wdskit.export.api import KINDS
 from wdskit.packing import record, reshard, reshard_sources, started
 from wdskit.packing.record import read_record
-from wdskit.shards.also import KINDS
 from wdskit.shards.indexing import index_folder
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
@@ -381,15 +381,15 @@ def test_what_is_read_at_once_changes_nothing(source, tmp_path, monkeypatch):
 
 def test_what_something_else_wrote_is_never_overwritten(source, tmp_path):
     (tmp_path / "out").mkdir()
-    for name in ("p-00.json", "sizes.json"):
+    for name in ("p-00.idx", "sizes.json"):
         (tmp_path / "out" / name).write_text("mine")
         with pytest.raises(WdskitError, match=f"{name}: this file exists already and holds something else"):
-            resharded(source, tmp_path / "out", also=["webshart", "open_clip"])
+            resharded(source, tmp_path / "out", also=["dali", "open_clip"])
         assert (tmp_path / "out" / name).read_text() == "mine"
         assert not (tmp_path / "out" / "index.json").exists()
         (tmp_path / "out" / name).unlink()
-    assert resharded(source, tmp_path / "out", also=["webshart", "open_clip"]) == resharded(
-        source, tmp_path / "wanted", also=["webshart", "open_clip"]
+    assert resharded(source, tmp_path / "out", also=["dali", "open_clip"]) == resharded(
+        source, tmp_path / "wanted", also=["dali", "open_clip"]
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wdskit.dataset.index import Also
+from wdskit.dataset.index import Exports
 from wdskit.errors import PackError
 from wdskit.files import Disk
 from wdskit.packing.destination import Destination
@@ -136,7 +136,7 @@ def begin_run(work: Work, target: Destination, jobs: Jobs) -> Run:
         return _begin_locked(work, target, jobs, record, is_alone)
 
 
-def told_of(work: Work, firsts: Sequence[int], also: Also) -> dict[str, Any]:
+def told_of(work: Work, firsts: Sequence[int], also: Exports) -> dict[str, Any]:
     """All options that a shard, or what is beside it, could depend on, by name."""
     told = {**work.options.told(), **work.how, "pattern": work.names[0].pattern, "first": firsts[0]}
     if work.splitter is not None:

@@ -14,8 +14,9 @@ import numpy as np
 
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.grouping import HeaderReader
-from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, Exports, ShardEntry, read_index
 from wdskit.errors import FolderIndexError, PackError, RowError
+from wdskit.export.api import parse_exports
 from wdskit.files import Disk, publish_bytes
 from wdskit.packing.fill import check_free, taken
 from wdskit.packing.finished import Finished, find_finished, indexed_already
@@ -25,7 +26,6 @@ from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import Spool, suspects
-from wdskit.shards.also import parse_also
 from wdskit.storage.urls import LocalFile
 
 REJECTED_NAME = "rejected.jsonl"
@@ -100,16 +100,16 @@ class Destination:
     append: bool = False
     entries: tuple[ShardEntry, ...] = ()
     replaced: tuple[str, ...] = ()
-    also: Also = NOTHING_ELSE
+    also: Exports = NO_EXPORTS
     finished: Finished | None = None
 
-    def beside(self, kinds: Sequence[str], split_name: str) -> Also:
+    def beside(self, kinds: Sequence[str], split_name: str) -> Exports:
         """What is to be kept beside all shards: these kinds, and what is kept already.
 
         Raises:
             PackError: The shards here have not all of them.
         """
-        also = parse_also(kinds, split_name=split_name, before=self.also)
+        also = parse_exports(kinds, split_name=split_name, before=self.also)
         if self.append and also != self.also:
             msg = f"{self.folder}: its shards were packed with other files for other readers beside them."
             raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --also ...` first, then add to them.")

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
+from wdskit.dataset.index import NO_EXPORTS, Exports, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
+from wdskit.export.api import export_shard, new_members
+from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Buffer, Disk, Draft, publish, told_of
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
@@ -21,8 +23,6 @@ from wdskit.packing.references import FileBytes, Reference
 from wdskit.packing.rows import Row
 from wdskit.packing.treating import read_treated
 from wdskit.packing.treatment import UNTOUCHED, Treatment
-from wdskit.shards.also import new_record, publish_beside_shard
-from wdskit.shards.also_record import ShardRecord
 from wdskit.tar.writer import TarWriter
 
 _LARGE_BYTES = 16 << 10
@@ -49,7 +49,7 @@ class ShardJob:
     path: Path
     rows: Rows | Iterable[Row]
     num_bytes: int
-    also: Also = NOTHING_ELSE
+    also: Exports = NO_EXPORTS
     treatment: Treatment = UNTOUCHED
     threads: int = 1
     sha256: str | None = None
@@ -66,7 +66,7 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
         PackError: The folder cannot be written, the name is taken by a shard with other bytes, or these have not the
             digest that they should have.
     """
-    record = new_record(job.also)
+    record = new_members(job.also.kinds)
     job = dataclasses.replace(job, rows=read_ahead(job.rows))
     try:
         if job.sha256 is None and job.path.exists():
@@ -83,8 +83,8 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
         told = filled.sha256, filled.fields, digest_offsets(filled.offsets)
         entry = ShardEntry(job.path.name, len(filled.offsets) - 1, filled.num_bytes, *told)
         if record:
-            before = NOTHING_ELSE if job.sha256 is None else job.also
-            publish_beside_shard(job.path, entry, record, also=job.also, before=before, disk=disk)
+            before = NO_EXPORTS if job.sha256 is None else job.also
+            export_shard(job.path, record, also=job.also, before=before, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {told_of(err)}") from err
     return entry
@@ -100,7 +100,7 @@ class _Filled(NamedTuple):
 
 
 def _fill(
-    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardRecord | None, on_sample: OnSample | None
+    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
 ) -> _Filled:
     """Write the bytes of a shard to a draft, or only into a digest."""
     fields: set[str] = set()
@@ -118,7 +118,7 @@ def _fill(
     return _Filled(sha256, writer.offset, tuple(sorted(fields)), offsets)
 
 
-def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> Iterator[list[str]]:
+def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
     """Add the samples, and give the names of the fields of each."""
     for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
         for field, data in treated:
@@ -129,7 +129,7 @@ def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) ->
         yield [field for field, _ in treated]
 
 
-def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> Iterator[list[str]]:
+def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
     """As `_treat_rows`, of rows that pass through: large files are read to where they are written from."""
     for row in job.rows:
         for field, source in row.fields:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from wdskit.dataset.index import INDEX_NAME, Also, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, Exports, ShardEntry, read_index
 from wdskit.errors import PackError
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.packing.api import PackResult
@@ -62,7 +62,7 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
             target = Destination(folder, append=True, entries=index.entries, also=index.also)
         target.check_strays(entry.name for entry in entries)
         remove_drafts(folder, disk=disk)
-        publish_all(target, entries, Also(tuple(record.options["also"]), record.options["split_name"]), disk)
+        publish_all(target, entries, Exports(tuple(record.options["also"]), record.options["split_name"]), disk)
         end(folder, disk)
     return _result(folder, entries, start)
 

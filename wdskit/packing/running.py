@@ -8,8 +8,9 @@ import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from wdskit.dataset.index import Also, ShardEntry, read_index, write_index
+from wdskit.dataset.index import Exports, ShardEntry, read_index, write_index
 from wdskit.errors import PackError
+from wdskit.export.api import check_export_names, export_folder
 from wdskit.files import Disk
 from wdskit.packing.beginning import Work, begin_run, check_free, end_finished, settle
 from wdskit.packing.destination import Destination
@@ -23,7 +24,6 @@ from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.splits import divide_splits
 from wdskit.packing.spool import Spool
 from wdskit.packing.started import Run
-from wdskit.shards.also import check_names, publish_beside_folder
 from wdskit.tar.writer import END_BYTES
 
 
@@ -60,13 +60,13 @@ def plan_jobs(work: Work, place: Place, spool: Spool) -> tuple[Destination, Jobs
             target.check_keys(spool, kept, work.tell)
         also = target.beside(options.also, options.split_name)
         jobs = _divided(work, target, spool, kept, also)
-        check_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also)
+        check_export_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also.kinds)
         if options.dry_run:
             check_free(work, target, jobs)
     return target, jobs
 
 
-def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Also) -> Jobs:
+def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Exports) -> Jobs:
     """The shards that the rows make."""
     options = work.options
     how: Any = {
@@ -180,7 +180,7 @@ def lists_of(work: Work, target: Destination) -> dict[str, bytes]:
 
 
 def complete(
-    target: Destination, lists: Mapping[str, bytes], entries: Sequence[ShardEntry], also: Also, run: Run
+    target: Destination, lists: Mapping[str, bytes], entries: Sequence[ShardEntry], also: Exports, run: Run
 ) -> None:
     """Write what stands beside the shards, the index last; and forget the run."""
     with told_as_pack_errors(target.folder):
@@ -192,8 +192,8 @@ def complete(
         run.end()
 
 
-def publish_all(target: Destination, entries: Sequence[ShardEntry], also: Also, disk: Disk) -> None:
+def publish_all(target: Destination, entries: Sequence[ShardEntry], also: Exports, disk: Disk) -> None:
     """Write what is beside all shards for other readers, and the index."""
     all_ = (*target.entries, *entries)
-    publish_beside_folder(target.folder, all_, also=also, before=target.also, earlier=target.entries, disk=disk)
+    export_folder(target.folder, all_, also=also, before=target.also, earlier=target.entries, disk=disk)
     write_index(target.folder, all_, also=also, disk=disk)

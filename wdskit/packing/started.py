@@ -9,11 +9,12 @@ from pathlib import Path
 
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.index import INDEX_NAME, Also, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
 from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.selection_head import list_selections, selection_path
 from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.errors import PackError
+from wdskit.export.api import folder_export_names, shard_export_names
 from wdskit.files import Disk, append_lines, publish_bytes, remove_drafts
 from wdskit.packing.destination import DUPLICATES_NAME, REJECTED_NAME
 from wdskit.packing.finished import end, forget
@@ -27,7 +28,6 @@ from wdskit.packing.record import (
     read_record,
     shards_of,
 )
-from wdskit.shards.also import folder_names, shard_names
 
 _LISTS = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
 
@@ -157,8 +157,8 @@ def _files_of(folder: Path) -> Iterable[str]:
     for entry in index.entries:
         yield entry.name
         yield offsets_path(entry.name).name
-        yield from shard_names(entry.name, index.also.kinds)
-    yield from folder_names(index.also)
+        yield from shard_export_names(entry.name, index.also.kinds)
+    yield from folder_export_names(index.also.kinds)
     yield from (selection_path(folder, name).name for name in list_selections(folder))
     yield from _LISTS
 
@@ -172,13 +172,13 @@ def _published(folder: Path, record: RunRecord) -> list[str]:
 
 def _lists(record: RunRecord) -> Iterable[str]:
     """Names of the files that are of all shards together, the index left out."""
-    return (*_LISTS, *folder_names(Also(record.options["also"])))
+    return (*_LISTS, *folder_export_names(record.options["also"]))
 
 
 def _files(folder: Path, record: RunRecord) -> list[str]:
     """Names of a run's shards and what is beside them; of a stream of those shards that are there without a gap."""
     kinds = record.options["also"]
-    names = [[name, offsets_path(name).name, *shard_names(name, kinds)] for name in shards_of(folder, record)]
+    names = [[name, offsets_path(name).name, *shard_export_names(name, kinds)] for name in shards_of(folder, record)]
     return [file for files in names for file in files]
 
 

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from wdskit.dataset.index import Also, ShardEntry
+from wdskit.dataset.index import Exports, ShardEntry
 from wdskit.packing.beginning import Work, end_finished, settle_stream, told_of
 from wdskit.packing.destination import Destination
 from wdskit.packing.fill import ShardJob, fill_shard
@@ -66,7 +66,7 @@ def _begin(work: Work, target: Destination, told: dict[str, Any]) -> Run:
 
 
 def _fill(
-    work: Work, target: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int, also: Also
+    work: Work, target: Destination, rows: Iterable[Row], keys: StreamedKeys, first: int, also: Exports
 ) -> list[ShardEntry]:
     """Fill the shards, each while its rows come; before it has its name its keys are compared with all before them."""
     options = work.options

@@ -12,25 +12,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from braceexpand import braceexpand
 from disks import FailingDisk, HastyDisk, WatchedDisk, killed
 from folders import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
 from shards import bytes_in, write_shard
 from tar_corpus import END, long_name, member, pax, record
 
 from wdskit import ConfigError, FolderIndexError, PackError, StorageError, WdskitError, pack, verify
 from wdskit.dataset.index import read_index
+from wdskit.dataset.keys import split_name
 from wdskit.dataset.others import read_sizes, read_timm_info
-from wdskit.shards import also_checks, indexing
-from wdskit.shards.also import KINDS
-from wdskit.shards.also_counts import split_of
-from wdskit.shards.also_energon import collapse
-from wdskit.shards.also_parquet import MAX_COLUMNS
+from wdskit.export import api
+from wdskit.export.api import KINDS
+from wdskit.export.energon import collapse
+from wdskit.export.timm import split_of
+from wdskit.shards import indexing
 from wdskit.shards.indexing import index_folder
 
 GOLDEN_TARS = sorted((GOLDEN / "tar").glob("[!g]*.tar"))
@@ -64,14 +63,6 @@ TEXTS = {
     "t-000000.idx": "v1.2 2\n"
     "cls 512 1 k0.cls json 1536 22 k0.json txt 2560 600 k0.txt\n"
     "cls 4096 1 k1.cls json 5120 22 k1.json txt 6144 600 k1.txt\n",
-    "t-000001.json": "{\n"
-    '"filesize": 4608,\n'
-    '"hash_lfs": "%s",\n'
-    '"files": {\n'
-    '"k2.cls": {"offset": 512, "size": 1},\n'
-    '"k2.json": {"offset": 1536, "size": 22},\n'
-    '"k2.txt": {"offset": 2560, "size": 600}\n'
-    "}\n}\n",
     "sizes.json": '{\n"t-000000.tar": 2,\n"t-000001.tar": 1\n}\n',
     ".nv-meta/.info.json": "{\n"
     '  "energon_version": "7.4.1",\n'
@@ -87,9 +78,8 @@ TEXTS = {
 def test_the_files_are_exactly_those_of_the_formats(tmp_path):
     folder = packed(tmp_path / "t")
     found = beside(folder)
-    digest = read_index(folder).entries[1].sha256
     for name, text in TEXTS.items():
-        assert found[name].decode() == text.replace("%s", digest)
+        assert found[name].decode() == text
     assert json.loads(found["_info.json"]) == {
         "splits": {
             "train": {
@@ -101,11 +91,7 @@ def test_the_files_are_exactly_those_of_the_formats(tmp_path):
             }
         }
     }
-    counts = {"count": 2, "successes": 2, "failed_to_download": 0, "failed_to_resize": 0}
-    assert json.loads(found["t-000000_stats.json"]) == {**counts, "status_dict": {"success": 2}}
-    table = parquet.read_table(folder / "t-000000.parquet")
-    assert table.to_pydict() == {"key": ["k0", "k1"], "n": [0, 1], "caption": ["c0", "c1"]}
-    assert len(found) == len(TEXTS) + 2 + 1 + 2 + 2
+    assert len(found) == len(TEXTS) + 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -139,14 +125,19 @@ def test_offsets_are_those_of_the_data_whatever_the_headers(tmp_path, path):
     """Of all archives that can be indexed, with pax and GNU headers, folders and global headers between."""
     (tmp_path / "a.tar").write_bytes(path.read_bytes())
     try:
-        index_folder(tmp_path, also=["webshart"], disk=HastyDisk())
+        index_folder(tmp_path, also=["dali"], disk=HastyDisk())
     except FolderIndexError:
-        assert not (tmp_path / "a.json").exists()
+        assert not (tmp_path / "index.json").exists()
         return
     with tarfile.open(path, "r:") as archive:
-        wanted = {info.name: (info.offset_data, info.size) for info in archive if info.isfile()}
-    files = json.loads((tmp_path / "a.json").read_bytes())["files"]
-    assert {name: (one["offset"], one["size"]) for name, one in files.items()} == wanted
+        wanted = {(info.offset_data, info.size) for info in archive if info.isfile() and split_name(info.name)}
+    found = set()
+    head, *lines = (tmp_path / "a.idx").read_text().splitlines()
+    width = 4 if head.startswith("v1.2") else 3
+    for line in lines:
+        words = line.split()
+        found |= {(int(words[at + 1]), int(words[at + 2])) for at in range(0, len(words), width)}
+    assert found == wanted
 
 
 def test_long_names_and_large_members_have_right_offsets(tmp_path):
@@ -176,67 +167,10 @@ def test_dalis_index_has_no_names_where_one_has_a_space(tmp_path):
         index_folder(tmp_path, disk=HastyDisk())
 
 
-def test_members_of_no_sample_are_in_webshardts_index_only(tmp_path):
+def test_members_of_no_sample_are_not_in_dalis_index(tmp_path):
     (tmp_path / "a.tar").write_bytes(member("README", b"x") + member("a.B", b"y") + END)
-    index_folder(tmp_path, also=["dali", "webshart", "parquet"], disk=HastyDisk())
+    index_folder(tmp_path, also=["dali"], disk=HastyDisk())
     assert (tmp_path / "a.idx").read_text() == "v1.2 1\nB 1536 1 a.B\n"
-    assert list(json.loads((tmp_path / "a.json").read_bytes())["files"]) == ["README", "a.B"]
-    assert parquet.read_table(tmp_path / "a.parquet").to_pydict() == {"key": ["a"]}
-
-
-@pytest.mark.parametrize(
-    ("values", "kind", "read"),
-    [
-        ([1, None, -5], pa.int64(), [1, None, -5]),
-        ([1, 2.5], pa.float64(), [1.0, 2.5]),
-        ([True, False], pa.bool_(), [True, False]),
-        (["ä", None], pa.string(), ["ä", None]),
-        ([None, None], pa.null(), [None, None]),
-        ([1, "1"], pa.string(), ["1", '"1"']),
-        ([True, 1], pa.string(), ["true", "1"]),
-        ([[1, {"a": "ß"}], {}], pa.string(), ['[1,{"a":"ß"}]', "{}"]),
-        ([1 << 63, 1], pa.string(), ["9223372036854775808", "1"]),
-        ([(1 << 53) + 1, 0.5], pa.string(), ["9007199254740993", "0.5"]),
-        (["\ud800", "a"], pa.string(), ['"\\ud800"', '"a"']),
-    ],
-)
-def test_columns_have_the_type_of_all_their_values(tmp_path, values, kind, read):
-    samples = {f"k{n}": {"json": json.dumps({"v": value}).encode()} for n, value in enumerate(values)}
-    write_shard(tmp_path / "a.tar", samples)
-    index_folder(tmp_path, also=["parquet"], disk=HastyDisk())
-    table = parquet.read_table(tmp_path / "a.parquet")
-    assert table.schema.field("v").type == kind
-    assert table["v"].to_pylist() == read
-    assert verify(tmp_path).is_clean
-
-
-def test_names_of_columns_do_not_hide_each_other(tmp_path):
-    documents = [b'{"key": 1, "json.key": 2, "\\ud800": 3}', b'{"other": 4}']
-    samples = {f"k{n}": {"json": data} for n, data in enumerate(documents)}
-    write_shard(tmp_path / "a.tar", {**samples, "x": {"cls": b"1"}})
-    index_folder(tmp_path, also=["parquet"], disk=HastyDisk())
-    assert parquet.read_table(tmp_path / "a.parquet").to_pydict() == {
-        "key": ["k0", "k1", "x"],
-        "json.key": [1, None, None],
-        "json.json.key": [2, None, None],
-        "'\\ud800'": [3, None, None],
-        "other": [None, 4, None],
-    }
-
-
-@pytest.mark.parametrize("document", ["[1]", json.dumps({f"n{n}": n for n in range(MAX_COLUMNS + 1)})])
-def test_json_that_is_no_table_stands_in_one_column(tmp_path, document):
-    write_shard(tmp_path / "a.tar", {"a": {"json": document.encode()}})
-    index_folder(tmp_path, also=["parquet"], disk=HastyDisk())
-    found = parquet.read_table(tmp_path / "a.parquet").to_pydict()
-    assert found.keys() == {"key", "json"}
-    assert json.loads(found["json"][0]) == json.loads(document)
-
-
-def test_json_that_does_not_parse_is_named(tmp_path):
-    write_shard(tmp_path / "a.tar", {"a": {"json": b"{}"}, "b": {"json": b"{"}})
-    with pytest.raises(FolderIndexError, match=r"a.tar: key 'b': .*\n  Mend it, or leave out `parquet`"):
-        index_folder(tmp_path, also=["parquet"], disk=HastyDisk())
 
 
 # Splits.
@@ -304,7 +238,6 @@ def test_an_addition_renews_what_is_kept(tmp_path):
     assert read_timm_info(str(folder))["train"].num_samples == 4
     assert "{000000..000002}" in (folder / ".nv-meta/split.yaml").read_text()
     assert (folder / "t-000002.idx").exists()
-    assert (folder / "t-000002.parquet").exists()
 
 
 def test_an_addition_cannot_ask_for_other_kinds(tmp_path):
@@ -325,7 +258,7 @@ def test_indexing_again_renews_what_is_kept_and_adds_kinds(tmp_path):
     assert verify(folder).is_clean
 
 
-@pytest.mark.parametrize("name", [*TEXTS, "_info.json", "t-000000.parquet", "t-000000_stats.json"])
+@pytest.mark.parametrize("name", [*TEXTS, "_info.json"])
 def test_what_something_else_wrote_is_never_overwritten(tmp_path, name):
     """But a run that was killed left the same bytes, and is gone on with."""
     whole = packed(tmp_path / "whole", pattern="t-%06d.tar")
@@ -345,7 +278,7 @@ def test_what_something_else_wrote_is_never_overwritten(tmp_path, name):
 
 def test_packing_never_overwrites_either(tmp_path):
     (tmp_path / "t").mkdir()
-    for name in ("t-000000.json", "sizes.json"):
+    for name in ("t-000000.idx", "sizes.json"):
         (tmp_path / "t" / name).write_bytes(b"mine")
         with pytest.raises(WdskitError, match=f"{name}: this file exists already and holds something else"):
             packed(tmp_path / "t")
@@ -368,30 +301,19 @@ def test_splits_that_a_user_made_stay(tmp_path):
     assert finding.problem == "energon: t-000002.tar is in none of its parts"
 
 
-@pytest.mark.parametrize(
-    ("names", "kind", "problem"),
-    [
-        (["index.tar", "a.tar"], "webshart", "would be index.json, which is one of the folder"),
-        (["classes.tar"], "webshart", "would be classes.json"),
-        (["a.tar", "a.tar.tar"], "dali", "would be a.tar.idx, which is one of a.tar"),
-    ],
-)
-def test_shards_whose_files_would_have_one_name_are_refused(tmp_path, names, kind, problem):
-    for number, name in enumerate(names):
+def test_shards_whose_files_would_have_one_name_are_refused(tmp_path):
+    for number, name in enumerate(["a.tar", "a.tar.tar"]):
         write_shard(tmp_path / name, {f"k{number}": {"cls": b"1"}})
-    with pytest.raises(FolderIndexError, match=problem):
-        index_folder(tmp_path, also=[kind], disk=HastyDisk())
+    with pytest.raises(FolderIndexError, match=r"would be a\.tar\.idx, which is one of a\.tar"):
+        index_folder(tmp_path, also=["dali"], disk=HastyDisk())
 
 
-def test_wrong_kinds_are_refused_before_anything_is_read(tmp_path, monkeypatch):
+def test_wrong_kinds_are_refused_before_anything_is_read(tmp_path):
     for kinds, message in [(["tf"], "'tf' is no kind"), ("dali", "'d' is no kind"), (["none", "dali"], "stands alone")]:
         with pytest.raises(ConfigError, match=message):
             pack([], tmp_path / "t", also=kinds)
     with pytest.raises(ConfigError, match="cannot be printed"):
         pack([], tmp_path / "t", split_name="a\x1b")
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"needs pyarrow, which is not installed: pip install 'wdskit\[tables\]'"):
-        pack(rows(0, 1), tmp_path / "t", also=["parquet"])
     assert not (tmp_path / "t").exists()
 
 
@@ -415,7 +337,7 @@ def interrupted(folder: Path, interrupt: Callable[[Callable[[Any], None], int], 
     """Index with all kinds, interrupted at each disk operation; what is there then is right, and the index the last."""
     pack(rows(0, 1), folder / "whole", disk=HastyDisk())
     tars = {path.name: path.read_bytes() for path in (folder / "whole").glob("*.tar")}
-    kinds = ["timm", "energon", "dali", "webshart"]
+    kinds = ["timm", "energon", "dali"]
 
     def fresh(name: str) -> Path:
         (folder / name).mkdir()
@@ -453,13 +375,13 @@ def test_an_index_stands_only_beside_all_that_it_lists(tmp_path, interrupt):
 
 def test_an_index_before_them_is_caught(tmp_path, monkeypatch):
     """A mutant of `index_folder`."""
-    true_publish = indexing.publish_beside_folder
+    true_publish = indexing.export_folder
 
     def hasty(folder, entries, *, also, disk, **options):
         indexing.write_index(folder, entries, also=also, disk=disk)
         true_publish(folder, entries, also=also, disk=disk, **options)
 
-    monkeypatch.setattr(indexing, "publish_beside_folder", hasty)
+    monkeypatch.setattr(indexing, "export_folder", hasty)
     with pytest.raises(AssertionError):
         interrupted(tmp_path, kill)
 
@@ -500,18 +422,13 @@ def test_every_file_that_does_not_match_is_a_finding(tmp_path):
 
 def test_a_verification_that_does_not_look_at_them_is_caught(tmp_path, monkeypatch):
     folder = packed(tmp_path / "t")
-    monkeypatch.setattr(also_checks, "shard_names", lambda *args: {})
+    monkeypatch.setattr(api, "shard_export_names", lambda *args: ())
     assert set(missed(folder)) == {name for name in beside(folder) if name.startswith("t-")}
 
 
 @pytest.mark.parametrize(
     ("name", "old", "new", "problem"),
     [
-        ("t-000000.json", '"offset": 1536', '"offset": 2048', "webshart: it says that 'k0.json' lies at"),
-        ("t-000000.json", '"size": 22', '"size": 23', "webshart: it says that 'k0.json'"),
-        ("t-000000.json", "k1.txt", "k9.txt", "webshart: it does not list 'k1.txt', the shard does"),
-        ("t-000000.json", '"filesize": 8192', '"filesize": 1', "webshart: it says that the shard has 1 bytes"),
-        ("t-000000.json", '"hash_lfs": "', '"hash_lfs": "0', "webshart: it says that the shard's sha256 is"),
         ("sizes.json", '"t-000000.tar": 2', '"t-000000.tar": 3', "open_clip: it says that t-000000.tar has 3 samples"),
         ("sizes.json", "t-000001", "t-000007", "open_clip: t-000001.tar is missing in it"),
         (".nv-meta/.info.json", "2", "5", "energon: its counts are not those of the index"),
@@ -530,27 +447,11 @@ def test_what_does_not_match_is_told(tmp_path, name, old, new, problem):
     assert finding.problem.startswith(problem)
 
 
-def test_what_webshart_adds_to_its_index_is_fine(tmp_path):
-    folder = packed(tmp_path / "t", also=["webshart"])
-    document = json.loads((folder / "t-000000.json").read_bytes())
-    document["files"]["k0.txt"] = {"offset": 2560, "length": 600, "width": 3, "captions": ["a"]}
-    (folder / "t-000000.json").write_text(json.dumps({**document, "includes_image_geometry": True}))
-    assert verify(folder).is_clean
-
-
-def test_parquet_of_other_rows_is_told(tmp_path):
-    folder = packed(tmp_path / "t", also=["parquet"])
-    for keys, problem in [(["k0"], "it has 1 rows, the shard 2 samples"), (["a", "b"], "its rows")]:
-        parquet.write_table(pa.table({"key": keys}), folder / "t-000000.parquet")
-        [finding] = verify(folder).findings
-        assert finding.problem.startswith(f"parquet: {problem}")
-
-
 def test_a_shard_that_changed_is_told_by_its_files_too(tmp_path):
-    folder = packed(tmp_path / "t", also=["dali", "webshart"])
+    folder = packed(tmp_path / "t", also=["dali"])
     write_shard(folder / "t-000001.tar", {"k9": {"cls": b"1"}})
     files = {Path(finding.file).name for finding in verify(folder).findings}
-    assert files == {"t-000001.tar", "t-000001.tar.idx", "t-000001.idx", "t-000001.json"}
+    assert files == {"t-000001.tar", "t-000001.tar.idx", "t-000001.idx"}
 
 
 # The command line.

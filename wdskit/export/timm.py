@@ -1,7 +1,4 @@
-"""The counts of samples that others read beside shards: open_clip's `sizes.json` and timm's `_info.json`.
-
-`dataset.others` reads both.
-"""
+"""timm's `_info.json`: names and counts of the shards of each split. `dataset.others` reads it."""
 
 from __future__ import annotations
 
@@ -17,14 +14,8 @@ _SPLITS = ("train", "training", "val", "valid", "validation", "dev", "eval", "te
 _WORDS = re.compile(r"[-_.]+")
 
 
-def sizes_file(entries: Sequence[ShardEntry]) -> bytes:
-    """open_clip's `sizes.json`: samples of each shard, one a line."""
-    lines = ",\n".join(f"{json.dumps(one.name, ensure_ascii=False)}: {one.num_samples}" for one in entries)
-    return f"{{\n{lines}\n}}\n".encode()
-
-
-def info_file(entries: Sequence[ShardEntry], split_name: str = "") -> bytes:
-    """What timm reads as `_info.json`: names and counts of the shards of each split.
+def timm_info_json(entries: Sequence[ShardEntry], split_name: str = "") -> bytes:
+    """The file.
 
     Args:
         entries: The shards.
@@ -38,12 +29,12 @@ def info_file(entries: Sequence[ShardEntry], split_name: str = "") -> bytes:
             "shard_lengths": [one.num_samples for one in found],
             "alt_label": "",
         }
-        for split, found in by_split(entries, split_name).items()
+        for split, found in shards_by_split(entries, split_name).items()
     }
     return (json.dumps({"splits": splits}, ensure_ascii=False, indent=1) + "\n").encode()
 
 
-def by_split(entries: Sequence[ShardEntry], split_name: str = "") -> dict[str, list[ShardEntry]]:
+def shards_by_split(entries: Sequence[ShardEntry], split_name: str = "") -> dict[str, list[ShardEntry]]:
     """The shards of each split, in the order of the index."""
     splits: dict[str, list[ShardEntry]] = {}
     for one in entries:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from wdskit.dataset.index import ShardEntry
-from wdskit.errors import FolderIndexError
-from wdskit.shards.also_counts import by_split
+from wdskit.dataset.patterns import expand_braces
+from wdskit.errors import FolderIndexError, StorageError
+from wdskit.export.timm import shards_by_split
 
 META = ".nv-meta"
 INFO_NAME = f"{META}/.info.json"
@@ -42,7 +44,7 @@ def split_yaml(entries: Sequence[ShardEntry], split_name: str = "") -> bytes:
         FolderIndexError: A name holds what energon would read as a brace pattern.
     """
     parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
-    for split, found in by_split(entries, split_name).items():
+    for split, found in shards_by_split(entries, split_name).items():
         parts[part_of(split)] += [one.name for one in found if one.num_samples]
     bad = next((one.name for one in entries if re.search(r"[{}\\]", one.name)), None)
     if bad is not None:
@@ -52,6 +54,39 @@ def split_yaml(entries: Sequence[ShardEntry], split_name: str = "") -> bytes:
         lines.append(f"  {part}:" if names else f"  {part}: []")
         lines += [f"  - {json.dumps(name, ensure_ascii=False)}" for name in collapse(names)]
     return ("\n".join([*lines, "exclude: []"]) + "\n").encode()
+
+
+def info_problem(data: bytes, entries: Sequence[ShardEntry]) -> str:
+    """What is wrong with an `.info.json`, "" where nothing is."""
+    try:
+        counts = json.loads(data)["shard_counts"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return "it does not read"
+    wanted = json.loads(info_json(entries))["shard_counts"]
+    return "" if counts == wanted else "its counts are not those of the index"
+
+
+def split_problem(data: bytes, entries: Sequence[ShardEntry]) -> str:
+    """What is wrong with a `split.yaml`, "" where nothing is.
+
+    A user may give shards to other parts; but all that are named must be there, and all that are there be named.
+    """
+    import yaml
+
+    try:
+        document: Any = yaml.safe_load(data)
+        parts = document["split_parts"].values()
+        named = {
+            name for names in (*parts, document.get("exclude", [])) for one in names for name in expand_braces(one)
+        }
+    except (yaml.YAMLError, StorageError, LookupError, AttributeError, TypeError, ValueError, RecursionError):
+        return "it does not read"
+    wanted = {entry.name for entry in entries if entry.num_samples}
+    named = {name for name in named if "/" not in name}
+    if named == wanted:
+        return ""
+    strange, missing = sorted(named - wanted), sorted(wanted - named)
+    return f"it names {strange[0]}, which has no sample here" if strange else f"{missing[0]} is in none of its parts"
 
 
 def part_of(split: str) -> str:
