@@ -88,6 +88,9 @@ _FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[io.BytesIO], ImageFile]]
     ("PPM", (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), PpmImagePlugin.PpmImageFile),
 )
 
+_THUMBNAIL_QUALITY = 82
+_BEHIND_TRANSPARENT = (128, 128, 128)
+
 _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 """What libjpeg says of pixel data that is cut or garbled. Pillow would go on and paint the rest of the image grey."""
 
@@ -348,3 +351,35 @@ def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | tor
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)) if values.ndim == 3 else values)
+
+
+def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
+    """A JPEG of at most side x side pixels, and the width and height of the image itself.
+
+    It shows what a training loop gets: EXIF orientation is not applied. Transparency is shown as grey.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The bytes are not one complete image.
+    """
+    if bytes(data[:2]) == JPEG_START:
+        image: Image.Image = open_pillow(data, max_pixels=max_pixels)
+        size = image.size
+        image.draft("RGB", (2 * side, 2 * side))  # decoded no larger than needed
+        try:
+            image = image.convert("RGB")
+        except PROCESS_ERRORS:
+            raise
+        except Exception as err:
+            raise DecodeError(f"not one complete JPEG image: {str(err) or type(err).__name__}") from err
+    else:
+        image = decode_image(data, "pilrgba", max_pixels=max_pixels)  # type: ignore[assignment]  # by its spec
+        size = image.size
+        image.thumbnail((side, side))
+        behind = Image.new("RGB", image.size, _BEHIND_TRANSPARENT)
+        behind.paste(image, mask=image.getchannel("A"))
+        image = behind
+    image.thumbnail((side, side))
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=_THUMBNAIL_QUALITY)
+    return stream.getvalue(), size

@@ -14,8 +14,8 @@ from wdskit import ConfigError, ShardError, ShardStats, StorageError, pack, stat
 from wdskit.dataset.grouping import read_sample
 from wdskit.shards.indexing import index_folder
 from wdskit.shards.parallel import choose_workers
-from wdskit.shards.statistics import collect
-from wdskit.shards.statistics_sums import MAX_FIELDS
+from wdskit.statistics.collect import collect
+from wdskit.statistics.counts import MAX_FIELDS
 from wdskit.storage.urls import LocalFile
 
 SIZES = [(40, 30), (30, 40), (40, 30), (8, 8), (100, 10)]
@@ -69,7 +69,7 @@ def test_images_are_told_by_their_headers(known):
     assert (png.field, png.num_images, png.formats) == ("png", 1, {"PNG": 1})
     assert jpg.num_resolutions == 4
     assert jpg.resolutions == ((40, 30, 4), (8, 8, 2), (30, 40, 2), (100, 10, 1))
-    assert sum(count for _, _, count in jpg.grid) == 9
+    assert sum(count for _, _, count in jpg.widths.bins) == 9
     assert (jpg.widths.min, jpg.widths.p50, jpg.widths.max) == (8, 40, 100)
     assert (jpg.pixels.min, jpg.pixels.max) == (64, 1200)
     assert (jpg.aspects.min, jpg.aspects.max) == (750, 10_000)
@@ -86,7 +86,7 @@ def test_any_number_of_workers_gives_the_same(known, options):
     told = [stats(known, workers=workers, **options).as_dict() for workers in (1, 3)]
     assert told[0] == told[1]
     shown = [
-        collect(known, **{"sample": None, "seed": 0, "digests": False, **options}, num_shown=4, workers=workers).shown
+        collect(known, **{"sample": None, "seed": 0, "digests": False, **options}, num_shown=4, workers=workers)[1]
         for workers in (1, 3)
     ]
     assert shown[0] == shown[1]
@@ -180,9 +180,9 @@ def test_ever_new_fields_take_no_memory(tmp_path):
 
 
 def test_chosen_samples_are_whole_ones_with_an_image(known):
-    found = collect(known, sample=None, seed=5, digests=False, num_shown=6)
+    _, shown = collect(known, sample=None, seed=5, digests=False, num_shown=6)
     keys = set()
-    for url, start in found.shown:
+    for url, start in shown:
         file = LocalFile(url)
         key, fields = read_sample(file, start)
         file.close()

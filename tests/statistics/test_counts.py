@@ -12,18 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit.shards import statistics_counts
-from wdskit.shards.statistics_counts import Counts, Numbers, round_number, round_pair
-from wdskit.shards.statistics_json import MAX_ITEMS, MAX_KEYS, JsonTally
+from wdskit.statistics import counts
+from wdskit.statistics.counts import MAX_ITEMS, MAX_KEYS, Counts, JsonTally, Numbers, round_number
 
 SHARES = (Fraction(0), Fraction(1, 100), Fraction(1, 2), Fraction(99, 100), Fraction(1))
-
-
-def numbers_of(values):
-    numbers = Numbers()
-    for value in values:
-        numbers.add(value)
-    return numbers
 
 
 def told(numbers):
@@ -36,18 +28,18 @@ def told(numbers):
 def test_parts_in_any_order_give_what_one_pass_gives(values, at, step, limit):
     """Whether there are few different numbers or too many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics_counts, "MAX_DIFFERENT", limit)
-        parts = [numbers_of(values[start : start + step]) for start in range(0, len(values), step)]
+        patch.setattr(counts, "MAX_DIFFERENT", limit)
+        parts = [Numbers.of(values[start : start + step]) for start in range(0, len(values), step)]
         parts = parts[at:] + parts[:at]
         merged = Numbers()
         for part in parts:
             merged.merge(part)
-        assert told(merged) == told(numbers_of(values))
+        assert told(merged) == told(Numbers.of(values))
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=80))
 def test_quantiles_are_numbers_that_came(values):
-    numbers = numbers_of(values)
+    numbers = Numbers.of(values)
     ranked = sorted(values)
     for share, found in zip(SHARES[1:], numbers.quantiles(SHARES[1:]), strict=True):
         assert found == ranked[ceil(share * len(values)) - 1]
@@ -55,9 +47,9 @@ def test_quantiles_are_numbers_that_came(values):
 
 
 def test_of_too_many_numbers_quantiles_stay_within_a_twentieth_of_a_percent(monkeypatch):
-    monkeypatch.setattr(statistics_counts, "MAX_DIFFERENT", 1000)
+    monkeypatch.setattr(counts, "MAX_DIFFERENT", 1000)
     values = np.random.default_rng(1).lognormal(11, 1, 30_000).astype(int).tolist()
-    numbers = numbers_of(values)
+    numbers = Numbers.of(values)
     assert not numbers.counts.is_exact
     assert len(numbers.counts.by_value) < 1024 * 12
     ranked = sorted(values)
@@ -67,13 +59,10 @@ def test_of_too_many_numbers_quantiles_stay_within_a_twentieth_of_a_percent(monk
     assert (numbers.least, numbers.most, numbers.total) == (ranked[0], ranked[-1], sum(values))
 
 
-@given(st.integers(0, 2**50), st.integers(0, 2**30))
-def test_rounding_is_near_and_rounding_again_changes_nothing(value, other):
+@given(st.integers(0, 2**50))
+def test_rounding_is_near_and_rounding_again_changes_nothing(value):
     assert abs(round_number(value) - value) <= value * 0.0005
     assert round_number(round_number(value)) == round_number(value)
-    pair = round_pair((value, other))
-    assert round_pair(pair) == pair
-    assert all(abs(one - two) <= two / 31 for one, two in zip(pair, (value, other), strict=True))
 
 
 def test_values_that_cannot_be_rounded_are_not_counted_beyond_the_limit():
@@ -91,7 +80,7 @@ def test_values_that_cannot_be_rounded_are_not_counted_beyond_the_limit():
 
 @given(st.lists(st.integers(0, 10**7), min_size=1, max_size=50))
 def test_bins_have_no_gap_and_hold_all(values):
-    numbers = numbers_of(values)
+    numbers = Numbers.of(values)
     bins = numbers.bins()
     assert sum(count for _, _, count in bins) == len(values)
     assert all(sum(low <= value < high for value in values) == count for low, high, count in bins)
@@ -101,7 +90,7 @@ def test_bins_have_no_gap_and_hold_all(values):
 
 @given(st.lists(st.integers(1, 10**6), min_size=2, max_size=50))
 def test_bins_begin_at_the_least_and_end_at_the_most(values):
-    bins = numbers_of(values).bins()
+    bins = Numbers.of(values).bins()
     assert bins[0][2] > 0 or bins[1][2] > 0
     assert bins[-1][2] > 0
 

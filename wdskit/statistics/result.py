@@ -1,4 +1,4 @@
-"""What `wdskit.stats` tells: plain numbers, and `as_dict` for JSON."""
+"""The result of `wdskit.stats`: plain numbers, and `as_dict` for JSON."""
 
 from __future__ import annotations
 
@@ -79,7 +79,6 @@ class ImageStats:
         aspects: Width / height in thousandths, rounded.
         num_resolutions: Different (width, height); None over 100,000.
         resolutions: The commonest, as (width, height, count); none over 100,000 different ones.
-        grid: (width, height, count) of all of them; of over 1,500 different ones rounded to within 3.2 %.
     """
 
     field: str
@@ -92,7 +91,6 @@ class ImageStats:
     aspects: NumberStats
     num_resolutions: int | None
     resolutions: tuple[tuple[int, int, int], ...]
-    grid: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,7 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class ShardStats:
-    """What `wdskit stats` tells.
+    """What `wdskit stats` counted.
 
     Attributes:
         path: As the user wrote it.
@@ -161,11 +159,11 @@ class ShardStats:
         shard_most: Name of the first one with the most.
         sample_sizes: Bytes of a sample's fields, tar headers and padding not counted.
         fields: Sorted by name.
-        num_more_fields: Fields beyond the first 1,000 different ones, which are not told apart.
+        num_more_fields: Fields beyond the first 1,000 different ones, which are not counted separately.
         classes: By number, of the field `cls`; None where no sample has one, or over 100,000 different ones came.
         images: Sorted by field.
         json_keys: By field, then in the order in which they first came.
-        num_more_keys: Keys beyond the first 1,000 different ones of a field, which are not told apart.
+        num_more_keys: Keys beyond the first 1,000 different ones of a field, which are not counted separately.
         num_bad: Fields that are not what their names promise: images without a header, JSON and `cls` that do not read.
         bad: The first of them.
         duplicates: None where they were not asked for.
