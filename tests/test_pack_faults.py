@@ -81,7 +81,7 @@ def sweep(
     disk = WatchedDisk()
     scenario.pack(tmp_path / "whole", disk)
     after = bytes_in(tmp_path / "whole")
-    assert len(disk.operations) > 20
+    assert len(disk.operations) > 15
     for number in range(0, len(disk.operations), step):
         folder = tmp_path / f"{number}"
         copy(tmp_path / "before", folder)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from wdskit.codecs.checks import check_image_field, check_json, is_json_field
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.checks import check_image_field, check_json
+from wdskit.codecs.fields import is_json_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import split_name
 from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.export.api import check_shard_exports, new_members

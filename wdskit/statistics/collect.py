@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.codecs.checks import is_json_field
-from wdskit.codecs.fields import decode_field
-from wdskit.codecs.headers import read_header
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.checks import read_header
+from wdskit.codecs.fields import decode_field, is_json_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.grouping import HeaderReader, read_sample, read_span
 from wdskit.dataset.local import LocalShard

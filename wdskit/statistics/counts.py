@@ -13,7 +13,7 @@ from itertools import count as count_up
 from math import ceil, floor, log10
 from typing import Any, Generic, TypeVar
 
-from wdskit.codecs.headers import ImageHeader
+from wdskit.codecs.structure import ImageHeader
 from wdskit.shards.findings import shorten
 from wdskit.statistics.result import BadField, FieldStats, ImageStats, JsonKeyStats, NumberStats
 

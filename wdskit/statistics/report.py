@@ -16,7 +16,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from wdskit.codecs.images import is_image_field, make_thumbnail
+from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.images import make_thumbnail
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.grouping import read_sample
 from wdskit.errors import ConfigError, DecodeError, StorageError

@@ -10,11 +10,11 @@ import pytest
 from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image, ImageCms
 
-from wdskit.codecs import recoding
-from wdskit.codecs.encoding import MAX_SIDE, encode_image
-from wdskit.codecs.exif import orientation_of
+from wdskit.codecs.edit import recode as recode_module
+from wdskit.codecs.edit.encode import MAX_SIDE, encode_image
+from wdskit.codecs.edit.exif import orientation_of
+from wdskit.codecs.edit.recode import Recoding
 from wdskit.codecs.images import decode_image
-from wdskit.codecs.recoding import Recoding
 from wdskit.errors import DecodeError, ImageTooLarge
 
 FORMATS = {"jpg": "JPEG", "webp": "WEBP", "png": "PNG"}
@@ -349,7 +349,7 @@ def test_a_file_that_is_cut_is_an_error_of_its_stage(kind):
 
 
 def test_more_pixels_than_allowed_are_refused_before_any_is_decoded(monkeypatch):
-    monkeypatch.setattr(recoding, "decode_original", lambda *_args, **_kinds: pytest.fail("it was decoded"))
+    monkeypatch.setattr(recode_module, "decode_original", lambda *_args, **_kinds: pytest.fail("it was decoded"))
     head = b"IHDR" + b"\x00\x01\x00\x00" * 2 + FILES["png"][24:29]
     bomb = FILES["png"][:12] + head + zlib.crc32(head).to_bytes(4, "big") + FILES["png"][33:]
     with pytest.raises(ImageTooLarge, match=r"^decode: .*65536 x 65536"):

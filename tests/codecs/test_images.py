@@ -18,9 +18,10 @@ from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image, ImageFile
 from webdataset.autodecode import ImageHandler, imagespecs
 
-from wdskit.codecs.images import IMAGE_FIELDS, IMAGE_SPECS, decode_image, is_image_field, make_thumbnail
-from wdskit.codecs.originals import decode_original, open_original
-from wdskit.codecs.structure import check_image
+from wdskit.codecs.checks import check_image
+from wdskit.codecs.edit.recode import decode_original, open_original
+from wdskit.codecs.formats import IMAGE_FIELDS, is_image_field
+from wdskit.codecs.images import IMAGE_SPECS, decode_image, make_thumbnail
 from wdskit.errors import DecodeError, ImageTooLarge
 
 LIMIT = 10**6

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from wdskit.codecs import structure
-from wdskit.codecs.structure import check_image
+from wdskit.codecs.checks import check_image
 from wdskit.errors import DecodeError, ImageTooLarge
 
 

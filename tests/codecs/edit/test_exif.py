@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from wdskit.codecs.exif import orientation_of, without_orientation
+from wdskit.codecs.edit.exif import orientation_of, without_orientation
 
 MAKE, ORIENTATION, ARTIST, GPS, EXPOSURE = 0x010F, 0x0112, 0x013B, 0x8825, 0x829A
 

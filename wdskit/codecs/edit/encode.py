@@ -14,8 +14,8 @@ import simplejpeg
 from PIL import Image, ImageColor, features
 from PIL import __version__ as pillow_version
 
-from wdskit.codecs import exif as exif_blocks
-from wdskit.codecs.originals import Pixels
+from wdskit.codecs.edit import exif as exif_blocks
+from wdskit.codecs.edit.resize import Pixels
 from wdskit.errors import DecodeError
 
 ImageFormat = Literal["jpg", "webp", "png"]
@@ -38,7 +38,7 @@ def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes 
     """One image file.
 
     Args:
-        pixels: As `originals` has them. JPEG takes grey and RGB, WebP RGB with or without alpha, PNG all.
+        pixels: As `Pixels` says. JPEG takes grey and RGB, WebP RGB with or without alpha, PNG all.
         fmt: Its format.
         quality: 1 to 100, of JPEG and WebP.
         exif: EXIF block to write, if any.
