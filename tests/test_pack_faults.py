@@ -81,7 +81,7 @@ def sweep(
     disk = WatchedDisk()
     scenario.pack(tmp_path / "whole", disk)
     after = bytes_in(tmp_path / "whole")
-    assert len(disk.operations) > 20
+    assert len(disk.operations) > 15
     for number in range(0, len(disk.operations), step):
         folder = tmp_path / f"{number}"
         copy(tmp_path / "before", folder)
@@ -253,10 +253,10 @@ def test_files_for_other_readers_that_come_behind_the_index_are_caught(tmp_path,
     def mutant(scenario, folder, disk):
         with monkeypatch.context() as patch:
             later = []
-            patch.setattr(running, "publish_beside_folder", lambda *args, **options: later.append((args, options)))
+            patch.setattr(running, "export_folder", lambda *args, **options: later.append((args, options)))
             scenario.pack(folder, disk)
         for args, options in later:
-            running.publish_beside_folder(*args, **options)
+            running.export_folder(*args, **options)
 
     with pytest.raises(AssertionError):
         sweep(scenarios["beside"], tmp_path, kill(half=False), mutant)

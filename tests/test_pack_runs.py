@@ -249,7 +249,7 @@ def with_duplicates(folder: Path) -> Path:
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path):
     """Nothing of the first one is left then: no list of all shards either, which it wrote just before the index."""
     source = with_duplicates(tmp_path / "photos")
-    also = ("open_clip", "timm", "energon", "webshart")
+    also = ("open_clip", "timm", "energon", "dali")
     disk = WatchedDisk()
     pack(source, tmp_path / "whole", also=also, duplicates="report", disk=disk, **OPTIONS)
     assert {"duplicates.jsonl", "sizes.json", ".nv-meta/.info.json"} <= {*bytes_in(tmp_path / "whole")}
@@ -299,9 +299,7 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(tmp_path):
     with_split(tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
     before = bytes_in(tmp_path / "out")
-    with pytest.raises(
-        PackError, match=r"packed and indexed already, .*\n  skip_bad was .*\n.*replace it with --over"
-    ):
+    with pytest.raises(PackError, match=r"packed and indexed already, .*\n  skip_bad was .*\n.*replace it with --over"):
         pack(rows(0, 5), tmp_path / "out", **OPTIONS)
     with pytest.raises(wdskit.RowError):
         pack([*rows(0, 4), 5], tmp_path / "out", overwrite=True, **OPTIONS)

@@ -81,9 +81,7 @@ def scenarios(tmp_path_factory) -> dict[str, Scenario]:
     return {
         "copied": Scenario(str(base / "ours"), {"max_samples": 3, "shuffle": 1}),
         "anew": Scenario(str(base / "theirs"), {"num_shards": 2, "filter": "cls != 4", "rename": "z=y"}),
-        "beside": Scenario(
-            str(base / "ours"), {"max_samples": 4, "also": ["open_clip", "energon", "dali", "webshart"]}
-        ),
+        "beside": Scenario(str(base / "ours"), {"max_samples": 4, "also": ["open_clip", "energon", "dali"]}),
         "replacing": Scenario(str(base / "ours"), {"max_samples": 3, "overwrite": True}, before=True),
     }
 

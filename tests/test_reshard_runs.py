@@ -18,9 +18,9 @@ import wdskit
 from wdskit import ConfigError, FolderIndexError, PackError, WdskitError, finish_pack, pack, split, verify
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, read_index
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
+from wdskit.export.api import KINDS
 from wdskit.packing import reshard, reshard_sources, staging
 from wdskit.packing.staging import read_description
-from wdskit.shards.also import KINDS
 from wdskit.shards.indexing import index_folder
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
@@ -296,9 +296,7 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
     split(folder, "a=0.5,b=0.5", disk=HastyDisk())
     (folder / "notes.txt").write_text("mine")
     before = bytes_in(folder)
-    with pytest.raises(
-        PackError, match=r"it was `wdskit pack` and is `wdskit reshard`.\n  Write to another"
-    ):
+    with pytest.raises(PackError, match=r"it was `wdskit pack` and is `wdskit reshard`.\n  Write to another"):
         resharded(source, folder)
     with pytest.raises(PackError, match="none is left"):
         resharded(source, folder, overwrite=True, filter="cls > 5")
@@ -380,15 +378,15 @@ def test_what_is_read_at_once_changes_nothing(source, tmp_path, monkeypatch):
 
 def test_what_something_else_wrote_is_never_overwritten(source, tmp_path):
     (tmp_path / "out").mkdir()
-    for name in ("p-00.json", "sizes.json"):
+    for name in ("p-00.idx", "sizes.json"):
         (tmp_path / "out" / name).write_text("mine")
         with pytest.raises(WdskitError, match=f"{name}: this file exists already and is in the way"):
             resharded(source, tmp_path / "out", also=["webshart", "open_clip"])
         assert (tmp_path / "out" / name).read_text() == "mine"
         assert not (tmp_path / "out" / "index.json").exists()
         (tmp_path / "out" / name).unlink()
-    assert resharded(source, tmp_path / "out", also=["webshart", "open_clip"]) == resharded(
-        source, tmp_path / "wanted", also=["webshart", "open_clip"]
+    assert resharded(source, tmp_path / "out", also=["dali", "open_clip"]) == resharded(
+        source, tmp_path / "wanted", also=["dali", "open_clip"]
     )
 
 

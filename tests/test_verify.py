@@ -507,7 +507,7 @@ def test_counts_that_others_read_beside_the_shards_must_be_right(tmp_path, name,
 
 
 @pytest.mark.parametrize("pattern", ["train-%d.tar", "x-%d.tar", "a.val-%d.tar"])
-@pytest.mark.parametrize("also", [(), ("webshart",), ("parquet",), ("webshart", "parquet"), ("open_clip", "timm")])
+@pytest.mark.parametrize("also", [(), ("dali",), ("open_clip", "timm")])
 def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, pattern, also):
     """As `load_dataset(FOLDER)` infers it: the kind of file that most names tell."""
     from datasets.data_files import DataFilesDict, get_data_patterns

@@ -16,7 +16,6 @@ from peers.install import python_of
 READERS = (
     ("energon", "megatron-energon==7.4.1"),
     ("dali", "nvidia-dali-cuda120==2.4.0"),
-    ("webshart", "webshart==0.4.6"),
     ("timm", "timm==1.0.31"),
     ("open_clip", "open_clip_torch==3.3.0"),
     ("wids", "wids==0.1.11"),

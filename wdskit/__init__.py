@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from wdskit.shards.listing import MemberRow, SampleRow, ShardRow, ls
     from wdskit.shards.repairing import RepairResult, repair
     from wdskit.shards.splitting import split
-    from wdskit.shards.statistics import stats
-    from wdskit.shards.statistics_types import ShardStats
     from wdskit.shards.verifying import verify
+    from wdskit.statistics.collect import stats
+    from wdskit.statistics.result import ShardStats
 
 __version__ = "0.1.0"
 
@@ -151,9 +151,9 @@ _HOMES = {
     "select": "wdskit.packing.reshard_select",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
-    "ShardStats": "wdskit.shards.statistics_types",
+    "ShardStats": "wdskit.statistics.result",
     "split": "wdskit.shards.splitting",
-    "stats": "wdskit.shards.statistics",
+    "stats": "wdskit.statistics.collect",
     "repair": "wdskit.shards.repairing",
     "verify": "wdskit.shards.verifying",
 }

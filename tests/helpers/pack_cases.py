@@ -145,9 +145,7 @@ def make_scenarios(base: Path) -> dict[str, Scenario]:
         "addition": Scenario(
             [*rows(3, 6), BAD_ROW], {"max_samples": 2, "skip_bad": True, "append": True}, [*rows(0, 3), BAD_ROW]
         ),
-        "beside": Scenario(
-            rows(3, 4), {"append": True}, rows(0, 3), also=("open_clip", "timm", "energon", "dali", "webshart")
-        ),
+        "beside": Scenario(rows(3, 4), {"append": True}, rows(0, 3), also=("open_clip", "timm", "energon", "dali")),
         "replacing": Replacing(
             rows(0, 5), {"max_samples": 2, "overwrite": True}, [*rows(20, 25), BAD_ROW], also=("timm", "dali")
         ),
@@ -155,7 +153,7 @@ def make_scenarios(base: Path) -> dict[str, Scenario]:
             [*rows(0, 5), BAD_ROW], {"max_samples": 2, "skip_bad": True, "also": ("open_clip", "energon")}
         ),
         "added parts": InParts(rows(3, 7), {"max_samples": 2, "append": True}, rows(0, 3)),
-        "again": Refilling(rows(0, 5), {"max_samples": 2, "only": 1}, rows(0, 5), also=("dali", "webshart")),
+        "again": Refilling(rows(0, 5), {"max_samples": 2, "only": 1}, rows(0, 5), also=("dali",)),
         "stream": FromStream([*rows(0, 5), BAD_ROW], {"max_samples": 2, "skip_bad": True}),
         "overwriting": Overwriting(rows(0, 3), {"max_samples": 2, "overwrite": True}, rows(20, 25)),
     }

@@ -25,7 +25,7 @@ from wdskit.shards.indexing import index_folder
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(sys.prefix, "peers")
-KINDS = ("open_clip", "timm", "energon", "dali", "webshart", "parquet")
+KINDS = ("open_clip", "timm", "energon", "dali")
 
 Sample = tuple[str, dict[str, bytes]]
 
@@ -86,12 +86,6 @@ def test_energon_reads_both_parts(packed):
 def test_dali_reads_by_its_index(packed):
     [found] = ask("dali", json.dumps([{"folder": str(packed), "fields": ["jpg", "cls", "txt", "json"]}]))
     assert [fields for _, fields in found] == [fields for _, fields in hashed(all_of(packed, "*.tar"))]
-
-
-def test_webshart_reads_every_file(packed):
-    [found] = ask("webshart", json.dumps([str(packed)]))
-    wanted = [[f"{key}.{name}", sha256(data)] for key, one in all_of(packed, "*.tar") for name, data in one.items()]
-    assert sorted(found) == sorted(wanted)
 
 
 def test_timm_counts_and_reads_its_splits(packed):

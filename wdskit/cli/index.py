@@ -19,7 +19,7 @@ def index_command(
         str | None,
         typer.Option(
             metavar="KINDS",
-            help="Keep files for other readers too: wids,open_clip,timm,energon,dali,webshart,parquet; or none.",
+            help="Keep files for other readers too: wids,open_clip,timm,energon,dali; or none.",
             show_default=False,
         ),
     ] = None,

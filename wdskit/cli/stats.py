@@ -23,7 +23,7 @@ from wdskit.cli.console import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.shards.statistics_types import ImageStats, NumberStats, ShardStats
+    from wdskit.statistics.result import ImageStats, NumberStats, ShardStats
 
 NUM_CLASSES_SHOWN = 12
 NUM_KEYS_SHOWN = 40
@@ -59,7 +59,7 @@ def stats_command(
 
     In Python: wdskit.stats
     """
-    from wdskit.shards.statistics import stats
+    from wdskit.statistics.collect import stats
 
     with show_bytes("counting") as show:
         found = stats(path, sample=sample, seed=seed, digests=digests, html=html, workers=workers, progress=show)

@@ -55,6 +55,11 @@ def decode_field(field: str, data: Buffer) -> object:
         raise DecodeError(f"{field}: {err}; it starts with {bytes(data[:40])!r}", field=field) from err
 
 
+def is_json_field(field: str) -> bool:
+    """Whether a field holds JSON by its name; the last component counts."""
+    return field.rpartition(".")[2].lower() in JSON_FIELDS
+
+
 def encode_field(field: str, value: object) -> bytes:
     """The bytes of a field, the same for the same value.
 

@@ -7,7 +7,7 @@ its first bytes. Pillow's plugins are called directly: a limit of our own is com
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,8 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
+from wdskit.codecs.formats import JPEG_START, image_format
+from wdskit.codecs.structure import check_pixels, png_bits, png_chunks, png_header, webp_header
 from wdskit.errors import PROCESS_ERRORS, DecodeError, ImageTooLarge
 from wdskit.files import Buffer
 
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
 PillowImage = Image.Image
 Resampling = Image.Resampling
 Transpose = Image.Transpose
-
-JPEG_START = b"\xff\xd8"
-PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
 class ImageSpec(NamedTuple):
@@ -73,43 +72,21 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
 INDEX_SPEC = "index"
 """What `decode_index` gives, beside webdataset's specs."""
 
-IMAGE_FIELDS = frozenset(
-    ["jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"]
-)
-"""Field names (the last component) of images. Only formats that Pillow decodes in this process: never EPS or WMF."""
+_PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+    "WebP": WebPImagePlugin.WebPImageFile,
+    "GIF": GifImagePlugin.GifImageFile,
+    "BMP": BmpImagePlugin.BmpImageFile,
+    "TIFF": TiffImagePlugin.TiffImageFile,
+    "PPM": PpmImagePlugin.PpmImageFile,
+}
 
-_FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[io.BytesIO], ImageFile]], ...] = (
-    ("JPEG", (JPEG_START,), JpegImagePlugin.JpegImageFile),
-    ("PNG", (PNG_START,), PngImagePlugin.PngImageFile),
-    ("WebP", (b"RIFF",), WebPImagePlugin.WebPImageFile),
-    ("GIF", (b"GIF87a", b"GIF89a"), GifImagePlugin.GifImageFile),
-    ("BMP", (b"BM",), BmpImagePlugin.BmpImageFile),
-    ("TIFF", (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), TiffImagePlugin.TiffImageFile),
-    ("PPM", (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), PpmImagePlugin.PpmImageFile),
-)
+_THUMBNAIL_QUALITY = 82
+_BEHIND_TRANSPARENT = (128, 128, 128)
 
 _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 """What libjpeg says of pixel data that is cut or garbled. Pillow would go on and paint the rest of the image grey."""
-
-
-@functools.lru_cache(maxsize=1024)  # asked for each field of each sample
-def is_image_field(field: str) -> bool:
-    """Whether a field holds an image by its name: the last component counts, in any case (`left.JPG` does)."""
-    return field.rpartition(".")[2].lower() in IMAGE_FIELDS
-
-
-def field_of_bytes(start: bytes) -> str | None:
-    """The field that an image's first bytes name, None where they are those of no known format.
-
-    Args:
-        start: 12 bytes at least, where the image has them.
-    """
-    if start.startswith(b"RIFF"):
-        return "webp" if start[8:12] == b"WEBP" else None
-    for name, prefixes, _ in _FORMATS:
-        if start.startswith(prefixes):
-            return {"JPEG": "jpg", "TIFF": "tif"}.get(name, name.lower())
-    return None
 
 
 def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | torch.Tensor | Image.Image:
@@ -195,7 +172,7 @@ def _largest(data: Buffer, image: ImageFile) -> int:
     if image.mode == "P":
         return 255
     if image.format == "PNG":
-        return int((1 << data[24]) - 1)
+        return (1 << png_bits(data)) - 1
     if image.format == "TIFF":
         tags: Any = image.tag_v2  # type: ignore[attr-defined]
         bits = max(tags.get(_TIFF_BITS, (1,)))
@@ -213,29 +190,15 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int) -> str:
     Raises:
         ImageTooLarge, DecodeError: As `decode_image`, of the header.
     """
-    if bytes(data[:8]) == PNG_START and len(data) > 25:  # nearly every mask
-        is_palette, bits = data[25] == 3, data[24]
-        return "a palette" if is_palette else "" if bits == 8 else f"{bits} bit{'s' * (bits > 1)} a pixel"
-    mode = "L" if bytes(data[:2]) == JPEG_START else open_pillow(data, max_pixels=max_pixels).mode
+    name = image_format(data)
+    if name == "PNG":  # nearly every mask
+        with contextlib.suppress(DecodeError):  # which decoding tells
+            mode, bits = png_header(data).mode, png_bits(data)
+            return "a palette" if mode == "P" else "" if bits == 8 else f"{bits} bit{'s' * (bits > 1)} a pixel"
+    mode = "L" if name == "JPEG" else open_pillow(data, max_pixels=max_pixels).mode
     if mode in {"P", "PA"}:
         return "a palette"
     return "over 8 bits a pixel" if mode in _DEEP_MODES else "1 bit a pixel" if mode == "1" else ""
-
-
-def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
-    """Compare an image's header with the limit.
-
-    Raises:
-        ImageTooLarge: Too many pixels.
-        DecodeError: No pixels at all.
-    """
-    if width < 1 or height < 1:
-        raise DecodeError(f"the image's header promises {width} x {height} pixels")
-    if width * height > max_pixels:
-        raise ImageTooLarge(
-            f"the image's header promises {width} x {height} = {width * height} pixels, "
-            f"more than max_pixels {max_pixels}. Raise max_pixels if it is right."
-        )
 
 
 def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
@@ -245,17 +208,18 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
         ImageTooLarge: The header promises more than `max_pixels`.
         DecodeError: The format is unknown, or the header damaged.
     """
-    start = bytes(data[:30])
-    known = [(name, plugin) for name, prefixes, plugin in _FORMATS if start.startswith(prefixes)]
-    if not known:
-        raise DecodeError(f"not an image of a known format; it starts with {start[:8]!r} ({len(data)} bytes in all)")
-    [(name, plugin)] = known
+    name = image_format(data)
+    if name is None:
+        start = bytes(data[:8])
+        raise DecodeError(f"not an image of a known format; it starts with {start!r} ({len(data)} bytes in all)")
     if name == "WebP":  # opening one allocates its whole canvas
-        check_pixels(*_webp_size(start), max_pixels=max_pixels)
-    if name == "PNG":
-        _check_png_end(memoryview(data))
+        header = webp_header(data)
+        check_pixels(header.width, header.height, max_pixels=max_pixels)
+    if name == "PNG" and all(kind != b"IEND" for _, kind, _ in png_chunks(data)):
+        # Pillow stops at the last pixel and would not see a cut behind it.
+        raise DecodeError(f"not one complete PNG image: it stops at byte {len(data)}, before its end chunk")
     try:
-        image = plugin(io.BytesIO(data))
+        image = _PLUGINS[name](io.BytesIO(data))
     except PROCESS_ERRORS:
         raise
     except Exception as err:
@@ -269,30 +233,6 @@ def pillow_error(name: str, err: Exception) -> DecodeError:
     if isinstance(err, Image.DecompressionBombError):
         return ImageTooLarge(str(err))
     return DecodeError(f"not one complete {name} image: {str(err) or type(err).__name__}")
-
-
-def _check_png_end(view: memoryview) -> None:
-    """Go from chunk to chunk to the last: Pillow stops at the last pixel and would not see a cut behind it."""
-    at = 8
-    while bytes(view[at + 4 : at + 8]) != b"IEND":
-        at += 12 + int.from_bytes(view[at : at + 4], "big")
-        if at + 12 > len(view):
-            raise DecodeError(f"not one complete PNG image: it stops at byte {len(view)}, before its end chunk")
-
-
-def _webp_size(start: bytes) -> tuple[int, int]:
-    """Width and height in the first 30 bytes of a WebP file (developers.google.com/speed/webp/docs/riff_container)."""
-    kind = start[12:16]
-    if start[8:12] == b"WEBP" and len(start) == 30:
-        if kind == b"VP8X":
-            return 1 + int.from_bytes(start[24:27], "little"), 1 + int.from_bytes(start[27:30], "little")
-        if kind == b"VP8L":
-            bits = int.from_bytes(start[21:25], "little")
-            return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-        if kind == b"VP8 ":
-            bits = int.from_bytes(start[26:30], "little")
-            return bits & 0x3FFF, bits >> 16 & 0x3FFF
-    raise DecodeError(f"a RIFF file that is no WebP image; it starts with {start[:16]!r}")
 
 
 def _decode_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] | None:
@@ -348,3 +288,35 @@ def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | tor
     import torch
 
     return torch.from_numpy(np.ascontiguousarray(values.transpose(2, 0, 1)) if values.ndim == 3 else values)
+
+
+def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
+    """A JPEG of at most side x side pixels, and the width and height of the image itself.
+
+    It shows what a training loop gets: EXIF orientation is not applied. Transparency is shown as grey.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The bytes are not one complete image.
+    """
+    if bytes(data[:2]) == JPEG_START:
+        image: Image.Image = open_pillow(data, max_pixels=max_pixels)
+        size = image.size
+        image.draft("RGB", (2 * side, 2 * side))  # decoded no larger than needed
+        try:
+            image = image.convert("RGB")
+        except PROCESS_ERRORS:
+            raise
+        except Exception as err:
+            raise DecodeError(f"not one complete JPEG image: {str(err) or type(err).__name__}") from err
+    else:
+        image = decode_image(data, "pilrgba", max_pixels=max_pixels)  # type: ignore[assignment]  # by its spec
+        size = image.size
+        image.thumbnail((side, side))
+        behind = Image.new("RGB", image.size, _BEHIND_TRANSPARENT)
+        behind.paste(image, mask=image.getchannel("A"))
+        image = behind
+    image.thumbnail((side, side))
+    stream = io.BytesIO()
+    image.save(stream, "JPEG", quality=_THUMBNAIL_QUALITY)
+    return stream.getvalue(), size

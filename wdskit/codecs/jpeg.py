@@ -10,7 +10,9 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from wdskit.codecs.images import JPEG_START, check_pixels
+from wdskit.codecs.formats import JPEG_START
+from wdskit.codecs.structure import check_pixels, jpeg_header
+from wdskit.errors import DecodeError
 from wdskit.files import Buffer
 
 STEPS = (8, 4, 2)
@@ -19,9 +21,7 @@ and 3.9 ms, the whole 5.4. Scales between them take longer than the next larger 
 libjpeg-turbo has vector code for powers of two only."""
 
 _COLOURS = frozenset({"YCbCr", "RGB", "Gray"})
-_NUM_COLOURS = frozenset({1, 3})
-_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # headers of the three common codings
-_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})  # tables, comments and what programs add
+_MODES = frozenset({"L", "RGB"})
 _MIN_SIDE = 8  # from here on every eighth has a size of its own, which names the scale to simplejpeg
 
 
@@ -34,32 +34,18 @@ def jpeg_size(data: Buffer, *, max_pixels: int) -> tuple[int, int] | None:
     """
     if bytes(data[:2]) != JPEG_START:
         return None
-    height, width, num_colours = _frame_header(data) or (0, 0, 0)
-    if 0 < height * width <= max_pixels and num_colours in _NUM_COLOURS:
-        return height, width
+    try:
+        _, width, height, mode = jpeg_header(data)
+        if mode in _MODES and 0 < height * width <= max_pixels:
+            return height, width
+    except DecodeError:
+        pass  # the decoder may think otherwise
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
     check_pixels(int(width), int(height), max_pixels=max_pixels)
     return (int(height), int(width)) if colours in _COLOURS else None
-
-
-def _frame_header(data: Buffer) -> tuple[int, int, int] | None:
-    """Height, width and number of colours, from segment to segment; None where anything is unusual.
-
-    A third of what simplejpeg takes, which sets a decoder up.
-    """
-    at = 2
-    try:
-        while data[at] == 0xFF and (code := data[at + 1]) not in _FRAMES:
-            if code not in _SEGMENTS:
-                return None
-            at += 2 + (data[at + 2] << 8 | data[at + 3])
-        *_, high, low, left, right, num_colours = data[at : at + 10]
-    except (IndexError, ValueError):  # it stops before
-        return None
-    return high << 8 | low, left << 8 | right, num_colours
 
 
 def decode_jpeg(

@@ -1,16 +1,20 @@
-"""Is this one whole image file? Answered from its structure, without decoding pixels: cheap enough for every file."""
+"""The structure of JPEG, PNG and WebP files: their headers, and whether a file is whole. No pixel is decoded.
+
+JPEG: ITU T.81, B. PNG: w3.org/TR/png-3, 5. WebP: developers.google.com/speed/webp/docs/riff_container.
+"""
 
 from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from wdskit.codecs.images import JPEG_START, PNG_START, check_pixels, open_pillow
-from wdskit.errors import PROCESS_ERRORS, DecodeError
+from wdskit.codecs.formats import PNG_START
+from wdskit.errors import DecodeError, ImageTooLarge
 from wdskit.files import Buffer
-from wdskit.limits import MAX_PIXELS
 
 # The next marker of a JPEG: FF and a code. FF 00 is a data byte FF, D0-D7 are restart marks inside the data, FF FF is
 # padding.
@@ -20,45 +24,161 @@ _CODES = frozenset(np.flatnonzero(_IS_MARKER).tolist())
 _NEAR_BYTES = 4096
 _FAR_BYTES = 64 << 10
 _SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
+_OTHERS = frozenset({_TEM, *range(0xD0, 0xD8), _SOI, _EOI, _SOS, 0xFF})  # what is no segment before the pixels
 _PLAIN_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
 """Tables, comments and what programs add: nothing is looked at but their length."""
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Start of frame of all codings; the three left out are Huffman tables, a reserved code and arithmetic conditioning."""
+_JPEG_MODES = {1: "L", 3: "RGB", 4: "CMYK"}
+_PNG_MODES = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 
 
-def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
-    """Check that `data` is one whole image file.
+class HeaderTooShort(DecodeError):
+    """The bytes end inside the header."""
 
-    JPEG: every segment to the end mark (bytes after it are accepted: phones append previews). PNG: every chunk's
-    checksum to IEND. WebP: the sizes of the file and of every chunk. Other formats, and WebP too: what Pillow finds
-    when it opens and verifies them, which does not reach to the end of a GIF, BMP, TIFF or PPM.
+    def __init__(self, data: Buffer) -> None:
+        super().__init__(f"the image's header is not whole in {len(data)} bytes")
+
+
+class ImageHeader(NamedTuple):
+    """What the header promises.
+
+    Attributes:
+        format: `JPEG`, `PNG`, `WebP`, `GIF`, `BMP`, `TIFF` or `PPM`, by the first bytes.
+        width: Pixels, 1 or more. EXIF orientation is not applied.
+        height: Pixels, 1 or more.
+        mode: Pillow's name: `L`, `RGB`, `RGBA`, `P`, `CMYK`, ...; `;16` behind it for a PNG of 16 bits.
+    """
+
+    format: str
+    width: int
+    height: int
+    mode: str
+
+
+def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
+    """Compare an image's header with the limit.
+
+    Raises:
+        ImageTooLarge: Too many pixels.
+        DecodeError: No pixels at all.
+    """
+    if width < 1 or height < 1:
+        raise DecodeError(f"the image's header promises {width} x {height} pixels")
+    if width * height > max_pixels:
+        raise ImageTooLarge(
+            f"the image's header promises {width} x {height} = {width * height} pixels, "
+            f"more than max_pixels {max_pixels}. Raise max_pixels if it is right."
+        )
+
+
+def jpeg_header(data: Buffer) -> ImageHeader:
+    """Of a JPEG, from segment to segment to its frame. A third of what a decoder takes to set itself up.
+
+    Raises:
+        HeaderTooShort: The bytes end before it does.
+        DecodeError: What stands before it is no segment.
+    """
+    at = 2
+    try:
+        while data[at] == 0xFF and (code := data[at + 1]) not in _FRAMES:
+            if code in _PLAIN_SEGMENTS or code not in _OTHERS:
+                at += 2 + (data[at + 2] << 8 | data[at + 3])
+            elif code in {_SOI, _EOI, _SOS}:
+                raise DecodeError(f"JPEG, byte {at}: marker {code:02X} before any frame header")
+            else:  # padding, or a marker without a segment
+                at += 1 if code == 0xFF else 2
+        if data[at] != 0xFF:
+            raise DecodeError(f"JPEG, byte {at}: no marker where one belongs")
+        num_colours = data[at + 9]
+        height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
+    except IndexError as err:
+        raise HeaderTooShort(data) from err
+    return ImageHeader("JPEG", width, height, _JPEG_MODES.get(num_colours, f"{num_colours} colours"))
+
+
+def png_header(data: Buffer) -> ImageHeader:
+    """Of a PNG, from IHDR, which is the first chunk.
+
+    Raises:
+        HeaderTooShort: The bytes end before it does.
+        DecodeError: Another chunk stands there.
+    """
+    head = bytes(data[:26])
+    if len(head) < 26:
+        raise HeaderTooShort(data)
+    if head[12:16] != b"IHDR":
+        raise DecodeError(f"PNG, byte 12: {head[12:16]!r} where IHDR belongs")
+    bits, colours = png_bits(head), head[25]
+    mode = _PNG_MODES.get(colours, f"colour type {colours}")
+    mode = "1" if (bits, mode) == (1, "L") else f"{mode};16" if bits == 16 else mode
+    return ImageHeader("PNG", int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big"), mode)
+
+
+def png_bits(data: Buffer) -> int:
+    """Bits of a channel, or of a place in the palette, of a PNG whose header is whole."""
+    return int(data[24])
+
+
+def webp_header(data: Buffer) -> ImageHeader:
+    """Of a WebP file, from its first chunk.
+
+    Raises:
+        HeaderTooShort: The bytes end before it does.
+        DecodeError: The chunk is none that comes first.
+    """
+    head = bytes(data[:30])
+    if len(head) < 30:
+        raise HeaderTooShort(data)
+    match head[12:16]:
+        case b"VP8X":
+            width, height = 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+            has_alpha = bool(head[20] & 0x10)
+        case b"VP8L":
+            bits = int.from_bytes(head[21:25], "little")
+            width, height, has_alpha = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), bool(bits >> 28 & 1)
+        case b"VP8 ":
+            bits = int.from_bytes(head[26:30], "little")
+            width, height, has_alpha = bits & 0x3FFF, bits >> 16 & 0x3FFF, False
+        case kind:
+            raise DecodeError(f"WebP, byte 12: the unknown chunk {kind!r}")
+    return ImageHeader("WebP", width, height, "RGBA" if has_alpha else "RGB")
+
+
+def gif_header(data: Buffer) -> ImageHeader:
+    """Of a GIF.
+
+    Raises:
+        HeaderTooShort: The bytes end before it does.
+    """
+    if len(data) < 10:
+        raise HeaderTooShort(data)
+    return ImageHeader("GIF", int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little"), "P")
+
+
+def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
+    """Where each chunk of a PNG starts, its type, and where it ends, to IEND or the last whole one.
+
+    A chunk has its length, type, data, and a checksum of type and data, of 4 bytes each but for the data.
+    """
+    at, size = len(PNG_START), len(data)
+    while (end := at + 12 + int.from_bytes(data[at : at + 4], "big")) <= size:
+        kind = bytes(data[at + 4 : at + 8])
+        yield at, kind, end
+        if kind == b"IEND":
+            return
+        at = end
+
+
+def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
+    """Check every segment to the end mark; bytes behind it are accepted: phones append previews.
+
+    Segments are stepped over, so that a preview's end mark inside one does not count.
 
     Raises:
         ImageTooLarge: The header promises more than `max_pixels`.
         DecodeError: What is wrong, and at which byte.
     """
-    if isinstance(data, bytes) and data.startswith(JPEG_START):  # whose bytes are had in half the time of a view's
-        _walk_jpeg(data, max_pixels)
-        return
-    view = memoryview(data).cast("B")
-    if view[:2] == JPEG_START:
-        _walk_jpeg(view, max_pixels)
-    elif view[:8] == PNG_START:
-        _walk_png(view, max_pixels)
-    else:
-        if bytes(view[:4]) == b"RIFF":
-            _walk_webp(view)
-        image = open_pillow(view, max_pixels=max_pixels)
-        try:
-            image.verify()
-        except PROCESS_ERRORS:
-            raise
-        except Exception as err:
-            raise DecodeError(f"not one complete {image.format} image: {str(err) or type(err).__name__}") from err
-
-
-def _walk_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
-    """Go from marker to marker; segments are stepped over, so that a preview's end mark inside one does not count."""
     at, has_frame, has_scan, size = 2, False, False, len(view)
     while True:
         while at + 4 <= size and view[at + 1] in _PLAIN_SEGMENTS and view[at] == 0xFF:  # most, in a quarter of the time
@@ -126,35 +246,40 @@ def _check_frame(view: bytes | memoryview, at: int, end: int, max_pixels: int) -
         check_pixels(width, height, max_pixels=max_pixels)
 
 
-def _walk_png(view: memoryview, max_pixels: int) -> None:
-    """Go from chunk to chunk: length, type, data, checksum of type and data."""
-    at, has_data = 8, False
-    while True:
-        length, kind = int.from_bytes(view[at : at + 4], "big"), bytes(view[at + 4 : at + 8])
-        end = at + 12 + length
-        if end > len(view):
-            raise DecodeError(f"PNG, byte {at}: the file stops at byte {len(view)}, before its end chunk")
-        if zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
-            raise DecodeError(f"PNG, byte {at}: the checksum of chunk {kind!r} does not match its {length} bytes")
+def check_png(view: memoryview, max_pixels: int) -> None:
+    """Check every chunk's checksum to IEND.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: What is wrong, and at which byte.
+    """
+    at, stop, kind, has_data = 8, 8, b"", False
+    for at, kind, stop in png_chunks(view):
+        length = stop - at - 12
+        if zlib.crc32(view[at + 4 : stop - 4]) != int.from_bytes(view[stop - 4 : stop], "big"):
+            raise DecodeError(
+                f"PNG, byte {at}: the checksum of chunk {kind!r} does not match its {stop - at - 12} bytes"
+            )
         if (kind == b"IHDR" and length == 13) != (at == 8):
             belongs = "IHDR of 13 bytes" if at == 8 else "no IHDR"
             raise DecodeError(f"PNG, byte {at}: {kind!r} of {length} bytes where {belongs} belongs")
         if at == 8:
-            width, height = int.from_bytes(view[16:20], "big"), int.from_bytes(view[20:24], "big")
-            check_pixels(width, height, max_pixels=max_pixels)
+            header = png_header(view)
+            check_pixels(header.width, header.height, max_pixels=max_pixels)
         has_data |= kind == b"IDAT"
-        if kind == b"IEND":
-            break
-        at = end
+    if kind != b"IEND":
+        raise DecodeError(f"PNG, byte {stop}: the file stops at byte {len(view)}, before its end chunk")
     if not has_data:
         raise DecodeError(f"PNG, byte {at}: the end chunk comes before any pixel data")
 
 
-def _walk_webp(view: memoryview) -> None:
-    """Go from chunk to chunk: type, length, data, a byte of padding where the length is odd."""
+def check_webp(view: memoryview) -> None:
+    """Check the sizes of the file and of every chunk: type, length, data, a byte of padding where the length is odd.
+
+    Raises:
+        DecodeError: What is wrong, and at which byte.
+    """
     end = 8 + int.from_bytes(view[4:8], "little")
-    if bytes(view[8:12]) != b"WEBP":
-        raise DecodeError(f"a RIFF file that is no WebP image; it starts with {bytes(view[:16])!r}")
     if end > len(view):
         raise DecodeError(f"WebP, byte 4: it promises {end} bytes, the file stops at byte {len(view)}")
     at, kinds = 12, set()

@@ -64,11 +64,11 @@ class ShardEntry:
 
 
 @dataclass(frozen=True)
-class Also:
+class Exports:
     """What is kept beside the shards for other readers.
 
     Attributes:
-        kinds: `dali`, `timm`, ...; see `shards.also`.
+        kinds: `dali`, `timm`, ...; see `export.KINDS`.
         split_name: The split that all shards belong to, "" where their names say it.
     """
 
@@ -76,7 +76,7 @@ class Also:
     split_name: str = ""
 
 
-NOTHING_ELSE = Also()
+NO_EXPORTS = Exports()
 """Beside the shards is what wdskit needs, and no more."""
 
 
@@ -86,7 +86,7 @@ class FolderIndex:
 
     folder: str
     entries: tuple[ShardEntry, ...]
-    also: Also = NOTHING_ELSE
+    also: Exports = NO_EXPORTS
 
     @property
     def num_samples(self) -> int:
@@ -163,7 +163,7 @@ def folder_has_labels(folder: str) -> bool:
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
-def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Also = NOTHING_ELSE, disk: Disk = DISK) -> None:
+def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Exports = NO_EXPORTS, disk: Disk = DISK) -> None:
     """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, which files the
     shards are, then the JSON.
     """
@@ -173,7 +173,7 @@ def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Also = NOT
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
 
 
-def index_json(entries: Iterable[ShardEntry], also: Also) -> bytes:
+def index_json(entries: Iterable[ShardEntry], also: Exports) -> bytes:
     """The bytes of `index.json`."""
     lines = ",\n".join(
         "    "
@@ -218,7 +218,7 @@ def read_index(folder: str | Path) -> FolderIndex:
         raise FolderIndexError(msg, folder=folder) from err
     try:
         entries = tuple(_parse(document))
-        also = _parse_also(document.get("also", {}))
+        also = _parse_exports(document.get("also", {}))
     except ValueError as err:
         msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
@@ -229,7 +229,7 @@ def read_index(folder: str | Path) -> FolderIndex:
     return FolderIndex(folder, entries, also)
 
 
-def _parse_also(value: Any) -> Also:
+def _parse_exports(value: Any) -> Exports:
     if not isinstance(value, dict):
         msg = f"`also` is {_SHORT.repr(value)}"
         raise ValueError(msg)  # noqa: TRY004 (what is wrong is the file)
@@ -238,7 +238,7 @@ def _parse_also(value: Any) -> Also:
     if not all(isinstance(text, str) and text.isprintable() for text in texts):
         msg = f"`also` is {_SHORT.repr(value)}"
         raise ValueError(msg)
-    return Also(tuple(kinds), split_name)
+    return Exports(tuple(kinds), split_name)
 
 
 def _parse(document: Any) -> Iterable[ShardEntry]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from wdskit.dataset.index import ShardEntry
 from wdskit.errors import PackError, RowError
+from wdskit.export.api import parse_exports
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_PIXELS
 from wdskit.packing.class_names import find_class_names
@@ -34,7 +35,6 @@ from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
 from wdskit.packing.treatment import Treatment
-from wdskit.shards.also import parse_also
 from wdskit.shards.locking import lock_folder
 from wdskit.shards.shares import parse_shares
 
@@ -172,7 +172,7 @@ def pack(
         key_column: Of a table.
         allow_no_image: Of a table, also of Parquet or saved by `datasets`: rows without an image are samples too.
             Otherwise each is an error. Rows from Python, tars and zips name their fields themselves, and need no image.
-        also: Files for other readers beside the shards: some of `shards.also.KINDS`. With `append` those that are there
+        also: Files for other readers beside the shards: some of `export.KINDS`. With `append` those that are there
             are renewed, and no others can be asked for.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         validate: How images are checked before they are packed; this and what follows to `max_pixels` is explained by
@@ -261,7 +261,7 @@ def pack(
     with contextlib.ExitStack() as stack:
         splitter = None if options.split is None else Splitter(options.split)
         work = Work(stack, folder, found, names, options, how.described(), splitter, progress or _say_nothing, disk)
-        beside = parse_also(options.also, split_name=options.split_name)
+        beside = parse_exports(options.also, split_name=options.split_name)
         refuse_other_options(folder, options, work.described(beside), is_stream=found.is_stream)
         if found.is_stream:
             target, streamed = pack_stream(work)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wdskit.codecs.images import field_of_bytes
+from wdskit.codecs.formats import field_of_bytes
 from wdskit.errors import RowError
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.arrow_cells import image_parts, image_paths

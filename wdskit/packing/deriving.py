@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from wdskit.codecs.headers import read_header
-from wdskit.codecs.images import check_pixels
+from wdskit.codecs.checks import read_header
+from wdskit.codecs.structure import check_pixels
 
 DERIVED = ("width", "height", "bytes", "sha256")
 JSON_FIELD = "json"

@@ -16,9 +16,10 @@ import numpy as np
 
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.grouping import HeaderReader
-from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, RUN_FOLDER, Also, FolderIndex, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, RUN_FOLDER, Exports, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.unfinished import JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
+from wdskit.export.api import parse_exports
 from wdskit.files import Disk, describe_os_error, make_folders, remove_drafts
 from wdskit.packing.journal import (
     DUPLICATES_NAME,
@@ -39,7 +40,6 @@ from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import Spool, suspects
 from wdskit.packing.staging import differences, read_filled, remove_run
-from wdskit.shards.also import parse_also
 from wdskit.shards.locking import lock_folder
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
@@ -143,17 +143,17 @@ class Destination:
         return self.index.entries[: len(self.index.entries) - own]
 
     @property
-    def also(self) -> Also:
+    def also(self) -> Exports:
         """What is kept beside the shards that stay, for other readers."""
-        return self.index.also if self.index is not None and self.append else NOTHING_ELSE
+        return self.index.also if self.index is not None and self.append else NO_EXPORTS
 
-    def beside(self, kinds: Sequence[str], split_name: str) -> Also:
+    def beside(self, kinds: Sequence[str], split_name: str) -> Exports:
         """What is to be kept beside all shards: these kinds, and what is kept already.
 
         Raises:
             PackError: The shards here have not all of them.
         """
-        also = parse_also(kinds, split_name=split_name, before=self.also)
+        also = parse_exports(kinds, split_name=split_name, before=self.also)
         if self.append and also != self.also:
             msg = f"{self.folder}: its shards were packed with other files for other readers beside them."
             raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --also ...` first, then add to them.")
@@ -217,7 +217,7 @@ class Destination:
         finally:
             file.close()
 
-    def check_free(self, shards: Sequence[PlannedShard], also: Also) -> None:
+    def check_free(self, shards: Sequence[PlannedShard], also: Exports) -> None:
         """Refuse files in the way, before anything is written.
 
         Raises:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
+from wdskit.dataset.index import NO_EXPORTS, Exports, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, RowError
+from wdskit.export.api import export_shard, new_members
+from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Buffer, Disk, Draft, describe_os_error, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
@@ -22,8 +24,6 @@ from wdskit.packing.rows import Row
 from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.treating import read_treated
 from wdskit.packing.treatment import UNTOUCHED, Treatment
-from wdskit.shards.also import new_record, publish_beside_shard
-from wdskit.shards.also_record import ShardRecord
 from wdskit.tar.writer import TarWriter
 
 _LARGE_BYTES = 16 << 10
@@ -66,7 +66,7 @@ class ShardJob:
     path: Path
     rows: Rows | Iterable[Row]
     num_bytes: int
-    also: Also = NOTHING_ELSE
+    also: Exports = NO_EXPORTS
     treatment: Treatment = UNTOUCHED
     threads: int = 1
     sha256: str | None = None
@@ -87,7 +87,7 @@ def fill_shard(
         RowError: A row turned out to be bad.
         PackError: The folder cannot be written, or the bytes have not the digest that they should have.
     """
-    record = None if only_compare else new_record(job.also)
+    record = None if only_compare else new_members(job.also.kinds)
     job = dataclasses.replace(job, rows=read_ahead(job.rows))
     try:
         if only_compare:
@@ -109,8 +109,8 @@ def fill_shard(
             idx_sha256=digest_offsets(filled.offsets),
         )
         if record:
-            before = NOTHING_ELSE if job.sha256 is None else job.also
-            publish_beside_shard(job.path, entry, record, also=job.also, before=before, disk=disk)
+            before = NO_EXPORTS if job.sha256 is None else job.also
+            export_shard(job.path, record, also=job.also, before=before, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
     return entry
@@ -126,7 +126,7 @@ class _Filled(NamedTuple):
 
 
 def _fill(
-    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardRecord | None, on_sample: OnSample | None
+    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
 ) -> _Filled:
     """Write the bytes of a shard to a draft, or only into a digest."""
     fields: set[str] = set()
@@ -144,7 +144,7 @@ def _fill(
     return _Filled(sha256, writer.offset, tuple(sorted(fields)), offsets)
 
 
-def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> Iterator[list[str]]:
+def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
     """Add the samples, and give the names of the fields of each."""
     for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
         for field, data in treated:
@@ -155,7 +155,7 @@ def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) ->
         yield [field for field, _ in treated]
 
 
-def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardRecord | None) -> Iterator[list[str]]:
+def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
     """As `_treat_rows`, of rows that pass through: large files are read to where they are written from."""
     for row in job.rows:
         for field, source in row.fields:

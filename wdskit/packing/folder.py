@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import orjson
 
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.packing.class_names import ClassNames
 from wdskit.packing.facts import field_with_facts

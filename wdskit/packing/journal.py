@@ -26,8 +26,9 @@ from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.identities import IDENTITIES_NAME
 from wdskit.dataset.index import (
     INDEX_NAME,
+    NO_EXPORTS,
     RUN_FOLDER,
-    Also,
+    Exports,
     FolderIndex,
     ShardEntry,
     index_json,
@@ -38,9 +39,9 @@ from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.selection_head import list_selections, selection_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
+from wdskit.export.api import folder_export_names, folder_files, shard_export_names
 from wdskit.files import Disk, make_folders, publish_bytes, remove_drafts
 from wdskit.packing.staging import RunDescription, Staging, first_few, is_there, remove_run
-from wdskit.shards.also import folder_files, folder_names, shard_names
 from wdskit.storage.urls import LocalFile
 
 REJECTED_NAME = "rejected.jsonl"
@@ -89,7 +90,7 @@ def publish_run(
     *,
     lists: Mapping[str, bytes],
     before: FolderIndex | None,
-    also: Also,
+    also: Exports,
     replaces: bool,
 ) -> None:
     """Make the filled shards the folder's, with an index of them all. The folder's lock is held.
@@ -111,7 +112,7 @@ def publish_run(
     for name, data in lists.items():
         publish_bytes(path / name, data, disk=disk)
     come = [name for entry in entries for name in shard_files(entry.name, also)] + [*lists]
-    come += _export(staging, all_, also, before if not replaces else None)
+    come += _export(staging, all_, also, before, replaces=replaces)
     new = {*come}
     go = [name for name in _files_of(before) if name not in new] if before is not None and replaces else []
     publish_bytes(path / INDEX_NAME, index_json(all_, also), disk=disk)
@@ -121,19 +122,20 @@ def publish_run(
     replay(folder, path, disk)
 
 
-def shard_files(shard: str, also: Also) -> list[str]:
+def shard_files(shard: str, also: Exports) -> list[str]:
     """The names of a shard's files: itself, its offsets, and what is beside it for other readers."""
-    return [shard, offsets_path(shard).name, *shard_names(shard, also.kinds)]
+    return [shard, offsets_path(shard).name, *shard_export_names(shard, also.kinds)]
 
 
-def _export(staging: Staging, entries: Sequence[ShardEntry], also: Also, before: FolderIndex | None) -> Iterable[str]:
+def _export(
+    staging: Staging, entries: Sequence[ShardEntry], also: Exports, before: FolderIndex | None, *, replaces: bool
+) -> Iterable[str]:
     """Write the files of all shards for other readers into the staging folder, and give their names."""
-    folder, disk = staging.folder, staging.disk
-    earlier = (before.also, before.entries) if before is not None else (Also(), ())
-    for name, data, kind in folder_files(folder, entries, also, *earlier):
-        path = folder / name
-        if path.exists() and kind not in earlier[0].kinds and path.read_bytes() != data:
-            raise in_the_way(path)
+    disk = staging.disk
+    kinds, earlier = (before.also, before.entries) if before is not None else (NO_EXPORTS, ())
+    # What is replaced goes before they come, so nothing of it is in the way.
+    folder = staging.path if replaces else staging.folder
+    for name, data in folder_files(folder, entries, also=also, before=kinds, earlier=earlier):
         if (staging.path / name).parent != staging.path:
             make_folders((staging.path / name).parent, disk=disk)
         publish_bytes(staging.path / name, data, disk=disk)
@@ -146,7 +148,7 @@ def _files_of(index: FolderIndex) -> Iterable[str]:
     yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
     for entry in index.entries:
         yield from shard_files(entry.name, index.also)
-    yield from folder_names(index.also)
+    yield from folder_export_names(index.also.kinds)
     yield from (selection_path(folder, name).name for name in list_selections(folder))
     yield from LIST_NAMES
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.patterns import expand_patterns, has_wildcards, split_parts
 from wdskit.errors import PackError, RowError
 from wdskit.packing.class_names import ClassNames

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO
 
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.packing.facts import to_json
 from wdskit.packing.records import key_of_path

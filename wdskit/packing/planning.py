@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.index import NOTHING_ELSE, Also
+from wdskit.dataset.index import NO_EXPORTS, Exports
 from wdskit.errors import RowError
 from wdskit.order.keys import permutation
 from wdskit.packing.duplicates import Digests, find_duplicates
@@ -110,7 +110,7 @@ class Jobs(Sequence[ShardJob]):
     order: Ints | None
     spans: Sequence[Span]
     series: Sequence[Series]
-    also: Also = NOTHING_ELSE
+    also: Exports = NO_EXPORTS
     treatment: Treatment = UNTOUCHED
     threads: int = 1
     folder: Path = Path()

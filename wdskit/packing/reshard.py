@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.index import Also, ShardEntry
+from wdskit.dataset.index import Exports, ShardEntry
+from wdskit.export.api import parse_exports
 from wdskit.files import DISK, Disk
 from wdskit.packing.destination import finish_what_was_stopped, folder_of
 from wdskit.packing.plan import Limits, Names, make_limits, names_of
@@ -30,7 +31,6 @@ from wdskit.packing.reshard_sources import (
     scan_jobs,
 )
 from wdskit.packing.sources import Progress, Tell
-from wdskit.shards.also import parse_also
 from wdskit.shards.sampling import parse_share
 
 
@@ -146,7 +146,7 @@ def reshard(
         dry_run: Plan everything and write nothing.
         overwrite: Replace what is packed in `dest`: its index goes first, then its shards, lists and selections.
         restart: Where a run was stopped that wrote something else, remove what it has written and begin anew.
-        also: Files for other readers beside the new shards: some of `shards.also.KINDS`.
+        also: Files for other readers beside the new shards: some of `export.KINDS`.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         progress: Called now and then.
         disk: What writes.
@@ -173,7 +173,7 @@ def reshard(
         shuffle=shuffle,
         first_of_key=duplicate_keys == "first",
         has_check=check == "sha256",
-        also=parse_also(also, split_name=split_name),
+        also=parse_exports(also, split_name=split_name),
         intent=ReshardIntent(overwrite, restart, dry_run),
         told={
             "shuffle": shuffle,
@@ -206,7 +206,7 @@ class _Task:
     shuffle: int | None
     first_of_key: bool
     has_check: bool
-    also: Also
+    also: Exports
     intent: ReshardIntent
     told: Mapping[str, object]  # the other options that a shard could depend on
     workers: int

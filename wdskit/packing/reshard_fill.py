@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from wdskit.dataset.grouping import read_span
-from wdskit.dataset.index import NOTHING_ELSE, Also, ShardEntry
+from wdskit.dataset.index import NO_EXPORTS, Exports, ShardEntry
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.errors import PackError, ShardError
+from wdskit.export.api import export_shard, new_members
+from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Disk, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.fill import OnSample
@@ -24,8 +26,6 @@ from wdskit.packing.reshard_fields import Changes, find_fields
 from wdskit.packing.reshard_look import Bools, Bytes, Ints, Look, hash_keys, look_at
 from wdskit.packing.reshard_read import Sources, blocks_in, read_into
 from wdskit.packing.reshard_samples import Samples
-from wdskit.shards.also import new_record, publish_beside_shard
-from wdskit.shards.also_record import ShardRecord
 from wdskit.shards.locking import hold
 from wdskit.tar.header import build_header
 from wdskit.tar.reader import locate_members
@@ -47,7 +47,7 @@ class ReshardJob:
     samples: Samples
     num_bytes: int
     changes: Changes
-    also: Also = NOTHING_ELSE
+    also: Exports = NO_EXPORTS
 
 
 def fill_in_worker(job: ReshardJob, *, held: Path, disk: Disk) -> ShardEntry:
@@ -66,7 +66,7 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
         FolderIndexError: A kind of `also` cannot hold this shard, or its file stands in the way.
     """
     fields: set[str] = set()
-    record = new_record(job.also)
+    record = new_members(job.also.kinds)
     filling = _Filling(job)
     try:
         with publish(job.path, disk=disk) as draft:
@@ -89,7 +89,7 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
         told = draft.sha256, tuple(sorted(fields)), digest_offsets(offsets)
         entry = ShardEntry(job.path.name, len(job.samples), draft.num_bytes, *told)
         if record:
-            publish_beside_shard(job.path, entry, record, also=job.also, before=NOTHING_ELSE, disk=disk)
+            export_shard(job.path, record, also=job.also, before=NO_EXPORTS, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {err.strerror or err}.") from err
     finally:
@@ -97,7 +97,7 @@ def fill_shard(job: ReshardJob, *, disk: Disk = DISK, on_sample: OnSample | None
     return entry
 
 
-def _note(record: ShardRecord, data: Bytes, shard: str, offset: int) -> None:
+def _note(record: ShardMembers, data: Bytes, shard: str, offset: int) -> None:
     """Note the members of some samples, for files for other readers, as they stand in the new shard."""
     members = data.tobytes()
     for name, start, stop in locate_members(members, shard=shard, offset=offset, stop=len(members)):

@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 
 from wdskit.dataset.grouping import read_span
-from wdskit.dataset.index import NOTHING_ELSE, Also
+from wdskit.dataset.index import NO_EXPORTS, Exports
 from wdskit.dataset.keys import hashed_key
 from wdskit.errors import PackError
 from wdskit.limits import BLOCK_BYTES
@@ -127,7 +127,7 @@ class Jobs(Sequence[ReshardJob]):
         spans: Sequence[Span],
         names: Names,
         changes: Changes,
-        also: Also = NOTHING_ELSE,
+        also: Exports = NO_EXPORTS,
     ) -> None:
         self._folder = Path()
         self._samples = samples

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.index import Also, ShardEntry
+from wdskit.dataset.index import Exports, ShardEntry
 from wdskit.errors import WdskitError
 from wdskit.files import Disk
 from wdskit.packing.destination import Destination, locked, look_at_destination, raised_as_pack_errors
@@ -60,7 +60,7 @@ class ReshardRun:
     described: Mapping[str, Any]
     planned: Jobs
     lists: Mapping[str, bytes]
-    also: Also
+    also: Exports
     workers: int
     tell: Tell
     disk: Disk

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.index import Also, ShardEntry, read_index
+from wdskit.dataset.index import Exports, ShardEntry, read_index
 from wdskit.dataset.unfinished import run_folders
 from wdskit.errors import PackError, WdskitError
+from wdskit.export.api import check_export_names
 from wdskit.files import Disk, publish_bytes, remove_drafts
 from wdskit.packing.destination import Destination, locked, look_at_destination, raised_as_pack_errors
 from wdskit.packing.fill import Count, ShardJob, fill_shard
@@ -43,7 +44,6 @@ from wdskit.packing.staging import (
     read_description,
     read_filled,
 )
-from wdskit.shards.also import check_names
 from wdskit.shards.locking import hold, lock_folder, share_folder, wait_for_workers
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
@@ -99,7 +99,7 @@ class Work:
         with raised_as_pack_errors(self.folder):
             return look_at_destination(self.folder, self.options, self.found.classes)
 
-    def described(self, also: Also) -> dict[str, Any]:
+    def described(self, also: Exports) -> dict[str, Any]:
         """All options that a shard, or what is beside it, could depend on, by name."""
         patterns = [names.pattern for names in self.names]
         return {
@@ -135,7 +135,7 @@ def plan_jobs(work: Work, spool: Spool) -> tuple[Destination, RunDescription, Jo
             target.check_keys(spool, kept, work.tell)
         jobs = _divided(work, target, spool, kept, also)
         run = dataclasses.replace(run, shards=jobs.plan().shards, first=tuple(each.first for each in jobs.series))
-        check_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also)
+        check_export_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also.kinds)
         if options.only is None:
             target.check_free(jobs.plan().shards, also)
             target.check_lists(target.lists(work.found))
@@ -168,7 +168,7 @@ def resolve_last_run(
     return target
 
 
-def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Also) -> Jobs:
+def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Exports) -> Jobs:
     """The shards that the rows make."""
     options = work.options
     how: Any = {
@@ -227,7 +227,7 @@ def publish_all(
     staging: Staging,
     entries: Sequence[ShardEntry],
     lists: Mapping[str, bytes],
-    also: Also,
+    also: Exports,
 ) -> None:
     """Publish filled shards, once more compared with what stands in the folder now."""
     shards = [PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries]
@@ -369,7 +369,7 @@ def finish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
     index = read_index(folder) if append else None
     target = Destination(folder, append=append, index=index)
     lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}
-    publish_all(target, staging, entries, lists, Also(tuple(run.options["also"]), run.options["split_name"]))
+    publish_all(target, staging, entries, lists, Exports(tuple(run.options["also"]), run.options["split_name"]))
     return entries, False
 
 

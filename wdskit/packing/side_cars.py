@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError
 from wdskit.packing.rows import field_of

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator
 
-from wdskit.dataset.index import Also, ShardEntry
+from wdskit.dataset.index import Exports, ShardEntry
 from wdskit.packing.destination import Destination, raised_as_pack_errors
 from wdskit.packing.fill import Count, ShardJob, fill_shard
 from wdskit.packing.journal import indexed_already
@@ -65,7 +65,7 @@ def _fill(
     rows: Iterable[Row],
     keys: StreamedKeys,
     first: int,
-    also: Also,
+    also: Exports,
 ) -> list[ShardEntry]:
     """Fill the shards, each while its rows come; before it has its name its keys are compared with all before them.
     A shard that is there already is compared.

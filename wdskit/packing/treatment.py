@@ -7,21 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast, get_args
 
-from wdskit.codecs.checks import (
-    IMAGE_LEVELS,
-    ImageLevel,
-    check_image_field,
-    check_json,
-    check_magic,
-    is_json_field,
-    promised_format,
-)
-from wdskit.codecs.encoding import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
-from wdskit.codecs.fitting import RESIZE_MODES, ResizeMode
-from wdskit.codecs.images import is_image_field
-from wdskit.codecs.recoding import Recoding
-from wdskit.codecs.resizing import resizer_versions
-from wdskit.codecs.structure import check_image
+from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image, check_image_field, check_json
+from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
+from wdskit.codecs.edit.recode import Recoding
+from wdskit.codecs.edit.resize import RESIZE_MODES, ResizeMode, resizer_versions
+from wdskit.codecs.fields import is_json_field
+from wdskit.codecs.formats import check_magic, is_image_field, promised_format
 from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS

@@ -15,7 +15,7 @@ import torch
 
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.many import Spans
 from wdskit.order.base import Ints
 from wdskit.pipeline.buffering import Batched

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from wdskit.codecs.images import IMAGE_SPECS, is_image_field
+from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.errors import DecodeError
 from wdskit.pipeline import geometry
 from wdskit.pipeline.each import Step, StepFailed

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.fields import NPY_FIELDS
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 
 Slot = str | int
 """A field of a dict, or a place in a tuple."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PipelineError
 from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import Each, Step

@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from wdskit.codecs.images import INDEX_SPEC, is_image_field
+from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.images import INDEX_SPEC
 from wdskit.errors import PipelineError
 from wdskit.pipeline import geometry
 

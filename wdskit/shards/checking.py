@@ -12,17 +12,16 @@ from pathlib import Path
 
 import numpy as np
 
-from wdskit.codecs.checks import check_image_field, check_json, is_json_field
-from wdskit.codecs.images import is_image_field
-from wdskit.dataset.index import Also, ShardEntry
+from wdskit.codecs.checks import check_image_field, check_json
+from wdskit.codecs.fields import is_json_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import split_name
 from wdskit.errors import DecodeError, ShardError, StorageError
+from wdskit.export.api import check_shard_exports, new_members
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES
-from wdskit.shards.also import new_record
-from wdskit.shards.also_checks import check_beside_shard
 from wdskit.shards.facts import MemberFacts, ReaderFacts
-from wdskit.shards.findings import FindingList, ImageCheck, shorten
+from wdskit.shards.findings import Finding, FindingList, ImageCheck, shorten
 from wdskit.shards.freshness import compare_offsets
 from wdskit.shards.reports import (
     MAX_FIELD_SETS,
@@ -90,7 +89,7 @@ class _Pass:
         self._field_sets: dict[Fields, FieldSet] = {}
         self._checks: dict[str, tuple[Check, bool] | None] = {}  # what looks at a field, and whether it is an image
         self._facts = ReaderFacts() if job.with_facts else None
-        self._record = new_record(Also(job.also)) if job.also else None
+        self._members = new_members(job.also)
         self.num_images = self.num_large = self.num_ignored = 0
 
     def report(self) -> ShardReport:
@@ -135,7 +134,7 @@ class _Pass:
             ShardError: The tar is not right.
         """
         reader = TarReader(partial(self._read, file), shard=self._job.path, hold_bytes=MAX_CHECKED_BYTES)
-        members = WatchedReader(reader, self._record.add) if self._record is not None else reader
+        members = WatchedReader(reader, self._members.add) if self._members is not None else reader
         facts = MemberFacts(self._facts, file) if self._facts is not None else None
         current = None
         first = 0
@@ -234,10 +233,9 @@ class _Pass:
         if self._job.has_offsets:
             entry = self._job.entry
             findings += compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
-        if self._record is not None and is_whole:
-            seen = Path(self._job.path).name, len(self._starts), self._num_bytes, self._digest.hexdigest()
-            found = check_beside_shard(self._job.path, self._record, ShardEntry(*seen, ()), self._job.also)
-            findings += tuple(found)
+        if self._members is not None and is_whole:
+            problems = check_shard_exports(self._job.path, self._members, self._job.also)
+            findings += tuple(Finding(*problem) for problem in problems)
         return ShardReport(
             path=self._job.path,
             num_samples=len(self._starts),

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.index import Also, FolderIndex, ShardEntry, has_index, read_index, write_index
+from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.others import counts_told
 from wdskit.dataset.scan import scan_shard
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
+from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
 from wdskit.files import DISK, Disk, remove_drafts
-from wdskit.shards.also import check_names, new_record, parse_also, publish_beside_folder, publish_beside_shard
 from wdskit.shards.folders import local_folder
 from wdskit.shards.locking import hold, lock_folder, wait_for_workers
 from wdskit.shards.parallel import choose_workers, map_shards
@@ -50,8 +50,8 @@ class _Job(NamedTuple):
     """A shard to scan, and what to keep beside it. `disk` is None where nothing is."""
 
     path: str
-    also: Also
-    before: Also
+    also: Exports
+    before: Exports
     disk: Disk | None
 
 
@@ -81,7 +81,7 @@ def index_folder(
 
     Args:
         folder: A local folder.
-        also: Files for other readers to keep beside the shards: some of `shards.also.KINDS`, besides those that the
+        also: Files for other readers to keep beside the shards: some of `export.KINDS`, besides those that the
             index before says are kept; or `none` alone. They are written in the same pass, those of a shard at once.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,
@@ -102,17 +102,18 @@ def index_folder(
         refuse_unfinished(path)
         sizes = _find_shards(path)
         before = _index_before(path)
-        kept = parse_also(also, split_name=split_name, before=before.also)
-        check_names(sizes, kept)
+        kept = parse_exports(also, split_name=split_name, before=before.also)
+        check_export_names(sizes, kept.kinds)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         try:
             remove_drafts(path, disk=disk)
-            jobs = [_Job(str(path / name), kept, before.also, disk if new_record(kept) else None) for name in sizes]
+            worker_disk = disk if new_members(kept.kinds) else None
+            jobs = [_Job(str(path / name), kept, before.also, worker_disk) for name in sizes]
             scans = _scan_all(path, jobs, sizes, num_workers, progress)
             entries = [scan.entry for scan in scans]
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
-            publish_beside_folder(path, entries, also=kept, before=before.also, earlier=before.entries, disk=disk)
+            export_folder(path, entries, also=kept, before=before.also, earlier=before.entries, disk=disk)
             write_index(path, entries, also=kept, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
@@ -211,11 +212,11 @@ def _scan(job: _Job) -> _Scan:
     if not name.isprintable():
         problem, remedy = f"its file name {name!r} holds characters that cannot be printed", "Rename it."
         raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
-    record = new_record(job.also)
-    scanned = scan_shard(path, name=name, on_member=record.add if record else None)
-    if record and job.disk is not None:
+    members = new_members(job.also.kinds)
+    scanned = scan_shard(path, name=name, on_member=members.add if members else None)
+    if members and job.disk is not None:
         try:
-            publish_beside_shard(Path(path), scanned.entry, record, also=job.also, before=job.before, disk=job.disk)
+            export_shard(Path(path), members, also=job.also, before=job.before, disk=job.disk)
         except OSError as err:
             raise _WriteError(f"{path}: what belongs beside it cannot be written: {err.strerror}.", url=path) from err
     return _Scan(scanned.entry, array("Q", scanned.offsets), scanned.num_ignored)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from wdskit.errors import ConfigError
-from wdskit.shards.also import shard_names
+from wdskit.export.api import shard_export_names
 from wdskit.shards.facts import Fact
 from wdskit.shards.findings import MAX_LISTED, Finding, ReaderVerdict
 from wdskit.shards.objections import (
@@ -111,7 +111,7 @@ def _objections(reader: str, judged: Judged) -> Iterator[Objection]:
 
 
 def _has_dali_index(path: str) -> bool:
-    return any((Path(path).parent / name).is_file() for name in shard_names(Path(path).name, ["dali"]))
+    return any((Path(path).parent / name).is_file() for name in shard_export_names(Path(path).name, ["dali"]))
 
 
 def _reasons(objections: Sequence[Objection]) -> tuple[str, ...]:

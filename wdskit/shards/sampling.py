@@ -11,7 +11,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import split_name
 from wdskit.errors import ConfigError, DecodeError, ShardError, StorageError
 from wdskit.limits import MAX_CHECKED_BYTES

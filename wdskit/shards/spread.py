@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from wdskit.codecs.images import is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.errors import ConfigError
 from wdskit.shards.findings import MAX_LISTED, Finding, shorten
 from wdskit.shards.reports import Fields, ShardReport

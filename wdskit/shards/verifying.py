@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from wdskit.errors import ConfigError, WdskitError
+from wdskit.export.api import check_folder_exports
 from wdskit.limits import MAX_PIXELS
-from wdskit.shards.also_checks import check_beside_folder
 from wdskit.shards.checking import check_shard
 from wdskit.shards.findings import IMAGE_CHECKS, Finding, ImageCheck, VerifyResult
 from wdskit.shards.objections import Judged
@@ -72,7 +72,7 @@ def verify(
     reports, failed = _read_all(jobs, workers, progress)
     plan = plan_images(reports, share, seed=seed, images=images, max_pixels=max_pixels) if share else []
     looked = _look_at_share(plan, workers) if images != "none" else []
-    beside = [found for index in target.indexes for found in check_beside_folder(index)]
+    beside = [Finding(*problem) for index in target.indexes for problem in check_folder_exports(index)]
     findings = [*target.findings, *failed, *beside, *(found for one in reports for found in one.findings)]
     findings += [found for one in looked for found in one.findings]
     findings += [*find_repeats(str(path), reports), *find_odd(str(path), reports)]

@@ -1,0 +1,175 @@
+"""Fields against what their names promise; headers say what decoding gives."""
+
+from __future__ import annotations
+
+import io
+from functools import partial
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from images import EXTRANEOUS
+from images import FILES as IMAGES
+from PIL import Image
+
+from wdskit.codecs.checks import check_image_field, check_json, read_header
+from wdskit.codecs.formats import IMAGE_FIELDS, check_magic
+from wdskit.errors import DecodeError, ImageTooLarge
+
+FORMATS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tiff", "PPM": "pgm"}
+
+
+def encoded(kind: str) -> bytes:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(1).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(stream, kind)
+    return stream.getvalue()
+
+
+check_structure = partial(check_image_field, level="structure")
+check_pixels = partial(check_image_field, level="decode")
+FILES = {field: encoded(kind) for kind, field in FORMATS.items()}
+
+
+@pytest.mark.parametrize("check", [check_magic, check_structure, check_pixels])
+def test_a_file_passes_under_the_names_of_its_format_and_no_other(check):
+    """Every format under every field name that there is."""
+    alike = [{"jpg", "jpeg", "jpe", "jfif"}, {"png", "apng"}, {"tif", "tiff"}, {"ppm", "pgm", "pbm", "pnm"}]
+    for field, data in FILES.items():
+        own = next((names for names in alike if field in names), {field})
+        for name in IMAGE_FIELDS:
+            if name in own:
+                check(f"left.{name.upper()}", data)
+                check(name, memoryview(data))
+            else:
+                with pytest.raises(DecodeError, match="the name promises"):
+                    check(name, data)
+
+
+def test_the_message_names_both_formats():
+    with pytest.raises(DecodeError, match=r"^the name promises JPEG, and it is a PNG file$"):
+        check_magic("jpg", FILES["png"])
+    with pytest.raises(DecodeError, match=r"^the name promises PNG, and it is no image .* starts with b'<html>no'$"):
+        check_magic("png", b"<html>not found")
+
+
+@given(st.binary(max_size=40), st.sampled_from(sorted(IMAGE_FIELDS)))
+def test_noise_is_a_decode_error_or_passes_by_its_first_bytes(noise, field):
+    try:
+        check_magic(field, noise)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            check_structure(field, noise)
+
+
+@pytest.mark.parametrize("field", sorted(FILES))
+def test_a_limit_of_pixels_holds_before_any_is_decoded(field):
+    check_pixels(field, FILES[field], max_pixels=63)
+    with pytest.raises(ImageTooLarge):
+        check_structure(field, FILES[field], max_pixels=62)
+
+
+@given(place=st.integers(0, 10_000), byte=st.integers(1, 255), field=st.sampled_from(["png", "jpg"]))
+def test_a_changed_byte_never_makes_another_error(place, byte, field):
+    """A PNG's is always found; a JPEG's in its pixels is not, and needs a digest."""
+    data = bytearray(FILES[field])
+    data[place % len(data)] ^= byte
+    try:
+        check_structure(field, data)
+    except DecodeError:
+        return
+    assert field == "jpg"
+
+
+def test_json_is_checked_as_it_is_decoded():
+    for data in (b"{}", b'{"a": NaN}', b"\xef\xbb\xbf[]", b"1" * 30):
+        check_json("json", data)
+    for data in (b"", b"{", b"\xff", b"[" * 200_000):
+        with pytest.raises(DecodeError, match=r"^meta\.json: "):
+            check_json("meta.json", data)
+
+
+# Headers.
+
+HEADER_FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "gif": "GIF", "bmp": "BMP", "tiff": "TIFF"}
+
+
+def header_of(data: bytes):
+    return read_header(lambda size: data[:size])
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_header_says_what_pillow_says(name):
+    header = header_of(IMAGES[name])
+    with Image.open(io.BytesIO(IMAGES[name])) as image:
+        assert (header.width, header.height) == image.size
+        assert header.mode == image.mode
+    assert header.format == HEADER_FORMATS.get(name.split()[0], "PPM")
+
+
+def test_16_bits_of_a_png_are_told(tmp_path):
+    stream = io.BytesIO()
+    Image.new("I;16", (3, 2)).save(stream, "PNG")
+    assert header_of(stream.getvalue())[1:] == (3, 2, "L;16")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 2000, 2047, 2048, 64_000, 65_536, 400_000])
+def test_a_header_behind_a_cameras_notes_is_found_in_few_reads(num_bytes):
+    """Also where a segment ends at the edge of a read."""
+    data = IMAGES["jpeg"]
+    notes = b"".join(
+        b"\xff\xe1" + (len(part) + 2).to_bytes(2, "big") + part
+        for part in (bytes(min(65_000, num_bytes - at)) for at in range(0, num_bytes, 65_000))
+    )
+    whole = data[:2] + notes + data[2:]
+    asked = []
+
+    def head(size):
+        asked.append(size)
+        return whole[:size]
+
+    assert read_header(head) == header_of(data)
+    assert len(asked) == 1 + (num_bytes >= 2000) + (num_bytes > 65_000)
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if "tiff" not in name])
+def test_a_cut_header_is_an_error_and_a_cut_body_is_not(name):
+    whole = header_of(IMAGES[name])
+    seen = set()
+    for stop in range(min(len(IMAGES[name]), 700)):
+        try:
+            header = header_of(IMAGES[name][:stop])
+        except DecodeError:
+            header = None
+        seen.add(header)
+    assert seen <= {None, whole}
+    assert None in seen
+
+
+@given(st.sampled_from(sorted(IMAGES)), st.data())
+def test_damaged_headers_raise_nothing_but_decode_errors(name, data):
+    damaged = bytearray(IMAGES[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, min(len(damaged), 60) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        header = header_of(bytes(damaged))
+    except DecodeError:
+        return
+    assert header.width > 0
+    assert header.height > 0
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff", b"\xff\xd8", b"GIF89a", b"no image", IMAGES["gif"][:6] + bytes(30)])
+def test_what_is_no_image_is_an_error(data):
+    with pytest.raises(DecodeError):
+        header_of(data)
+
+
+def test_extraneous_bytes_before_the_frame_are_an_error_and_behind_it_are_not():
+    data = IMAGES["jpeg"]
+    assert header_of(EXTRANEOUS["before the end"]) == header_of(data)
+    with pytest.raises(DecodeError, match="no marker"):
+        header_of(data[:2] + b"\1" + data[2:])
+    with pytest.raises(DecodeError, match="before any frame"):
+        header_of(data[:2] + b"\xff\xd9" + data[2:])

@@ -1,0 +1,378 @@
+"""Decoding images: webdataset's values, limits before pixels, and an error for every damaged file."""
+
+from __future__ import annotations
+
+import io
+import struct
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
+from PIL import Image, ImageFile
+from webdataset.autodecode import ImageHandler, imagespecs
+
+from wdskit.codecs.checks import check_image
+from wdskit.codecs.edit.recode import decode_original, open_original
+from wdskit.codecs.formats import IMAGE_FIELDS, is_image_field
+from wdskit.codecs.images import IMAGE_SPECS, decode_image, make_thumbnail
+from wdskit.errors import DecodeError, ImageTooLarge
+
+LIMIT = 10**6
+
+
+def test_specs_are_webdatasets():
+    assert set(IMAGE_SPECS) == set(imagespecs)
+    for name, (kind, number, mode) in imagespecs.items():
+        assert IMAGE_SPECS[name] == (kind, number == "float", mode.upper())
+
+
+@pytest.mark.parametrize("spec", sorted(IMAGE_SPECS))
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_values_are_webdatasets(name, spec):
+    """Kind, dtype, shape and every value of all specs and formats."""
+    expected = ImageHandler(spec)("x.png", FILES[name])
+    result = decode_image(FILES[name], spec, max_pixels=LIMIT)
+    if isinstance(expected, Image.Image):
+        assert (result.mode, result.size) == (expected.mode, expected.size)
+        assert np.array_equal(np.asarray(result), np.asarray(expected))
+    else:
+        assert type(result) is type(expected)
+        assert result.dtype == expected.dtype
+        assert tuple(result.shape) == tuple(expected.shape)
+        assert np.array_equal(np.asarray(result), np.asarray(expected))
+
+
+@pytest.mark.parametrize("spec", sorted(spec for spec in IMAGE_SPECS if IMAGE_SPECS[spec].kind != "pil"))
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_results_are_contiguous_writable_and_owned(name, spec):
+    first = decode_image(FILES[name], spec, max_pixels=LIMIT)
+    second = decode_image(FILES[name], spec, max_pixels=LIMIT)
+    if isinstance(first, torch.Tensor):
+        assert first.is_contiguous()
+        assert first.dtype in {torch.uint8, torch.float32}
+    else:
+        assert first.flags.c_contiguous
+        assert first.flags.writeable
+    kept = np.asarray(second).copy()
+    first[:] = 7
+    assert np.array_equal(second, kept)
+
+
+@pytest.mark.parametrize("error", [SystemError, MemoryError, RecursionError, KeyboardInterrupt])
+def test_what_befalls_the_process_is_no_damage_of_an_image(monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    users = [
+        lambda data: decode_image(data, "rgb8", max_pixels=LIMIT),
+        lambda data: decode_original(open_original(data, max_pixels=LIMIT), step=1, max_pixels=LIMIT),
+        lambda data: check_image(data, max_pixels=LIMIT),
+        lambda data: make_thumbnail(data, side=4, max_pixels=LIMIT),
+    ]
+    for name in ("load", "verify", "convert", "__init__"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Image.Image if name == "convert" else ImageFile.ImageFile, name, fail)
+            reached = 0
+            for use in users:
+                for kind in ("bmp", "jpeg"):
+                    try:
+                        use(FILES[kind])
+                    except error:
+                        reached += 1
+            assert reached
+
+
+@pytest.mark.parametrize("view", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("name", ["jpeg", "jpeg cmyk", "png", "webp"])
+def test_any_buffer_is_accepted(name, view):
+    assert np.array_equal(
+        decode_image(view(FILES[name]), "rgb8", max_pixels=LIMIT), decode_image(FILES[name], "rgb8", max_pixels=LIMIT)
+    )
+
+
+def test_grey_alpha_drops_or_keeps_its_alpha():
+    data = FILES["png grey alpha"]
+    source = pixels(5, 7, 2)
+    assert np.array_equal(decode_image(data, "l8", max_pixels=LIMIT), source[..., 0])
+    rgba = decode_image(data, "rgba8", max_pixels=LIMIT)
+    assert np.array_equal(rgba[..., 3], source[..., 1])
+    assert np.array_equal(rgba[..., 0], source[..., 0])
+
+
+def test_one_bit_becomes_0_and_255():
+    assert np.array_equal(decode_image(FILES["png one bit"], "l8", max_pixels=LIMIT), (pixels(5, 7) > 100) * 255)
+
+
+def test_alpha_of_opaque_images_is_255_and_1():
+    for name in ("jpeg", "jpeg grey", "jpeg cmyk", "png", "bmp"):
+        assert (decode_image(FILES[name], "rgba8", max_pixels=LIMIT)[..., 3] == 255).all()
+        rgba = decode_image(FILES[name], "rgba", max_pixels=LIMIT)
+        assert rgba.dtype == np.float32
+        assert (rgba[..., 3] == 1).all()
+
+
+def test_palette_with_a_table_of_transparency_gives_alpha_and_no_warning():
+    """Pillow warns when such an image loses its alpha; a training log shall not fill with that."""
+    data = encoded(palette_image(), "PNG", transparency=bytes([0, 128, 200, 255]))
+    rgba = decode_image(data, "rgba8", max_pixels=LIMIT)
+    assert rgba[0, :, 3].tolist() == [0, 128, 200, 255]
+    assert np.array_equal(decode_image(data, "rgb8", max_pixels=LIMIT), rgba[..., :3])
+    assert decode_image(data, "pil", max_pixels=LIMIT).mode == "RGB"
+
+
+DEEP = np.array([[0, 255, 256, 1000], [32768, 40000, 65279, 65535]], dtype=np.uint16)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(Image.fromarray(DEEP), "PNG"),
+        encoded(Image.fromarray(DEEP), "TIFF"),
+        b"P5\n4 2\n65535\n" + DEEP.astype(">u2").tobytes(),
+    ],
+    ids=["png", "tiff", "pgm"],
+)
+def test_16_bit_grey_is_scaled_not_clipped(data):
+    """Pillow's convert, and so webdataset, makes everything above 255 white."""
+    assert np.array_equal(decode_image(data, "l8", max_pixels=LIMIT), DEEP >> 8)
+    rgb = decode_image(data, "rgb", max_pixels=LIMIT)
+    assert np.array_equal(rgb[..., 1], (DEEP >> 8).astype(np.float32) / np.float32(255))
+    assert np.array_equal(np.asarray(decode_image(data, "pill", max_pixels=LIMIT)), DEEP >> 8)
+
+
+def test_16_bit_colour_and_grey_agree():
+    colour = b"P6\n4 2\n65535\n" + np.repeat(DEEP[..., None], 3, axis=2).astype(">u2").tobytes()
+    grey = b"P5\n4 2\n65535\n" + DEEP.astype(">u2").tobytes()
+    difference = decode_image(colour, "rgb8", max_pixels=LIMIT).astype(int) - decode_image(
+        grey, "rgb8", max_pixels=LIMIT
+    )
+    assert np.abs(difference).max() <= 1  # Pillow rounds PPM, and takes the upper byte of PNG
+
+
+def test_pil_images_keep_exif_and_profile():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for fmt in ("JPEG", "PNG", "WEBP"):
+        data = encoded(photo(), fmt, exif=exif, icc_profile=b"profile")
+        image = decode_image(data, "pil", max_pixels=LIMIT)
+        assert image.getexif()[0x0112] == 6
+        assert image.info["icc_profile"] == b"profile"
+        assert image.size == (34, 21), "orientation is not applied"
+
+
+@pytest.mark.parametrize("name", sorted(EXTRANEOUS))
+def test_jpeg_with_extraneous_bytes_goes_through_pillow(name):
+    """Of these simplejpeg says no, Pillow and every viewer yes."""
+    with pytest.raises(ValueError, match="extraneous bytes"):
+        simplejpeg.decode_jpeg(EXTRANEOUS[name])
+    result = decode_image(EXTRANEOUS[name], "rgb8", max_pixels=LIMIT)
+    assert np.array_equal(result, decode_image(FILES["jpeg"], "rgb8", max_pixels=LIMIT))
+
+
+# --- limits
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def claims(width, height):
+    """Headers alone that promise width x height pixels."""
+    jpeg = FILES["jpeg"]
+    frame = jpeg.index(b"\xff\xc0")
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = chunk(b"IHDR", header) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    vp8x = (width - 1 & 0xFFFFFF).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    vp8l = (width - 1 & 0x3FFF | (height - 1) << 14).to_bytes(4, "little")
+    return {
+        "jpeg": jpeg[: frame + 5] + struct.pack(">HH", height, width) + jpeg[frame + 9 :],
+        "png": b"\x89PNG\r\n\x1a\n" + chunks,
+        "webp vp8x": b"RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\0\0\0\0" + vp8x,
+        "webp vp8l": b"RIFF\x16\0\0\0WEBPVP8L\x0a\0\0\0\x2f" + vp8l + b"\0" * 5,
+        "webp vp8": b"RIFF\x16\0\0\0WEBPVP8 \x0a\0\0\0\0\0\0\x9d\x01\x2a" + struct.pack("<HH", width, height),
+        "gif": b"GIF89a"
+        + struct.pack("<HHBBB", width, height, 0, 0, 0)
+        + b","
+        + struct.pack("<HHHHB", 0, 0, width, height, 0)
+        + b"\x02\x00;",
+        "bmp": b"BM"
+        + struct.pack("<IHHI", 54, 0, 0, 54)
+        + struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, *[0] * 6),
+        "ppm": b"P6\n%d %d\n255\n" % (width, height),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(claims(1, 1)))
+def test_header_beyond_the_limit_is_refused_without_decoding(name):
+    data = claims(12000, 11000)[name]
+    with pytest.raises(ImageTooLarge, match="12000 x 11000 = 132000000 pixels, more than max_pixels 1000000"):
+        decode_image(data, "rgb8", max_pixels=LIMIT)
+
+
+@pytest.mark.parametrize("name", sorted(claims(1, 1)))
+def test_the_limit_itself_is_allowed(name):
+    """One pixel less than promised refuses, as many do not: what is left to complain of is the missing data."""
+    data = claims(100, 50)[name]
+    with pytest.raises(ImageTooLarge):
+        decode_image(data, "rgb8", max_pixels=4999)
+    with pytest.raises(DecodeError) as caught:
+        decode_image(data, "rgb8", max_pixels=5000)
+    assert not isinstance(caught.value, ImageTooLarge)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_every_format_obeys_the_limit_exactly(name):
+    shape = decode_image(FILES[name], "l8", max_pixels=LIMIT).shape
+    assert decode_image(FILES[name], "l8", max_pixels=shape[0] * shape[1]).shape == shape
+    if shape != (1, 1):
+        with pytest.raises(ImageTooLarge):
+            decode_image(FILES[name], "l8", max_pixels=shape[0] * shape[1] - 1)
+
+
+@pytest.mark.parametrize("name", ["png", "gif", "bmp", "ppm"])
+def test_pillows_warning_never_surfaces_below_our_limit(name):
+    """95 megapixels are above Pillow's default and below ours. A warning would be an error here, the chained cause."""
+    with pytest.raises(DecodeError) as caught:
+        decode_image(claims(10000, 9500)[name], "rgb8", max_pixels=10**8)
+    assert not isinstance(caught.value, ImageTooLarge)
+    assert not isinstance(caught.value.__cause__, Warning)
+
+
+def test_a_bomb_is_refused_in_little_memory():
+    """24 kB of PNG that would become 483 MB: a process that may only grow by 100 MB refuses it."""
+    code = """
+import io, resource, sys, zlib, struct
+from wdskit.codecs.images import decode_image
+from wdskit.errors import ImageTooLarge
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+side = 12700
+packer = zlib.compressobj(9)
+body = b"".join(packer.compress(bytes(side // 8 + 1)) for _ in range(side)) + packer.flush()
+header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+bomb = b"\\x89PNG\\r\\n\\x1a\\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    decode_image(bomb, "rgb8", max_pixels=100_000_000)
+except ImageTooLarge:
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    sys.exit(0 if grown < 100_000 and len(bomb) < 100_000 else f"grew by {grown} kB, bomb of {len(bomb)}")
+sys.exit("no error")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("spec", ["rgb8", "l8", "pil"])
+@pytest.mark.parametrize("name", ["jpeg", "jpeg progressive", "jpeg grey", "jpeg cmyk", "png", "png palette"])
+def test_no_prefix_of_a_jpeg_or_png_decodes(name, spec):
+    """Cut at every byte, the last among them."""
+    data = FILES[name]
+    for cut in range(len(data)):
+        with pytest.raises(DecodeError) as caught:
+            decode_image(data[:cut], spec, max_pixels=LIMIT)
+        assert str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_file_cut_in_half_is_an_error(name):
+    with pytest.raises(DecodeError):
+        decode_image(FILES[name][: len(FILES[name]) // 2], "rgb8", max_pixels=LIMIT)
+
+
+def test_a_scan_that_ends_early_is_an_error_even_with_an_end_mark():
+    """Pillow would paint the rest grey."""
+    data = FILES["jpeg 4:4:4"]
+    cut = data[: len(data) - 200] + b"\xff\xd9"
+    for spec in ("rgb8", "l8", "rgba8", "torchrgb", "pil"):
+        with pytest.raises(DecodeError, match=r"not one complete JPEG image"):
+            decode_image(cut, spec, max_pixels=LIMIT)
+    Image.open(io.BytesIO(cut)).load()
+
+
+def test_jpegs_are_strict_even_where_pillow_was_told_to_be_lenient(monkeypatch):
+    """LOAD_TRUNCATED_IMAGES is a common line in training scripts."""
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(DecodeError):
+        decode_image(FILES["jpeg"][:-40], "rgb8", max_pixels=LIMIT)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+@settings(max_examples=60)
+@given(data=st.data())
+def test_damage_is_a_decode_error_or_an_image(name, data):
+    """Whatever bytes change, nothing but DecodeError comes out, and no image beyond the limit."""
+    damaged = bytearray(FILES[name])
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        result = decode_image(bytes(damaged), "rgb8", max_pixels=5000)
+    except DecodeError:
+        return
+    except UserWarning:
+        pytest.fail("a warning of Pillow's surfaced")
+    assert result.dtype == np.uint8
+    assert result.shape[0] * result.shape[1] <= 5000
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_a_decode_error(noise):
+    with pytest.raises(DecodeError):
+        decode_image(noise, "rgb8", max_pixels=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+        b"\xd7\xcd\xc6\x9a" + bytes(40),
+        b"RIFF0000WAVE" + bytes(30),
+    ],
+    ids=["empty", "one byte", "eps", "wmf", "wav"],
+)
+def test_what_is_no_image_of_ours_is_refused(data):
+    """EPS would start Ghostscript."""
+    with pytest.raises(DecodeError, match=r"not an image of a known format|no WebP image"):
+        decode_image(data, "rgb8", max_pixels=LIMIT)
+
+
+def test_errors_chain_what_pillow_raised():
+    with pytest.raises(DecodeError) as caught:
+        decode_image(FILES["gif"][:20], "rgb8", max_pixels=LIMIT)
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("fmt", ["PNG", "PPM"])
+def test_no_pixels_is_an_error(fmt):
+    data = claims(0, 5)[fmt.lower()]
+    with pytest.raises(DecodeError):
+        decode_image(data, "rgb8", max_pixels=LIMIT)
+
+
+# --- names
+
+
+@pytest.mark.parametrize("field", ["jpg", "JPG", "left.jpeg", "seg.PNG", "webp", "tif", "pnm"])
+def test_image_fields_are_known_by_their_last_component(field):
+    assert is_image_field(field)
+
+
+@pytest.mark.parametrize("field", ["", "json", "jpg.txt", "eps", "ps", "wmf", "emf", "mpg", "h5", "pkl", "jpgx"])
+def test_other_fields_are_no_images(field):
+    assert not is_image_field(field)
+
+
+def test_image_fields_are_webdatasets_too():
+    """Else data would decode with us that stays bytes there."""
+    assert all(ImageHandler("rgb8")(f"x.{field}", FILES["png"]) is not None for field in IMAGE_FIELDS)

@@ -1,0 +1,175 @@
+"""Checking that a file is one whole image, without decoding it."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from wdskit.codecs import structure
+from wdskit.codecs.checks import check_image
+from wdskit.errors import DecodeError, ImageTooLarge
+
+
+def encoded(fmt, mode="RGB", *, size=(9, 7), **options):
+    shape = (size[1], size[0]) if mode == "L" else (size[1], size[0], len(mode))
+    array = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(array).save(stream, fmt, **options)
+    return stream.getvalue()
+
+
+def with_preview(jpeg):
+    """A JPEG whose APP1 holds a whole JPEG, as cameras write them."""
+    inner = b"Exif\0\0" + encoded("JPEG", size=(2, 2))
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(inner) + 2) + inner + jpeg[2:]
+
+
+JPEGS = {
+    "baseline": encoded("JPEG"),
+    "grey": encoded("JPEG", "L"),
+    "progressive": encoded("JPEG", progressive=True, size=(20, 20)),
+    "restart marks": encoded("JPEG", restart_marker_blocks=1, size=(33, 33)),
+    "preview inside": with_preview(encoded("JPEG")),
+    "padded marker": encoded("JPEG").replace(b"\xff\xda", b"\xff\xff\xff\xda", 1),
+}
+PNGS = {
+    "rgb": encoded("PNG"),
+    "grey": encoded("PNG", "L"),
+    "alpha": encoded("PNG", "RGBA"),
+    "one pixel": encoded("PNG", size=(1, 1)),
+}
+OTHERS = {fmt: encoded(fmt) for fmt in ("WEBP", "GIF", "BMP", "TIFF", "PPM")}
+ALL = {**JPEGS, **PNGS, **OTHERS}
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_whole_files_pass(name):
+    check_image(ALL[name])
+    check_image(bytearray(ALL[name]))
+    check_image(memoryview(ALL[name]))
+
+
+@pytest.mark.parametrize("name", sorted(JPEGS | PNGS))
+def test_no_prefix_of_a_jpeg_or_png_passes(name):
+    """Cut at every byte, the first and the last among them."""
+    data = ALL[name]
+    for cut in range(len(data)):
+        with pytest.raises(DecodeError):
+            check_image(data[:cut])
+
+
+@settings(max_examples=100)
+@given(
+    width=st.integers(1, 40),
+    height=st.integers(1, 40),
+    kind=st.sampled_from(["JPEG", "PNG"]),
+    mode=st.sampled_from(["L", "RGB"]),
+    cut=st.floats(0, 1, exclude_max=True),
+)
+def test_no_prefix_of_any_jpeg_or_png_passes(width, height, kind, mode, cut):
+    data = encoded(kind, mode, size=(width, height))
+    check_image(data)
+    with pytest.raises(DecodeError):
+        check_image(data[: int(len(data) * cut)])
+
+
+def test_no_prefix_of_a_webp_passes():
+    for cut in range(len(OTHERS["WEBP"])):
+        with pytest.raises(DecodeError):
+            check_image(OTHERS["WEBP"][:cut])
+
+
+@pytest.mark.parametrize("name", sorted(JPEGS | PNGS))
+def test_bytes_after_the_end_are_accepted(name):
+    check_image(ALL[name] + b"appended \xff\xd8 by a phone")
+
+
+@pytest.mark.parametrize("name", sorted(PNGS))
+def test_any_changed_byte_of_a_png_is_found(name):
+    for place in range(len(PNGS[name])):
+        damaged = bytearray(PNGS[name])
+        damaged[place] ^= 0x10
+        with pytest.raises(DecodeError):
+            check_image(bytes(damaged))
+
+
+@pytest.mark.parametrize("name", sorted(ALL))
+def test_the_limit_is_exact(name):
+    with Image.open(io.BytesIO(ALL[name])) as image:
+        num_pixels = image.width * image.height
+    check_image(ALL[name], max_pixels=num_pixels)
+    with pytest.raises(ImageTooLarge, match=f"= {num_pixels} pixels, more than max_pixels {num_pixels - 1}"):
+        check_image(ALL[name], max_pixels=num_pixels - 1)
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+HEADER = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0))
+START, DATA, END = b"\x89PNG\r\n\x1a\n", chunk(b"IDAT", zlib.compress(b"\0\0")), chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (START + HEADER + END, r"PNG, byte 33: the end chunk comes before any pixel data"),
+        (START + DATA + END, r"PNG, byte 8: b'IDAT' of \d+ bytes where IHDR of 13 bytes belongs"),
+        (START + HEADER + HEADER + DATA + END, r"PNG, byte 33: b'IHDR' of 13 bytes where no IHDR belongs"),
+        (START + HEADER + DATA[:-1] + b"?" + END, r"PNG, byte 33: the checksum of chunk b'IDAT' does not match"),
+        (START + HEADER + DATA, r"PNG, byte \d+: the file stops at byte \d+, before its end chunk"),
+        (b"\xff\xd8\xff\xd9", r"JPEG, byte 2: the end mark comes before any pixel data"),
+        (b"\xff\xd8\xff\xda\0\x04ab", r"JPEG, byte 2: pixel data before any frame header"),
+        (b"\xff\xd8\xff\xe0\0\x01ab", r"JPEG, byte 2: segment E0 states a length of 1"),
+        (b"\xff\xd8\xff\xe0\xff\xffab", r"JPEG, byte 2: the file stops at byte 8, inside segment E0"),
+        (b"\xff\xd8\xff\xc0\0\x04abcdefgh", r"JPEG, byte 2: a frame header of 4 bytes"),
+        (b"\xff\xd8\xff\xd8", r"JPEG, byte 2: another image starts"),
+        (b"\xff\xd8" + bytes(9), r"JPEG, byte 11: the file stops before its end mark"),
+        (b"", r"not an image of a known format"),
+        (b"<html>not found</html>", r"not an image of a known format; it starts with b'<html>no' \(22 bytes in all\)"),
+    ],
+)
+def test_errors_say_what_and_at_which_byte(data, message):
+    with pytest.raises(DecodeError, match=message):
+        check_image(data)
+
+
+def test_the_next_marker_is_found_wherever_it_stands():
+    """At every place around the edges of the pieces that are searched, and none where there is none."""
+    near, far = structure._NEAR_BYTES, structure._FAR_BYTES
+    for at in (0, 3):
+        for edge in (0, near, near + far, near + 2 * far):
+            for place in range(max(0, at + edge - 3), at + edge + 4):
+                data = bytearray(at + near + 2 * far + 9)
+                data[at::7] = b"\xff" * len(data[at::7])  # FF 00, which is no marker
+                data[place : place + 2] = b"\xff\xe0"
+                if place + 2 < len(data):
+                    data[place + 2] = 0
+                found = structure._MARKER.search(data, at)
+                assert structure._find_marker(memoryview(data), at) == (found and found.start())
+    assert structure._find_marker(memoryview(b"\xff\x00" * 99_999 + b"\xff"), 0) is None
+
+
+@given(st.data(), st.integers(0, 9))
+def test_the_next_marker_is_the_one_that_a_regular_expression_finds(data, at):
+    codes = st.sampled_from([0x00, 0xFF, 0xD0, 0xD9, 0x01, 0x7F])
+    noise = bytes(data.draw(st.lists(codes, max_size=40)))
+    pad = data.draw(st.sampled_from([0, 500, 512, 66_000]))
+    whole = bytes(pad) + noise
+    found = structure._MARKER.search(whole, at)
+    assert structure._find_marker(memoryview(whole), at) == (found and found.start())
+
+
+@given(
+    st.binary(max_size=300), st.sampled_from([b"", b"\xff\xd8", START, START + HEADER, b"RIFF", b"GIF89a", b"II*\0"])
+)
+def test_noise_is_a_decode_error(noise, start):
+    with pytest.raises(DecodeError):
+        check_image(start + noise)

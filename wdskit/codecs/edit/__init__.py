@@ -1,0 +1,1 @@
+"""An image file into another: turned, resized, encoded anew."""

@@ -1,0 +1,278 @@
+"""One image file into another: turned, resized, encoded anew; or left as it is where nothing has to change.
+
+`decode_image` gives a training loop what it asked for; here nothing is dropped silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import ImageCms
+from PIL.ImageFile import ImageFile
+
+from wdskit.codecs.edit import exif
+from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encode_image
+from wdskit.codecs.edit.resize import (
+    Fit,
+    Pixels,
+    ResizeMode,
+    Size,
+    choose_step,
+    fill_value,
+    fit,
+    pad,
+    resize_part,
+    turn,
+)
+from wdskit.codecs.images import PillowImage, decode_image, open_pillow, pillow_error
+from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
+from wdskit.codecs.structure import check_pixels, png_bits, png_chunks
+from wdskit.errors import PROCESS_ERRORS, DecodeError
+
+_ALPHA = (2, 4)  # channels
+_GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
+_PLAIN = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
+_PLAIN |= {"RGBX": "RGB", "RGBa": "RGBA", "YCbCr": "RGB"}
+_SPACES = {"L": b"GRAY", "LA": b"GRAY", "RGB": b"RGB ", "RGBA": b"RGB ", "CMYK": b"CMYK"}
+_BITS_PER_SAMPLE = 258  # the tag of TIFF
+
+
+class Original(NamedTuple):
+    """An image file whose header was read.
+
+    Attributes:
+        data: The file.
+        image: Pillow's view of it, not loaded.
+        format: Pillow's name: JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM.
+        exif: Its EXIF block, empty without one. Those of a TIFF are its own tags, and not taken for one.
+        orientation: 1 to 8. Always 1 for a TIFF, which Pillow turns while it decodes.
+        icc: Its colour profile, empty without one.
+    """
+
+    data: bytes
+    image: ImageFile
+    format: str
+    exif: bytes
+    orientation: int
+    icc: bytes
+
+    @property
+    def is_animated(self) -> bool:
+        """Whether it holds several images."""
+        return getattr(self.image, "n_frames", 1) > 1
+
+    @property
+    def has_deep_colour(self) -> bool:
+        """Whether it has more than 8 bits a channel that Pillow does not give: it does so for grey alone."""
+        if self.image.mode not in _PLAIN:
+            return False
+        if self.format == "PNG":
+            return png_bits(self.data) > 8
+        if self.format == "TIFF":
+            tags: Any = self.image.tag_v2  # type: ignore[attr-defined]
+            return bool(max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8)
+        arguments = self.image.tile[0].args if self.format == "PPM" and self.image.tile else None
+        return isinstance(arguments, tuple) and isinstance(arguments[-1], int) and arguments[-1] > 255
+
+
+def open_original(data: bytes, *, max_pixels: int) -> Original:
+    """Read the header of an image file; no pixel is decoded.
+
+    Raises:
+        ImageTooLarge: The header promises more than `max_pixels`.
+        DecodeError: The format is unknown, or the header damaged.
+    """
+    image = open_pillow(data, max_pixels=max_pixels)
+    if image.format == "PNG":  # Pillow sees chunks before the pixels only
+        block = next((data[at + 8 : end - 4] for at, kind, end in png_chunks(data) if kind == b"eXIf"), b"")
+    else:
+        block = image.info.get("exif", b"")
+    block = b"" if image.format == "TIFF" else block.removeprefix(exif.PREFIX)
+    icc = image.info.get("icc_profile") or b""
+    return Original(data, image, image.format or "", block, exif.orientation_of(block), icc)
+
+
+def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[Pixels, bytes, int]:
+    """Decode to grey, RGB, or one of them with alpha.
+
+    CMYK becomes RGB: sRGB by its colour profile, else by Pillow's plain formula. A palette becomes RGB, one bit grey.
+
+    Args:
+        original: The file.
+        step: Of a JPEG, decode it at 1/step of its size where that can be done, as `jpeg.decode_jpeg` does.
+        max_pixels: For a decoder that looks at the header again.
+
+    Returns:
+        The pixels, owned by the caller; the colour profile that they have, empty for none; and the step that was taken.
+
+    Raises:
+        DecodeError: The file is damaged, or its pixels have no such form.
+    """
+    mode = original.image.mode
+    if original.format == "JPEG" and mode in {"L", "RGB"}:
+        size = jpeg_size(original.data, max_pixels=max_pixels)
+        pixels: Any = decode_jpeg(original.data, size, step) if size else None
+        if pixels is None:
+            step, pixels = 1, decode_image(original.data, "rgb8", max_pixels=max_pixels)  # tells damage
+        return (np.ascontiguousarray(pixels[..., 0]) if mode == "L" else pixels), original.icc, step
+    image = original.image
+    try:
+        image.load()
+    except PROCESS_ERRORS:
+        raise
+    except Exception as err:
+        raise pillow_error(original.format, err) from err
+    if image.mode in _GREY_16 or (image.mode == "I" and original.format in {"PNG", "PPM"}):
+        if "transparency" in image.info:
+            raise DecodeError("16 bits of grey with a transparent one are not supported")
+        return np.array(image).astype(np.uint16), original.icc, 1
+    if image.mode == "CMYK":
+        return (*_to_rgb(image, original.icc), 1)
+    if image.mode not in _PLAIN:
+        raise DecodeError(f"pixels of Pillow's mode {image.mode} have no form in 8 bits")
+    target = _PLAIN[image.mode]
+    if image.has_transparency_data:
+        target = "LA" if target in {"L", "LA"} else "RGBA"
+    return np.array(image.convert(target)), original.icc, 1
+
+
+def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
+    """RGB of grey, with alpha where there is one, and the colour profile that it has then.
+
+    Raises:
+        DecodeError: The colour profile is damaged.
+    """
+    from PIL import Image
+
+    if pixels.ndim == 2:
+        return _to_rgb(Image.fromarray(pixels), icc)
+    colours, icc = _to_rgb(Image.fromarray(np.ascontiguousarray(pixels[..., 0])), icc)
+    return np.concatenate([colours, pixels[..., 1:]], axis=2), icc
+
+
+def _to_rgb(image: PillowImage, icc: bytes) -> tuple[Pixels, bytes]:
+    """RGB of grey or CMYK: sRGB, which needs no profile, where the file has a profile of its colours."""
+    if not icc:
+        return np.array(image.convert("RGB")), b""
+    space = icc[16:20]  # ICC.1:2022, 7.2
+    if space == _SPACES["RGB"] and image.mode == "L":
+        return np.array(image.convert("RGB")), icc  # grey that was saved with a profile of RGB
+    if space != _SPACES[image.mode]:
+        raise DecodeError(f"its colour profile is of {space!r}, its pixels are {image.mode}")
+    try:
+        converted = ImageCms.profileToProfile(
+            image, ImageCms.ImageCmsProfile(io.BytesIO(icc)), ImageCms.createProfile("sRGB"), outputMode="RGB"
+        )
+    except (ImageCms.PyCMSError, OSError, ValueError) as err:
+        raise DecodeError(f"its colour profile cannot be used: {err}") from err
+    assert converted is not None
+    return np.array(converted), b""
+
+
+@dataclass(frozen=True)
+class Recoding:
+    """What is done to each image.
+
+    Attributes:
+        size: What it is resized to; None keeps its pixels.
+        mode: How, see `resize.fit`.
+        upscale: Whether smaller images are made larger.
+        format: What it is written as; None keeps the format of each.
+        quality: 1 to 100, of JPEG and WebP, where an image is encoded.
+        orient: Whether the EXIF orientation is applied to the pixels. Otherwise it is kept as it is.
+        background: Colour behind transparent images where the format has no alpha, and around padded ones; None refuses
+            the first, and is black for the second.
+        max_pixels: Most pixels of an image, before and after.
+    """
+
+    size: int | None = None
+    mode: ResizeMode = "shorter"
+    upscale: bool = False
+    format: ImageFormat | None = None
+    quality: int = DEFAULT_QUALITY
+    orient: bool = False
+    background: tuple[int, int, int] | None = None
+    max_pixels: int = 1 << 62
+
+    def apply(self, data: bytes) -> tuple[bytes, str]:
+        """The image as wanted, and its format by Pillow's name.
+
+        An image that has the wanted format, size and orientation is returned as it is. Of others the EXIF block and
+        the colour profile are kept; XMP, IPTC, comments and texts are not.
+
+        Raises:
+            DecodeError: It cannot be made; the message begins with the stage: "decode", "convert", "resize", "encode".
+        """
+        with _stage("decode"):
+            original = open_original(data, max_pixels=self.max_pixels)
+        to = self._fit(original)
+        turned = self.orient and original.orientation > 1
+        is_right = self.format is None or FORMATS.get(original.format) == self.format
+        if is_right and not turned and to.canvas == original.image.size and to.size == to.part:
+            return data, original.format
+        fmt = self._format(original)
+        block = exif.without_orientation(original.exif) if self.orient else original.exif
+        pixels, icc = self._pixels(original, fmt, to)
+        pixels = turn(pixels, original.orientation) if turned else pixels
+        with _stage("encode"):
+            encoded = encode_image(pixels, fmt, quality=self.quality, exif=block, icc=icc)
+        return encoded, next(name for name, known in FORMATS.items() if known == fmt)
+
+    def _fit(self, original: Original) -> Fit:
+        width, height = original.image.size
+        if self.size is None:
+            return Fit(0, 0, Size(width, height), Size(width, height), Size(width, height))
+        to = fit(width, height, self.size, self.mode, upscale=self.upscale)
+        with _stage("resize"):
+            check_pixels(*to.canvas, max_pixels=self.max_pixels)
+        return to
+
+    def _format(self, original: Original) -> ImageFormat:
+        """What an image that has to be encoded is written as."""
+        if original.is_animated:
+            raise DecodeError(f"decode: it is animated ({original.format}); one image is expected")
+        fmt = self.format or FORMATS.get(original.format)
+        if fmt is None:
+            raise DecodeError(f"encode: a {original.format} is not written. Say what it becomes with --format")
+        return fmt
+
+    def _pixels(self, original: Original, fmt: ImageFormat, to: Fit) -> tuple[Pixels, bytes]:
+        """The pixels as the format holds them, resized, and their colour profile."""
+        if fmt == "png" and original.has_deep_colour:
+            raise DecodeError("convert: more than 8 bits a channel of colour are not kept. Write jpg or webp: --format")
+        with _stage("decode"):
+            pixels, icc, step = decode_original(original, step=choose_step(to), max_pixels=self.max_pixels)
+        with _stage("convert"):
+            if pixels.dtype == np.uint16 and fmt != "png":
+                pixels = (pixels >> 8).astype(np.uint8)
+            if fmt == "jpg" and pixels.ndim == 3 and pixels.shape[2] in _ALPHA:
+                pixels = self._without_alpha(pixels)
+            if fmt == "webp" and (pixels.ndim == 2 or pixels.shape[2] == 2):
+                pixels, icc = to_rgb(pixels, icc)
+        pixels = resize_part(pixels, to, step)
+        return pad(pixels, to.canvas, self.background), icc
+
+    def _without_alpha(self, pixels: Pixels) -> Pixels:
+        """Grey or RGB, composed on the background where any pixel is transparent."""
+        alpha = pixels[..., -1:].astype(np.uint32)
+        colours = pixels[..., :-1]
+        if alpha.min() < 255:
+            if self.background is None:
+                raise DecodeError("it is transparent, which a jpg cannot be. Name a colour behind it: --background")
+            behind = fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
+            colours = ((colours * alpha + behind * (255 - alpha) + 127) // 255).astype(np.uint8)
+        return np.ascontiguousarray(colours[..., 0] if colours.shape[2] == 1 else colours)
+
+
+@contextlib.contextmanager
+def _stage(name: str) -> Iterator[None]:
+    """Errors begin with the stage that they come from."""
+    try:
+        yield
+    except DecodeError as err:
+        raise type(err)(f"{name}: {err}") from err

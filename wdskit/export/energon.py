@@ -1,0 +1,121 @@
+"""Megatron-Energon's `.nv-meta`: counts, splits, and what the samples are.
+
+`.info.json` and the `.idx` beside each shard are facts. `split.yaml` and `dataset.yaml` are also where a user says what
+to train on, so what stands there already is left, unless it is what wdskit wrote for the shards that were there before.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.patterns import expand_braces
+from wdskit.errors import FolderIndexError, StorageError
+from wdskit.export.timm import shards_by_split
+
+META = ".nv-meta"
+INFO_NAME = f"{META}/.info.json"
+SPLIT_NAME = f"{META}/split.yaml"
+DATASET_NAME = f"{META}/dataset.yaml"
+
+ENERGON_VERSION = "7.4.1"
+"""The one that was found to read what is written here."""
+
+DATASET_YAML = b"__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+_PARTS = {"val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val", "test": "test"}
+_NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")
+
+
+def info_json(entries: Sequence[ShardEntry]) -> bytes:
+    """`.info.json`: samples of each shard. Shards without a sample, which energon refuses, are left out."""
+    counts = {one.name: one.num_samples for one in entries if one.num_samples}
+    info = {"energon_version": ENERGON_VERSION, "shard_counts": counts}
+    return (json.dumps(info, ensure_ascii=False, indent=2) + "\n").encode()
+
+
+def split_yaml(entries: Sequence[ShardEntry], split_name: str = "") -> bytes:
+    """`split.yaml`: the shards for training, validation and test, by their names or by `split_name`.
+
+    Raises:
+        FolderIndexError: A name holds what energon would read as a brace pattern.
+    """
+    parts: dict[str, list[str]] = {"train": [], "val": [], "test": []}
+    for split, found in shards_by_split(entries, split_name).items():
+        parts[part_of(split)] += [one.name for one in found if one.num_samples]
+    bad = next((one.name for one in entries if re.search(r"[{}\\]", one.name)), None)
+    if bad is not None:
+        raise FolderIndexError(f"{bad}: energon reads a name with {{, }} or \\ as a pattern.\n  Rename the shard.")
+    lines = ["split_parts:"]
+    for part, names in parts.items():
+        lines.append(f"  {part}:" if names else f"  {part}: []")
+        lines += [f"  - {json.dumps(name, ensure_ascii=False)}" for name in collapse(names)]
+    return ("\n".join([*lines, "exclude: []"]) + "\n").encode()
+
+
+def info_problem(data: bytes, entries: Sequence[ShardEntry]) -> str:
+    """What is wrong with an `.info.json`, "" where nothing is."""
+    try:
+        counts = json.loads(data)["shard_counts"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return "it does not read"
+    wanted = json.loads(info_json(entries))["shard_counts"]
+    return "" if counts == wanted else "its counts are not those of the index"
+
+
+def split_problem(data: bytes, entries: Sequence[ShardEntry]) -> str:
+    """What is wrong with a `split.yaml`, "" where nothing is.
+
+    A user may give shards to other parts; but all that are named must be there, and all that are there be named.
+    """
+    import yaml
+
+    try:
+        document: Any = yaml.safe_load(data)
+        parts = document["split_parts"].values()
+        named = {
+            name for names in (*parts, document.get("exclude", [])) for one in names for name in expand_braces(one)
+        }
+    except (yaml.YAMLError, StorageError, LookupError, AttributeError, TypeError, ValueError, RecursionError):
+        return "it does not read"
+    wanted = {entry.name for entry in entries if entry.num_samples}
+    named = {name for name in named if "/" not in name}
+    if named == wanted:
+        return ""
+    strange, missing = sorted(named - wanted), sorted(wanted - named)
+    return f"it names {strange[0]}, which has no sample here" if strange else f"{missing[0]} is in none of its parts"
+
+
+def part_of(split: str) -> str:
+    """Which of energon's three parts a split is."""
+    return _PARTS.get(split.lower(), "test" if split.lower() == "testing" else "train")
+
+
+def collapse(names: Sequence[str]) -> list[str]:
+    """The names in their order, each run of consecutive numbers as one brace pattern."""
+    runs: list[list[str]] = []
+    for name in names:
+        if runs and _follows(runs[-1][-1], name):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return [_pattern(run) for run in runs]
+
+
+def _follows(one: str, other: str) -> bool:
+    """Whether the last number of a name is one more than that of another, with as many digits."""
+    first, second = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
+    if first is None or second is None:
+        return False
+    same = first[1] == second[1] and first[3] == second[3] and len(first[2]) == len(second[2])
+    return same and int(first[2]) + 1 == int(second[2])
+
+
+def _pattern(run: Sequence[str]) -> str:
+    first, last = _NUMBERED.fullmatch(run[0]), _NUMBERED.fullmatch(run[-1])
+    if len(run) == 1 or first is None or last is None:
+        return run[0]
+    return f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}"

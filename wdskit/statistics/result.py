@@ -1,0 +1,197 @@
+"""The result of `wdskit.stats`: plain numbers, and `as_dict` for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NumberStats:
+    """Many whole numbers in a few.
+
+    Attributes:
+        count: How many.
+        total: Their sum.
+        min: The least; it and all below are 0 where there are none.
+        mean: The sum by the count.
+        p50: The least number so that at least half of them are no greater.
+        p99: So for 99 of 100.
+        max: The most.
+        is_exact: Whether p50 and p99 are exact; else they are within 0.05 %. All others always are.
+        bins: How many numbers are from `low` to below `high`: (low, high, count) in rising order, without a gap.
+    """
+
+    count: int
+    total: int
+    min: int
+    mean: float
+    p50: int
+    p99: int
+    max: int
+    is_exact: bool
+    bins: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class FieldStats:
+    """One field.
+
+    Attributes:
+        name: `jpg`, `json`, `cls`, ...
+        num_samples: Samples that have it.
+        sizes: Its bytes, tar headers and padding not counted.
+    """
+
+    name: str
+    num_samples: int
+    sizes: NumberStats
+
+
+@dataclass(frozen=True)
+class ClassStats:
+    """One class.
+
+    Attributes:
+        number: What stands in `cls`.
+        name: Its name in classes.json, None without one.
+        num_samples: Samples of it; 0 for one that classes.json names and no sample has.
+    """
+
+    number: int
+    name: str | None
+    num_samples: int
+
+
+@dataclass(frozen=True)
+class ImageStats:
+    """The images of one field, by their headers.
+
+    Attributes:
+        field: Its name.
+        num_images: Images whose header reads.
+        formats: How many are `JPEG`, `PNG`, `WebP`, ... by their first bytes, the commonest first.
+        modes: How many are `RGB`, `L`, ...: Pillow's names, `;16` behind them for a PNG of 16 bits.
+        widths: Pixels.
+        heights: Pixels.
+        pixels: Width x height.
+        aspects: Width / height in thousandths, rounded.
+        num_resolutions: Different (width, height); None over 100,000.
+        resolutions: The commonest, as (width, height, count); none over 100,000 different ones.
+    """
+
+    field: str
+    num_images: int
+    formats: dict[str, int]
+    modes: dict[str, int]
+    widths: NumberStats
+    heights: NumberStats
+    pixels: NumberStats
+    aspects: NumberStats
+    num_resolutions: int | None
+    resolutions: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class JsonKeyStats:
+    """One key in the JSON of one field.
+
+    Attributes:
+        field: `json`, ...
+        key: `label`, `box.width`, `objects[].name`; a key that is no plain word as `["a b"]`. Empty for the whole
+            value where that is no object.
+        num_samples: Samples that have it.
+        types: How often it was `text`, `integer`, `number`, `boolean`, `null`, `object`, `list`.
+        min: The least of its numbers, None without one.
+        max: The most.
+    """
+
+    field: str
+    key: str
+    num_samples: int
+    types: dict[str, int]
+    min: float | None
+    max: float | None
+
+
+@dataclass(frozen=True)
+class BadField:
+    """A field that is not what its name promises."""
+
+    shard: str
+    key: str
+    field: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Samples whose images are the same bytes; of a sample without an image, all fields.
+
+    Attributes:
+        num_samples: Samples whose content an earlier one has.
+        num_contents: Contents that come more than once.
+        first: For the first few of these the places of the first few samples, as (shard, key).
+    """
+
+    num_samples: int
+    num_contents: int
+    first: tuple[tuple[tuple[str, str], ...], ...]
+
+
+@dataclass(frozen=True)
+class ShardStats:
+    """What `wdskit stats` counted.
+
+    Attributes:
+        path: As the user wrote it.
+        sample: The share that was read, such as `10%`; None for all.
+        seed: That chose it.
+        num_shards: Shards.
+        num_samples: Samples in all of them.
+        num_read: Samples that were read; all that follows is of these, but for the shards.
+        num_bytes: Bytes of the shards' files.
+        num_ignored: Members that belong to no sample; None where a share was read.
+        shard_samples: Samples of the shards.
+        shard_bytes: Bytes of the shards' files.
+        shard_least: Name of the first shard with the fewest samples.
+        shard_most: Name of the first one with the most.
+        sample_sizes: Bytes of a sample's fields, tar headers and padding not counted.
+        fields: Sorted by name.
+        num_more_fields: Fields beyond the first 1,000 different ones, which are not counted separately.
+        classes: By number, of the field `cls`; None where no sample has one, or over 100,000 different ones came.
+        images: Sorted by field.
+        json_keys: By field, then in the order in which they first came.
+        num_more_keys: Keys beyond the first 1,000 different ones of a field, which are not counted separately.
+        num_bad: Fields that are not what their names promise: images without a header, JSON and `cls` that do not read.
+        bad: The first of them.
+        duplicates: None where they were not asked for.
+    """
+
+    path: str
+    sample: str | None
+    seed: int
+    num_shards: int
+    num_samples: int
+    num_read: int
+    num_bytes: int
+    num_ignored: int | None
+    shard_samples: NumberStats
+    shard_bytes: NumberStats
+    shard_least: str
+    shard_most: str
+    sample_sizes: NumberStats
+    fields: tuple[FieldStats, ...]
+    num_more_fields: int
+    classes: tuple[ClassStats, ...] | None
+    images: tuple[ImageStats, ...]
+    json_keys: tuple[JsonKeyStats, ...]
+    num_more_keys: int
+    num_bad: int
+    bad: tuple[BadField, ...]
+    duplicates: Duplicates | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, texts and numbers; `wdskit stats --json` prints it."""
+        return dataclasses.asdict(self)
