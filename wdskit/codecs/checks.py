@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from wdskit.codecs.fields import JSON_FIELDS, decode_field
-from wdskit.codecs.images import IMAGE_FIELDS, JPEG_START, PNG_START, decode_image
+from wdskit.codecs.images import IMAGE_FIELDS, JPEG_START, PNG_START, decode_image, is_image_field
 from wdskit.codecs.structure import check_image
 from wdskit.errors import DecodeError
 from wdskit.files import Buffer
@@ -15,6 +15,10 @@ from wdskit.limits import MAX_PIXELS
 
 Check = Callable[[Buffer], None]
 ImageLevel = Literal["none", "magic", "structure", "decode"]
+ImageCheck = Literal["none", "structure", "decode"]
+
+IMAGE_CHECKS: tuple[ImageCheck, ...] = ("none", "structure", "decode")
+"""The levels that `verify` and `repair` offer."""
 
 IMAGE_LEVELS: tuple[ImageLevel, ...] = ("none", "magic", "structure", "decode")
 """How much of an image is looked at; each level includes those before it."""
@@ -102,3 +106,12 @@ def check_json(field: str, data: Buffer) -> None:
         DecodeError: It is none.
     """
     decode_field(field, data)
+
+
+def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
+    """What looks at the bytes of a field; None where nothing does."""
+    if is_json_field(name):
+        return functools.partial(check_json, name)
+    if images != "none" and is_image_field(name):
+        return functools.partial(check_image_field, name, level=images, max_pixels=max_pixels)
+    return None

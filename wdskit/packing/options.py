@@ -12,7 +12,7 @@ from wdskit.packing.on_ray import check_address
 from wdskit.packing.plan import Limits
 from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
 from wdskit.shards.also import parse_also
-from wdskit.shards.shares import Shares, format_shares
+from wdskit.shards.split_key import Shares, format_shares
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.counts import INFO_NAMES, SIZES_NAME
 from wdskit.dataset.index import INDEX_NAME, NOTHING_ELSE, Also, ShardEntry
 from wdskit.dataset.offsets import SUFFIX
-from wdskit.dataset.others import INFO_NAMES, SIZES_NAME
 from wdskit.errors import ConfigError, FolderIndexError
 from wdskit.files import Disk, make_folders, publish_bytes, remove_drafts
 from wdskit.shards.also_counts import info_file, sizes_file

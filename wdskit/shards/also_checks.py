@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+from wdskit.dataset.braces import expand_braces
+from wdskit.dataset.counts import INFO_NAMES, SIZES_NAME, counts_told
 from wdskit.dataset.index import FolderIndex, ShardEntry
-from wdskit.dataset.others import INFO_NAMES, SIZES_NAME, counts_told
-from wdskit.dataset.patterns import expand_braces
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.shards.also import KINDS, shard_names
@@ -18,13 +18,20 @@ from wdskit.shards.also_energon import DATASET_NAME, INFO_NAME, SPLIT_NAME, info
 from wdskit.shards.also_parquet import parquet_problem, stats_file
 from wdskit.shards.also_record import ShardRecord
 from wdskit.shards.also_webshart import webshart_problem
-from wdskit.shards.findings import Finding
 from wdskit.storage.urls import read_bytes
 
 MAX_BESIDE_BYTES = MAX_INDEX_BYTES
 
 
-def check_beside_shard(path: str, record: ShardRecord, entry: ShardEntry, kinds: Sequence[str]) -> Iterator[Finding]:
+class Problem(NamedTuple):
+    """What `verify` makes a finding of."""
+
+    kind: Literal["beside", "index"]
+    file: str
+    problem: str
+
+
+def check_beside_shard(path: str, record: ShardRecord, entry: ShardEntry, kinds: Sequence[str]) -> Iterator[Problem]:
     """What is not right with the files of one shard.
 
     Args:
@@ -44,22 +51,22 @@ def check_beside_shard(path: str, record: ShardRecord, entry: ShardEntry, kinds:
         file = str(Path(path).with_name(name))
         problem = _problem(file, problems[name[len(stem) :]])
         if problem:
-            yield Finding("beside", file, f"{kind}: {problem}")
+            yield Problem("beside", file, f"{kind}: {problem}")
 
 
-def check_beside_folder(index: FolderIndex) -> Iterator[Finding]:
+def check_beside_folder(index: FolderIndex) -> Iterator[Problem]:
     """What is not right with the files of all shards of a folder together, by its index."""
     folder = Path(index.folder)
     for kind in index.also.kinds:
         if kind not in KINDS:
             problem = f"it says that files for {kind!r} are kept here, which this version does not know"
-            yield Finding("index", str(folder / "index.json"), problem)
+            yield Problem("index", str(folder / "index.json"), problem)
     told = counts_told(index.folder)
     for kind, name in (("open_clip", SIZES_NAME), ("timm", INFO_NAMES[0])):
         if kind in index.also.kinds:
             problem = _count_problem(told[name], index) if name in told else "it is missing"
             if problem:
-                yield Finding("beside", str(folder / name), f"{kind}: {problem}")
+                yield Problem("beside", str(folder / name), f"{kind}: {problem}")
     if "energon" in index.also.kinds:
         checks: dict[str, Callable[[bytes], str]] = {
             INFO_NAME: lambda data: _info_problem(data, index.entries),
@@ -69,7 +76,7 @@ def check_beside_folder(index: FolderIndex) -> Iterator[Finding]:
         for name, check in checks.items():
             problem = _problem(str(folder / name), check)
             if problem:
-                yield Finding("beside", str(folder / name), f"energon: {problem}")
+                yield Problem("beside", str(folder / name), f"energon: {problem}")
 
 
 def _problem(file: str, check: Callable[[bytes], str]) -> str:

@@ -18,16 +18,15 @@ from typing import Any
 from wdskit.codecs.images import is_image_field
 from wdskit.codecs.thumbnails import make_thumbnail
 from wdskit.dataset.classes import read_classes
-from wdskit.dataset.grouping import read_sample
+from wdskit.dataset.samples import read_sample
 from wdskit.errors import ConfigError, DecodeError, StorageError
 from wdskit.files import publish_bytes, why_not
 from wdskit.limits import MAX_PIXELS
-from wdskit.shards.findings import shorten
 from wdskit.shards.report_plots import WIDTH, class_bars, histogram, ranked_classes, resolutions
 from wdskit.shards.statistics_tally import CLASS_FIELD
 from wdskit.shards.statistics_types import ImageStats, NumberStats, ShardStats
-from wdskit.shards.wording import format_bytes, format_count, printable
 from wdskit.storage.urls import LocalFile, local_path
+from wdskit.text import format_bytes, format_count, printable, shorten
 
 NUM_SHOWN = 48
 SIDE = 192

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from wdskit.dataset.classes import read_classes
+from wdskit.dataset.patterns import Target, find_shards
 from wdskit.errors import StorageError, WdskitError
-from wdskit.shards.contents import Target, find_shards, join_faults
-from wdskit.shards.parallel import choose_workers, map_shards
+from wdskit.shards.parallel import choose_workers, join_faults, map_shards
 from wdskit.shards.report import NUM_SHOWN, check_report, write_report
 from wdskit.shards.sampling import parse_share
 from wdskit.shards.statistics_counts import Counts, Numbers, round_pair

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from wdskit.shards.findings import shorten
+from wdskit.text import shorten
 
 MAX_KEYS = 1000
 MAX_DEPTH = 4

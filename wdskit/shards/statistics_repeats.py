@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wdskit.dataset.grouping import read_sample
-from wdskit.shards.findings import shorten
+from wdskit.dataset.hashes import find_repeated, is_among
+from wdskit.dataset.samples import read_sample
 from wdskit.shards.statistics_tally import ShardTally
 from wdskit.shards.statistics_types import Duplicates
-from wdskit.shards.uniqueness import is_among, repeated_hashes
 from wdskit.storage.urls import LocalFile
+from wdskit.text import shorten
 
 MAX_CONTENTS = 10
 MAX_PLACES = 4
@@ -32,7 +32,7 @@ def find_duplicates(urls: Sequence[str], parts: Sequence[ShardTally]) -> Duplica
         ShardError: A shard changed since then.
         StorageError: It cannot be read any more.
     """
-    repeated = repeated_hashes([part.digests for part in parts])
+    repeated = find_repeated(*(part.digests for part in parts))
     if not len(repeated):
         return Duplicates(0, 0, ())
     places: dict[int, list[tuple[int, int]]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from wdskit.shards.findings import MAX_LISTED
+from wdskit.limits import MAX_LISTED
 from wdskit.shards.statistics_counts import Counts, Numbers, round_pair
 from wdskit.shards.statistics_json import JsonTally
 from wdskit.shards.statistics_types import BadField

@@ -18,19 +18,19 @@ from wdskit.codecs.checks import is_json_field
 from wdskit.codecs.fields import decode_field
 from wdskit.codecs.headers import read_header
 from wdskit.codecs.images import is_image_field
-from wdskit.dataset.grouping import HeaderReader, read_sample, read_span
-from wdskit.dataset.local import LocalShard
 from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.samples import HeaderReader, read_sample, read_span
+from wdskit.dataset.shard import LocalShard
 from wdskit.errors import DecodeError
-from wdskit.limits import MAX_CHECKED_BYTES
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import permutation, philox
-from wdskit.shards.findings import MAX_LISTED, shorten
 from wdskit.shards.statistics_counts import Numbers
 from wdskit.shards.statistics_json import JsonTally
 from wdskit.shards.statistics_sums import MAX_FIELDS, ImageTally, Tally
 from wdskit.shards.statistics_types import BadField
 from wdskit.storage.urls import LocalFile, local_path
 from wdskit.tar.walk import Span
+from wdskit.text import shorten
 
 Payload = Span | memoryview
 Fields = dict[str, Payload]
