@@ -18,7 +18,7 @@ from shards import bytes_in
 from wdskit import PackError, finish_pack, pack
 from wdskit.files import Disk
 from wdskit.packing import api, on_ray
-from wdskit.packing.on_ray import Site, check_address, fill_on_node
+from wdskit.packing.ray import Site, check_address, fill_on_node
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "disk": HastyDisk()}
 

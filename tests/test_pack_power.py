@@ -18,7 +18,7 @@ from shards import bytes_in
 
 from tests.test_pack_faults import SCENARIOS, NoFolderFsync, NoFsync
 from wdskit import PackError
-from wdskit.packing import started
+from wdskit.pipeline.timings import started
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 NUM_STATES = 100 if ALL else 8

@@ -20,11 +20,11 @@ from shards import bytes_in, samples_in
 import wdskit
 from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import RUN_FOLDER, read_index
+from wdskit.dataset.lock import lock_folder, share_folder
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME
 from wdskit.packing import api, journal, staging
 from wdskit.packing.options import parse_part
 from wdskit.packing.staging import read_description
-from wdskit.shards.locking import lock_folder, share_folder
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}

@@ -21,7 +21,7 @@ from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.export.api import KINDS
 from wdskit.packing import reshard, reshard_sources, staging
 from wdskit.packing.staging import read_description
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
-from wdskit.dataset.patterns import ShardList, expand_patterns
+from wdskit.dataset.patterns import ShardList
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local, local_path, read_bytes
 

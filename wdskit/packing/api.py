@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.lock import lock_folder
 from wdskit.errors import PackError, RowError
 from wdskit.export.api import parse_exports
 from wdskit.files import DISK, Disk
@@ -35,8 +36,7 @@ from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
 from wdskit.packing.treatment import Treatment
-from wdskit.shards.locking import lock_folder
-from wdskit.shards.shares import parse_shares
+from wdskit.shards.split_key import parse_shares
 
 
 @dataclass(frozen=True)

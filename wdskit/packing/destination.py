@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, RUN_FOLDER, Exports, FolderIndex, ShardEntry, read_index
+from wdskit.dataset.lock import lock_folder
+from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.export.api import parse_exports
@@ -40,7 +41,6 @@ from wdskit.packing.rows import Row, row_error
 from wdskit.packing.sources import Progress, Source, Tell
 from wdskit.packing.spool import Spool, suspects
 from wdskit.packing.staging import differences, read_filled, remove_run
-from wdskit.shards.locking import lock_folder
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 _PART = "part-{}-of-{}.lock"

@@ -22,7 +22,6 @@ from pathlib import Path
 
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.identities import IDENTITIES_NAME
 from wdskit.dataset.index import (
     INDEX_NAME,
@@ -36,7 +35,8 @@ from wdskit.dataset.index import (
     write_index,
 )
 from wdskit.dataset.offsets import offsets_path
-from wdskit.dataset.selection_head import list_selections, selection_path
+from wdskit.dataset.samples import HeaderReader
+from wdskit.dataset.selection import list_selections, selection_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
 from wdskit.export.api import folder_export_names, folder_files, shard_export_names

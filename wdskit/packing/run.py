@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from wdskit.dataset.index import Exports, ShardEntry, read_index
+from wdskit.dataset.lock import hold, lock_folder, share_folder, wait_for_workers
 from wdskit.dataset.unfinished import run_folders
 from wdskit.errors import PackError, WdskitError
 from wdskit.export.api import check_export_names
@@ -44,7 +45,6 @@ from wdskit.packing.staging import (
     read_description,
     read_filled,
 )
-from wdskit.shards.locking import hold, lock_folder, share_folder, wait_for_workers
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
 

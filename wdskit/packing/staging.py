@@ -17,12 +17,12 @@ from typing import Any
 
 from wdskit import __version__
 from wdskit.dataset.index import RUN_FOLDER, ShardEntry
+from wdskit.dataset.lock import wait_for_workers
 from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
 from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_drafts
 from wdskit.packing.planning import PlannedShard
-from wdskit.shards.locking import wait_for_workers
 
 DESCRIPTION_VERSION = 2
 _SHOWN = 5

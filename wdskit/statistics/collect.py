@@ -20,22 +20,22 @@ from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import read_classes
-from wdskit.dataset.grouping import HeaderReader, read_sample, read_span
-from wdskit.dataset.local import LocalShard
+from wdskit.dataset.hashes import find_repeated, is_among
 from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.patterns import Target, find_shards
+from wdskit.dataset.samples import HeaderReader, read_sample, read_span
+from wdskit.dataset.shard import LocalShard
 from wdskit.errors import DecodeError, StorageError, WdskitError
 from wdskit.limits import MAX_CHECKED_BYTES
 from wdskit.order.keys import permutation, philox
-from wdskit.shards.contents import Progress, Target, find_shards, join_faults
-from wdskit.shards.findings import shorten
-from wdskit.shards.parallel import choose_workers, map_shards
+from wdskit.shards.parallel import Progress, choose_workers, join_faults, map_shards
 from wdskit.shards.sampling import parse_share
-from wdskit.shards.uniqueness import is_among, repeated_hashes
 from wdskit.statistics.counts import MAX_BAD, MAX_FIELDS, Counts, ImageTally, JsonTally, Numbers, Tally
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
 from wdskit.statistics.result import BadField, ClassStats, Duplicates, ShardStats
 from wdskit.storage.urls import LocalFile, is_local, local_path
 from wdskit.tar.walk import Span
+from wdskit.text import shorten
 
 MAX_CONTENTS = 10  # that come more than once and are listed
 MAX_PLACES = 4  # of one content
@@ -378,7 +378,7 @@ def find_duplicates(urls: Sequence[str], parts: Sequence[ShardTally]) -> Duplica
         ShardError: A shard changed since then.
         StorageError: It cannot be read any more.
     """
-    repeated = repeated_hashes([part.digests for part in parts])
+    repeated = find_repeated(*(part.digests for part in parts))
     if not len(repeated):
         return Duplicates(0, 0, ())
     places: dict[int, list[tuple[str, str]]] = {}

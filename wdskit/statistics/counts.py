@@ -14,8 +14,8 @@ from math import ceil, floor, log10
 from typing import Any, Generic, TypeVar
 
 from wdskit.codecs.structure import ImageHeader
-from wdskit.shards.findings import shorten
 from wdskit.statistics.result import BadField, FieldStats, ImageStats, JsonKeyStats, NumberStats
+from wdskit.text import shorten
 
 T = TypeVar("T", bound=Hashable)
 

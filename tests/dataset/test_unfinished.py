@@ -1,0 +1,221 @@
+"""A folder that `pack` has begun and not finished never passes for a whole one, wherever the run was stopped."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import HastyDisk, Stopped, WatchedDisk
+from shards import bytes_in
+
+from wdskit import FolderIndexError, Pipeline, finish_pack, info, pack, reshard, verify
+from wdskit.cli import app
+from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
+from wdskit.dataset.unfinished import DESCRIPTION_NAME, find_unfinished, run_folders
+from wdskit.shards.index import index_folder
+
+OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
+
+
+class StoppingDisk(WatchedDisk, HastyDisk):
+    """Stops the run at operation number `stop_at`, from 0; nothing reaches the disk any more."""
+
+    def __init__(self, stop_at: int) -> None:
+        super().__init__()
+        self.stop_at = stop_at
+
+    def before(self, name, *args):
+        if len(self.operations) >= self.stop_at:
+            raise Stopped
+        super().before(name, *args)
+
+
+def rows(start: int, stop: int) -> list[dict[str, Any]]:
+    return [{"__key__": f"{n:02d}", "cls": n, "bin": bytes([n]) * 700} for n in range(start, stop)]
+
+
+def stop(folder: Path, given: Any, at: int, **options: Any) -> bool:
+    """Whether the run came to its end before."""
+    try:
+        pack(given, folder, **OPTIONS, **options, disk=StoppingDisk(at))
+    except Stopped:
+        return False
+    return True
+
+
+def is_told(folder: Path) -> bool:
+    return [one.kind for one in verify(folder, workers=1).findings if one.kind == "unfinished"] == ["unfinished"]
+
+
+@pytest.mark.parametrize("kind", ["planned", "stream", "append"])
+def test_a_run_that_was_stopped_anywhere_is_told_and_cannot_be_indexed(tmp_path, kind):
+    """And so the same run still goes on, and ends in the same bytes."""
+    before = rows(50, 53) if kind == "append" else []
+
+    def given() -> Any:
+        return iter(rows(0, 5)) if kind == "stream" else rows(0, 5)
+
+    def prepared(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        if before:
+            pack(before, folder, **OPTIONS, disk=HastyDisk())
+        return folder
+
+    whole = prepared("whole")
+    more: dict[str, Any] = {"append": kind == "append"}
+    pack(given(), whole, **OPTIONS, **more, disk=HastyDisk())
+    num_told = 0
+    for at in itertools.count(0, 2):
+        folder = prepared(f"{at}")
+        if stop(folder, given(), at, **more):
+            break
+        there = bytes_in(folder)
+        is_over = there.get(INDEX_NAME) == (whole / INDEX_NAME).read_bytes()
+        filled = [name for name in there if name.startswith(RUN_FOLDER) and name.endswith(".tar")]
+        told = find_unfinished(folder)
+        if is_over or not filled:
+            assert is_over or not [name for name in there if name.startswith("p-0")][2 * len(before) :] or told
+            continue
+        assert told is not None
+        assert told.num_shards == (None if kind == "stream" else 3)
+        assert told.num_filled == len(filled)
+        with pytest.raises(FolderIndexError, match=r"\n.*Run the same `wdskit pack` again"):
+            index_folder(folder, disk=HastyDisk())
+        assert bytes_in(folder) == there
+        if told.is_publishing:  # only then its shards stand among the others
+            assert is_told(folder)
+        elif before:
+            assert info(str(folder)).unfinished == f"{told.problem}. {told.remedy}"
+        else:
+            with pytest.raises(FolderIndexError, match="no shard matches: a run has begun here and is not finished"):
+                info(str(folder))
+        num_told += 1
+    assert num_told > 15
+    pack(given(), tmp_path / "20", **OPTIONS, **more, disk=HastyDisk())
+    assert bytes_in(tmp_path / "20") == bytes_in(whole)
+
+
+def test_nothing_is_told_of_a_run_that_is_over(tmp_path):
+    """Nor where it was stopped between its index and the removal of its staging folder."""
+    for at in itertools.count():
+        folder = tmp_path / f"{at}"
+        is_over = stop(folder, rows(0, 3), at)
+        if is_over or (folder / INDEX_NAME).exists():
+            assert verify(folder, workers=1).is_clean
+            assert info(str(folder)).unfinished is None
+            index_folder(folder, disk=HastyDisk())
+        if is_over:
+            break
+    assert not run_folders(folder)
+    assert run_folders(tmp_path / f"{at - 3}")
+
+
+NOT_FINISHED = "no shard matches: a run has begun here and is not finished"
+
+
+def stop_publishing(folder: Path) -> None:
+    """Leave two of three shards in their places, and no index."""
+    for at in itertools.count():
+        if len(list(folder.glob("*.tar"))) == 2:
+            break
+        shutil.rmtree(folder, ignore_errors=True)
+        stop(folder, rows(0, 6), at)
+    assert not (folder / INDEX_NAME).exists()
+
+
+def test_reshard_takes_no_part_for_the_whole(tmp_path):
+    """Neither what `pack` has come to, nor what it has itself; shards that are named one by one are taken."""
+    stop(tmp_path / "a", rows(0, 6), 45)
+    assert run_folders(tmp_path / "a")
+    for source in (str(tmp_path / "a"), str(tmp_path / "a" / "p-*.tar")):
+        with pytest.raises(FolderIndexError, match=NOT_FINISHED):
+            reshard(source, tmp_path / "b", disk=HastyDisk())
+    stop_publishing(tmp_path / "d")
+    for source in (str(tmp_path / "d"), str(tmp_path / "d" / "p-*.tar")):
+        for command in (reshard, pack):
+            with pytest.raises(FolderIndexError, match=r"d: `wdskit pack` was stopped here while it moved its shards"):
+                command(source, tmp_path / "b", disk=HastyDisk())
+    assert reshard(str(tmp_path / "d" / "p-00.tar"), tmp_path / "b", disk=HastyDisk()).num_samples == 2
+    with pytest.raises(Stopped):
+        reshard(str(tmp_path / "b"), tmp_path / "c", max_samples=1, disk=StoppingDisk(45))
+    told = find_unfinished(tmp_path / "c")
+    assert told is not None
+    assert (told.command, told.num_filled, told.num_shards) == ("reshard", 1, 2)
+    with pytest.raises(FolderIndexError, match="Run the same `wdskit reshard` again"):
+        index_folder(tmp_path / "c", disk=HastyDisk())
+
+
+def test_parts_that_are_missing_are_told_until_finish(tmp_path):
+    pack(rows(0, 6), tmp_path, **OPTIONS, part="1/3", disk=HastyDisk())
+    told = find_unfinished(tmp_path)
+    assert told is not None
+    assert told.problem == "`wdskit pack` has begun here and is not finished: 1 of 3 shards are filled"
+    assert told.remedy == f"Run the parts that are missing, then `wdskit pack-finish {tmp_path}`."
+    pack(rows(0, 6), tmp_path, **OPTIONS, part="0/3", disk=HastyDisk())
+    pack(rows(0, 6), tmp_path, **OPTIONS, part="2/3", disk=HastyDisk())
+    assert find_unfinished(tmp_path)
+    finish_pack(tmp_path, disk=HastyDisk())
+    assert verify(tmp_path).is_clean
+
+
+def test_what_is_being_replaced_is_whole_until_all_is_filled(tmp_path):
+    pack(rows(0, 5), tmp_path, **OPTIONS, disk=HastyDisk())
+    stop(tmp_path, rows(10, 16), 45, overwrite=True)
+    assert is_told(tmp_path)
+    assert info(str(tmp_path)).num_samples == 5
+    assert len(list(Pipeline().exact(str(tmp_path)).loader(workers=0))) == 5
+    shutil.rmtree(tmp_path / RUN_FOLDER)  # nobody wants that run any more
+    assert verify(tmp_path).is_clean
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "[" * 100_000, '{"options": 1, "shards": [1], "parts": 0}'])
+def test_a_description_that_does_not_read_counts_as_a_run(tmp_path, text):
+    pack(rows(0, 3), tmp_path, **OPTIONS, disk=HastyDisk())
+    (tmp_path / RUN_FOLDER / "x").mkdir(parents=True)
+    (tmp_path / RUN_FOLDER / "x" / DESCRIPTION_NAME).write_text(text)
+    assert is_told(tmp_path)
+    with pytest.raises(FolderIndexError, match=rf"remove .*/{RUN_FOLDER} first"):
+        index_folder(tmp_path)
+    shutil.rmtree(tmp_path / RUN_FOLDER)
+    index_folder(tmp_path)
+
+
+def test_nobody_is_sent_to_index_what_is_not_finished(tmp_path, capsys):
+    stop(tmp_path / "filling", rows(0, 6), 45)
+    stop_publishing(tmp_path / "publishing")
+    for name, problem in (("filling", "has begun here and is not finished"), ("publishing", "was stopped here while")):
+        for command in ("verify", "info"):
+            with pytest.raises(SystemExit) as end:
+                app([command, str(tmp_path / name)])
+            captured = capsys.readouterr()
+            assert end.value.code == (0 if (name, command) == ("publishing", "info") else 1)
+            told = " ".join((captured.out + captured.err).split())
+            assert problem in told
+            assert "wdskit index" not in told
+
+
+@pytest.mark.parametrize("is_once", [False, True], ids=["planned", "stream"])
+def test_a_stream_of_a_part_is_refused_wherever_the_run_was_stopped(tmp_path, is_once):
+    """As a folder and as a glob; shards that are named one by one are read."""
+    for at in itertools.count(0, 3):
+        folder = tmp_path / str(at)
+        is_done = stop(folder, iter(rows(0, 5)) if is_once else rows(0, 5), at)
+        shards = sorted(map(str, folder.glob("*.tar")))
+        for pattern in (str(folder), f"{folder}/*.tar", [f"{folder}/p-*.tar"]) if run_folders(folder) else ():
+            pipe = Pipeline().stream(pattern)
+            if is_done or (folder / INDEX_NAME).exists():
+                assert len(list(pipe.loader(workers=0))) == 5
+                continue
+            told = r"`wdskit pack` was stopped here while it moved" if shards else NOT_FINISHED
+            with pytest.raises(FolderIndexError, match=told):
+                pipe.loader(workers=0)
+            with pytest.raises(FolderIndexError, match=told):
+                Pipeline().exact(pattern).loader(workers=0)
+        if shards:
+            assert list(Pipeline().stream(shards).loader(workers=0))
+        if is_done:
+            break
