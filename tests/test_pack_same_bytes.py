@@ -18,7 +18,8 @@ from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
-from wdskit.packing import api, executors, folder, running, walking
+from wdskit.packing import api, folder, walking
+from wdskit.packing import run as packing_run
 
 TINY = (GOLDEN / "tiny.jpg").read_bytes()
 
@@ -256,7 +257,7 @@ def test_a_writer_that_lets_the_machine_in_is_caught(tmp_path, source, reference
 
 @pytest.mark.parametrize("mutant", ["a part a worker", "as they are done", "a seed a worker"])
 def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source, reference, mutant, monkeypatch):
-    true_limits, true_map, true_read = api.make_limits, executors.map_shards, running.read_rows
+    true_limits, true_map, true_read = api.make_limits, packing_run.map_shards, packing_run.read_rows
     if mutant == "a part a worker":
         monkeypatch.setattr(api, "make_limits", lambda most, *args, **options: true_limits(most // 2, *args, **options))
     elif mutant == "as they are done":
@@ -264,14 +265,14 @@ def test_a_packer_whose_result_depends_on_its_workers_is_caught(tmp_path, source
         def backwards(*args, **options):
             yield from reversed(list(true_map(*args, **options)))
 
-        monkeypatch.setattr(executors, "map_shards", backwards)
+        monkeypatch.setattr(packing_run, "map_shards", backwards)
     else:
 
         def read(found, spool, *, workers, **options):
             true_read(found, spool, workers=workers, **options)
             return np.roll(np.arange(len(spool)), workers)
 
-        monkeypatch.setattr(running, "read_rows", read)
+        monkeypatch.setattr(packing_run, "read_rows", read)
     pack(source, tmp_path / "out", workers=2, **OPTIONS)
     assert bytes_in(tmp_path / "out") != reference
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shards import write_shard
 
-from tests.test_columns import npy
+from tests.codecs.test_columns import npy
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, load_config
 from wdskit.pipeline.collate import collate
 from wdskit.pipeline.memory import FRESH

@@ -8,10 +8,10 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from disks import HastyDisk, PowerLossDisk, killed
@@ -25,17 +25,15 @@ from tests.test_pack_faults import (
     WorkerFailingDisk,
     check_power,
     fail,
-    in_place,
     kill,
-    renamed_first,
     sweep,
-    without_clean_up,
 )
 from tests.test_pack_power import check_replacing, lose_power
 from wdskit import PackError, WdskitError, pack, reshard, split
 from wdskit.files import Disk
 from wdskit.packing import reshard_fill
 from wdskit.packing import reshard_run as resharding
+from wdskit.packing.destination import Destination
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 
@@ -130,26 +128,28 @@ def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int
         others: What is run then.
         tmp_path: Where.
         step: Kill at each such operation.
-        has_record: Otherwise the record of the run is lost.
+        has_record: Otherwise its staging folder is lost.
     """
     wholes = []
     for number, other in enumerate(others):
         other.pack(tmp_path / f"whole-{number}", HastyDisk())
         wholes.append(bytes_in(tmp_path / f"whole-{number}"))
+    scenario.pack(tmp_path / "own", HastyDisk())
+    own = bytes_in(tmp_path / "own")
     num_refused = number = 0
     while killed(lambda disk: scenario.pack(tmp_path / f"{number}", disk), number, half=True):  # noqa: B023
         for at, (other, whole) in enumerate(zip(others, wholes, strict=True)):
             folder = tmp_path / f"{number}-{at}"
             copy(tmp_path / f"{number}", folder)
-            for path in () if has_record else folder.glob(".wdskit-pack*"):
-                path.unlink()
+            if not has_record:
+                shutil.rmtree(folder / ".wdskit-run", ignore_errors=True)
             left = without_drafts(remains_of(folder))
             try:
                 other.pack(folder, HastyDisk())
             except PackError:
                 num_refused += 1
                 assert left.items() <= without_drafts(bytes_in(folder)).items()
-                assert "index.json" in left or not (folder / "index.json").exists()
+                assert not (folder / "index.json").exists() or bytes_in(folder) == own  # it was decided before
             else:
                 assert "restart" in other.options or left.items() <= whole.items()  # nothing was overwritten
                 assert bytes_in(folder) == whole
@@ -168,7 +168,7 @@ def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_
     copied = scenarios["copied"]
     runs = [Scenario(copied.source, options) for options in others]
     num_refused = mix(copied, runs, tmp_path, step=1 if ALL else 8, has_record=has_record)
-    assert num_refused > 8
+    assert num_refused > (8 if has_record else 2)
 
 
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path, scenarios):
@@ -176,15 +176,15 @@ def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path, scenari
     options: list[dict[str, Any]] = [{"max_samples": 2}, {"max_samples": 3, "shuffle": 2, "also": ["open_clip"]}]
     runs = [Scenario(scenarios["beside"].source, {**each, "restart": True}) for each in options]
     num_refused = mix(scenarios["beside"], runs, tmp_path, step=1 if ALL else 9)
-    assert num_refused < (30 if ALL else 5)
+    assert num_refused < (80 if ALL else 15)
 
 
 def test_a_run_that_takes_over_whatever_has_a_shards_name_is_caught(tmp_path, scenarios, monkeypatch):
     """Mutant."""
-    monkeypatch.setattr(reshard_fill, "digest_of", lambda path: mock.ANY)
+    monkeypatch.setattr(Destination, "check_free", lambda *_: None)
     others = [Scenario(scenarios["copied"].source, {"max_samples": 3, "shuffle": 2})]
     with pytest.raises(AssertionError):
-        mix(scenarios["copied"], others, tmp_path, step=6, has_record=False)
+        mix(scenarios["copied"], others, tmp_path, step=2, has_record=False)
 
 
 @pytest.mark.parametrize("name", ["copied", "anew", "beside"])
@@ -230,30 +230,12 @@ def test_resharding_without_a_flush_is_caught(tmp_path, scenarios, make_disk: ty
         check_power(scenarios["copied"], tmp_path, make_disk)
 
 
-@pytest.mark.parametrize(
-    ("way", "interrupt"),
-    [
-        (in_place, kill(half=True)),
-        (renamed_first, kill(half=True)),
-        (without_clean_up, fail(errno.ENOSPC, for_good=False)),
-    ],
-)
-def test_shards_that_are_not_published_whole_are_caught(tmp_path, scenarios, way, interrupt, monkeypatch):
-    def mutant(scenario, folder, disk):
-        with monkeypatch.context() as patch:
-            patch.setattr(reshard_fill, "publish", way)
-            scenario.pack(folder, disk)
-
-    with pytest.raises(AssertionError):
-        sweep(scenarios["copied"], tmp_path, interrupt, mutant)
-
-
 def test_an_index_that_comes_first_is_caught(tmp_path, scenarios, monkeypatch):
     scenarios["copied"].pack(tmp_path / "known", HastyDisk())
     true_fill = resharding.fill_shard
 
     def hasty(job, **options):
-        (job.path.parent / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
+        (job.path.parents[2] / "index.json").write_bytes((tmp_path / "known" / "index.json").read_bytes())
         return true_fill(job, **options)
 
     def mutant(scenario, folder, disk):

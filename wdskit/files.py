@@ -11,8 +11,10 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TypeAlias
 
@@ -62,6 +64,15 @@ class Disk:
     def rename(self, source: Path, target: Path) -> None:
         """Give the file its final name, atomically, replacing what had it."""
         source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, which is free. On a disk without hard links it loses the first one by that."""
+        try:
+            os.link(source, target)
+        except OSError as err:
+            if err.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+                raise
+            source.rename(target)
 
     def fsync_folder(self, folder: Path) -> None:
         """Return once the folder's entries are on the device."""
@@ -177,9 +188,24 @@ def describe_os_error(err: OSError) -> str:
     return f"{problem}\n  Make room and run the same again: it goes on behind the last shard that is whole."
 
 
+_own_word: ContextVar[str] = ContextVar("own_word", default="")
+
+
 def draft_path(path: Path) -> Path:
     """Where the bytes of `path` are collected before they have that name."""
-    return path.with_name(f"{DRAFT_PREFIX}{path.name}{DRAFT_SUFFIX}")
+    return path.with_name(f"{DRAFT_PREFIX}{path.name}{_own_word.get()}{DRAFT_SUFFIX}")
+
+
+@contextlib.contextmanager
+def own_drafts() -> Iterator[None]:
+    """Give drafts names that no other process gives them: for a process that may write a file beside another one that
+    writes the same.
+    """
+    token = _own_word.set(f".{secrets.token_hex(4)}")
+    try:
+        yield
+    finally:
+        _own_word.reset(token)
 
 
 @contextlib.contextmanager

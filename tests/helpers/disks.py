@@ -66,6 +66,9 @@ class WatchedDisk(Disk):
     def rename(self, source, target):
         self._do("rename", source, target)
 
+    def link(self, source, target):
+        self._do("link", source, target)
+
     def fsync_folder(self, folder):
         self._do("fsync_folder", folder)
 
@@ -198,8 +201,9 @@ class PowerLossDisk(WatchedDisk):
 
     def remains(self, folder: Path, rng: random.Random) -> dict[str, bytes]:
         """What a power loss may leave in a folder now: of all that is not certain, something that is drawn."""
-        there = {path for path in folder.rglob("*") if path.is_file() and path.name not in OWN}
-        known = {path for path in self._live if path.is_relative_to(folder) and path.name not in OWN}
+        local = (".wdskit.lock", ".wdskit.files")  # the second tells inodes, which are others elsewhere
+        there = {path for path in folder.rglob("*") if path.is_file() and path.name not in local}
+        known = {path for path in self._live if path.is_relative_to(folder) and path.name not in local}
         remains = {}
         for path in sorted(there | known):
             data = rng.choice(sorted(self.survivors(path), key=lambda data: (data is not None, data or b"")))
@@ -253,6 +257,8 @@ class PowerLossDisk(WatchedDisk):
             case "rename":
                 self._name(args[1], self._live[args[0]])
                 self._name(args[0], None)
+            case "link":
+                self._name(args[1], self._live[args[0]])
             case "remove":
                 self._name(args[0], None)
             case "fsync_folder":

@@ -53,11 +53,12 @@ class FakeRay(types.ModuleType):
 
     def get(self, ref):
         function, job, site = pickle.loads(ref)
-        if self.deaths.get(job.path.name):
+        for _ in range(1 + self.options["max_retries"]):
+            if not self.deaths.get(job.path.name):
+                return pickle.loads(pickle.dumps(self.run(function, job, site)))
             self.deaths[job.path.name] -= 1
             self.die(job, site)
-            raise RayError("The worker died unexpectedly.\n")
-        return pickle.loads(pickle.dumps(self.run(function, job, site)))
+        raise RayError("The worker died unexpectedly.\n")
 
     def cancel(self, ref, *, force):
         assert force

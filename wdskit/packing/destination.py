@@ -247,12 +247,11 @@ class Destination:
                 lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in told)
                 # Half a surrogate pair, of a file name that is no UTF-8, is written as JSON escapes it.
                 added = lines.encode(errors="backslashreplace")
-                before = self._before(name)
-                lists[name] = before if before.endswith(added) else before + added
+                lists[name] = self._before(name) + added
         return lists
 
     def _before(self, name: str) -> bytes:
-        """What is added to. A run that was killed just before its index has added its lines already."""
+        """What is added to."""
         path = self.folder / name
         return path.read_bytes() if self.append and path.exists() else b""
 

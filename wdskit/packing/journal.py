@@ -5,7 +5,7 @@ names the files that go and those that come. Once it is on the device the run is
 next, after a kill or a full disk, replays it first. Each step may be done twice.
 
 1. The index of what is replaced goes, then its other files. An addition removes nothing.
-2. The new files get their names in the folder.
+2. The new files get their names in the folder, and keep those in the staging folder.
 3. `.wdskit.last-run` says which run made the index that comes next.
 4. `index.bin`, `index.json`.
 5. The staging folder goes, the journal last.
@@ -165,7 +165,7 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
         if journal["replaces"]:
             _remove(folder, [INDEX_NAME], disk)  # first, so that it never stands beside shards of another run
             _remove(folder, journal["go"], disk)
-        _rename_all(folder, path, journal["come"], disk)
+        _link_all(folder, path, journal["come"], disk)
         publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
         write_index(folder, _with_identities(folder, index.entries), also=index.also, disk=disk)
         disk.remove(path / INDEX_NAME)
@@ -187,19 +187,27 @@ def _with_identities(folder: Path, entries: Iterable[ShardEntry]) -> list[ShardE
     ]
 
 
-def _rename_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> None:
+def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> None:
+    """Give the new files their names in the folder. They keep those in the staging folder until that goes: a rename from
+    one folder to another may lose both names in a power loss.
+    """
     parents = {folder: None}
     for name in names:
         source, target = path / name, folder / name
-        if source.exists():
-            if target.parent not in parents:
-                make_folders(target.parent, disk=disk)
-                remove_drafts(target.parent, disk=disk)
-                parents[target.parent] = None
-            disk.rename(source, target)
-        elif not target.exists():
+        if target.parent not in parents:
+            make_folders(target.parent, disk=disk)
+            remove_drafts(target.parent, disk=disk)
+            parents[target.parent] = None
+        if not source.exists():
+            if target.exists():
+                continue  # a disk without links
             msg = f"{source}: this file was filled and is gone, so the run cannot be finished."
             raise PackError(f"{msg}\n  Put it back, or remove {path} and pack again.")
+        if target.exists():
+            if target.samefile(source):
+                continue
+            disk.remove(target)
+        disk.link(source, target)
     for parent in parents:
         disk.fsync_folder(parent)
 
@@ -226,6 +234,13 @@ def remove_locks(folder: Path, disk: Disk) -> None:
     for file in sorted(root.iterdir()):
         disk.remove(file)
     disk.remove_folder(root)
+
+
+def remove_finished(folder: Path, disk: Disk) -> None:
+    """Remove what a power loss has brought back of the staging folder of the run that made the folder's index."""
+    last = find_last_run(folder)
+    if last is not None and (folder / RUN_FOLDER / last.run.digest).is_dir():
+        remove_run(folder / RUN_FOLDER / last.run.digest, disk)
 
 
 def finish_publishing(folder: Path, disk: Disk) -> None:

@@ -7,9 +7,9 @@ of its shards from the plan there, and fills them there. So what it fills is wha
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
-import secrets
 import socket
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -23,7 +23,7 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import held_meanwhile
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
-from wdskit.files import DRAFT_SUFFIX, Disk
+from wdskit.files import Disk, own_drafts
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.recorded import RecordedRows
 from wdskit.packing.rows import row_error
@@ -36,13 +36,32 @@ _END_S = 10
 
 @dataclass(frozen=True)
 class Site:
-    """Where a run works, for a node to compare with what it sees: its description, the plan, the log to hold."""
+    """Where a run works, for a node to compare with what it sees.
+
+    Attributes:
+        description: The run's `run.json`.
+        digest: sha256 of it.
+        log: What is held while a shard is filled.
+        cwd: What relative paths begin at.
+        host: The machine that the run was started on.
+        disk: What writes.
+        version: wdskit's.
+    """
 
     description: Path
+    digest: str
     log: Path
     cwd: str
     host: str
+    disk: Disk
     version: str = __version__
+
+    @classmethod
+    def of(cls, staging: Staging) -> Site:
+        """The site of a run that this process has begun."""
+        description = staging.path / DESCRIPTION_NAME
+        digest = hashlib.sha256(description.read_bytes()).hexdigest()
+        return cls(description, digest, staging.log, os.getcwd(), socket.gethostname(), staging.disk)
 
 
 def check_address(on: str) -> None:
@@ -78,7 +97,7 @@ def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generato
     Raises:
         PackError: Ray is not installed, the cluster cannot be reached, or workers die again and again.
     """
-    site = Site(staging.path / DESCRIPTION_NAME, staging.log, os.getcwd(), socket.gethostname())
+    site = Site.of(staging)
     pending: deque[Any] = deque()
     with _connected(on) as ray:
         fill = ray.remote(max_retries=_MOST_TRIES - 1, num_cpus=1)(fill_on_node)
@@ -87,13 +106,15 @@ def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generato
                 ahead = max(_LEAST_AHEAD, 2 * int(ray.cluster_resources().get("CPU", 0)))
                 pending.extend(fill.remote(each, site) for each in jobs[number + len(pending) : number + ahead])
                 try:
-                    yield ray.get(pending.popleft())
+                    filled = ray.get(pending[0])
                 except ray.exceptions.RayTaskError as err:
                     msg = f"{job.path}: a node of the cluster cannot fill it: {_last_line(err)}."
                     raise PackError(f"{msg}\n  Install wdskit {__version__} on all of them.") from err
                 except ray.exceptions.RayError as err:
                     msg = f"{job.path}: its worker on the cluster died {_MOST_TRIES} times: {_last_line(err)}."
                     raise PackError(f"{msg}\n  Look at its memory; do the same again to go on.") from err
+                pending.popleft()
+                yield filled
         finally:
             for each in pending:
                 ray.cancel(each, force=True)
@@ -133,8 +154,9 @@ def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
         os.chdir(site.cwd)
     try:
         _check_node(job, site, host)
-        with held_meanwhile(site.log):
-            return fill_shard(job, disk=_OwnDrafts())
+        # A worker that seems to be dead, and is not, may write the same shard.
+        with held_meanwhile(site.log), own_drafts():
+            return fill_shard(job, disk=site.disk)
     except RowError as err:
         if host == site.host:
             return err
@@ -149,30 +171,10 @@ def _check_node(job: ShardJob, site: Site, host: str) -> None:
         msg = f"on: host {host} has wdskit {__version__}, and {site.host} has {site.version}."
         raise PackError(f"{msg}\n  Install the same on all nodes.")
     plan = Path(job.rows.path) if isinstance(job.rows, RecordedRows) else site.description
-    missing = [path for path in (site.description, site.log, plan) if not path.exists()]
-    if missing:
-        msg = f"{missing[0]}: host {host} does not see this file as {site.host} does."
+    try:
+        is_same = hashlib.sha256(site.description.read_bytes()).hexdigest() == site.digest
+    except OSError:
+        is_same = False
+    if not is_same or not plan.exists():
+        msg = f"{plan if is_same else site.description}: host {host} does not see this file as {site.host} does."
         raise PackError(f"{msg}\n  Pack into a folder on a disk that all nodes of the cluster have under this path.")
-
-
-class _OwnDrafts(Disk):
-    """A disk on which drafts have other names than those of another try to fill the same shard: one that seems to be
-    dead and is not must not write into them.
-    """
-
-    def __init__(self) -> None:
-        self._word = secrets.token_hex(4)
-
-    def _own(self, path: Path) -> Path:
-        if not path.name.endswith(DRAFT_SUFFIX):
-            return path
-        return path.with_name(f"{path.name.removesuffix(DRAFT_SUFFIX)}.{self._word}{DRAFT_SUFFIX}")
-
-    def open(self, path: Path) -> int:
-        return super().open(self._own(path))
-
-    def rename(self, source: Path, target: Path) -> None:
-        super().rename(self._own(source), target)
-
-    def remove(self, path: Path) -> None:
-        super().remove(self._own(path))

@@ -14,6 +14,7 @@ from wdskit.errors import WdskitError
 from wdskit.files import Disk
 from wdskit.packing.destination import Destination, locked, look_at_destination, raised_as_pack_errors
 from wdskit.packing.fill import Count
+from wdskit.packing.journal import remove_finished
 from wdskit.packing.planning import Chosen
 from wdskit.packing.reshard_fill import ReshardJob, fill_in_worker, fill_shard
 from wdskit.packing.reshard_plan import Jobs
@@ -86,6 +87,7 @@ class ReshardRun:
                 target, run = self._look()
                 if target.is_done:
                     assert target.last_run is not None
+                    remove_finished(self.folder, self.disk)
                     return target.last_run.entries, True
                 where_of = self.inputs.paths.__getitem__
                 staging = open_staging(self.folder, run, where_of, restart=self.intent.restart, disk=self.disk)

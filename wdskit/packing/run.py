@@ -27,6 +27,7 @@ from wdskit.packing.journal import (
     indexed_already,
     is_publishing,
     publish_run,
+    remove_finished,
     remove_locks,
 )
 from wdskit.packing.options import PackOptions
@@ -202,6 +203,8 @@ def pack_planned(work: Work, target: Destination, run: RunDescription, jobs: Job
             return [_fill_again(work, target, jobs, options.only)]
         if target.is_done:
             assert target.last_run is not None
+            if part is None:
+                remove_finished(work.folder, work.disk)
             return [target.last_run.entries[number] for number in numbers]
         staging = begin(work, run, lambda number: jobs.spool[number].where)
     spans = [jobs.spans[number] for number in numbers]
@@ -349,6 +352,7 @@ def finish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
         finish_publishing(folder, disk)
         last = find_last_run(folder)
         return (last.entries if last is not None else ()), True
+    remove_finished(folder, disk)
     runs = [(path, run) for path in run_folders(folder) if (run := read_description(path)) is not None]
     if not runs:
         last = find_last_run(folder)

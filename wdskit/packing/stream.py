@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from wdskit.dataset.index import Exports, ShardEntry
 from wdskit.packing.destination import Destination, raised_as_pack_errors
 from wdskit.packing.fill import Count, ShardJob, fill_shard
-from wdskit.packing.journal import indexed_already
+from wdskit.packing.journal import indexed_already, remove_finished
 from wdskit.packing.plan import fill_in_turn
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.rows import Row
@@ -55,6 +55,7 @@ def pack_stream(work: Work) -> tuple[Destination, list[ShardEntry]]:
             publish_all(target, staging, entries, lists, also)
         else:
             target.check_lists(lists)
+            remove_finished(work.folder, work.disk)
     return target, entries
 
 
