@@ -26,7 +26,7 @@ FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAS
 LONG = [
     "test_size_writers", "test_size_readers", "test_readme", "test_stream_resume", "test_configs_run", "test_engine",
     "test_pack_faults", "test_peers", "test_stream", "test_planned", "test_make_loader", "test_bench_peers",
-    "test_tools", "test_tar_reader", "test_safety", "test_loader_faults", "test_torchrun",
+    "test_tools", "test_reader", "test_safety", "test_loader_faults", "test_torchrun",
 ]  # fmt: skip
 
 # How long an example takes says something about the machine's other work only.

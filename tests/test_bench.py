@@ -27,7 +27,7 @@ from wdskit.loader.bench_loops import TrainingStep, Watch, busy_python, make_fre
 from wdskit.loader.bench_parts import Parts
 from wdskit.loader.bench_types import BenchResult, Setting
 from wdskit.pipeline.config import load_config
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1, "workers": [0, 1], "threads": [1]}
 

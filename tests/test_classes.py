@@ -16,7 +16,7 @@ from wdskit import PackError, Pipeline, pack, reshard
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.index import read_index
 from wdskit.errors import ConfigError, FolderIndexError
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 
 @pytest.mark.parametrize("numbers", [*itertools.product(range(-1, 3), repeat=2)])

@@ -12,7 +12,7 @@ from shards import write_numbers
 
 from wdskit.cli.bench import show_result
 from wdskit.loader.bench_types import Advice, BenchResult, LoaderBench, Measured, PartBench, Refused, Setting
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 CONFIG = """\
 version: 1

@@ -28,7 +28,7 @@ from shards import bytes_in, samples_in
 from wdskit.cli import app
 from wdskit.cli.pack import parse_size
 from wdskit.cli.progress import _facts
-from wdskit.dataset.others import read_timm_info
+from wdskit.dataset.counts import read_timm_info
 from wdskit.packing.sources import Progress
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]

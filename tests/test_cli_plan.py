@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from shards import write_numbers
 
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 CONFIG = """\
 version: 1

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from shards import write_shard
 
-from wdskit.dataset.selection import read_selection
-from wdskit.dataset.selection_head import selection_path
-from wdskit.shards.indexing import index_folder
+from wdskit.dataset.selection import read_selection, selection_path
+from wdskit.shards.index import index_folder
 
 
 @pytest.fixture

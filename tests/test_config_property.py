@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tests.test_config import TEXT, load
-from wdskit.dataset.patterns import check_pattern
+from wdskit.dataset.braces import check_pattern
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.config import Config, load_config
 from wdskit.pipeline.specs import STAGES

@@ -12,7 +12,7 @@ from wdskit import Pipeline
 from wdskit.pipeline import defaults
 from wdskit.pipeline.defaults import choose_crew, usable_cores
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 EXACT = Pipeline().exact("a")
 DECODES = EXACT.decode("rgb8").random_resized_crop(8).to_tuple("jpg", "cls").batched(4)

@@ -30,7 +30,7 @@ from wdskit.order.steps import Steps
 from wdskit.pipeline.fused import FusedStep
 from wdskit.pipeline.jobs import Job
 from wdskit.pipeline.making import Making
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 WAYS = [
     {"workers": 0, "threads": 1},

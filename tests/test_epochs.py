@@ -11,7 +11,7 @@ from shards import draw, write_numbers
 
 from wdskit import Pipeline, PipelineError, StateError
 from wdskit.loader import workers
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 KINDS = ["planned", "stream", "stream with_epoch", "stream, 2 workers"]
 

@@ -26,7 +26,7 @@ from wdskit import pack
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.index import INDEX_NAME
 from wdskit.files import THREAD_BYTES, Disk, Draft, draft_path, make_folders, publish, publish_bytes, remove_drafts
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 PARTS = (b"first ", b"", b"second " * 3, bytearray(b"third"))
 NEW = b"".join(PARTS)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 
 from wdskit import Pipeline, StateError
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled.*assuming the intent:UserWarning")
 

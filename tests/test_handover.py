@@ -20,7 +20,7 @@ from wdskit.loader import planned as planned_module
 from wdskit.loader.handover import finish_numbers, hand_over, make_mover, map_tensors
 from wdskit.pipeline.jobs import Made
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from shards import write_shard
 from wdskit import Pipeline
 from wdskit.codecs.fields import encode_field
 from wdskit.errors import PipelineError, SampleError
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 POINTS = np.arange(2 * 5 * 3, dtype=np.float32).reshape(2, 5, 3)
 

@@ -11,7 +11,7 @@ import os
 import pytest
 from shards import write_numbers
 
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # Lightning's use of torch
 

@@ -34,7 +34,7 @@ from wdskit.loader.worker import Order
 from wdskit.pipeline.by_columns import begin
 from wdskit.pipeline.jobs import Job
 from wdskit.pipeline.memory import FRESH
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
 

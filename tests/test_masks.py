@@ -18,7 +18,7 @@ from shards import write_shard
 from wdskit import Pipeline
 from wdskit.codecs.images import decode_index
 from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 LIMIT = 10**6
 NUMBERS = np.random.default_rng(3).integers(0, 1 << 16, (21, 34))

@@ -16,9 +16,9 @@ from shards import bytes_in, samples_in
 
 from wdskit import FolderIndexError, PackError, RowError, ShardError, StorageError, WdskitError, pack
 from wdskit.dataset.index import read_index
+from wdskit.dataset.lock import lock_folder
 from wdskit.files import Disk
-from wdskit.shards.indexing import index_folder
-from wdskit.shards.locking import lock_folder
+from wdskit.shards.index import index_folder
 
 
 def numbered(start: int, stop: int) -> list[dict[str, object]]:

@@ -36,10 +36,10 @@ from pack_cases import (
 from shards import WorkerKillingDisk, bytes_in, samples_in
 
 from wdskit import PackError, WdskitError, pack
+from wdskit.dataset.lock import hold
 from wdskit.files import Disk, Draft, draft_path
 from wdskit.packing import destination, executors, fill, places, running
 from wdskit.packing.plan import row_bytes
-from wdskit.shards.locking import hold
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 

@@ -18,12 +18,12 @@ from shards import bytes_in, samples_in
 import wdskit
 from wdskit import FolderIndexError, PackError, finish_pack, pack, split
 from wdskit.dataset.index import read_index
+from wdskit.dataset.lock import lock_folder, share_folder
 from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.packing import api, record, started
 from wdskit.packing.options import parse_part
 from wdskit.packing.record import read_record
-from wdskit.shards.indexing import index_folder
-from wdskit.shards.locking import lock_folder, share_folder
+from wdskit.shards.index import index_folder
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}

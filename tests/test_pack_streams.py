@@ -23,10 +23,11 @@ from pack_cases import remains_of, without_drafts
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
+from wdskit.dataset.hashes import SortedRuns
 from wdskit.files import DRAFT_SUFFIX
 from wdskit.packing import streamed_keys
 from wdskit.packing.rows import Row
-from wdskit.packing.streamed_keys import SortedRuns, StreamedKeys
+from wdskit.packing.streamed_keys import StreamedKeys
 
 OPTIONS: dict[str, Any] = {"pattern": "p-%02d.tar", "disk": HastyDisk()}
 

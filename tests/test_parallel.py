@@ -18,7 +18,7 @@ import wdskit
 from wdskit import Pipeline, PipelineError, RankError, check_same_batches, gather_valid
 from wdskit.loader import gather
 from wdskit.loader.peers import _digest
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 SIZES = [0, 1, 2, 3, 5, 8, 13]
 

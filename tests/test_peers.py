@@ -26,8 +26,8 @@ from images import image_bytes
 from tests.peers.packed import KINDS, Packed, Samples, pack_all
 from tests.peers.reading import check_read, fields_of
 from wdskit import FolderIndexError, Pipeline, ShardError, WdskitError
-from wdskit.dataset.grouping import ShardReader
-from wdskit.shards.indexing import index_folder
+from wdskit.dataset.samples import ShardReader
+from wdskit.shards.index import index_folder
 from wdskit.tar import reader
 from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, parse_header
 from wdskit.tar.pax import Overrides

@@ -14,7 +14,7 @@ import wdskit
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
 from wdskit.loader.plan_epoch import fitting_lanes
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from wdskit.errors import FolderIndexError, PipelineError, StorageError
 from wdskit.loader.plan_epoch import open_epoch
 from wdskit.loader.plan_picture import trace
 from wdskit.loader.plan_quality import sorted_data
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 COUNTS = [20] * 30
 

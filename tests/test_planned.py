@@ -27,7 +27,7 @@ from wdskit import (
     load_config,
     make_loader,
 )
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 COUNTS = [5, 1, 9, 0, 4, 7, 3]
 NUM = sum(COUNTS)

@@ -18,7 +18,7 @@ from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, lo
 from wdskit.pipeline.collate import collate
 from wdskit.pipeline.memory import FRESH
 from wdskit.pipeline.ragged import make_ragged
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 LENGTHS = [3, 0, 1, 7, 2, 2, 5, 0]
 

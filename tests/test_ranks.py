@@ -8,7 +8,7 @@ from shards import number_of, write_numbers
 
 from wdskit import Pipeline, RankError
 from wdskit.pipeline.ranks import find_place
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8"}
 SLURM = {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}

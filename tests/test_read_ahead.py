@@ -17,7 +17,7 @@ from wdskit.pipeline.jobs import Job
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.read_ahead import ReadAhead
 from wdskit.pipeline.shards import OpenShards
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 NUM = 50
 

@@ -24,7 +24,7 @@ from wdskit.dataset.keys import hashed_key
 from wdskit.packing import reshard_fill, reshard_look, reshard_read, reshard_scan
 from wdskit.packing.reshard import ReshardResult
 from wdskit.packing.reshard_choice import Choice, make_choice
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 Samples = dict[str, dict[str, bytes]]
 PATTERN = "p-%03d.tar"

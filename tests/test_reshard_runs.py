@@ -20,7 +20,7 @@ from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.export.api import KINDS
 from wdskit.packing import record, reshard, reshard_sources, started
 from wdskit.packing.record import read_record
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
 

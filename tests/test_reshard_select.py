@@ -11,7 +11,7 @@ from shards import samples_in, write_shard
 
 from wdskit import FolderIndexError, Pipeline, SelectionError, pack, reshard, select, verify
 from wdskit.dataset.selection import read_selection
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 
 @pytest.fixture

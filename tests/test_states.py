@@ -13,8 +13,8 @@ from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.errors import StateError
-from wdskit.shards.indexing import index_folder
-from wdskit.shards.splitting import split
+from wdskit.shards.index import index_folder
+from wdskit.shards.split import split
 
 
 def write(folder: Path, numbers: list[int], *, is_indexed: bool = True) -> str:

@@ -11,7 +11,7 @@ from wdskit import Pipeline
 from wdskit.loader.stats import Stats
 from wdskit.pipeline.pacing import Pace
 from wdskit.pipeline.timings import Timings
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 WAYS = [(0, 1), (0, 4), (1, 1), (2, 2)]
 NUM = 70

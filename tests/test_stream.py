@@ -301,7 +301,7 @@ def test_weights_draw_parts_by_their_shares(tmp_path):
 
 def test_check_sha256_finds_a_flipped_payload_bit_before_training(tmp_path):
     from wdskit.dataset.index import write_index
-    from wdskit.dataset.scan import scan_shard
+    from wdskit.shards.index import scan_shard
 
     path = write_shard(tmp_path / "a.tar", {f"k{at}": {"txt": b"x" * 100} for at in range(3)})
     write_index(tmp_path, [scan_shard(str(path), name="a.tar").entry])

@@ -15,10 +15,10 @@ import pytest
 from shards import write_shard
 
 from wdskit import Pipeline
-from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.offsets import offsets_path, read_offsets
+from wdskit.dataset.samples import ShardReader
 from wdskit.errors import FolderIndexError, ShardError
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 
 def stream(path: Path | str, **settings: Any) -> Pipeline:

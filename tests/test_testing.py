@@ -11,7 +11,7 @@ import torch
 from shards import draw, write_numbers
 
 from wdskit import Pipeline
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 from wdskit.testing import _difference, assert_resumes_exactly
 
 

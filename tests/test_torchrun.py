@@ -15,7 +15,7 @@ import pytest
 from shards import number_of, write_numbers
 
 from wdskit import Pipeline
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 COUNTS = [7, 0, 1, 12, 5, 20, 3, 0, 13]  # 61 samples
 EPOCHS = 3

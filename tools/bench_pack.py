@@ -36,9 +36,8 @@ from bench_verify import check, make_jpeg, write_shard
 from outputs import digests_of, must_equal
 
 from wdskit import pack
-from wdskit.dataset.scan import scan_shard
-from wdskit.shards.checking import check_shard
-from wdskit.shards.reports import ShardJob
+from wdskit.checking.shard import ShardJob, check_shard
+from wdskit.shards.index import scan_shard
 
 MIN_ROUNDS = 3
 NUM_JPEGS = 16

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from outputs import must_equal
 
 from wdskit import Pipeline
-from wdskit.dataset.local import LocalShard
-from wdskit.dataset.many import locate
+from wdskit.dataset.columns import locate
+from wdskit.dataset.shard import LocalShard
 from wdskit.limits import BLOCK_BYTES
 from wdskit.pipeline.planned import PlannedPipeline
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 from wdskit.tar.writer import TarWriter
 
 BATCH = 256

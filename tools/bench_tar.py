@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from outputs import digests_of, must_equal
 
-from wdskit.dataset.grouping import ShardReader
+from wdskit.dataset.samples import ShardReader
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.writer import TarWriter
 

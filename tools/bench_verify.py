@@ -24,8 +24,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from wdskit.shards.checking import check_shard
-from wdskit.shards.reports import ShardJob
+from wdskit.checking.shard import ShardJob, check_shard
 from wdskit.tar.writer import TarWriter
 
 SIDES = (64, 256, 448)

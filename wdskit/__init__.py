@@ -29,7 +29,9 @@ from wdskit.errors import (
 )
 
 if TYPE_CHECKING:
-    from wdskit.dataset.local import LocalShard
+    from wdskit.checking.api import verify
+    from wdskit.checking.findings import Finding, VerifyResult
+    from wdskit.dataset.shard import LocalShard
     from wdskit.loader.bench import bench
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
@@ -44,15 +46,12 @@ if TYPE_CHECKING:
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
     from wdskit.pipeline.registry import register
-    from wdskit.shards.comparing import DiffResult, diff
-    from wdskit.shards.describe import Summary, info
-    from wdskit.shards.extracting import Extracted, cat, extract
-    from wdskit.shards.findings import Finding, VerifyResult
-    from wdskit.shards.indexing import IndexReport, index_folder
-    from wdskit.shards.listing import MemberRow, SampleRow, ShardRow, ls
-    from wdskit.shards.repairing import RepairResult, repair
-    from wdskit.shards.splitting import split
-    from wdskit.shards.verifying import verify
+    from wdskit.shards.diff import DiffResult, diff
+    from wdskit.shards.extract import Extracted, cat, extract
+    from wdskit.shards.index import IndexReport, index_folder
+    from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow, Summary, info, ls
+    from wdskit.shards.repair import RepairResult, repair
+    from wdskit.shards.split import split
     from wdskit.statistics.collect import stats
     from wdskit.statistics.result import ShardStats
 
@@ -118,31 +117,31 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DiffResult": "wdskit.shards.comparing",
-    "diff": "wdskit.shards.comparing",
-    "Summary": "wdskit.shards.describe",
-    "info": "wdskit.shards.describe",
-    "Extracted": "wdskit.shards.extracting",
-    "cat": "wdskit.shards.extracting",
-    "extract": "wdskit.shards.extracting",
-    "IndexReport": "wdskit.shards.indexing",
-    "index_folder": "wdskit.shards.indexing",
-    "MemberRow": "wdskit.shards.listing",
-    "SampleRow": "wdskit.shards.listing",
-    "ShardRow": "wdskit.shards.listing",
-    "ls": "wdskit.shards.listing",
-    "Finding": "wdskit.shards.findings",
+    "DiffResult": "wdskit.shards.diff",
+    "diff": "wdskit.shards.diff",
+    "Summary": "wdskit.shards.inspect",
+    "info": "wdskit.shards.inspect",
+    "Extracted": "wdskit.shards.extract",
+    "cat": "wdskit.shards.extract",
+    "extract": "wdskit.shards.extract",
+    "IndexReport": "wdskit.shards.index",
+    "index_folder": "wdskit.shards.index",
+    "MemberRow": "wdskit.shards.inspect",
+    "SampleRow": "wdskit.shards.inspect",
+    "ShardRow": "wdskit.shards.inspect",
+    "ls": "wdskit.shards.inspect",
+    "Finding": "wdskit.checking.findings",
     "LoaderStats": "wdskit.loader.stats_types",
     "StageStats": "wdskit.loader.stats_types",
-    "LocalShard": "wdskit.dataset.local",
+    "LocalShard": "wdskit.dataset.shard",
     "Pipeline": "wdskit.pipeline.builder",
     "bench": "wdskit.loader.bench",
     "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
     "Ragged": "wdskit.pipeline.ragged",
     "ReshardResult": "wdskit.packing.reshard",
-    "RepairResult": "wdskit.shards.repairing",
-    "VerifyResult": "wdskit.shards.findings",
+    "RepairResult": "wdskit.shards.repair",
+    "VerifyResult": "wdskit.checking.findings",
     "load_config": "wdskit.pipeline.config",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
@@ -153,10 +152,10 @@ _HOMES = {
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.statistics.result",
-    "split": "wdskit.shards.splitting",
+    "split": "wdskit.shards.split",
     "stats": "wdskit.statistics.collect",
-    "repair": "wdskit.shards.repairing",
-    "verify": "wdskit.shards.verifying",
+    "repair": "wdskit.shards.repair",
+    "verify": "wdskit.checking.api",
 }
 
 

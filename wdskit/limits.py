@@ -55,3 +55,6 @@ MAX_COCO_BYTES = 2 << 30
 
 MAX_ROW_BYTES = 4 << 20
 """Longest line of a manifest, and longest JSON of one sample; read by Python it takes up to 25 times as much."""
+
+MAX_LISTED = 20
+"""Findings of one kind that are listed for one shard, and keys that are listed in all; the last says how many more."""

@@ -19,11 +19,11 @@ from shards import key_of, png_of, write_shard
 from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
-from wdskit.dataset.many import Spans
+from wdskit.dataset.columns import Spans
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.shards import OpenShards
-from wdskit.shards.indexing import index_folder
+from wdskit.shards.index import index_folder
 
 
 def npy(array: Any) -> bytes:

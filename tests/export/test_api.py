@@ -22,15 +22,15 @@ from shards import bytes_in, write_shard
 from tar_corpus import END, long_name, member, pax, record
 
 from wdskit import ConfigError, FolderIndexError, PackError, StorageError, WdskitError, pack, verify
+from wdskit.dataset.counts import read_sizes, read_timm_info
 from wdskit.dataset.index import read_index
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.others import read_sizes, read_timm_info
 from wdskit.export import api
 from wdskit.export.api import KINDS
 from wdskit.export.energon import collapse
 from wdskit.export.timm import split_of
-from wdskit.shards import indexing
-from wdskit.shards.indexing import index_folder
+from wdskit.shards import index as indexing
+from wdskit.shards.index import index_folder
 
 GOLDEN_TARS = sorted((GOLDEN / "tar").glob("[!g]*.tar"))
 GOLDEN_TARS += sorted((GOLDEN / "tar").glob("gnu*.tar"))  # tarfile opens no empty one

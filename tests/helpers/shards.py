@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wdskit import LocalShard, Pipeline
-from wdskit.dataset.grouping import ShardReader
 from wdskit.dataset.index import read_index
+from wdskit.dataset.samples import ShardReader
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.writer import TarWriter
 

@@ -20,8 +20,8 @@ from images import image_bytes
 
 from tests.peers.unsafe import READERS, UNSAFE, shard
 from wdskit import pack
-from wdskit.dataset.grouping import ShardReader
-from wdskit.shards.indexing import index_folder
+from wdskit.dataset.samples import ShardReader
+from wdskit.shards.index import index_folder
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = Path(sys.prefix, "peers")

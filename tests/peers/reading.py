@@ -8,10 +8,9 @@ from typing import Any
 
 from tests.peers.packed import Samples
 from wdskit import LocalShard, Pipeline, make_loader
-from wdskit.dataset.grouping import ShardReader
-from wdskit.shards.describe import info
-from wdskit.shards.indexing import index_folder
-from wdskit.shards.listing import list_samples
+from wdskit.dataset.samples import ShardReader
+from wdskit.shards.index import index_folder
+from wdskit.shards.inspect import info, list_samples
 
 
 def check_read(folder: Path, samples: Samples) -> None:

@@ -11,8 +11,8 @@ from shards import write_shard
 
 import wdskit
 from wdskit import ConfigError, ShardError, ShardStats, StorageError, pack, stats
-from wdskit.dataset.grouping import read_sample
-from wdskit.shards.indexing import index_folder
+from wdskit.dataset.samples import read_sample
+from wdskit.shards.index import index_folder
 from wdskit.shards.parallel import choose_workers
 from wdskit.statistics.collect import collect
 from wdskit.statistics.counts import MAX_FIELDS

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from wdskit.shards import wording
+from wdskit import text as wording
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,7 @@ import typer
 from wdskit.cli.console import escape, format_count, plural, print_error, print_json, show_bytes
 
 if TYPE_CHECKING:
-    from wdskit.shards.comparing import Difference, DiffResult
+    from wdskit.shards.diff import Difference, DiffResult
 
 
 def diff_command(
@@ -29,7 +29,7 @@ def diff_command(
     In Python: wdskit.diff
     """
     from wdskit.errors import WdskitError
-    from wdskit.shards.comparing import diff
+    from wdskit.shards.diff import diff
 
     try:
         with show_bytes("comparing") as show:

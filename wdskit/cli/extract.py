@@ -10,7 +10,7 @@ import typer
 from wdskit.cli.console import escape, format_bytes, format_count, plural, print_json
 
 if TYPE_CHECKING:
-    from wdskit.shards.extracting import Extracted
+    from wdskit.shards.extract import Extracted
 
 
 def extract_command(
@@ -37,7 +37,7 @@ def extract_command(
 
     In Python: wdskit.extract
     """
-    from wdskit.shards.extracting import extract
+    from wdskit.shards.extract import extract
 
     done = extract(path, to, fields=fields or (), keys=keys or (), limit=limit)
     if json:

@@ -44,7 +44,7 @@ def index_command(
 
     In Python: wdskit.index_folder
     """
-    from wdskit.shards.indexing import index_folder
+    from wdskit.shards.index import index_folder
 
     start = time.perf_counter()
     with show_bytes("indexing") as show:

@@ -11,7 +11,7 @@ from wdskit.cli.console import escape, format_bytes, format_count, ignored_note,
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.shards.describe import Summary
+    from wdskit.shards.inspect import Summary
 
 NUM_CLASSES_SHOWN = 8
 
@@ -27,7 +27,7 @@ def info_command(
 
     In Python: wdskit.info
     """
-    from wdskit.shards.describe import info
+    from wdskit.shards.inspect import info
 
     with show_bytes("reading") as show:
         summary = info(path, progress=show)

@@ -13,7 +13,7 @@ from wdskit.cli.console import escape, format_bytes, format_count, print_json
 from wdskit.errors import WdskitError
 
 if TYPE_CHECKING:
-    from wdskit.shards.listing import MemberRow, SampleRow, ShardRow
+    from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow
 
 Row = TypeVar("Row")
 
@@ -78,8 +78,8 @@ def ls_command(
 
     In Python: wdskit.ls
     """
-    from wdskit.shards.contents import find_shards
-    from wdskit.shards.listing import list_members, list_right_shards, list_samples
+    from wdskit.dataset.patterns import find_shards
+    from wdskit.shards.inspect import list_members, list_right_shards, list_samples
 
     target = find_shards(path)
     if target.kind != "shard" and members:

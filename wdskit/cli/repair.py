@@ -10,8 +10,8 @@ import typer
 from wdskit.cli.console import escape, plural, print_error, print_json, show_bytes
 
 if TYPE_CHECKING:
-    from wdskit.shards.findings import ImageCheck
-    from wdskit.shards.repairing import RepairResult
+    from wdskit.codecs.checks import ImageCheck
+    from wdskit.shards.repair import RepairResult
 
 
 def repair_command(
@@ -36,7 +36,7 @@ def repair_command(
     In Python: wdskit.repair
     """
     from wdskit.errors import WdskitError
-    from wdskit.shards.repairing import repair
+    from wdskit.shards.repair import repair
 
     try:
         with show_bytes("repairing") as show:

@@ -12,7 +12,7 @@ from wdskit.cli.console import escape, format_count, make_console, plural, print
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.shards.splitting import SplitReport
+    from wdskit.shards.split import SplitReport
 
 
 def split_command(
@@ -59,7 +59,7 @@ def split_command(
 
     In Python: wdskit.split
     """
-    from wdskit.shards.splitting import split
+    from wdskit.shards.split import split
 
     start = time.perf_counter()
     with show_bytes("splitting") as show:

@@ -24,7 +24,8 @@ from wdskit.cli.console import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wdskit.shards.findings import Finding, ImageCheck, VerifyResult
+    from wdskit.checking.findings import Finding, VerifyResult
+    from wdskit.codecs.checks import ImageCheck
 
 _DAMAGE = {"structure", "digest", "bytes", "missing"}
 _STALE = {"index", "unlisted", "offsets", "beside", "samples", "fields"}
@@ -78,8 +79,8 @@ def verify_command(
 
     In Python: wdskit.verify
     """
+    from wdskit.checking.api import verify
     from wdskit.errors import WdskitError
-    from wdskit.shards.verifying import verify
 
     if workers is not None and world_size is None:
         raise typer.BadParameter("--workers goes with --world-size; --processes says how many read.")
@@ -112,7 +113,7 @@ def _to_json(result: VerifyResult) -> dict[str, object]:
 
 
 def _print(result: VerifyResult, seconds: float) -> None:
-    from wdskit.shards.findings import NOTES
+    from wdskit.checking.findings import NOTES
 
     for finding in result.findings:
         print(_line(finding))
@@ -170,6 +171,6 @@ def _print_verdicts(result: VerifyResult) -> None:
 
 
 def _line(finding: Finding) -> str:
-    from wdskit.shards.findings import NOTES
+    from wdskit.checking.findings import NOTES
 
     return escape(f"Note: {finding}" if finding.kind in NOTES else str(finding))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Literal
 
-from wdskit.codecs.fields import decode_field
-from wdskit.codecs.formats import check_magic, image_format
+from wdskit.codecs.fields import decode_field, is_json_field
+from wdskit.codecs.formats import check_magic, image_format, is_image_field
 from wdskit.codecs.images import decode_image, open_pillow, pillow_error
 from wdskit.codecs.structure import (
     HeaderTooShort,
@@ -26,6 +27,10 @@ from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 
 Check = Callable[[Buffer], None]
 ImageLevel = Literal["none", "magic", "structure", "decode"]
+ImageCheck = Literal["none", "structure", "decode"]
+
+IMAGE_CHECKS: tuple[ImageCheck, ...] = ("none", "structure", "decode")
+"""The levels that `verify` and `repair` offer."""
 
 IMAGE_LEVELS: tuple[ImageLevel, ...] = ("none", "magic", "structure", "decode")
 """How much of an image is looked at; each level includes those before it."""
@@ -124,3 +129,12 @@ def check_json(field: str, data: Buffer) -> None:
         DecodeError: It does not parse.
     """
     decode_field(field, data)
+
+
+def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
+    """What looks at the bytes of a field; None where nothing does."""
+    if is_json_field(name):
+        return functools.partial(check_json, name)
+    if images != "none" and is_image_field(name):
+        return functools.partial(check_image_field, name, level=images, max_pixels=max_pixels)
+    return None

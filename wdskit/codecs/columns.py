@@ -18,7 +18,7 @@ from wdskit.codecs.fields import (
     has_long_number,
 )
 from wdskit.codecs.npy_header import read_npy_header
-from wdskit.dataset.many import Spans
+from wdskit.dataset.columns import Spans
 from wdskit.errors import DecodeError
 
 _MAGIC = b"\x93NUMPY\x01\x00"

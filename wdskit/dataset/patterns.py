@@ -12,21 +12,17 @@ import glob
 import itertools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn
 from urllib.parse import unquote
 
+from wdskit.dataset.braces import expand_braces, expand_patterns, split_parts
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, is_label, join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError
-from wdskit.limits import MAX_SHARD_NAMES
-from wdskit.storage.urls import is_local, local_path, scheme_of
+from wdskit.storage.urls import is_local, local_path
 
-_JOINT = re.compile(r"::(?![^\[\]/]*\])")  # not the one inside http://[::1]/
-_BRACES = re.compile(  # what counts in a brace pattern: a range of numbers or letters, or one of these
-    r"\{(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?\}|\\.|[{},]"
-)
-_MAX_DIGITS = 18
 _MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
@@ -59,6 +55,26 @@ class ShardList:
             folder = split_url(url)[0]
             folders[folder] = folders.get(folder, False) or entry is None or any(map(is_label, entry.fields))
         return folders
+
+
+@dataclass(frozen=True)
+class Target:
+    """The shards that a path, folder or pattern names.
+
+    Attributes:
+        path: As the user wrote it.
+        kind: What it is.
+        urls: Path or URL of each shard, in order.
+        entries: Their lines in the folder's index, compared with the files; None without one, and for a single shard.
+    """
+
+    path: str
+    kind: Literal["shard", "folder", "pattern"]
+    urls: tuple[str, ...]
+    entries: tuple[ShardEntry, ...] | None
+
+
+Fault = Literal["missing", "unlisted"]
 
 
 @dataclass
@@ -116,25 +132,92 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
     return ShardList(tuple(urls), tuple(parts), tuple(entries))
 
 
-def expand_patterns(shards: str) -> Iterator[str]:
-    """The paths, URLs, globs and folders of what a user wrote, braces expanded and `::` split. Nothing is looked up.
+def find_shards(path: str) -> Target:
+    """Find out what a path is, and the shards it names.
+
+    Args:
+        path: A shard, a folder, or a pattern as `list_shards` takes it; local or http(s). A file that
+            exists is itself, whatever its name looks like and whatever the folder's index says.
 
     Raises:
-        StorageError: Braces do not match, they name too many, or a scheme is not supported.
+        StorageError: There is nothing.
+        FolderIndexError: The folder's index does not match its files.
     """
-    for part in split_parts(shards):
-        yield from expand_braces(part)
+    local = is_local(path)
+    is_folder = path.endswith("/") or (local and Path(local_path(path)).is_dir())
+    if local and not is_folder and Path(local_path(path)).exists():
+        return Target(path, "shard", (path,), None)
+    found = list_shards(path)
+    if found.urls == (path,):
+        return Target(path, "shard", found.urls, None)
+    kind: Literal["folder", "pattern"] = "folder" if is_folder else "pattern"
+    entries = tuple(entry for entry in found.entries if entry is not None)
+    if len(entries) < len(found.urls):
+        return Target(path, kind, found.urls, None)
+    for folder in sorted({Path(local_path(url)).parent for url in found.urls if is_local(url)}):
+        read_index(folder).check_files()
+    return Target(path, kind, found.urls, entries)
 
 
-def check_pattern(shards: str) -> None:
-    """Refuse what can never name shards, without looking for any: schemes that are not supported, braces that do not
-    match or name too many.
+def collect_shards(
+    path: str, *, open_index: Callable[[Path], FolderIndex | None], on_fault: Callable[[Fault, str, str], None]
+) -> dict[str, ShardEntry | None]:
+    """Find local shards where what is missing or not listed is no error.
+
+    Args:
+        path: A shard, folder, glob or brace pattern; several joined by `::`.
+        open_index: Gives the index of a folder, None where there is none that reads. Called once a folder.
+        on_fault: Called with `missing` or `unlisted`, the path of the shard, and what is wrong.
+
+    Returns:
+        Path and line in the index of each shard that is there, in the order of the index, then by name.
 
     Raises:
-        StorageError: It is such.
+        StorageError: One is not local, or a folder cannot be listed.
     """
-    for part in split_parts(shards):
-        expand_braces(part)
+    shards: dict[str, ShardEntry | None] = {}
+    known: dict[str, tuple[Path, FolderIndex | None, frozenset[str]]] = {}  # two spellings of one folder are one
+    for place in (place for pattern in expand_patterns(path) for place in _local_places(pattern)):
+        real = os.path.realpath(place.folder)
+        if real not in known:
+            folder = Path(place.folder)
+            try:
+                names = frozenset(os.listdir(folder))
+            except OSError as err:
+                raise StorageError(f"{folder}: cannot be read: {err.strerror}.", url=str(folder)) from err
+            known[real] = folder, open_index(folder), names
+        folder, index, names = known[real]
+        for name in _names_at(place, index, names):
+            shard = str(folder / name)
+            entry = index.by_name.get(name) if index else None
+            if name not in names:
+                problem = "the index lists this shard, and there is no such file" if entry else "there is no such shard"
+                on_fault("missing", shard, problem)
+            elif shard not in shards:
+                shards[shard] = entry
+                if index and entry is None:
+                    on_fault("unlisted", shard, "the index does not list this shard")
+    return shards
+
+
+def _local_places(pattern: str) -> list[Place]:
+    if not is_local(pattern):
+        msg = f"{pattern}: only local shards can be looked at. Run this where the files are."
+        raise StorageError(msg, url=pattern)
+    return [place for place in find_places(pattern) if os.path.isdir(place.folder or ".")]
+
+
+def _names_at(place: Place, index: FolderIndex | None, names: frozenset[str]) -> list[str]:
+    """The names that a place stands for: those of the index in its order, then the others."""
+    if not place.is_glob:
+        return [place.name]
+    listed = [one.name for one in index.entries] if index else []
+    stray = sorted(
+        one
+        for one in names.difference(listed)
+        if one.startswith(".") <= place.name.startswith(".") and may_be_shard(one, place.name)
+    )
+    return [one for one in (*listed, *stray) if fnmatch.fnmatchcase(one, place.name)]
 
 
 def has_wildcards(path: str) -> bool:
@@ -142,83 +225,46 @@ def has_wildcards(path: str) -> bool:
     return _GLOB.search(path) is not None
 
 
-def split_parts(item: str) -> list[str]:
-    """What stands between the `::` of one text."""
-    return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
+class Place(NamedTuple):
+    """Where shards of one local folder are looked for: those with this name, or that this glob matches."""
+
+    folder: str
+    name: str
+    is_glob: bool
 
 
-def expand_braces(pattern: str) -> Iterator[str]:
-    """The names of a brace pattern, in order."""
-    if not pattern:
-        raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
-    scheme_of(pattern)
-    if "{" not in pattern or os.path.lexists(pattern):
-        return iter((pattern,))
-    import braceexpand
-
-    try:
-        if _count_names(pattern) <= MAX_SHARD_NAMES:
-            return braceexpand.braceexpand(pattern)
-    except (ValueError, RecursionError) as err:
-        msg = f"{pattern}: its braces do not match. Write {{000000..000127}} or {{a,b}}."
-        raise StorageError(msg, url=pattern) from err
-    msg = f"{pattern}: it names more than {MAX_SHARD_NAMES} shards. Name fewer, or a folder or a glob."
-    raise StorageError(msg, url=pattern)
-
-
-def _count_names(pattern: str) -> int:
-    """How many names a brace pattern has at most, before any is made; over the limit, some number over it.
+def find_places(pattern: str) -> list[Place]:
+    """The places that one local path, glob or folder stands for; none where no folder matches.
 
     Raises:
-        ValueError: A brace has no other.
+        StorageError: The folder of a glob is not there.
     """
-    most = MAX_SHARD_NAMES + 1
-    open_braces = [[0, 1]]  # of each: names of its alternatives so far, names of the present one
-    for match in _BRACES.finditer(pattern):
-        found, inner = match[0], open_braces[-1]
-        if found == "{":
-            open_braces.append([0, 1])
-        elif found == "}":
-            del open_braces[-1]
-            if not open_braces:
-                break
-            open_braces[-1][1] = min(most, open_braces[-1][1] * sum(inner))
-        elif found == "," and len(open_braces) > 1:
-            inner[:] = min(most, sum(inner)), 1
-        elif len(found) > 2:
-            inner[1] = min(most, inner[1] * _count_range(*match.groups()))
-    if len(open_braces) != 1:
-        raise ValueError("unbalanced braces")
-    return open_braces[0][1]
-
-
-def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
-    """How many names a range has, at most."""
-    if first is None or last is None:
-        return abs(ord(last_letter) - ord(first_letter)) + 1
-    if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
-        return MAX_SHARD_NAMES + 1
-    return abs(int(last) - int(first)) // (int(step or 1) or 1) + 1
+    path = local_path(pattern)
+    if os.path.isdir(path):
+        return [Place(path.rstrip("/") or "/", "*.tar", is_glob=True)]
+    parent, name = os.path.split(path)
+    if not has_wildcards(path) or os.path.lexists(path):
+        return [Place(parent, name, is_glob=False)]
+    is_plain = os.path.lexists(parent) or not has_wildcards(parent)
+    if is_plain and not os.path.isdir(parent or "."):
+        raise no_such(pattern, parent)
+    parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
+    return [Place(folder, name or "*.tar", is_glob=True) for folder in parents]
 
 
 def _match(pattern: str, folders: _Folders) -> list[str]:
     """The shards that one expanded pattern names."""
     if not is_local(pattern):
         return _match_remote(pattern, folders) or nothing_matches(pattern)
-    path = local_path(pattern)
-    if os.path.isdir(path):
-        return _match_folder(path.rstrip("/") or "/", "*.tar", folders) or nothing_matches(pattern)
-    if has_wildcards(path) and not os.path.lexists(path):
-        parent, name = os.path.split(path)
-        is_plain = os.path.lexists(parent) or not has_wildcards(parent)
-        if is_plain and not os.path.isdir(parent or "."):
-            raise no_such(pattern, parent)
-        parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
-        found = [url for folder in parents for url in _match_folder(folder, name or "*.tar", folders)]
-        return found or nothing_matches(pattern)
-    if not os.path.exists(path):
-        raise no_such(pattern, path)
-    return [path]
+    found: list[str] = []
+    for folder, name, is_glob in find_places(pattern):
+        if is_glob:
+            found += _match_folder(folder, name, folders)
+        elif os.path.exists(local_path(pattern)):
+            found.append(local_path(pattern))
+        else:
+            raise no_such(pattern, local_path(pattern))
+    return found or nothing_matches(pattern)
 
 
 def _match_folder(folder: str, name: str, folders: _Folders) -> list[str]:

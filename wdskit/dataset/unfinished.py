@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.index import INDEX_NAME, read_index
-from wdskit.dataset.patterns import ShardList, expand_patterns
+from wdskit.dataset.patterns import ShardList
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.storage.urls import is_local, local_path, read_bytes
 

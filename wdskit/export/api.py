@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from wdskit.dataset.counts import INFO_NAMES, SIZES_NAME, counts_told
 from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, Exports, FolderIndex, ShardEntry
-from wdskit.dataset.others import INFO_NAMES, SIZES_NAME, counts_told
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.export.dali import ShardMembers, dali_index, dali_problem
 from wdskit.export.energon import (

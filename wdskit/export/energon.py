@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from wdskit.dataset.braces import expand_braces
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.patterns import expand_braces
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.export.timm import shards_by_split
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from typing_extensions import Self
 
-from wdskit.dataset.many import Ints, Spans
+from wdskit.dataset.columns import Ints, Spans
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure
 from wdskit.loader.memory import Ring

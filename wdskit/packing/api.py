@@ -31,7 +31,7 @@ from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.streaming import pack_stream
 from wdskit.packing.treatment import Treatment
 from wdskit.processes import old_objects_frozen
-from wdskit.shards.shares import parse_shares
+from wdskit.shards.split_key import parse_shares
 
 
 @dataclass(frozen=True)

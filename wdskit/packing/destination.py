@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, Exports, ShardEntry, read_index
+from wdskit.dataset.samples import HeaderReader
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.export.api import parse_exports
 from wdskit.files import Disk, publish_bytes

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.packing.hashes import find_twice, stand_in
+from wdskit.dataset.hashes import find_repeated, is_among
 from wdskit.packing.rows import Row
 
 HASH_BYTES = 8
@@ -82,7 +82,7 @@ class Digests:
         """Numbers of the rows that share these bytes with another, in their order."""
         hashes = np.frombuffer(self._hashes, dtype=np.uint64)
         is_there = np.frombuffer(self._is_there, dtype=np.bool_)
-        return np.flatnonzero(stand_in(find_twice(hashes), hashes) & is_there)
+        return np.flatnonzero(is_among(hashes, find_repeated(hashes)) & is_there)
 
 
 def find_duplicates(

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
+from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.errors import PackError
 from wdskit.files import Disk

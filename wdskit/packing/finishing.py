@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wdskit.dataset.index import INDEX_NAME, Exports, ShardEntry, read_index
+from wdskit.dataset.lock import lock_folder, wait_for_workers
 from wdskit.errors import PackError
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.packing.api import PackResult
@@ -16,7 +17,6 @@ from wdskit.packing.finished import end, find_finished
 from wdskit.packing.places import folder_of, told_as_pack_errors
 from wdskit.packing.record import RunRecord, log_paths, read_logs, read_record
 from wdskit.packing.running import publish_all
-from wdskit.shards.locking import lock_folder, wait_for_workers
 
 _SHOWN = 10
 

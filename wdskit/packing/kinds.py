@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.patterns import expand_patterns, has_wildcards, split_parts
+from wdskit.dataset.braces import expand_patterns, split_parts
+from wdskit.dataset.patterns import has_wildcards
 from wdskit.errors import PackError, RowError
 from wdskit.packing.class_names import ClassNames
 from wdskit.packing.coco import Coco

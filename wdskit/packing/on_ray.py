@@ -21,13 +21,13 @@ from typing import Any
 
 from wdskit import __version__
 from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.lock import held_meanwhile
 from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import DRAFT_PREFIX, DRAFT_SUFFIX, Buffer, Disk
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.recorded import RecordedRows
 from wdskit.packing.rows import row_error
-from wdskit.shards.locking import held_meanwhile
 
 _MOST_TRIES = 4
 _LEAST_AHEAD = 64  # shards that wait at least, so that a cluster that grows with its work has some to grow for

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from wdskit.dataset.lock import lock_folder, share_folder, wait_for_workers
 from wdskit.errors import PackError
 from wdskit.files import Disk, make_folders, remove_drafts, told_of
 from wdskit.packing.destination import Destination, look_at_destination
@@ -17,7 +18,6 @@ from wdskit.packing.options import PackOptions
 from wdskit.packing.plan import Names
 from wdskit.packing.record import log_path, log_paths
 from wdskit.packing.started import clear_if_nothing_is_there
-from wdskit.shards.locking import lock_folder, share_folder, wait_for_workers
 from wdskit.storage.urls import is_local, local_path
 
 _PLAN = "wdskit-plan"

@@ -9,14 +9,14 @@ import numpy as np
 from typing_extensions import Self
 
 from wdskit.codecs.fields import decode_field
-from wdskit.dataset.grouping import read_span
+from wdskit.dataset.samples import read_span
 from wdskit.errors import DecodeError, RowError, SelectionError, ShardError
 from wdskit.limits import BLOCK_BYTES, MAX_NAME_BYTES
 from wdskit.packing.reshard_choice import Choice
 from wdskit.packing.reshard_fields import Changes, Sample, find_fields
 from wdskit.packing.reshard_look import Bools, Ints, Look, Words, hash_keys
 from wdskit.packing.rows import row_error
-from wdskit.shards.expressions import ExpressionError, MissingValue
+from wdskit.shards.filters import ExpressionError, MissingValue
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import member_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from wdskit.errors import PackError
-from wdskit.shards.expressions import Expression
+from wdskit.shards.filters import Expression
 from wdskit.shards.sampling import parse_share
 
 _PURPOSE = b"wdskit sample"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from wdskit.dataset.grouping import read_span
 from wdskit.dataset.index import NO_EXPORTS, Exports, ShardEntry
+from wdskit.dataset.lock import hold
 from wdskit.dataset.offsets import digest_offsets, write_offsets
+from wdskit.dataset.samples import read_span
 from wdskit.errors import PackError, ShardError
 from wdskit.export.api import export_shard, new_members
 from wdskit.export.dali import ShardMembers
@@ -27,7 +28,6 @@ from wdskit.packing.reshard_fields import Changes, find_fields
 from wdskit.packing.reshard_look import Bools, Bytes, Ints, Look, hash_keys, look_at
 from wdskit.packing.reshard_read import Sources, blocks_in, read_into
 from wdskit.packing.reshard_samples import Samples
-from wdskit.shards.locking import hold
 from wdskit.tar.header import build_header
 from wdskit.tar.reader import locate_members
 from wdskit.tar.walk import Span

@@ -8,9 +8,9 @@ from typing import overload
 
 import numpy as np
 
-from wdskit.dataset.grouping import read_span
 from wdskit.dataset.index import NO_EXPORTS, Exports
 from wdskit.dataset.keys import hashed_key
+from wdskit.dataset.samples import read_span
 from wdskit.errors import PackError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.keys import permutation

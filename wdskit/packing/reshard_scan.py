@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.grouping import HeaderReader, read_span
 from wdskit.dataset.identities import Verified
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.local import LocalShard
+from wdskit.dataset.samples import HeaderReader, read_span
+from wdskit.dataset.shard import LocalShard
 from wdskit.errors import FolderIndexError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.reshard_batch import Batch, Gone

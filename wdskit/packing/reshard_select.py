@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from wdskit.dataset.index import FolderIndex, read_index
+from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
-from wdskit.dataset.selection import write_selection
-from wdskit.dataset.selection_head import check_selection_name, read_head, selection_path
+from wdskit.dataset.selection import check_selection_name, read_head, selection_path, write_selection
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_RECIPE_BYTES
@@ -22,7 +22,6 @@ from wdskit.packing.reshard_choice import check_word, check_workers, make_choice
 from wdskit.packing.reshard_scan import Scanned
 from wdskit.packing.reshard_sources import Seen, list_sources, scan_all, scan_jobs
 from wdskit.packing.sources import Tell
-from wdskit.shards.locking import lock_folder
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
+from wdskit.dataset.hashes import find_repeated, is_among
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.limits import BLOCK_BYTES
-from wdskit.packing.hashes import find_twice, stand_in
 from wdskit.packing.plan import row_bytes
 from wdskit.packing.recorded import Ints, RecordedRows, Rows, encode_row, read_exactly
 from wdskit.packing.rows import Row, key_taken
@@ -184,7 +184,7 @@ def blocks_of(count: int) -> tuple[int, list[tuple[int, int]]]:
 
 def suspects(spool: Spool, kept: Ints | None, values: NDArray[np.int64]) -> Ints:
     """Numbers of the rows whose key has one of these hashes, which are sorted."""
-    found = stand_in(values, np.frombuffer(spool.hashes, dtype=np.int64))
+    found = is_among(np.frombuffer(spool.hashes, dtype=np.int64), values)
     if kept is None:
         return np.flatnonzero(found)
     rows: Ints = kept[found[kept]]
@@ -202,7 +202,7 @@ def check_unique(spool: Spool, kept: Ints | None) -> None:
         RowError: Names the first row whose key an earlier one has.
     """
     hashes = np.frombuffer(spool.hashes, dtype=np.int64)
-    twice = find_twice(hashes if kept is None else hashes[kept])
+    twice = find_repeated(hashes if kept is None else hashes[kept])
     if not len(twice):
         return
     places: dict[str, str] = {}

@@ -11,7 +11,7 @@ from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index
 from wdskit.dataset.offsets import offsets_path
-from wdskit.dataset.selection_head import list_selections, selection_path
+from wdskit.dataset.selection import list_selections, selection_path
 from wdskit.dataset.unfinished import RECORD_NAME
 from wdskit.errors import PackError
 from wdskit.export.api import folder_export_names, shard_export_names

@@ -16,9 +16,9 @@ import numpy as np
 import orjson
 from typing_extensions import Self
 
+from wdskit.dataset.hashes import SortedRuns, is_among
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.packing.destination import Destination
-from wdskit.packing.hashes import stand_in
 from wdskit.packing.recorded import Ints
 from wdskit.packing.rows import Row, key_taken
 from wdskit.packing.sources import Tell
@@ -92,7 +92,7 @@ class StreamedKeys:
         self._num_checked = len(self._new)
         hashes = _hashes([key for key, _ in new])
         hashes.sort()
-        found = np.concatenate([self._hashes.find(hashes), hashes[stand_in(self._taken, hashes)]])
+        found = np.concatenate([self._hashes.find(hashes), hashes[is_among(hashes, self._taken)]])
         if not len(found):
             return
         twice = {*found.tolist()}
@@ -126,28 +126,6 @@ class StreamedKeys:
         with open(draft_path(self._path), "rb") as file:
             for line in file:
                 yield from json.loads(line)
-
-
-class SortedRuns:
-    """Many numbers, in sorted runs of which each is longer than the next: as many as their number has binary digits."""
-
-    def __init__(self) -> None:
-        self._runs: list[Ints] = []
-
-    def add(self, run: Ints) -> None:
-        """Take more, which are sorted."""
-        while self._runs and len(self._runs[-1]) <= len(run):
-            run = np.concatenate([self._runs.pop(), run])
-            run.sort(kind="stable")  # merges two runs
-        self._runs.append(run)
-
-    def find(self, values: Ints) -> Ints:
-        """Those of some sorted values that are among the numbers."""
-        is_there = np.zeros(len(values), np.bool_)
-        for run in self._runs:
-            is_there |= stand_in(run, values)
-        found: Ints = values[is_there]
-        return found
 
 
 def _hashes(keys: Iterable[str]) -> Ints:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator
 
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
-from wdskit.dataset.grouping import HeaderReader
 from wdskit.dataset.identities import Verified
 from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
 from wdskit.packing.members import row_or_error

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.lock import hold
 from wdskit.files import Disk
 from wdskit.packing.fill import ShardJob, fill_shard
-from wdskit.shards.locking import hold
 
 
 def fill_in_worker(job: ShardJob, *, held: Path, disk: Disk) -> ShardEntry:

@@ -16,7 +16,7 @@ import torch
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.many import Spans
+from wdskit.dataset.columns import Spans
 from wdskit.order.base import Ints
 from wdskit.pipeline.buffering import Batched
 from wdskit.pipeline.collate import Collate, collate

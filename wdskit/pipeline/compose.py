@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from wdskit.dataset.classes import check_labels
-from wdskit.dataset.others import parse_factors
+from wdskit.dataset.counts import parse_factors
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PipelineError

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from wdskit.dataset.patterns import check_pattern
+from wdskit.dataset.braces import check_pattern
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES
 from wdskit.pipeline.document import read_document

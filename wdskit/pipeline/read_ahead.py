@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from wdskit.dataset.many import LARGE_BYTES
+from wdskit.dataset.columns import LARGE_BYTES
 from wdskit.order.base import Ints
 from wdskit.pipeline.jobs import Job
 from wdskit.pipeline.making import places_of

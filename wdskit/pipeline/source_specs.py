@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
 
-from wdskit.dataset.selection_head import check_selection_name
+from wdskit.dataset.selection import check_selection_name
 from wdskit.errors import SelectionError
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.resampled import DEFAULT_CHUNK

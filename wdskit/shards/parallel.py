@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
+from pathlib import Path
 from typing import TypeVar
 
-from wdskit.errors import WdskitError
+from wdskit.errors import ShardError, WdskitError
 from wdskit.processes import deaf_to_ctrl_c, end_with_parent, hear_ctrl_c
+from wdskit.storage.urls import is_local, local_path
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+Progress = Callable[[int, int | None], None]
+"""Called while shards are read: bytes read so far, bytes in all or None where that is unknown (http)."""
 
 WORKER_BYTES = 64 << 20
 """What a process must have to read before it is worth its start of a quarter of a second."""
@@ -70,6 +76,57 @@ def map_shards(
         pool.shutdown(cancel_futures=True)
 
 
+def read_shards(
+    function: Callable[..., T],
+    shards: Sequence[S],
+    sizes: Sequence[int | None],
+    *,
+    workers: int | None,
+    progress: Progress | None,
+    counts_reads: bool = False,
+) -> Generator[T | WdskitError, None, None]:
+    """As `map_shards`, with processes by the size of the data, and progress.
+
+    Args:
+        function: As `map_shards` takes it.
+        shards: As `map_shards` takes them.
+        sizes: Bytes of each, None where that is not known.
+        workers: Processes; None for what `choose_workers` says.
+        progress: Called after each shard.
+        counts_reads: `function` has a parameter `on_read`, to be called with the number of bytes that were read; in
+            this process progress is reported inside of shards too.
+    """
+    known = [size for size in sizes if size is not None]
+    num_bytes = sum(known) if len(known) == len(sizes) else None
+    num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers
+    num_done = 0
+
+    def add(num: int) -> None:
+        nonlocal num_done
+        num_done += num
+        if progress:
+            progress(num_done, num_bytes)
+
+    inside = counts_reads and (num_workers == 1 or len(shards) < 2)
+    call = functools.partial(function, on_read=add) if inside else function
+    with contextlib.closing(map_shards(call, shards, workers=num_workers)) as results:
+        for size, result in zip(sizes, results, strict=True):
+            if not inside:
+                add(getattr(result, "num_bytes", 0) if size is None else size)
+            yield result
+
+
+def file_sizes(urls: Iterable[str]) -> list[int | None]:
+    """Bytes of each file, None of one that is remote or cannot be asked: reading it says what is wrong."""
+    sizes: list[int | None] = []
+    for url in urls:
+        try:
+            sizes.append(Path(local_path(url)).stat().st_size if is_local(url) else None)
+        except OSError:
+            sizes.append(None)
+    return sizes
+
+
 def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
     try:
         return function(shard)
@@ -83,3 +140,10 @@ def _start_worker() -> None:
     """
     hear_ctrl_c()
     end_with_parent()
+
+
+def join_faults(path: str, faults: Iterable[WdskitError], num_shards: int) -> ShardError:
+    """One error that lists those of several shards."""
+    faults = list(faults)
+    head = f"{path}: {len(faults)} of {num_shards} shards are not right.\n"
+    return ShardError(head + "\n".join(map(str, faults)), shard=path)

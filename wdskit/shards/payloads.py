@@ -14,7 +14,7 @@ from typing import IO, Any, TypeAlias
 
 from typing_extensions import Self
 
-from wdskit.dataset.grouping import HeaderReader, ShardReader, read_span
+from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.storage.urls import LocalFile, open_stream
 from wdskit.tar.walk import Span

@@ -1,27 +1,35 @@
-"""The whole samples of one damaged shard, as ranges of its bytes.
-
-Behind damage the reading goes on at the next sample that the .idx promises, or else at the next valid header. What
-damage may have touched is not saved: the sample before it, because bytes may be missing in it (an .idx that is right
-again behind the damage proves that none are), and the sample behind it, because its first members may be missing (the
-.idx, or the fields that all others have, prove that none are).
-"""
+"""The whole samples of one damaged shard, as ranges of its bytes: those that its headers or its .idx prove whole."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.dataset.keys import split_name
-from wdskit.errors import DecodeError, ShardError
-from wdskit.limits import BLOCK_BYTES, MAX_CHECKED_BYTES, MAX_PIXELS
-from wdskit.shards.checking import Check, field_check
-from wdskit.shards.findings import ImageCheck, shorten
-from wdskit.shards.resync import headers_after, is_header, is_plain_key, known_starts
-from wdskit.storage.urls import LocalFile
-from wdskit.tar.header import REGULAR_TYPES, padded, parse_header
+from wdskit.dataset.offsets import offsets_path
+from wdskit.errors import DecodeError, ShardError, StorageError
+from wdskit.limits import BLOCK_BYTES, MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_PIXELS
+from wdskit.storage.urls import LocalFile, read_bytes
+from wdskit.tar.header import (
+    GNU_LONG_NAME_TYPE,
+    PAX_TYPE,
+    REGULAR_TYPES,
+    HeaderError,
+    checksum_holds,
+    parse_header,
+)
 from wdskit.tar.reader import TarReader
 from wdskit.tar.window import Passed
 from wdskit.tar.writer import END_BYTES
+from wdskit.text import shorten
+
+COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -55,20 +63,13 @@ class Group:
     start: int
     stop: int = 0
     fields: list[str] = field(default_factory=list)
-    problem: str = ""  # why it cannot be saved whatever stands around it
-    doubt: str = ""  # why it may not be whole
-    is_second: bool = False  # what is in doubt is its beginning
-    is_proven: bool = True  # it is known to be a sample, and no member of a tar inside of one
+    problem: str = ""  # why it cannot be saved
+    is_proven: bool = True  # nothing before it was damaged, or the .idx says that it starts here
 
 
 @dataclass
 class Salvage:
-    """What can be saved of a shard.
-
-    Attributes:
-        groups: Its whole samples, in order.
-        lost: What is not saved, in the order of the bytes.
-    """
+    """What can be saved of a shard: its whole samples, and what is not saved, both in the order of the bytes."""
 
     groups: list[Group] = field(default_factory=list)
     lost: list[Loss] = field(default_factory=list)
@@ -77,66 +78,62 @@ class Salvage:
 def salvage(
     path: str, file: LocalFile, *, images: ImageCheck, max_pixels: int = MAX_PIXELS, with_offsets: bool = True
 ) -> Salvage:
-    """Find the whole samples of a shard.
+    """Find the samples of a shard that its headers or its .idx prove whole.
+
+    Behind damage the reading goes on at the next sample of the .idx that has a valid header. An .idx that contradicts
+    the headers is not believed; without one, the reading goes on at the next block that is a valid header. Then the
+    sample before the damage is lost, unless the header of another follows it, and so is the first one behind, whose
+    first members may be missing.
 
     Args:
         path: The shard, for messages, and for its .idx.
         file: The same, open.
-        images: How images are checked; a sample with one that is not right is lost.
+        images: How images are checked; a sample with one that fails is lost.
         max_pixels: Most pixels of an image.
         with_offsets: Whether to ask the .idx; there is no need to where the shard is known to be what it was.
 
     Raises:
         StorageError: It cannot be read.
     """
-    starts: frozenset[int] = known_starts(path) if with_offsets else frozenset()
-    walk = _Walk(path, file, starts, images, max_pixels)
+    starts = _known_starts(path) if with_offsets else []
+    check = functools.lru_cache(maxsize=1024)(lambda name: field_check(name, images, max_pixels))
+    walk = _Walk(path, file, starts, check)
     found = walk.run()
-    if starts and not walk.agrees:  # another shard's, or an older one's
-        return _Walk(path, file, frozenset(), images, max_pixels).run()
-    return found
+    return found if walk.agrees else _Walk(path, file, [], check).run()
 
 
 class _Walk:
     """The state of one walk through a shard."""
 
-    def __init__(self, path: str, file: LocalFile, starts: frozenset[int], images: ImageCheck, max_pixels: int) -> None:
+    def __init__(self, path: str, file: LocalFile, starts: list[int], check: Callable[[str], Check | None]) -> None:
         self._path = path
         self._file = file
-        self._images: ImageCheck = images
-        self._max_pixels = max_pixels
-        self._checks: dict[str, Check | None] = {}
         self._starts = starts
-        self._sorted = sorted(starts)
+        self._spans = dict(itertools.pairwise(starts))
+        self._check = check
         self._groups: list[Group] = []
-        self._found = Salvage()
+        self._lost: list[Loss] = []
         self._loose: list[Loss] = []  # members of no sample that no sample stands before
-        self._expected = 0  # where the next member's header should be
-        self._is_plain = True  # no extension header, directory or gap so far
-
-    @property
-    def agrees(self) -> bool:
-        """Whether all samples that stand between others start where the .idx says."""
-        whole = [group for group in self._groups if not group.doubt]
-        return all(group.start in self._starts and self._next(group.start) >= group.stop for group in whole)
-
-    def _next(self, start: int) -> int:
-        """The next offset of the .idx behind one of them; -1 behind the last, which is no sample's start."""
-        number = bisect_right(self._sorted, start)
-        return self._sorted[number] if number < len(self._sorted) else -1
+        self._behind = 0  # the last member that was read: where the next header should be
+        self.agrees = True  # the .idx with the headers
 
     def run(self) -> Salvage:
         at: int | None = 0
         while at is not None:
             at = self._run_from(at)
         self._judge()
-        if self._found.lost:
-            self._found.lost += self._loose
-        self._found.lost.sort(key=lambda loss: (loss.start, loss.stop))
-        return self._found
+        lost = [
+            Loss(self._path, one.start, one.stop, shorten(one.key), shorten(one.problem))
+            for one in self._groups
+            if one.problem
+        ]
+        lost += self._lost
+        lost += self._loose if lost else []
+        lost.sort(key=lambda loss: (loss.start, loss.stop))
+        return Salvage([one for one in self._groups if not one.problem], lost)
 
     def _run_from(self, base: int) -> int | None:
-        """Read members from a header on; where to go on after damage, None at the end."""
+        """Read members from a header on; where to go on behind damage, None at the end."""
         at = base
 
         def read(size: int) -> bytes:
@@ -147,43 +144,45 @@ class _Walk:
 
         reader = TarReader(read, shard=self._path, hold_bytes=MAX_CHECKED_BYTES)
         first = len(self._groups)
+        problem, following, is_in_place = "", None, True
         try:
             self._collect(reader, base)
+            self._behind = base + reader.stop
         except ShardError as err:
-            following, in_place = self._resync(base + (reader.stop or err.offset))
-            damage = self._expected
-            if following is None and is_header(self._file.read_at(damage, BLOCK_BYTES)):
-                in_place = True  # a whole header, and the shard stops inside of its member
-            self._close(first, damage)
-            self._doubt_ends(first, base, damage, err.problem, in_place=in_place)
-            stop = self._file.num_bytes if following is None else following
-            self._found.lost.append(Loss(self._path, damage, stop, None, err.problem))
-            return following
-        stop = base + reader.stop
-        self._close(first, stop)
-        if self._sorted and self._sorted[-1] > stop:
-            problem = f"the shard ends where its .idx goes on to byte {self._sorted[-1]}"
-            self._doubt_ends(first, base, stop, problem, in_place=False)
-            self._found.lost.append(Loss(self._path, stop, stop, None, problem))
-        else:
-            self._doubt_ends(first, base, None, "", in_place=True)
-        return None
+            problem = err.problem
+            damage = base + (reader.stop or err.offset)
+            following = self._resume(damage)
+            is_in_place = following in self._spans or (following is None and self._ends_in_place(damage))
+        stop = self._behind
+        end = self._file.num_bytes if following is None else following
+        if not problem and self._starts and self._starts[-1] > stop:
+            problem = f"the shard ends where its .idx goes on to byte {self._starts[-1]}"
+            is_in_place, end = False, stop
+        groups = self._groups[first:]
+        for group in groups[-1:]:
+            group.stop = stop
+            if problem and not ((is_in_place or self._ends(group)) and self._fits(group)):
+                group.problem = group.problem or f"bytes may be missing in it, before this: {problem}"
+        for group in groups[:1]:
+            if base and base not in self._spans:
+                group.problem = group.problem or "its first members may be missing"
+        self.agrees &= all(self._fits(one) for one in groups if not one.problem)
+        if problem:
+            self._lost.append(Loss(self._path, stop, max(stop, end), None, problem))
+        return following
 
     def _collect(self, reader: TarReader, base: int) -> None:
         current: Group | None = None
-        self._expected = base
-        is_proven = not base or base in self._starts
+        self._behind = base
+        is_proven = not base or base in self._spans
         for name, offset, data in reader:
             start = base + offset
-            if start != self._expected:
-                self._is_plain = False
-            self._expected = start + BLOCK_BYTES + padded(data.num_bytes if isinstance(data, Passed) else len(data))
+            self._behind = base + reader.offset
             split = split_name(name)
             if split is None:
                 if current is None:
-                    self._loose.append(
-                        Loss(self._path, start, self._expected, None, f"{shorten(name)!r} is of no sample")
-                    )
+                    problem = f"{shorten(name)!r} is of no sample"
+                    self._loose.append(Loss(self._path, start, self._behind, None, problem))
                 continue
             if current is None or split[0] != current.key:
                 if current is not None:
@@ -196,64 +195,51 @@ class _Walk:
         if name in group.fields or name.startswith("__"):
             group.problem = f"it has the field {name!r} twice, or that is a name which readers keep for themselves"
         group.fields.append(name)
-        if name not in self._checks:
-            self._checks[name] = field_check(name, self._images, self._max_pixels)
-        check = self._checks[name]
+        check = self._check(name)
         if check and not isinstance(data, Passed):
             try:
                 check(data)
             except DecodeError as err:
                 group.problem = group.problem or f"{name}: {err}"
 
-    def _close(self, first: int, stop: int) -> None:
-        """The last group ends where the reading did."""
-        for group in self._groups[first:][-1:]:
-            group.stop = group.stop or stop
+    def _ends_in_place(self, damage: int) -> bool:
+        """Whether no byte is missing behind damage, because the shard ends where the .idx says."""
+        return bool(self._starts) and self._starts[-1] + END_BYTES == self._file.num_bytes > damage + END_BYTES
 
-    def _doubt_ends(self, first: int, base: int, damage: int | None, problem: str, *, in_place: bool) -> None:
-        """Note which of the groups that were read in one go may not be whole: the last before damage, and the first
-        behind.
-        """
-        groups = self._groups[first:]
-        if groups and base and groups[0].start not in self._starts:
-            groups[0].doubt, groups[0].is_second = "its first members may be missing", True
-        if groups and damage is not None:
-            ends = damage in self._starts or self._starts_another(damage, groups[-1].key)
-            if not in_place or not ends:
-                groups[-1].doubt, groups[-1].is_second = f"bytes may be missing in it, before this: {problem}", False
+    def _fits(self, group: Group) -> bool:
+        """Whether a group is a sample of the .idx, where there is one."""
+        return not self._spans or self._spans.get(group.start) == group.stop
 
-    def _starts_another(self, at: int, key: str) -> bool:
-        """Whether a valid header stands here that says by itself that it is of another sample."""
-        block = self._file.read_at(at, BLOCK_BYTES)
-        if not is_header(block) or block[156] not in REGULAR_TYPES:
+    def _ends(self, group: Group) -> bool:
+        """Whether the header of another sample stands behind a group; or nothing, where the .idx says so."""
+        block = self._file.read_at(group.stop, BLOCK_BYTES)
+        if self._starts and group.stop == self._starts[-1]:
+            return not block or self._file.read_at(group.stop, END_BYTES) == bytes(END_BYTES)
+        if self._starts and len(block) < BLOCK_BYTES:  # cut; of zeros nobody knows whether they are an end marker's
+            return not block or any(block)
+        if not _is_header(block) or block[156] not in REGULAR_TYPES:
             return False
         split = split_name(parse_header(block).name.decode("utf-8", "replace"))
-        return split is not None and split[0] != key
+        return split is not None and split[0] != group.key
 
-    def _resync(self, damage: int) -> tuple[int | None, bool]:
-        """Where to go on, None for nowhere, and whether it is certain that no bytes are missing before: at the next
-        sample of the .idx that has a valid header, else at the next valid header.
-        """
-        if damage >= self._file.num_bytes:  # cut; of zeros nobody knows whether they belong to the end marker
-            rest = self._file.read_at(self._expected, BLOCK_BYTES)
-            return None, not rest or any(rest)
-        for number in range(bisect_right(self._sorted, damage), len(self._sorted)):
-            start = self._sorted[number]
-            if is_header(self._file.read_at(start, BLOCK_BYTES)):
-                return start, True
-        if self._sorted and self._sorted[-1] + END_BYTES == self._file.num_bytes > damage + END_BYTES:
-            return None, True  # the end marker is where it should be, and no sample before it
-        return next(headers_after(self._file, damage), None), False
+    def _resume(self, damage: int) -> int | None:
+        """Where to go on: at the next sample of the .idx, or else the next block, that is a valid header."""
+        for start in self._starts[bisect_right(self._starts, damage) : -1]:
+            if _is_header(self._file.read_at(start, BLOCK_BYTES)):
+                return start
+        if self._starts and (self._starts[-1] <= damage or self._ends_in_place(damage)):
+            return None
+        following = _next_header(self._file, damage)
+        if self._starts and following is not None:
+            self.agrees = False  # what stands there is not where the .idx says
+            return None
+        return following
 
     def _judge(self) -> None:
-        """Keep the groups that are whole for certain, and list the others."""
-        certain = {tuple(group.fields) for group in self._groups if not group.doubt}
-        proven = {tuple(group.fields) for group in self._groups if group.is_proven and not group.doubt}
+        """Note problems that show over the whole shard: keys that are repeated, and tars inside of a sample."""
+        proven = {tuple(group.fields) for group in self._groups if group.is_proven and not group.problem}
         seen: dict[str, Group] = {}
         for group in self._groups:
-            usual = self._is_plain and certain == {tuple(group.fields)} and is_plain_key(group.key)
-            if group.doubt and not (group.is_second and usual):
-                group.problem = group.problem or group.doubt
             if proven and not group.is_proven and tuple(group.fields) not in proven:
                 group.problem = group.problem or "its fields are those of no sample before the damage"
             twin = seen.setdefault(group.key, group)
@@ -261,9 +247,42 @@ class _Walk:
                 if twin.fields != group.fields:
                     twin.problem = twin.problem or "its members are not side by side"
                 group.problem = group.problem or "its key came before"
-        for group in self._groups:
-            if group.problem:
-                reason = shorten(group.problem)
-                self._found.lost.append(Loss(self._path, group.start, group.stop, shorten(group.key), reason))
-            else:
-                self._found.groups.append(group)
+
+
+def _known_starts(shard: str) -> list[int]:
+    """Where the .idx says that samples start and the last one ends; nothing where it does not read.
+
+    They are not compared with the shard's size, for it may be cut.
+    """
+    path = offsets_path(shard)
+    try:
+        data = read_bytes(str(path), limit=MAX_IDX_BYTES) if path.is_file() else b""
+    except StorageError:
+        return []
+    starts = np.frombuffer(data[: len(data) // 8 * 8], dtype="<u8")
+    if len(data) % 8 or np.any(starts[1:] <= starts[:-1]) or np.any(starts % np.uint64(BLOCK_BYTES)):
+        return []
+    found: list[int] = starts.tolist()
+    return found
+
+
+def _is_header(block: bytes) -> bool:
+    """Whether a member can start with this block: all of a header is right, its checksum exactly."""
+    if len(block) < BLOCK_BYTES or not any(block):
+        return False
+    try:
+        kind = parse_header(block).typeflag
+        return kind in REGULAR_TYPES | {PAX_TYPE, GNU_LONG_NAME_TYPE} and checksum_holds(block)
+    except HeaderError:
+        return False
+
+
+def _next_header(file: LocalFile, at: int) -> int | None:
+    """The next block behind `at` that is a valid ustar header."""
+    at = (at // BLOCK_BYTES + 1) * BLOCK_BYTES
+    while data := file.read_at(at, COPY_BYTES):
+        for place in range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
+            if data.startswith(b"ustar", place + 257) and _is_header(data[place : place + BLOCK_BYTES]):
+                return at + place
+        at += COPY_BYTES
+    return None

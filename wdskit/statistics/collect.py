@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -20,22 +19,22 @@ from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import read_classes
-from wdskit.dataset.grouping import HeaderReader, read_sample, read_span
-from wdskit.dataset.local import LocalShard
+from wdskit.dataset.hashes import find_repeated, is_among
 from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.patterns import Target, find_shards
+from wdskit.dataset.samples import HeaderReader, read_sample, read_span
+from wdskit.dataset.shard import LocalShard
 from wdskit.errors import DecodeError, StorageError, WdskitError
-from wdskit.limits import MAX_CHECKED_BYTES
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import permutation, philox
-from wdskit.shards.contents import Progress, Target, find_shards, join_faults
-from wdskit.shards.findings import shorten
-from wdskit.shards.parallel import choose_workers, map_shards
+from wdskit.shards.parallel import Progress, join_faults, read_shards
 from wdskit.shards.sampling import parse_share
-from wdskit.shards.uniqueness import is_among, repeated_hashes
-from wdskit.statistics.counts import MAX_BAD, MAX_FIELDS, Counts, ImageTally, JsonTally, Numbers, Tally
+from wdskit.statistics.counts import MAX_FIELDS, Counts, ImageTally, JsonTally, Numbers, Tally
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
 from wdskit.statistics.result import BadField, ClassStats, Duplicates, ShardStats
 from wdskit.storage.urls import LocalFile, is_local, local_path
 from wdskit.tar.walk import Span
+from wdskit.text import shorten
 
 MAX_CONTENTS = 10  # that come more than once and are listed
 MAX_PLACES = 4  # of one content
@@ -153,25 +152,12 @@ def _tally_all(
     Raises:
         WdskitError: That of the shard that is not right, or one that lists all.
     """
-    num_bytes, num_done = sum(sizes), 0
-    num_workers = choose_workers(len(jobs), num_bytes) if workers is None else workers
-
-    def add(num: int) -> None:
-        nonlocal num_done
-        num_done += num
-        if progress:
-            progress(num_done, num_bytes)
-
-    alone = num_workers == 1 or len(jobs) == 1
-    function = partial(tally_shard, on_read=add) if alone else tally_shard
     faults: list[WdskitError] = []
-    for size, result in zip(sizes, map_shards(function, jobs, workers=num_workers), strict=True):
+    for result in read_shards(tally_shard, jobs, sizes, workers=workers, progress=progress, counts_reads=True):
         if isinstance(result, WdskitError):
             faults.append(result)
         elif not faults:
             yield result
-        if not alone:
-            add(size)
     if len(faults) == 1:
         raise faults[0]
     if faults:
@@ -322,7 +308,7 @@ class _Pass:
                 has_image |= self._add_value(name, payload, size)
             except DecodeError as err:
                 tally.num_bad += 1
-                if len(tally.bad) < MAX_BAD:
+                if len(tally.bad) < MAX_LISTED:
                     problem = shorten(str(err).removeprefix(f"{name}: "))
                     tally.bad.append(BadField(self._job.url, shorten(key), name, problem))
         tally.num_read += 1
@@ -378,7 +364,7 @@ def find_duplicates(urls: Sequence[str], parts: Sequence[ShardTally]) -> Duplica
         ShardError: A shard changed since then.
         StorageError: It cannot be read any more.
     """
-    repeated = repeated_hashes([part.digests for part in parts])
+    repeated = find_repeated(*(part.digests for part in parts))
     if not len(repeated):
         return Duplicates(0, 0, ())
     places: dict[int, list[tuple[str, str]]] = {}

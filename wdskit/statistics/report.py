@@ -19,14 +19,13 @@ from typing import Any
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import make_thumbnail
 from wdskit.dataset.classes import read_classes
-from wdskit.dataset.grouping import read_sample
+from wdskit.dataset.samples import read_sample
 from wdskit.errors import ConfigError, DecodeError, StorageError
 from wdskit.files import publish_bytes, why_not
 from wdskit.limits import MAX_PIXELS
-from wdskit.shards.findings import shorten
-from wdskit.shards.wording import format_bytes, format_count, printable
 from wdskit.statistics.result import ClassStats, NumberStats, ShardStats
 from wdskit.storage.urls import LocalFile, local_path
+from wdskit.text import format_bytes, format_count, printable, shorten
 
 CLASS_FIELD = "cls"
 NUM_SHOWN = 48

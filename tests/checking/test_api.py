@@ -1,0 +1,787 @@
+"""What `verify` says of shards that are whole and wrong all the same, of hostile ones, and through the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import itertools
+import json
+import os
+import struct
+import subprocess
+import sys
+import tracemalloc
+import zlib
+from collections import Counter
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disks import HastyDisk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from images import image_bytes
+from shards import write_shard
+from tar_corpus import CASES, END, header, member, pax, record
+
+from tests.peers.unsafe import UNSAFE, shard
+from wdskit import (
+    ConfigError,
+    Pipeline,
+    StorageError,
+    WdskitError,
+    ls,
+    pack,
+    repair,
+    reshard,
+    split,
+    stats,
+    verify,
+)
+from wdskit.checking import api as verifying
+from wdskit.checking import dataset as uniqueness
+from wdskit.checking.dataset import find_repeats
+from wdskit.dataset.index import read_index, write_index
+from wdskit.limits import MAX_LISTED
+from wdskit.shards.index import index_folder
+from wdskit.shards.sampling import choose_samples, parse_share
+from wdskit.storage.urls import LocalFile
+
+JPG, PNG = image_bytes("JPEG"), image_bytes("PNG")
+
+
+def told(result) -> list[tuple[str, str]]:
+    """Kind of each finding and the name of its file."""
+    return [(finding.kind, Path(finding.file).name) for finding in result.findings]
+
+
+def shards(folder: Path, *parts: dict[str, dict[str, bytes]], index: bool = True) -> Path:
+    """Shards `s-0.tar`, `s-1.tar`, ... with an index."""
+    folder.mkdir(exist_ok=True)
+    for number, samples in enumerate(parts):
+        write_shard(folder / f"s-{number}.tar", samples)
+    if index:
+        index_folder(folder, disk=HastyDisk())
+    return folder
+
+
+@pytest.mark.parametrize("num", [1 << 30, 1 << 40, 1 << 62, (1 << 63) - 1])
+@pytest.mark.parametrize("part", ["num_bytes", "num_samples"])
+def test_an_index_that_claims_what_no_file_has_costs_no_memory(tmp_path, num, part):
+    folder = shards(tmp_path / "s", *numbered(3, 2))
+    first, second = read_index(folder).entries
+    write_index(folder, [dataclasses.replace(first, **{part: num}), second], disk=HastyDisk())
+    uses = {
+        "verify": lambda: verify(folder, workers=1),
+        "ls": lambda: [*ls(str(folder))],
+        "stats": lambda: stats(str(folder), workers=1),
+        "split": lambda: split(folder, "train=0.5,val=0.5", workers=1),
+        "reshard": lambda: reshard(str(folder), tmp_path / "out"),
+        "exact": lambda: next(iter(Pipeline().exact(str(folder)).to_tuple("cls").batched(2).loader(workers=0))),
+        "sequential": lambda: next(
+            iter(Pipeline().sequential(str(folder)).to_tuple("cls").batched(2).loader(workers=0))
+        ),
+        "repair": lambda: repair(folder, tmp_path / "repaired"),
+    }
+    for name, use in uses.items():
+        tracemalloc.start()
+        try:
+            with contextlib.suppress(WdskitError):
+                use()
+            assert tracemalloc.get_traced_memory()[1] < 100 << 20, name
+        finally:
+            tracemalloc.stop()
+    result = verify(folder, workers=1)
+    assert ("bytes" if part == "num_bytes" else "samples", "s-0.tar") in told(result)
+
+
+def numbered(*counts: int) -> list[dict[str, dict[str, bytes]]]:
+    start = np.cumsum([0, *counts]).tolist()
+    return [{f"k{n}": {"cls": b"%d" % n} for n in range(a, b)} for a, b in itertools.pairwise(start)]
+
+
+@pytest.mark.parametrize(
+    ("key", "problems"),
+    [
+        ("/etc/a", ["it is an absolute path"]),
+        ("../a", ["it leads out of the folder that it is unpacked in"]),
+        ("a/../../b", ["it leads out of the folder that it is unpacked in"]),
+        ("a\x1b[31m", ["it holds a control character"]),
+        ("/a\u2028", ["it is an absolute path", "it holds a control character"]),
+        ("a/b/x", []),
+        ("./a", []),
+        ("..a/b", []),
+        ("\u0645\u06cc\u200c\u062e", []),
+    ],
+)
+def test_keys_that_are_traps_are_found_without_being_asked_for(tmp_path, key, problems):
+    """Whatever reader they are for. What is only unusual is left to `--for`."""
+    folder = shards(tmp_path / "d", {"k": {"txt": b"1"}, key: {"txt": b"1"}}, index=False)
+    found = verify(folder).findings
+    assert [(one.kind, one.key, one.problem, one.offset) for one in found] == [
+        ("name", key, problem, 1024) for problem in problems
+    ]
+
+
+def test_whole_shards_without_an_index_are_clean(tmp_path):
+    result = verify(shards(tmp_path / "d", *numbered(3, 2), index=False))
+    assert result.is_clean
+    assert not result.is_indexed
+    assert (result.num_shards, result.num_samples) == (2, 5)
+
+
+def test_a_missing_a_new_and_a_renamed_shard_are_found(tmp_path):
+    folder = shards(tmp_path / "d", *numbered(2, 2, 2))
+    (folder / "s-0.tar").unlink()
+    (folder / "s-1.tar").rename(folder / "new.tar")
+    assert told(verify(folder)) == [
+        ("missing", "s-0.tar"),
+        ("missing", "s-1.tar"),
+        ("unlisted", "new.tar"),
+        ("offsets", "new.tar.idx"),
+    ]
+
+
+def test_each_way_to_name_shards_finds_the_same(tmp_path, monkeypatch):
+    folder = shards(tmp_path / "d", *numbered(2, 2, 2))
+    data = bytearray((folder / "s-1.tar").read_bytes())
+    data[600] ^= 1
+    (folder / "s-1.tar").write_bytes(data)
+    names = [folder, f"{folder}/", f"{folder}/*.tar", f"{folder}/s-{{0..2}}.tar", f"{tmp_path}/?/s-*.tar"]
+    names += ["::".join(f"{folder}/s-{n}.tar" for n in range(3)), folder / "s-1.tar"]
+    for name in names:
+        assert told(verify(name)) == [("digest", "s-1.tar")]
+    monkeypatch.chdir(folder)
+    for name in [".", "*.tar", "s-1.tar", "./s-?.tar"]:
+        assert told(verify(name)) == [("digest", "s-1.tar")]
+    assert told(verify("s-{0..3}.tar")) == [("missing", "s-3.tar"), ("digest", "s-1.tar")]
+
+
+@pytest.mark.parametrize(
+    "path", ["none", "none/*.tar", "s-{0..1}", "http://localhost/x.tar", "pipe:cat x", "", "{", "."]
+)
+def test_what_is_not_there_or_not_local_cannot_be_verified(tmp_path, monkeypatch, path, run):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError):
+        verify(path)
+    code, out, err = run("verify", path)
+    assert (code, out) == (2, "")
+    assert err
+
+
+@pytest.mark.parametrize("place", ["same shard", "two shards"])
+def test_a_key_that_comes_twice_is_found(tmp_path, place):
+    if place == "two shards":
+        first, second = {"a": {"cls": b"1"}, "b": {"cls": b"2"}}, {"c": {"cls": b"3"}, "a": {"cls": b"4"}}
+        folder = shards(tmp_path / "d", first, second)
+    else:
+        folder = tmp_path / "d"
+        folder.mkdir()
+        names = ["a.cls", "b.cls", "a.cls"]
+        (folder / "s-0.tar").write_bytes(b"".join(member(name, b"1") for name in names) + END)
+    [finding] = verify(folder).findings
+    assert (finding.kind, finding.key) == ("repeated", "a")
+    assert finding.offset == (1024 if place == "two shards" else 2048)
+    where = "in two places that are not side by side" if place == "same shard" else f"in {folder / 's-0.tar'} too"
+    assert where in finding.problem
+
+
+def test_many_repeated_keys_are_counted_and_the_first_are_listed(tmp_path):
+    [samples] = numbered(MAX_LISTED + 7)
+    findings = verify(shards(tmp_path / "d", samples, samples)).findings
+    assert [finding.kind for finding in findings] == ["repeated"] * MAX_LISTED
+    assert findings[-1].more == 7
+    assert len({finding.key for finding in findings}) == MAX_LISTED
+
+
+def test_keys_whose_hashes_collide_are_told_apart(tmp_path, monkeypatch):
+    """Equal hashes alone are no finding; without the second look they would be."""
+    from wdskit.checking import shard as checking
+
+    monkeypatch.setattr(checking, "hash_key", lambda key: bytes(8))
+    folder = shards(tmp_path / "d", *numbered(2, 1))
+    assert verify(folder, workers=1).is_clean
+    monkeypatch.setattr(uniqueness, "read_key", lambda report, number: "same")
+    assert [kind for kind, _ in told(verify(folder, workers=1))] == ["repeated"]
+
+
+def test_ten_million_keys_take_240_megabytes(tmp_path):
+    """A hundredth of them: 16 bytes a sample held, 8 while they are compared."""
+    import tracemalloc
+
+    num = 100_000
+    report = verify_report(num)
+    tracemalloc.start()
+    assert find_repeats("d", [report]) == ()
+    assert tracemalloc.get_traced_memory()[1] < 25 * num
+    tracemalloc.stop()
+    assert report.starts.nbytes + report.hashes.nbytes == 16 * num + 8
+
+
+def verify_report(num: int):
+    from wdskit.checking.shard import ShardReport
+
+    hashes = np.arange(num, dtype=np.uint64) * np.uint64(977)
+    starts = np.arange(num + 1, dtype=np.uint64)
+    return ShardReport("x.tar", num, num, True, 0, 0, 0, (), starts, hashes, {}, None)
+
+
+def test_samples_with_other_fields_are_listed_by_their_fields(tmp_path):
+    most = {f"k{n}": {"jpg": JPG, "json": b"{}"} for n in range(5)}
+    odd = {"x": {"jpg": JPG}, "y": {"json": b"1", "jpg": JPG, "cls": b"1"}, "z": {"jpg": JPG}}
+    findings = verify(shards(tmp_path / "d", most, odd)).findings
+    assert [(finding.kind, finding.key) for finding in findings] == [("odd", "x"), ("odd", "y")]
+    assert findings[0].problem == "it has no json (2 samples; this is the first)".replace(
+        " (", ", most have jpg, json ("
+    )
+    assert "it has cls besides" in findings[1].problem
+
+
+def test_samples_with_other_fields_are_notes_and_no_fault(tmp_path, run):
+    """What `pack` wrote may have samples without a caption; `verify` says so, and passes."""
+    rows = [{"__key__": f"k{n}", "jpg": JPG, **({"txt": "a"} if n % 3 else {})} for n in range(9)]
+    pack(rows, tmp_path / "d")
+    assert verify(tmp_path / "d").is_clean
+    status, out, _ = run("verify", str(tmp_path / "d"))
+    assert status == 0
+    assert "Note: " in out
+    assert "it has no txt" in out
+    assert "clean, 1 note." in out
+
+
+def test_one_image_is_as_good_as_another(tmp_path):
+    """A folder of jpg and png is a folder of images; a sample without one is odd."""
+    most = {f"k{n}": {"jpg": JPG, "json": b"{}"} for n in range(3)} | {"p": {"png": PNG, "json": b"{}"}}
+    assert verify(shards(tmp_path / "a", most)).is_clean
+    left = {"l": {"left.jpg": JPG, "mask.png": PNG}}, {"m": {"left.png": PNG, "mask.png": PNG}}
+    assert verify(shards(tmp_path / "b", *left)).is_clean
+    odd = {"x": {"json": b"{}"}, "y": {"json": b"1", "jpg": JPG, "png": PNG}, "z": {"json": b"1", "mask.png": PNG}}
+    findings = verify(shards(tmp_path / "c", most, odd)).findings
+    assert [(finding.kind, finding.key) for finding in findings] == [("odd", key) for key in "xyz"]
+    assert [finding.problem.partition(" (")[0] for finding in findings] == [
+        "it has no jpg or png, most have jpg or png, json",
+        "it has jpg or png besides, most have jpg or png, json",
+        "it has no jpg or png, it has mask.png besides, most have jpg or png, json",
+    ]
+
+
+def test_the_order_of_fields_is_no_difference(tmp_path):
+    one, other = {"a": {"cls": b"1", "txt": b"x"}}, {"b": {"txt": b"x", "cls": b"1"}}
+    assert verify(shards(tmp_path / "d", one, other)).is_clean
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"{'a': 1}", b'{"a": 1}x', b"\xff", b"[" * 100_000])
+def test_json_that_does_not_parse_is_found(tmp_path, data):
+    folder = shards(tmp_path / "d", {"a": {"json": b"{}"}, "b": {"json": data}, "c": {"json": b"[NaN]"}})
+    [finding] = verify(folder).findings
+    assert (finding.kind, finding.key, finding.offset) == ("json", "b", 1024)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "found"),
+    [
+        ("jpg", JPG, ()),
+        ("jpg", PNG, ("structure", "decode")),
+        ("png", JPG, ("structure", "decode")),
+        ("jpg", JPG[:-1], ("structure", "decode")),
+        ("png", PNG[:40] + b"x" + PNG[41:], ("structure", "decode")),
+        ("left.jpg", b"none", ("structure", "decode")),
+        ("webp", b"RIFF\x04\0\0\0WAVE", ("structure", "decode")),
+        ("bin", b"none", ()),
+    ],
+)
+def test_images_are_checked_as_asked(tmp_path, name, data, found):
+    folder = shards(tmp_path / "d", {"a": {name: data}})
+    for images in ("none", "structure", "decode"):
+        kinds = [kind for kind, _ in told(verify(folder, images=images))]
+        assert kinds == ["image"] * (images in found)
+
+
+def test_pixels_that_do_not_decode_are_found_by_decoding_alone(tmp_path):
+    """A PNG with right checksums and no pixels in its data."""
+    data = b"\x89PNG\r\n\x1a\n"
+    for kind, content in [(b"IHDR", struct.pack(">IIBBBBB", 9, 9, 8, 2, 0, 0, 0)), (b"IDAT", b"none"), (b"IEND", b"")]:
+        data += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    folder = shards(tmp_path / "d", {"a": {"png": data}})
+    assert verify(folder).is_clean
+    assert told(verify(folder, images="decode")) == [("image", "s-0.tar")]
+
+
+# A share of the samples.
+
+
+def test_a_share_is_exact_for_all_counts_and_shares():
+    for counts in [(1,), (3, 0, 5), (100,), (7, 7, 7), (1, 1, 1, 1), (0,)]:
+        for percent in (1, 3, 10, 33, 50, 99, 100):
+            share = Fraction(percent, 100)
+            for seed in (0, 1):
+                chosen = choose_samples(counts, share, seed)
+                total = share * sum(counts)
+                assert sum(map(len, chosen)) == -(-total.numerator // total.denominator)
+                for count, numbers in zip(counts, chosen, strict=True):
+                    assert sorted(set(numbers.tolist())) == numbers.tolist()
+                    assert all(0 <= number < count for number in numbers)
+                    assert abs(len(numbers) - share * count) < 1
+
+
+def test_a_share_is_another_for_each_seed_and_reaches_all():
+    seen: Counter[int] = Counter()
+    for seed in range(400):
+        seen.update(choose_samples([20], Fraction(1, 10), seed)[0].tolist())
+    assert sorted(seen) == list(range(20))
+    assert min(seen.values()) > 15
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "1", "-1%", "%", "1.%", "1e1%", "nan%", "100.0001%"])
+def test_what_is_no_share_is_refused(text):
+    with pytest.raises(ConfigError, match="a share of the samples"):
+        parse_share(text)
+
+
+def test_a_sample_of_the_images_is_checked_and_faults_in_it_are_found(tmp_path):
+    samples = {f"k{n}": {"jpg": JPG[:-1] if n % 2 else JPG} for n in range(100)}
+    folder = shards(tmp_path / "d", samples)
+    found = [verify(folder, sample="10%", seed=seed) for seed in (1, 1, 2)]
+    assert [result.num_images for result in found] == [10, 10, 10]
+    assert found[0].findings == found[1].findings != found[2].findings
+    assert all(finding.kind == "image" and int(finding.key[1:]) % 2 for finding in found[0].findings)
+    whole = verify(folder, sample="100%")
+    assert sum(1 + finding.more for finding in whole.findings) == 50
+    assert verify(folder, sample="100%").num_images == verify(folder).num_images == 100
+
+
+def test_a_sample_of_a_cut_shard_is_of_what_is_whole(tmp_path):
+    path = write_shard(tmp_path / "a.tar", {f"k{n}": {"jpg": JPG} for n in range(10)})
+    path.write_bytes(path.read_bytes()[:5500])
+    result = verify(path, sample="100%")
+    assert told(result) == [("structure", "a.tar")]
+    assert result.num_images == result.num_samples > 0
+
+
+def test_a_shard_that_goes_while_it_is_verified_is_found(tmp_path, monkeypatch):
+    folder = shards(tmp_path / "d", {"a": {"jpg": JPG}}, {"b": {"jpg": JPG}})
+    plan = verifying.plan_images
+
+    def planned(*args, **options):
+        (folder / "s-1.tar").unlink()
+        return plan(*args, **options)
+
+    monkeypatch.setattr(verifying, "plan_images", planned)
+    result = verify(folder, sample="100%")
+    assert told(result) == [("unreadable", "s-1.tar")]
+    assert result.num_images == 1
+
+
+# Shards that do not feed all alike.
+
+
+@pytest.mark.parametrize(
+    ("counts", "ranks", "workers", "problem"),
+    [
+        ((2, 2, 2, 2), 2, 2, None),
+        ((2, 3, 2, 3), 4, 1, None),
+        ((2, 2, 2), 2, 2, "3 shards for 2 ranks x 2 workers: 1 of 4 workers get none"),
+        ((2, 2, 2), 2, 1, "3 shards for 2 ranks x 1 workers: some workers get 1 shards, others 2"),
+        ((2, 9), 2, 1, "2 ranks x 1 workers: 2 to 9 samples a worker, shards of 2 to 9 samples"),
+    ],
+)
+def test_uneven_shards_are_found_where_a_world_size_is_given(tmp_path, counts, ranks, workers, problem):
+    folder = shards(tmp_path / "d", *numbered(*counts))
+    assert verify(folder).is_clean
+    found = verify(folder, world_size=ranks, loader_workers=workers).findings
+    assert [(finding.kind, finding.problem) for finding in found] == ([("skew", problem)] if problem else [])
+
+
+# Other readers.
+
+SAFE = {"a": {"jpg": JPG, "cls": b"1", "json": b'{"n": 1}', "txt": b"x"}}
+ALL_READERS = ("hf", "dali", "energon", "wids", "open_clip", "timm")
+
+
+def unsafe(path: Path) -> set[str]:
+    return {verdict.reader for verdict in verify(path, readers=ALL_READERS).verdicts if not verdict.is_safe}
+
+
+def test_what_pack_writes_is_safe_for_all(tmp_path):
+    row = {"__key__": "a", "jpg": JPG, "cls": 1, "json": {"n": 1}, "txt": "x"}
+    pack([row, {**row, "__key__": "b"}], tmp_path / "d", disk=HastyDisk())
+    result = verify(tmp_path / "d", readers=ALL_READERS)
+    assert result.is_clean
+    assert [verdict.reader for verdict in result.verdicts] == list(ALL_READERS)
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_each_rule_of_a_reader(tmp_path, name):
+    """Wrong for these readers and no others; `peers/check_readers.py` shows that they fail, and no others."""
+    (tmp_path / "s-0.tar").write_bytes(shard(name))
+    index_folder(tmp_path, disk=HastyDisk())
+    assert unsafe(tmp_path) == UNSAFE[name].readers
+
+
+def test_a_shard_without_a_sample_is_no_good_for_energon(tmp_path):
+    (tmp_path / "s.tar").write_bytes(END)
+    index_folder(tmp_path, disk=HastyDisk())
+    assert unsafe(tmp_path) == {"energon"}
+
+
+def test_a_finding_names_shard_member_rule_and_readers(tmp_path):
+    write_shard(tmp_path / "a.tar", SAFE)
+    for name in ("b.tar", "c.tar"):
+        key = name[0]
+        write_shard(tmp_path / name, {key: SAFE["a"], f"x {key}": SAFE["a"]})
+    findings = verify(tmp_path, readers=["dali", "hf"]).findings
+    assert [(Path(one.file).name, one.offset, one.rule, one.more) for one in findings] == [
+        (name, (tmp_path / name).read_bytes().index(b"x %c.jpg" % name[:1].encode()), "space", 3)
+        for name in ("b.tar", "c.tar")
+    ]
+    assert findings[0].problem == "dali: a name with a space, which breaks DALI's own index: 'x b.jpg'"
+    result = verify(tmp_path, readers=["dali", "hf"])
+    assert [(one.reader, one.num_findings) for one in result.verdicts] == [("dali", 8), ("hf", 0)]
+    [reason] = result.verdicts[0].reasons
+    assert reason.startswith(f"{tmp_path / 'b.tar'}: a name with a space")
+    assert reason.endswith("'x b.jpg' (and 7 more like it)")
+    index_folder(tmp_path, also=["dali"], disk=HastyDisk())
+    assert verify(tmp_path, readers=["dali"]).is_clean
+
+
+def test_what_breaks_a_rule_of_several_readers_is_one_finding(tmp_path):
+    (tmp_path / "a.tar").write_bytes(member(".DS_Store", b"x") + member("a.txt", b"x") + END)
+    index_folder(tmp_path, disk=HastyDisk())
+    [finding] = [one for one in verify(tmp_path, readers=["all"]).findings if one.rule == "dot_file"]
+    assert finding.problem == "dali, wids: a hidden file, which is taken for a sample: '.DS_Store'"
+
+
+def test_of_many_shards_at_fault_the_first_are_listed(tmp_path):
+    for number in range(MAX_LISTED + 3):
+        write_shard(tmp_path / f"{number:02d}.tar", {f"k {number}": {"txt": b"x"}})
+    findings = verify(tmp_path, readers=["dali"]).findings
+    assert len(findings) == MAX_LISTED
+    assert sum(1 + one.more for one in findings) == MAX_LISTED + 3
+
+
+def test_fields_that_come_late_or_change_are_no_good_for_hugging_face(tmp_path):
+    late = {f"k{n}": {"txt": b"x"} | ({"cls": b"1"} if n >= 5 else {}) for n in range(9)}
+    for samples, problem in [(late, "dropped: cls"), (dict(reversed(late.items())), "first five samples differ")]:
+        write_shard(tmp_path / "s.tar", samples)
+        [verdict] = verify(tmp_path / "s.tar", readers=["hf"]).verdicts
+        assert problem in verdict.reasons[0]
+
+
+def test_energon_needs_offsets_and_keys_of_their_own_and_wids_an_index(tmp_path):
+    shards(tmp_path / "d", SAFE, SAFE, index=False)
+    verdicts = {one.reader: " ".join(one.reasons) for one in verify(tmp_path / "d", readers=ALL_READERS).verdicts}
+    assert "it stands in" in verdicts["energon"]
+    assert "it has no .idx (and 1 more like it)" in verdicts["energon"]
+    assert "no index.json" in verdicts["wids"]
+    assert {name for name, reasons in verdicts.items() if reasons} == {"energon", "wids"}
+
+
+def test_a_damaged_shard_is_safe_for_nobody(tmp_path):
+    folder = shards(tmp_path / "d", SAFE)
+    data = bytearray((folder / "s-0.tar").read_bytes())
+    data[520] ^= 4
+    (folder / "s-0.tar").write_bytes(data)
+    assert unsafe(folder) == set(ALL_READERS)
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "reader"),
+    [
+        ("sizes.json", {"s-0.tar": 1}, {"s-0.tar": 2}, "open_clip"),
+        (
+            "_info.json",
+            {"splits": {"train": {"filenames": ["s-0.tar"], "shard_lengths": [1]}}},
+            {"splits": {"train": {"filenames": ["s-0.tar"], "shard_lengths": [3]}}},
+            "timm",
+        ),
+    ],
+)
+def test_counts_that_others_read_beside_the_shards_must_be_right(tmp_path, name, right, wrong, reader):
+    folder = shards(tmp_path / "d", SAFE)
+    (folder / name).write_text(json.dumps(right))
+    assert unsafe(folder) == {"hf"}  # which counts two JSON files beside one shard and its .idx
+    for text in [json.dumps(wrong), "{", "[]", '{"splits": 1}', "[" * 100_000]:
+        (folder / name).write_text(text)
+        assert unsafe(folder) == {"hf", reader}
+
+
+@pytest.mark.parametrize("pattern", ["train-%d.tar", "x-%d.tar", "a.val-%d.tar"])
+@pytest.mark.parametrize("also", [(), ("dali",), ("open_clip", "timm")])
+def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, pattern, also):
+    """As `load_dataset(FOLDER)` infers it: the kind of file that most names tell."""
+    from datasets.data_files import DataFilesDict, get_data_patterns
+    from datasets.load import infer_module_for_data_files
+
+    for num_shards, others in itertools.product((1, 3), ((), ("classes.json",), ("notes.txt", "train.csv"))):
+        folder = tmp_path / f"{num_shards}{len(others)}"
+        rows = [{"__key__": f"{n}", "json": {"n": n}} for n in range(3)]
+        pack(rows, folder, pattern=pattern, num_shards=num_shards, also=also)
+        for other in others:
+            (folder / other).write_text("[]")
+        files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+        try:
+            is_tar = infer_module_for_data_files(files)[0] == "webdataset"
+        except ValueError:  # splits of several kinds
+            is_tar = False
+        (verdict,) = verify(folder, readers=["hf"], workers=1).verdicts
+        assert verdict.is_safe == is_tar, [path.name for path in folder.iterdir()]
+        if not is_tar:
+            assert "unless it is given data_files='*.tar'" in verdict.reasons[0]
+            (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: '*.tar'\n---\n")
+            (verdict,) = verify(folder, readers=["hf"], workers=1).verdicts
+            assert verdict.is_safe
+
+
+def test_a_reader_that_is_not_known_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'tf' is no reader whose rules are known\. There are: hf, dali"):
+        verify(shards(tmp_path / "d", SAFE), readers=["tf"])
+
+
+# Hostile files.
+
+
+def png_bomb() -> bytes:
+    """A PNG of some kilobytes that would take 480 MB."""
+    data = b"\x89PNG\r\n\x1a\n"
+    rows = zlib.compress(bytes(1 << 20), 9)
+    for kind, content in [
+        (b"IHDR", struct.pack(">IIBBBBB", 12_700, 12_700, 8, 2, 0, 0, 0)),
+        (b"IDAT", rows),
+        (b"IEND", b""),
+    ]:
+        data += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return data
+
+
+def bombs(folder: Path) -> list[str]:
+    """Twelve files that promise, or unpack to, gigabytes. The names of the kinds of findings that they must give."""
+    huge = 6 << 30
+    base256 = b"\x80" + (8 << 40).to_bytes(11, "big")
+    sized = {
+        "sparse": (member("a.jpg", b"x", kind=b"S"), "structure"),
+        "pax sparse": (pax(record(b"GNU.sparse.realsize", b"%d" % huge)) + member("a.jpg", b"x"), "structure"),
+        "negative": (header(b"a.jpg", b"\xff" * 12), "structure"),
+        "base 256": (header(b"a.jpg", base256), "structure"),
+        "promise": (header(b"a.jpg", huge), "structure"),
+        "pax size": (pax(record(b"size", b"%d" % (1 << 60))) + header(b"a.jpg", 0), "structure"),
+        "extension": (header(b"x", huge, kind=b"x"), "structure"),
+        "gzip": (gzip.compress(bytes(64 << 20)), "structure"),
+        "png": (member("a.png", png_bomb()) + END, "image"),
+        "gif": (member("d.gif", b"GIF89a" + struct.pack("<HH", 65_000, 65_000) + bytes(20)) + END, "image"),
+        "json": (member("b.json", b"[" * (8 << 20)) + END, "json"),
+    }
+    for name, (data, _) in sized.items():
+        (folder / f"{name}.tar").write_bytes(data)
+    with (folder / "hole.tar").open("wb") as file:  # a member of zeros that take no room on the disk
+        file.write(header(b"c.jpg", 1 << 30))
+        file.truncate(512 + (1 << 30) + 1024)
+    return [kind for _, kind in sized.values()]
+
+
+CHILD = """
+import json, re, sys
+from pathlib import Path
+from wdskit import verify
+result = verify(sys.argv[1], images="decode", workers=1)
+found = sorted((finding.file.rpartition("/")[2], finding.kind) for finding in result.findings if finding.kind != "odd")
+peak_kb = int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
+print(json.dumps([found, result.num_large, peak_kb]))  # ru_maxrss would be that of the parent, if that was more
+"""
+
+
+def test_twelve_bombs_are_named_errors_in_under_200_megabytes(tmp_path, script_environment):
+    kinds = bombs(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 12
+    words = [sys.executable, "-c", CHILD, str(tmp_path)]
+    done = subprocess.run(words, env=script_environment, check=True, capture_output=True, text=True)
+    found, num_large, peak_kb = json.loads(done.stdout)
+    assert len(found) == len({name for name, _ in found}) == len(kinds) == 11, found
+    assert Counter(kind for _, kind in found) == Counter(kinds)
+    assert num_large == 1  # the hole is a whole member, only too large to be looked into
+    assert peak_kb < 200_000
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_archive_of_the_corpus_is_judged_as_it_is_read(tmp_path, case):
+    """Its fault is the finding, at that byte; and none of them stops a verification or a repair."""
+    (tmp_path / "a.tar").write_bytes(case.data)
+    result = verify(tmp_path / "a.tar", readers=ALL_READERS)
+    found = [finding for finding in result.findings if finding.kind == "structure"]
+    assert len(found) == (case.error is not None)
+    assert not found or case.offset is None or found[0].offset == case.offset
+    done = repair(tmp_path / "a.tar", tmp_path / "to", disk=HastyDisk())
+    assert done.num_saved <= result.num_samples or case.error is not None
+
+
+@settings(max_examples=60)
+@given(
+    data=st.lists(
+        st.sampled_from([member("a.cls", b"1"), member("b.json", b"{"), END, bytes(512), b"x" * 700]), max_size=8
+    )
+)
+def test_noise_never_stops_a_verification_or_a_repair(data, tmp_path_factory):
+    """And what was repaired reads."""
+    folder = tmp_path_factory.mktemp("noise")
+    (folder / "a.tar").write_bytes(b"".join(data))
+    whole = {finding.kind for finding in verify(folder, readers=ALL_READERS).findings}
+    result = repair(folder / "a.tar", folder / "to", disk=HastyDisk())
+    assert result.lost or not whole & {"structure", "json", "repeated"}
+    if result.num_saved:
+        assert not {finding.kind for finding in verify(folder / "to").findings} & {"structure", "json", "repeated"}
+
+
+def test_a_pipe_a_folder_and_a_dead_link_in_place_of_files_are_found(tmp_path):
+    folder = shards(tmp_path / "d", *numbered(1, 1, 1, 1))
+    for number, make in enumerate([os.mkfifo, Path.mkdir, lambda path: path.symlink_to("nowhere")]):
+        (folder / f"s-{number}.tar").unlink()
+        make(folder / f"s-{number}.tar")
+    (folder / "s-3.tar.idx").unlink()
+    os.mkfifo(folder / "s-3.tar.idx")
+    (folder / "index.bin").unlink()
+    os.mkfifo(folder / "index.bin")
+    found = told(verify(folder))
+    assert {("unreadable", f"s-{number}.tar") for number in range(3)} < set(found)
+    assert {("offsets", "s-3.tar.idx"), ("index", "index.bin")} < set(found)
+
+
+def test_a_disk_that_fails_in_one_shard_is_a_finding_and_the_others_are_read(tmp_path, monkeypatch):
+    """At each read in turn."""
+    folder = shards(tmp_path / "d", *numbered(2, 2, 2))
+    reads: list[str] = []
+    read = LocalFile.read
+
+    def failing(self, size):
+        reads.append(self.url)
+        if len(reads) == fail_at and self.url.endswith(".tar"):
+            raise StorageError(f"{self.url}: reading failed: Input/output error.", url=self.url)
+        return read(self, size)
+
+    monkeypatch.setattr(LocalFile, "read", failing)
+    fail_at = 0
+    verify(folder, workers=1)
+    for fail_at in range(1, len(reads) + 1):
+        url = reads[fail_at - 1]
+        reads_before, reads[:] = list(reads), []
+        result = verify(folder, workers=1)
+        assert told(result) == ([("unreadable", Path(url).name)] if url.endswith(".tar") else [])
+        assert result.num_shards == 3
+        reads[:] = reads_before
+
+
+HOSTILE = ["\x1b[2J", "a\rb", "\x07", "\u202egpj", "a\nb", "\x9b31m", "\u2028", "\x7f"]
+
+
+def test_hostile_names_never_reach_the_terminal_raw(tmp_path, run):
+    folder = tmp_path / "d\x1b[31m"
+    folder.mkdir()
+    for number, name in enumerate(HOSTILE):
+        (folder / f"{number}.tar").write_bytes(member(f"{name}.json", b"{") + member(f"{name}.x{name}", b"{") + END)
+    (folder / "z\x1b]0;x\x07.tar").write_bytes(b"".join(member(f"{name}.cls", b"1") for name in HOSTILE) + END)
+    for options in ([], ["--json"], ["--for", "hf,dali"]):
+        code, out, err = run("verify", str(folder), *options)
+        assert (code, err) == (1, "")
+        assert all(line.isprintable() for line in out.splitlines())
+    code, _, err = run("verify", str(folder / "none\x1b.tar" / "*"))
+    assert code == 2
+    assert all(line.isprintable() for line in err.splitlines())
+
+
+# The command line.
+
+
+def test_a_clean_folder_is_one_line_and_exit_0(tmp_path, monkeypatch, run):
+    monkeypatch.chdir(shards(tmp_path / "d", *numbered(3, 2)).parent)
+    code, out, err = run("verify", "d")
+    assert (code, err) == (0, "")
+    assert out.startswith("Verified d: clean. 2 shards, 5 samples, 0 images, 7.17 kB in ")
+
+
+def test_findings_are_lines_and_exit_1(tmp_path, monkeypatch, run):
+    folder = shards(tmp_path / "d", *numbered(3, 2))
+    monkeypatch.chdir(tmp_path)
+    with (folder / "s-1.tar").open("r+b") as file:
+        file.truncate(1600)
+    write_shard(folder / "s-2.tar", {"README x": {"jpg": b"none"}})
+    code, out, err = run("verify", "d", "--for", "timm,hf", "--world-size", "2", "--workers", "1")
+    out = out.replace("Note: d/s-2", "d/s-2")
+    assert (code, err) == (1, "")
+    promise = "the name promises JPEG, and it is no image of a known format"
+    assert out.splitlines()[:8] == [
+        "d/s-2.tar: the index does not list this shard",
+        "d/s-1.tar, byte 1600: the shard stops inside a member of 1 bytes (0 samples read)",
+        "d/s-1.tar: it has 1600 bytes, the index says 3072",
+        f"d/s-2.tar, byte 0: key 'README x': jpg: {promise}; it starts with b'none'",
+        "d/s-2.tar.idx: cannot be read: No such file or directory",
+        "d/s-2.tar: key 'README x': it has no cls, it has jpg besides, most have cls (1 sample; this is the first)",
+        "d: 3 shards for 2 ranks x 1 workers: some workers get 1 shards, others 2",
+        "d/s-1.tar: timm, hf: it is damaged, and others drop what is behind it without a word",
+    ]
+    assert out.splitlines()[-1].startswith("Verified d: ")
+
+
+def test_for_all_is_a_table_of_readers(tmp_path, run):
+    folder = shards(tmp_path / "d", {"a b": SAFE["a"], "c": SAFE["a"]})
+    code, out, _ = run("verify", str(folder), "--for", "all")
+    assert code == 1
+    assert out.splitlines()[1:9] == [
+        " reader      safe   findings",
+        "─────────────────────────────",
+        " hf          yes           0",
+        " dali        no            4",
+        " energon     yes           0",
+        " wids        yes           0",
+        " open_clip   yes           0",
+        " timm        yes           0",
+    ]
+
+
+def test_the_json_document_says_it_all(tmp_path, run):
+    folder = shards(tmp_path / "d", *numbered(1))
+    code, out, _ = run("verify", str(folder), "--json", "--for", "energon")
+    document = json.loads(out)
+    assert code == 0
+    assert document["is_clean"] is True
+    assert document["verdicts"] == [{"reader": "energon", "reasons": [], "num_findings": 0}]
+    (folder / "s-0.tar.idx").unlink()
+    code, out, _ = run("verify", str(folder), "--json")
+    [finding] = json.loads(out)["findings"]
+    assert code == 1
+    assert finding["kind"] == "offsets"
+    assert finding.keys() == {"kind", "file", "problem", "offset", "key", "more", "rule"}
+
+
+def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
+    """The index of what is right, or what saves the rest; for one shard the folder that it stands in."""
+    folder = shards(tmp_path / "d", *numbered(3, 2))
+    monkeypatch.chdir(tmp_path)
+    anew = "If the shards are right, `wdskit index d` makes what stands beside them anew."
+    save = "Damaged or missing shards: fetch or pack them again (`wdskit pack --only`), or save what is whole: "
+    (folder / "s-0.tar.idx").unlink()
+    assert run("verify", "d")[1].splitlines()[-2] == anew
+    assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == anew
+    (folder / "s-1.tar").unlink()
+    assert run("verify", "d")[1].splitlines()[-2] == save + "`wdskit repair d --to DEST`."
+    (folder / "index.json").unlink()
+    (folder / "index.bin").unlink()
+    told = "No index: sizes and digests could not be compared. `wdskit index d` makes one."
+    assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == told
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--sample", "2"],
+        ["--for", "tf"],
+        ["--workers", "2"],
+        ["--images", "all"],
+        ["--world-size", "0"],
+        ["--seed", "-1"],
+    ],
+)
+def test_a_wrong_command_line_is_exit_2(tmp_path, run, words):
+    folder = shards(tmp_path / "d", *numbered(1))
+    code, out, err = run("verify", str(folder), *words)
+    assert (code, out) == (2, "")
+    assert err

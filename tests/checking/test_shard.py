@@ -1,0 +1,189 @@
+"""No damage escapes `verify`: flipped bits, swapped and zeroed blocks, in shards and index files.
+
+A sweep is a function of the damages that gives back those that were not found, and for each check there is a mutant
+without it that the sweep must catch. WDSKIT_ALL_FAULTS=1 (`make faults`) tries all, where a part is taken otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from disks import HastyDisk
+from images import image_bytes
+
+from wdskit import pack, verify
+from wdskit.checking import dataset as targets
+from wdskit.checking import shard as checking
+from wdskit.checking.findings import Finding
+
+ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
+NUM_FLIPS = 4000 if ALL else 200
+NUM_BLOCKS = 200 if ALL else 25
+BLOCK = 512
+
+
+class Damage(NamedTuple):
+    """What a file holds after it was damaged, and what was done."""
+
+    path: Path
+    data: bytes
+    what: str
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Four shards of five samples with an image, JSON, a class and a binary field each, as `pack` wrote them."""
+    rows = [
+        {
+            "__key__": f"k{n:02d}",
+            "png": image_bytes("PNG", number=n),
+            "json": {"n": n},
+            "cls": n % 3,
+            "bin": random.Random(n).randbytes(700),
+        }
+        for n in range(20)
+    ]
+    path = tmp_path_factory.mktemp("verify") / "data"
+    pack(rows, path, max_samples=5, disk=HastyDisk())
+    return path
+
+
+def damaged_files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.suffix in {".tar", ".idx", ".json", ".bin"}]
+
+
+def flips(folder: Path, num: int, *, seed: int = 0, suffix: str = "") -> Iterable[Damage]:
+    """One random bit of all files, as likely in each byte; but half of them in the small files, which the shards would
+    drown.
+    """
+    rng = random.Random(seed)
+    files = [path for path in damaged_files(folder) if path.name.endswith(suffix)]
+    small = [path for path in files if path.suffix != ".tar"] or files
+    for number in range(num):
+        path = rng.choices(*_weighted(small if number % 2 else files))[0]
+        data = bytearray(path.read_bytes())
+        at, bit = rng.randrange(len(data)), rng.randrange(8)
+        data[at] ^= 1 << bit
+        yield Damage(path, bytes(data), f"{path.name}: bit {bit} of byte {at}")
+
+
+def _weighted(files: list[Path]) -> tuple[list[Path], list[int]]:
+    return files, [path.stat().st_size for path in files]
+
+
+def swapped_blocks(folder: Path, num: int, *, seed: int = 1) -> Iterable[Damage]:
+    """Two blocks of a file that differ, each in the other's place; of an index file two pieces of 8 bytes."""
+    rng = random.Random(seed)
+    files = damaged_files(folder)
+    while num:
+        path = rng.choice(files)
+        size = BLOCK if path.suffix == ".tar" else 8
+        data = bytearray(path.read_bytes())
+        one, other = (size * rng.randrange(len(data) // size) for _ in range(2))
+        if data[one : one + size] == data[other : other + size]:
+            continue
+        data[one : one + size], data[other : other + size] = data[other : other + size], data[one : one + size]
+        yield Damage(path, bytes(data), f"{path.name}: {one} and {other} swapped")
+        num -= 1
+
+
+def zeroed_blocks(folder: Path, num: int, *, seed: int = 2) -> Iterable[Damage]:
+    """A block that is not zero, zeroed."""
+    rng = random.Random(seed)
+    files = damaged_files(folder)
+    while num:
+        path = rng.choice(files)
+        data = bytearray(path.read_bytes())
+        at = BLOCK * rng.randrange(-(-len(data) // BLOCK))
+        if not any(data[at : at + BLOCK]):
+            continue
+        data[at : at + BLOCK] = bytes(len(data[at : at + BLOCK]))
+        yield Damage(path, bytes(data), f"{path.name}: block at {at} zeroed")
+        num -= 1
+
+
+def tells(finding: Finding, path: Path) -> bool:
+    """Whether a finding is about a file; the two forms of the index are told apart by neither alone."""
+    return Path(finding.file).name in ({"index.json", "index.bin"} if "index" in path.name else {path.name})
+
+
+def undetected(damages: Iterable[Damage]) -> Iterator[str]:
+    """The damages that a verification does not name the file of. The files are put right again."""
+    for path, data, what in damages:
+        before = path.read_bytes()
+        assert data != before
+        path.write_bytes(data)
+        try:
+            result = verify(path.parent, workers=1)
+        finally:
+            path.write_bytes(before)
+        if not any(tells(finding, path) for finding in result.findings):
+            yield what
+
+
+def test_what_was_packed_is_clean(folder):
+    assert len(damaged_files(folder)) == 4 + 4 + 2
+    result = verify(folder, images="decode", readers=["hf", "dali", "energon", "wids"])
+    assert result.findings == ()
+    assert (result.num_shards, result.num_samples, result.num_images) == (4, 20, 20)
+    assert all(verdict.is_safe for verdict in result.verdicts)
+
+
+def test_every_flipped_bit_is_found(folder):
+    assert [*undetected(flips(folder, NUM_FLIPS))] == []
+
+
+def test_every_pair_of_swapped_blocks_is_found(folder):
+    assert [*undetected(swapped_blocks(folder, NUM_BLOCKS))] == []
+
+
+def test_every_zeroed_block_is_found(folder):
+    assert [*undetected(zeroed_blocks(folder, NUM_BLOCKS))] == []
+
+
+def test_all_damaged_shards_are_listed(folder):
+    """Not only the first: each shard damaged in another way, and an index too."""
+    before = {path: path.read_bytes() for path in damaged_files(folder)}
+    shards = [path for path in before if path.suffix == ".tar"]
+    try:
+        for number, path in enumerate(shards):
+            data = bytearray(before[path])
+            data[number * 600] ^= 1
+            path.write_bytes(data)
+        idx = shards[0].with_name(shards[0].name + ".idx")
+        idx.write_bytes(before[idx][:-8])
+        for workers in (1, 2):
+            result = verify(folder, workers=workers)
+            assert {Path(finding.file).name for finding in result.findings} >= {path.name for path in (*shards, idx)}
+    finally:
+        for path, data in before.items():
+            path.write_bytes(data)
+
+
+# Mutants: verifications that leave a check out.
+
+
+def no_digest(monkeypatch):
+    monkeypatch.setattr(checking._Pass, "_compare_entry", lambda self, *, is_whole: None)
+
+
+def no_offsets(monkeypatch):
+    monkeypatch.setattr(checking, "compare_offsets", lambda *args, **options: ())
+
+
+def no_twin(monkeypatch):
+    look = targets.look_at_index
+    monkeypatch.setattr(targets, "look_at_index", lambda folder: (look(folder)[0], ()))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "suffix"), [(no_digest, ".tar"), (no_offsets, ".idx"), (no_twin, ".bin"), (no_twin, ".json")]
+)
+def test_the_sweep_catches_a_verification_with(folder, monkeypatch, mutant: Callable, suffix: str):
+    mutant(monkeypatch)
+    assert next(undetected(flips(folder, 40, suffix=suffix)), None)

@@ -1,0 +1,384 @@
+"""The folder's index: what is written comes back, what others wrote is read as meant, and the rest is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from disks import HastyDisk
+from folders import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shards import write_numbers, write_shard
+
+from wdskit.dataset import index as index_module
+from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
+from wdskit.dataset.index import (
+    INDEX_NAME,
+    FolderIndex,
+    ShardEntry,
+    has_index,
+    join_url,
+    read_index,
+    write_index,
+)
+from wdskit.dataset.patterns import list_shards
+from wdskit.errors import FolderIndexError, StorageError
+from wdskit.shards.index import index_folder
+
+GOLDEN_FOLDER = GOLDEN / "folder"
+DIGEST = hashlib.sha256(b"x").hexdigest()
+
+plain_text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+names = plain_text.filter(lambda name: name.isprintable() and "/" not in name and name not in (".", ".."))
+counts = st.integers(0, 2**63 - 1)
+shard_entries = st.builds(
+    ShardEntry,
+    name=names,
+    num_samples=counts,
+    num_bytes=counts,
+    sha256=st.binary(min_size=32, max_size=32).map(bytes.hex),
+    fields=st.lists(plain_text, max_size=3, unique=True).map(lambda fields: tuple(sorted(fields))),
+)
+
+
+@settings(max_examples=100)
+@given(st.lists(shard_entries, max_size=5, unique_by=lambda entry: entry.name))
+def test_what_is_written_comes_back_from_both_forms(entries: list[ShardEntry]) -> None:
+    with TemporaryDirectory() as folder:
+        write_index(Path(folder), entries, disk=HastyDisk())
+        index = read_index(folder)
+        assert index == FolderIndex(folder, tuple(entries))
+        assert index.num_samples == sum(entry.num_samples for entry in entries)
+        binary = BinaryIndex(Path(folder))
+        assert len(binary) == len(entries)
+        assert [binary.name(number) for number in range(len(binary))] == [entry.name for entry in entries]
+        assert binary.counts.tolist() == [entry.num_samples for entry in entries]
+        assert binary.sizes.tolist() == [entry.num_bytes for entry in entries]
+        assert [bytes(digest).hex() for digest in binary.digests] == [entry.sha256 for entry in entries]
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    """A copy of the committed folder of three shards, one of them empty, with its index in all three forms."""
+    return shutil.copytree(GOLDEN_FOLDER, tmp_path / "folder")
+
+
+def index_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".json", ".bin", ".idx")}
+
+
+def test_a_committed_folder_still_has_the_same_index_to_the_byte(golden: Path) -> None:
+    """A format that changes needs a new version number and a new golden folder."""
+    expected = index_files(golden)
+    assert len(expected) == 5
+    for name in expected:
+        (golden / name).unlink()
+    index_folder(golden)
+    assert index_files(golden) == expected
+
+
+def test_the_committed_index_is_read_as_it_was_meant() -> None:
+    index = read_index(GOLDEN_FOLDER)
+    index.check_files()
+    assert [(entry.name, entry.num_samples, entry.num_bytes, entry.fields) for entry in index.entries] == [
+        ("s-000.tar", 2, 5120, ("cls", "txt")),
+        ("s-001.tar", 2, 5120, ("cls", "json", "seg.png")),
+        ("s-002.tar", 0, 1024, ()),
+    ]
+    for entry in index.entries:
+        assert hashlib.sha256((GOLDEN_FOLDER / entry.name).read_bytes()).hexdigest() == entry.sha256
+    assert index.by_name["s-001.tar"] is index.entries[1]
+
+
+def test_the_index_is_a_wids_index(golden: Path) -> None:
+    """The rules of `wids_specs`: kind, version, a list of shards with `url` and `nsamples`, urls relative to it."""
+    document = json.loads((golden / INDEX_NAME).read_text(encoding="ascii"))
+    assert document["__kind__"] == "wids-shard-index-v1"
+    assert document["wids_version"] == 1
+    assert isinstance(document["shardlist"], list)
+    for shard in document["shardlist"]:
+        assert (golden / shard["url"]).stat().st_size == shard["filesize"]
+        assert isinstance(shard["nsamples"], int)
+    assert "base" not in document
+    assert "datasets" not in document
+
+
+def test_the_order_is_that_of_the_entries_and_a_shard_takes_a_line(tmp_path: Path) -> None:
+    entries = [ShardEntry(f"s-{number}.tar", number, number, DIGEST, ("cls",)) for number in (3, 1, 2)]
+    write_index(tmp_path, entries)
+    assert read_index(tmp_path).entries == tuple(entries)
+    lines = (tmp_path / INDEX_NAME).read_text().splitlines()
+    assert [line.count('"url"') for line in lines] == [0, 0, 0, 0, 0, 1, 1, 1, 0, 0]
+
+
+def test_a_folder_without_shards_has_an_index_too(tmp_path: Path) -> None:
+    write_index(tmp_path, [])
+    assert read_index(tmp_path).entries == ()
+    assert len(BinaryIndex(tmp_path)) == 0
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"url": "s.tar", "nsamples": 1, "filesize": 2, "sha256": DIGEST, "fields": ["cls"], **changes}
+
+
+def document(*shards: Any, **changes: Any) -> dict[str, Any]:
+    head = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "wdskit_index_version": 1}
+    return {**head, "shardlist": list(shards), **changes}
+
+
+def without(part: str) -> dict[str, Any]:
+    return {name: value for name, value in entry().items() if name != part}
+
+
+REFUSED = {
+    "nothing": (b"", "it is no JSON"),
+    "cut": (json.dumps(document(entry())).encode()[:-5], "it is no JSON"),
+    "no UTF-8": (b'{"__kind__": "\xff"}', "it is no JSON"),
+    "deep": (b"[" * 200_000, "it is no JSON"),
+    "deep and closed": (b"[" * 200_000 + b"]" * 200_000, "it is no JSON"),
+    "deep objects": (b'{"a":' * 200_000, "it is no JSON"),
+    "an endless number": (b'{"a": 1' + b"0" * 5000 + b"}", "it is no JSON"),
+    "a list": ([], "`__kind__` is not"),
+    "null": (None, "`__kind__` is not"),
+    "another kind": (document(__kind__="wids-v2"), "`__kind__` is not"),
+    "a plain wids index": (
+        {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [{"url": "s.tar", "nsamples": 1}]},
+        "`wdskit_index_version` is None, this version reads 1",
+    ),
+    "newer": (document(wdskit_index_version=2), "a newer wdskit wrote it, in version 2; this one reads 1. Upgrade it"),
+    "older": (document(wdskit_index_version=0), "`wdskit_index_version` is 0, this version reads 1"),
+    "version as text": (document(wdskit_index_version="1"), "`wdskit_index_version` is '1'"),
+    "version is a list": (document(wdskit_index_version=[1]), r"`wdskit_index_version` is \[1\]"),
+    "no shards": ({**document(), "shardlist": None}, "`shardlist` is None, not a list"),
+    "shards by name": (document(shardlist={"s.tar": entry()}), "`shardlist` is {'s.tar'"),
+    "a name only": (document("s.tar"), "entry 0 of its shardlist: 's.tar' is no shard"),
+    "second is null": (document(entry(), None), "entry 1 of its shardlist: None is no shard"),
+    **{f"no {part}": (document(without(part)), f"entry 0 of its shardlist: it has no `{part}`") for part in entry()},
+    "parent": (document(entry(url="../s.tar")), r"`url` is '../s.tar', not the name of a file in this folder"),
+    "above": (document(entry(url="..")), "`url` is '..', not"),
+    "here": (document(entry(url=".")), "`url` is '.', not"),
+    "below": (document(entry(url="a/s.tar")), "`url` is 'a/s.tar', not"),
+    "absolute": (document(entry(url="/etc/passwd")), "`url` is '/etc/passwd', not"),
+    "URL": (document(entry(url="http://h/s.tar")), "`url` is 'http://h/s.tar', not"),
+    "empty": (document(entry(url="")), "`url` is '', not"),
+    "NUL": (document(entry(url="s\0.tar")), r"`url` is 's\\x00.tar', not"),
+    "escape": (document(entry(url="s\x1b[2J.tar")), r"`url` is 's\\x1b\[2J.tar', not"),
+    "right to left": (document(entry(url="s\u202e.tar")), r"`url` is 's\\u202e.tar', not"),
+    "surrogate": (document(entry(url="s\ud800.tar")), r"`url` is 's\\ud800.tar', not"),
+    "name is a number": (document(entry(url=5)), "`url` is 5"),
+    "twice": (document(entry(), entry(nsamples=2)), "entry 1 of its shardlist: 's.tar' stands there twice"),
+    "negative": (document(entry(nsamples=-1)), "`nsamples` is -1"),
+    "negative size": (document(entry(filesize=-1)), "`filesize` is -1"),
+    "huge": (document(entry(nsamples=1 << 63)), "`nsamples` is 9223372036854775808"),
+    "very huge": (document(entry(filesize=10**4000)), r"`filesize` is 1000\d*\.\.\.\d*000"),
+    "true": (document(entry(nsamples=True)), "`nsamples` is True"),
+    "fraction": (document(entry(nsamples=1.0)), "`nsamples` is 1.0"),
+    "NaN": (document(entry(nsamples=float("nan"))), "`nsamples` is nan"),
+    "infinity": (document(entry(filesize=float("inf"))), "`filesize` is inf"),
+    "count as text": (document(entry(nsamples="1")), "`nsamples` is '1'"),
+    "short digest": (document(entry(sha256=DIGEST[:-1])), "`sha256` is '"),
+    "upper-case digest": (document(entry(sha256=DIGEST.upper())), "`sha256` is '"),
+    "digest with a newline": (document(entry(sha256=DIGEST + "\n")), "`sha256` is '"),
+    "digest is null": (document(entry(sha256=None)), "`sha256` is None"),
+    "fields as text": (document(entry(fields="cls")), "`fields` is 'cls'"),
+    "fields are numbers": (document(entry(fields=[1])), r"`fields` is \[1\]"),
+    "fields of surrogates": (document(entry(fields=["\udfff"])), r"`fields` is \['\\udfff'\]"),
+    "long text": (document("x" * 10_000_000), r"entry 0 of its shardlist: 'x+\.\.\.x+' is no shard"),
+}
+
+
+@pytest.mark.parametrize(("content", "problem"), REFUSED.values(), ids=REFUSED)
+def test_an_index_that_is_not_right_is_refused_by_name_and_problem(tmp_path: Path, content: Any, problem: str) -> None:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (tmp_path / INDEX_NAME).write_bytes(data)
+    with pytest.raises(FolderIndexError, match=problem) as caught:
+        read_index(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}/index.json: ")
+    assert f"Run `wdskit index {tmp_path}` to make it again." in str(caught.value)
+    assert len(str(caught.value)) < 2000
+    assert caught.value.folder == str(tmp_path)
+
+
+def test_what_is_right_but_for_more_is_read(tmp_path: Path) -> None:
+    """Others may add to the document and to its entries: names, weights, md5 sums."""
+    content = document(entry(md5sum="0" * 32, weight=2), name="mine", base="http://elsewhere/")
+    (tmp_path / INDEX_NAME).write_text(json.dumps(content))
+    assert read_index(tmp_path).entries == (ShardEntry("s.tar", 1, 2, DIGEST, ("cls",)),)
+
+
+@settings(max_examples=150)
+@given(
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(max_size=5)
+        | st.sampled_from(["s.tar", DIGEST]),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(sorted({*document(), *entry()})), inner, max_size=6)
+        ),
+        max_leaves=15,
+    )
+)
+def test_any_json_is_an_index_or_a_folder_index_error(content: Any) -> None:
+    for whole in (content, document(content), document(entry(), entry(**content) if isinstance(content, dict) else 0)):
+        with TemporaryDirectory() as folder:
+            (Path(folder) / INDEX_NAME).write_text(json.dumps(whole))
+            try:
+                entries = read_index(folder).entries
+            except FolderIndexError:
+                continue
+            assert all(type(entry.num_samples) is int and entry.num_samples >= 0 for entry in entries)
+            assert all(Path(folder, entry.name).parent == Path(folder) for entry in entries)
+
+
+def test_a_hundred_megabytes_of_something_else_are_refused(tmp_path: Path) -> None:
+    (tmp_path / INDEX_NAME).write_bytes(b'["' + b"x" * 100_000_000 + b'"]')
+    with pytest.raises(FolderIndexError, match="`__kind__` is not"):
+        read_index(tmp_path)
+
+
+def test_an_index_over_the_limit_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_index(tmp_path, [ShardEntry("s.tar", 1, 2, DIGEST, ("cls",))])
+    size = (tmp_path / INDEX_NAME).stat().st_size
+    monkeypatch.setattr(index_module, "MAX_INDEX_BYTES", size)
+    assert read_index(tmp_path).num_samples == 1
+    monkeypatch.setattr(index_module, "MAX_INDEX_BYTES", size - 1)
+    with pytest.raises(FolderIndexError, match=f"index.json: it holds more than {size - 1} bytes"):
+        read_index(tmp_path)
+
+
+def test_a_missing_index_says_how_to_make_one(tmp_path: Path) -> None:
+    assert not has_index(str(tmp_path))
+    with pytest.raises(FolderIndexError, match=f"index.json: cannot be opened.*\n.*Run `wdskit index {tmp_path}`"):
+        read_index(tmp_path)
+    (tmp_path / INDEX_NAME).mkdir()
+    assert not has_index(str(tmp_path))
+    with pytest.raises(FolderIndexError, match="Is a directory"):
+        read_index(tmp_path)
+
+
+# The index and the files.
+
+
+def test_files_that_are_as_the_index_says_pass(tmp_path: Path) -> None:
+    write_numbers(tmp_path, [2, 1])
+    index_folder(tmp_path)
+    (tmp_path / "classes.json").touch()
+    (tmp_path / ".hidden.tar").touch()
+    (tmp_path / "sub").mkdir()
+    read_index(tmp_path).check_files()
+
+
+def test_a_shard_that_came_went_or_changed_its_size_is_named(tmp_path: Path) -> None:
+    write_numbers(tmp_path, [2, 1])
+    index_folder(tmp_path)
+    index = read_index(tmp_path)
+    shard, other = tmp_path / "s-000.tar", tmp_path / "other.tar"
+    data = shard.read_bytes()
+    remedy = f"\n  If the shards are right, run `wdskit index {tmp_path}`."
+
+    def problem() -> str:
+        with pytest.raises(FolderIndexError) as caught:
+            index.check_files()
+        message = str(caught.value)
+        assert message.startswith(f"{tmp_path}/index.json: ")
+        assert message.endswith(remedy)
+        return message.removeprefix(f"{tmp_path}/index.json: ").removesuffix(remedy)
+
+    for cut in (data[:-1], data + b"\0", b""):
+        shard.write_bytes(cut)
+        assert problem() == f"s-000.tar has {len(cut)} bytes, the index says {len(data)}."
+    shard.unlink()
+    assert problem() == "s-000.tar stands in the index but not in the folder."
+    shard.symlink_to(tmp_path / "nothing")
+    assert problem() == "s-000.tar stands in the index but not in the folder."
+    shard.unlink()
+    other.write_bytes(data)
+    shard.symlink_to(other)
+    assert problem() == "other.tar stands in the folder but not in the index."
+    other.rename(tmp_path / "elsewhere")
+    shard.unlink()
+    shard.symlink_to(tmp_path / "elsewhere")
+    index.check_files()
+
+
+def test_a_folder_that_went_is_told(tmp_path: Path) -> None:
+    index = FolderIndex(str(tmp_path / "gone"), ())
+    with pytest.raises(FolderIndexError, match="gone: cannot be compared with the folder's index: No such file"):
+        index.check_files()
+
+
+def test_a_remote_folder_is_not_looked_at() -> None:
+    FolderIndex("http://localhost:1/x", (ShardEntry("s.tar", 1, 2, DIGEST, ()),)).check_files()
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "url"),
+    [
+        ("", "s.tar", "s.tar"),
+        ("/", "s.tar", "/s.tar"),
+        ("a", "s.tar", "a/s.tar"),
+        ("a/", "s.tar", "a/s.tar"),
+        ("/a b/c", "s.tar", "/a b/c/s.tar"),
+        ("http://h/d", "s.tar", "http://h/d/s.tar"),
+        ("", "a:b.tar", "./a:b.tar"),
+        ("/", "a:b.tar", "/a:b.tar"),
+        ("d", "a:b.tar", "d/a:b.tar"),
+    ],
+)
+def test_folder_and_name_make_a_path_or_url(folder: str, name: str, url: str) -> None:
+    assert join_url(folder, name) == url
+
+
+def test_a_name_is_quoted_in_a_url_and_kept_in_a_path() -> None:
+    shard = ShardEntry("ä b#1?.tar", 1, 2, DIGEST, ())
+    assert FolderIndex("http://h/d", (shard,)).url(shard) == "http://h/d/%C3%A4%20b%231%3F.tar"
+    assert FolderIndex("d", (shard,)).url(shard) == "d/ä b#1?.tar"
+
+
+@pytest.mark.parametrize("name", ["file:%2e%2e%2fsecret.tar", "pipe:id.tar", "http:x.tar"])
+def test_a_name_in_the_current_folder_is_never_a_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A shard called `file:%2e%2e%2fsecret.tar` would lead out of its folder."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_shard(folder / name, {"a": {"cls": b"1"}})
+    write_shard(tmp_path / "secret.tar", {"a": {"cls": b"2"}})
+    index_folder(folder)
+    expected = read_index(folder).entries
+    monkeypatch.chdir(folder)
+    for here in (".", ""):
+        assert index_folder(here).index.entries == expected
+    index = read_index("")
+    assert index.url(index.entries[0]) == f"./{name}"
+    assert list_shards("*.tar").urls == (f"./{name}",)
+
+
+def test_an_index_is_read_only_from_schemes_that_are_supported() -> None:
+    with pytest.raises((FolderIndexError, StorageError), match="never does"):
+        read_index("pipe:cat")
+
+
+def test_damage_to_the_json_is_found_by_its_twin(golden: Path) -> None:
+    """The JSON carries no digest of its own; the twin does, and `verify` compares the shards'."""
+    path = golden / INDEX_NAME
+    data = bytearray(path.read_bytes())
+    for at in range(len(data)):
+        data[at] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(FolderIndexError, match=f"{BINARY_NAME}: it does not belong to the index.json"):
+            BinaryIndex(golden)
+        data[at] ^= 1

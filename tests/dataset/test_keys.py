@@ -1,0 +1,335 @@
+"""Key rules: what they accept comes back from every reader as it was written, what they refuse says why."""
+
+from __future__ import annotations
+
+import io
+import re
+import string
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset.tariterators
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+
+from wdskit import pack
+from wdskit.dataset import keys as keys_module
+from wdskit.dataset.keys import check_field, check_key, check_member_name, hashed_key, split_name
+from wdskit.dataset.samples import ShardReader
+from wdskit.errors import KeyRuleError, RowError
+from wdskit.limits import MAX_NAME_BYTES
+from wdskit.tar.writer import TarWriter
+
+
+def tar_of(names: list[str]) -> bytes:
+    """A shard whose members hold their own numbers."""
+    parts: list[bytes] = []
+    writer = TarWriter(lambda data: parts.append(bytes(data)))
+    for number, name in enumerate(names):
+        writer.add(name, b"%d" % number)
+    writer.finish()
+    return b"".join(parts)
+
+
+def by_tarfile(data: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        return tar.getnames()
+
+
+def by_webdataset(data: bytes) -> list[dict[str, Any]]:
+    files = webdataset.tariterators.tar_file_expander([{"url": "s.tar", "stream": io.BytesIO(data)}])
+    return [
+        {name: value for name, value in sample.items() if name not in ("__url__", "__local_path__")}
+        for sample in webdataset.tariterators.group_by_keys(files)
+    ]
+
+
+def by_wdskit(data: bytes) -> list[dict[str, Any]]:
+    samples = ShardReader(io.BytesIO(data).read, shard="s.tar")
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in samples]
+
+
+def check_round_trip(samples: dict[str, list[str]]) -> None:
+    """Every reader gives back these keys with these fields, in this order."""
+    names = [f"{key}.{field}" for key, fields in samples.items() for field in fields]
+    expected: list[dict[str, Any]] = []
+    numbers = iter(range(len(names)))
+    for key, fields in samples.items():
+        expected.append({"__key__": key, **{field: b"%d" % next(numbers) for field in fields}})
+    data = tar_of(names)
+    assert by_tarfile(data) == names
+    assert by_webdataset(data) == expected
+    assert by_wdskit(data) == expected
+    for key, fields in samples.items():
+        assert [split_name(f"{key}.{field}") for field in fields] == [(key, field) for field in fields]
+
+
+def is_accepted(check: Any, *names: str) -> bool:
+    try:
+        check(*names)
+    except KeyRuleError as err:
+        error = err
+    else:
+        return True
+    assert repr(error.name) in str(error)
+    assert error.name in names
+    return False
+
+
+# What is accepted.
+
+nasty = st.sampled_from(
+    [*"abAB01_-+./\\ :*?\"<>|~$%#&'`;,=@!()[]{}^", "__", "..", "./", "//", "\t", "\n", "\0", "\x7f"]
+)
+keys = (
+    st.lists(nasty | st.characters(), max_size=8).map("".join)
+    | st.text("ab._/", max_size=8)
+    | st.text(st.characters(exclude_categories=["Cc", "Cs", "Zs"], exclude_characters="./\\"), max_size=40)
+)
+fields = st.text("abAB01_-+.", max_size=6) | st.text(max_size=4) | st.sampled_from(["cls", "jpg", "seg.png", "__x"])
+
+
+@settings(max_examples=400)
+@given(key=keys, field=fields)
+@example("a" * 96, "cls")
+@example("ä" * 48, "cls")
+@example("-rf", "cls")
+@example("a/-", "x-y+z.0_1")
+@example("CON", "txt")
+@example('a:b*?"<>|', "txt")
+@example("\ufeffkey", "cls")
+@example("e\u0301", "cls")
+def test_what_is_accepted_comes_back_from_every_reader(key: str, field: str) -> None:
+    if is_accepted(check_member_name, key, field):
+        check_round_trip({key: [field]})
+
+
+accepted_keys = keys.filter(lambda key: is_accepted(check_key, key) and len(key.encode()) < 90)
+accepted_fields = st.lists(
+    fields.filter(lambda field: is_accepted(check_field, field)), min_size=1, max_size=3, unique=True
+)
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.filter_too_much])
+@given(st.dictionaries(accepted_keys, accepted_fields, min_size=1, max_size=6))
+def test_samples_that_are_accepted_stay_apart(samples: dict[str, list[str]]) -> None:
+    assume(all(is_accepted(check_member_name, key, field) for key, names in samples.items() for field in names))
+    check_round_trip(samples)
+
+
+def test_every_ascii_character_is_refused_or_comes_back_wherever_it_stands() -> None:
+    refused = {}
+    for char in map(chr, range(128)):
+        for where, key in (("first", f"{char}a"), ("inside", f"a{char}a"), ("last", f"a{char}")):
+            if is_accepted(check_key, key):
+                check_round_trip({key: ["cls", "txt"]})
+            else:
+                refused.setdefault(char, []).append(where)
+    everywhere = ["first", "inside", "last"]
+    controls = {chr(code): everywhere for code in [*range(33), 127]}
+    assert refused == controls | {".": everywhere, "\\": everywhere, "/": ["first", "last"]}
+
+
+def test_every_ascii_character_of_a_field_is_refused_or_comes_back() -> None:
+    accepted = {char for char in map(chr, range(128)) if is_accepted(check_field, f"a{char}a")}
+    assert accepted == {*string.ascii_lowercase, *string.digits, *"_+-."}
+    for char in accepted:
+        check_round_trip({"k": [f"a{char}a"]})
+
+
+@pytest.mark.parametrize(("char", "width"), [("a", 1), ("ä", 2), ("猫", 3), ("🐈", 4)])
+def test_a_name_of_100_bytes_fits_and_one_of_101_does_not(char: str, width: int) -> None:
+    for field in ("c", "cls", "seg.png"):
+        room = MAX_NAME_BYTES - 1 - len(field)
+        key = char * (room // width) + "x" * (room % width)
+        check_member_name(key, field)
+        check_round_trip({key: [field]})
+        with pytest.raises(KeyRuleError, match=f"with its field '{field}' it takes 101 bytes, over the 100 that all"):
+            check_member_name(f"{key}x", field)
+
+
+# What is refused.
+
+KEYS_REFUSED = {
+    "": "it is empty",
+    "22.05": "it holds a dot, where every reader would cut it",
+    "a/b.c": "it holds a dot, where every reader would cut it",
+    "dir.d/a": "it holds a dot, where every reader would cut it",
+    "a.": "it holds a dot",
+    ".hidden": "a part of it starts with a dot, which hides it",
+    "a/.b": "a part of it starts with a dot",
+    ".": "it is no plain relative path",
+    "..": "it is no plain relative path",
+    "../a": "it is no plain relative path",
+    "a/../b": "it is no plain relative path",
+    "./a": "it is no plain relative path",
+    "a//b": "it is no plain relative path",
+    "a/": "it is no plain relative path",
+    "/a": "it is an absolute path",
+    "/": "it is an absolute path",
+    "C:\\a": "it holds a backslash, which is a separator on other systems",
+    "__a__": "a part of it starts with `__`, which readers keep for themselves",
+    "__a": "a part of it starts with `__`",
+    "a/__b": "a part of it starts with `__`",
+    "a b": "it holds white space, which breaks DALI's index",
+    " a": "it holds white space",
+    "a\u00a0b": "it holds white space",
+    "a\u3000": "it holds white space",
+    "a\tb": "it holds a control character",
+    "a\n": "it holds a control character",
+    "a\0b": "it holds a control character",
+    "a\x1b[2J": "it holds a control character",
+    "a\x7f": "it holds a control character",
+    "a\x85": "it holds a control character",
+    "a\u2028b": "it holds a control character",
+    "a\ud800": "it cannot be written as UTF-8",
+    "\udfffa": "it cannot be written as UTF-8",
+}
+
+
+@pytest.mark.parametrize(("key", "rule"), KEYS_REFUSED.items())
+def test_a_key_that_some_reader_would_change_is_refused_by_rule(key: str, rule: str) -> None:
+    with pytest.raises(KeyRuleError, match=re.escape(f"key {key!r}: {rule}")) as caught:
+        check_key(key)
+    assert caught.value.name == key
+    with pytest.raises(KeyRuleError):
+        check_member_name(key, "cls")
+
+
+@pytest.mark.parametrize(
+    "field", ["", "JPG", "Jpg", ".jpg", "jpg.", "a..b", "a/b", "a b", "jpg\n", "ä", "__key__", "__x", "a;b"]
+)
+def test_a_field_that_some_reader_would_change_is_refused(field: str) -> None:
+    with pytest.raises(
+        KeyRuleError, match=re.escape(f"field {field!r}: a field is made of a-z, 0-9, _, + and -")
+    ) as caught:
+        check_field(field)
+    assert caught.value.name == field
+    with pytest.raises(KeyRuleError):
+        check_member_name("key", field)
+
+
+CHANGED = [
+    ("22.05", "cls"),
+    ("dir/.x", "cls"),
+    (".hidden", "cls"),
+    ("__a__/b", "cls"),
+    ("", "cls"),
+    ("a", "JPG"),
+    ("a", "b/c"),
+    ("a", "__key__"),
+]
+
+
+@pytest.mark.parametrize(("key", "field"), CHANGED)
+def test_rules_refuse_what_webdataset_loses_cuts_or_renames(key: str, field: str) -> None:
+    assert not is_accepted(check_member_name, key, field)
+    with pytest.raises((AssertionError, ValueError)):  # a ValueError says that the field `__key__` comes twice
+        check_round_trip({key: [field]})
+
+
+@pytest.mark.parametrize(
+    ("rule", "key"),
+    [
+        ("it holds a dot", "22.05"),
+        ("a part of it starts with a dot", ".hidden"),
+        ("a part of it starts with `__`", "__a__/b"),
+    ],
+)
+def test_the_round_trip_finds_a_rule_that_is_gone(rule: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(keys_module._key_problem(key)).startswith(rule)
+    monkeypatch.setattr(keys_module, "_key_problem", lambda key: None)
+    assert is_accepted(check_member_name, key, "cls")
+    with pytest.raises(AssertionError):
+        check_round_trip({key: ["cls"]})
+
+
+# Splitting, for shards that others wrote.
+
+SPLITS = {
+    "a.jpg": ("a", "jpg"),
+    "a.JPG": ("a", "jpg"),
+    "A.jpg": ("A", "jpg"),
+    "a.b.c": ("a", "b.c"),
+    "x/y/a.tar.gz": ("x/y/a", "tar.gz"),
+    "x.y/a.jpg": ("x.y/a", "jpg"),
+    "x.y/a": None,
+    "./a.jpg": ("./a", "jpg"),
+    "../a.jpg": ("../a", "jpg"),
+    "/abs/a.jpg": ("/abs/a", "jpg"),
+    "-a.jpg": ("-a", "jpg"),
+    "a": None,
+    "": None,
+    ".": None,
+    "a.": None,
+    ".hidden": None,
+    ".hidden.jpg": None,
+    "x/.hidden.jpg": None,
+    "x/": None,
+    "x.d/": None,
+    "a..jpg": ("a", ".jpg"),
+    "__a__": None,
+    "__a__.jpg": ("__a__", "jpg"),
+    "__a.b__": None,
+    "__a__/b.jpg": None,
+    "__a/b.jpg": ("__a/b", "jpg"),
+    "x/__a__/b.jpg": ("x/__a__/b", "jpg"),
+    "__/b.jpg": ("__/b", "jpg"),
+    "____/b.jpg": None,
+    "a b.jpg": ("a b", "jpg"),
+    "猫.JPG": ("猫", "jpg"),
+}
+
+
+@pytest.mark.parametrize(("name", "split"), SPLITS.items())
+def test_a_name_splits_at_the_first_dot_of_its_basename(name: str, split: tuple[str, str] | None) -> None:
+    assert split_name(name) == split
+
+
+@settings(max_examples=500)
+@given(st.text("aB._/", min_size=1, max_size=12) | st.lists(st.sampled_from(["__", "a", ".", "/", "B"])).map("".join))
+def test_names_split_as_webdataset_splits_them(name: str) -> None:
+    """But for hidden files and names without a field, `x/.jpg` and `a.`, which it makes samples of."""
+    assume(name and not name.endswith("/"))
+    key, field = webdataset.tariterators.base_plus_ext(name)
+    split = split_name(name)
+    if split is None:
+        assert key is None or key.endswith("/") or not field or re.match(r"__[^/]*__($|/)", name)
+    else:
+        assert split == (key, field.lower())
+
+
+def test_a_hashed_key_is_safe_and_the_same_everywhere() -> None:
+    """Committed values: packing with `--keys hashed` again gives the same keys."""
+    assert hashed_key("train/a b.jpg") == "e00d717ee2cfb202156d"  # b2sum -l 80
+    assert hashed_key("") == "6fa1d8fcfd719046d762"
+    assert hashed_key("\udcff") == "bc05b8d149955d3836b9"  # a path of the byte FF
+    for path in ("a", "a b/ü.jpg", "\udcff", "x" * 5000):
+        check_member_name(hashed_key(path), "seg.png")
+        assert re.fullmatch("[0-9a-f]{20}", hashed_key(path))
+    assert len({hashed_key(f"{number}") for number in range(10_000)}) == 10_000
+
+
+# What a user sees.
+
+
+@pytest.mark.parametrize(
+    ("key", "rule"), [("22.05", "it holds a dot"), ("a b", "it holds white space"), ("../a", "no plain")]
+)
+def test_packing_names_row_key_rule_and_way_out(tmp_path: Path, key: str, rule: str) -> None:
+    with pytest.raises(RowError) as caught:
+        pack([{"__key__": "good", "cls": 0}, {"__key__": key, "cls": 1}], tmp_path / "out")
+    message = str(caught.value)
+    assert message.startswith(f"row 1 ({key!r}): key {key!r}: {rule}") or rule in message
+    assert message.endswith("Rename it, or use --keys hashed, which keeps the path in its json.")
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_packing_with_hashed_keys_takes_any_path(tmp_path: Path) -> None:
+    rows = [{"__key__": key, "json": {"n": number}} for number, key in enumerate(["22.05", "a b", "../a", "x" * 200])]
+    result = pack(rows, tmp_path / "out", keys="hashed")
+    assert result.num_samples == 4
+    data = (tmp_path / "out" / "out-000000.tar").read_bytes()
+    assert [sample["__key__"] for sample in by_webdataset(data)] == [hashed_key(row["__key__"]) for row in rows]

@@ -1,0 +1,138 @@
+"""`<shard>.idx`: energon's layout, and numbers that cannot be a shard's offsets are refused.
+
+What cannot be told from the numbers alone is found by `LocalShard`, see test_local.py.
+"""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from disks import HastyDisk
+from folders import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shards import write_shard
+
+from wdskit.dataset import offsets as offsets_module
+from wdskit.dataset.offsets import offsets_path, read_offsets, write_offsets
+from wdskit.errors import FolderIndexError
+from wdskit.shards.index import scan_shard
+
+MADE = GOLDEN / "folder"
+
+
+def write_raw(path: Path, *numbers: int) -> Path:
+    """A `.idx` of these numbers, whatever they are; returns the shard's path."""
+    offsets_path(path).write_bytes(struct.pack(f"<{len(numbers)}Q", *numbers))
+    return path
+
+
+rising = st.lists(st.integers(0, 4000), min_size=1, unique=True).map(lambda blocks: [512 * at for at in sorted(blocks)])
+
+
+@settings(max_examples=100)
+@given(offsets=rising)
+def test_what_is_written_comes_back(tmp_path_factory: pytest.TempPathFactory, offsets: list[int]) -> None:
+    shard = tmp_path_factory.getbasetemp() / "round-trip.tar"
+    write_offsets(shard, offsets, disk=HastyDisk())
+    read = read_offsets(shard, num_bytes=offsets[-1] + 1024)
+    assert read.dtype == np.int64
+    assert read.tolist() == offsets
+
+
+def test_the_layout_is_energons() -> None:
+    """N+1 little-endian uint64 without anything before: the first header of each sample, the end of the last member."""
+    assert struct.unpack("<3Q", (MADE / "s-000.tar.idx").read_bytes()) == (0, 2048, 4096)
+    assert struct.unpack("<3Q", (MADE / "s-001.tar.idx").read_bytes()) == (
+        1024,
+        3584,
+        4096,
+    )  # a README comes first
+    assert struct.unpack("<1Q", (MADE / "s-002.tar.idx").read_bytes()) == (0,)
+    for name, keys in (("s-000.tar", (b"a/1.", b"a/2.")), ("s-001.tar", (b"b/1.", b"c."))):
+        data = (MADE / name).read_bytes()
+        offsets = read_offsets(MADE / name, num_bytes=len(data))
+        assert all(data[at:].startswith(key) for at, key in zip(offsets[:-1], keys, strict=True))
+        assert data[offsets[-1] :] == bytes(1024)
+
+
+def test_it_stands_beside_its_shard() -> None:
+    assert offsets_path("a/b.tar") == Path("a/b.tar.idx")
+
+
+def test_a_scan_finds_what_was_written(tmp_path: Path) -> None:
+    shard = write_shard(tmp_path / "s.tar", {f"k{at}": {"cls": bytes(at), "txt": bytes(600)} for at in range(5)})
+    scanned = scan_shard(str(shard), name="s.tar")
+    assert scanned.offsets == (0, *np.cumsum([512 + 1536] + [1024 + 1536] * 4).tolist())
+    write_offsets(shard, scanned.offsets)
+    assert read_offsets(shard, num_bytes=shard.stat().st_size).tolist() == list(scanned.offsets)
+
+
+SIZE = 10_240
+REFUSED = {
+    "equal": ((0, 1024, 1024, 2048), "its offsets do not rise"),
+    "falling": ((0, 2048, 1024), "its offsets do not rise"),
+    "odd": ((0, 1025, 2048), "its offsets are no multiples of 512"),
+    "negative": (((1 << 64) - 512, 1024), "its offsets do not rise"),
+    "wraps around": ((0, 1 << 62, 1 << 63, 3 << 62, 1024), "its offsets do not rise"),  # as int64 all differences rise
+    "too far": ((0, SIZE - 512), "its last offset 9728 leaves no room for an end marker in 10240 bytes"),
+    "far too far": ((0, 1 << 63), "its last offset 9223372036854775808 leaves no room"),
+    "one, too far": (((1 << 64) - 512,), "its last offset 18446744073709551104 leaves no room"),
+}
+
+
+@pytest.mark.parametrize(("numbers", "problem"), REFUSED.values(), ids=REFUSED)
+def test_numbers_that_cannot_be_offsets_are_refused(tmp_path: Path, numbers: tuple[int, ...], problem: str) -> None:
+    shard = write_raw(tmp_path / "s.tar", *numbers)
+    with pytest.raises(FolderIndexError) as caught:
+        read_offsets(shard, num_bytes=SIZE)
+    assert str(caught.value).startswith(f"{tmp_path}/s.tar.idx: {problem}")
+    assert str(caught.value).endswith(f"so it does not belong to s.tar.\n  Run `wdskit index {tmp_path}`.")
+    assert caught.value.folder == str(tmp_path)
+
+
+def test_without_the_checks_such_numbers_would_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant."""
+    monkeypatch.setattr(offsets_module, "_problem", lambda offsets, shard_bytes: None)
+    for numbers, _ in REFUSED.values():
+        assert len(read_offsets(write_raw(tmp_path / "s.tar", *numbers), num_bytes=SIZE)) == len(numbers)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 9, 15, 17])
+def test_a_length_that_is_no_multiple_of_eight_is_refused(tmp_path: Path, size: int) -> None:
+    shard = tmp_path / "s.tar"
+    offsets_path(shard).write_bytes(bytes(size))
+    with pytest.raises(FolderIndexError, match=f"it has {size} bytes, not 8 a sample and 8 more"):
+        read_offsets(shard, num_bytes=SIZE)
+
+
+def test_more_offsets_than_blocks_are_refused_before_they_are_read(tmp_path: Path) -> None:
+    """A file of a terabyte, without a byte on the disk."""
+    shard = tmp_path / "s.tar"
+    with offsets_path(shard).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(FolderIndexError, match="it has more than 168 bytes, the most that the offsets of its shard"):
+        read_offsets(shard, num_bytes=SIZE)
+    with pytest.raises(FolderIndexError, match="it has more than 1073741824 bytes"):
+        read_offsets(shard, num_bytes=1 << 62)
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 40, 1 << 62, (1 << 63) - 1])
+def test_no_memory_is_taken_for_offsets_that_a_shard_is_only_said_to_have(tmp_path: Path, num_bytes: int) -> None:
+    shard = write_raw(tmp_path / "s.tar", 0, 1024)
+    tracemalloc.start()
+    assert read_offsets(shard, num_bytes=num_bytes).tolist() == [0, 1024]
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def test_missing_offsets_say_how_to_make_them(tmp_path: Path) -> None:
+    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: cannot be read: No such file.*\n.*Run `wdskit index"):
+        read_offsets(tmp_path / "s.tar", num_bytes=SIZE)
+    offsets_path(tmp_path / "s.tar").mkdir()
+    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: cannot be read: Is a directory"):
+        read_offsets(tmp_path / "s.tar", num_bytes=SIZE)

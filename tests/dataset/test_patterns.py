@@ -1,0 +1,596 @@
+"""From what a user writes for shards to the shards that are meant, or an error that says why not."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import itertools
+import os
+import resource
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import braceexpand
+import pytest
+from disks import run_child
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from shards import write_numbers, write_shard
+
+from wdskit.checking.dataset import find_targets
+from wdskit.dataset import braces as braces_module
+from wdskit.dataset import patterns as patterns_module
+from wdskit.dataset.braces import _count_names, expand_braces
+from wdskit.dataset.index import read_index
+from wdskit.dataset.patterns import list_shards
+from wdskit.dataset.table import find_mapped
+from wdskit.errors import FolderIndexError, StorageError
+from wdskit.limits import MAX_SHARD_NAMES
+from wdskit.shards.index import index_folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def touch(*names: str) -> None:
+    for name in names:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def listed(*shards: str) -> list[str]:
+    return list(list_shards(list(shards)).urls)
+
+
+def problem(*shards: str) -> str:
+    with pytest.raises((StorageError, FolderIndexError)) as caught:
+        list_shards(list(shards))
+    return str(caught.value)
+
+
+# Names.
+
+
+def test_a_path_is_itself(here: Path) -> None:
+    touch("a.tar", "d/b.tar", "with space.tar", "ä.tar", "noextension")
+    for name in (
+        "a.tar",
+        "./a.tar",
+        "d/b.tar",
+        "d/../a.tar",
+        str(here / "a.tar"),
+        "with space.tar",
+        "ä.tar",
+        "noextension",
+    ):
+        assert listed(name) == [name]
+
+
+def test_a_file_url_is_a_path(here: Path) -> None:
+    touch("a b.tar", "c%41.tar")
+    assert listed(f"file://{here}/a%20b.tar") == [f"{here}/a b.tar"]
+    assert listed(f"file:{here}/a b.tar") == [f"{here}/a b.tar"]
+    assert listed(f"file://localhost{here}/c%2541.tar") == [f"{here}/c%41.tar"]
+    assert listed("c%41.tar") == ["c%41.tar"]
+    assert "names a file of this machine" in problem("file://host/a.tar")
+
+
+def test_the_order_is_as_written_and_twice_is_twice(here: Path) -> None:
+    touch("a.tar", "b.tar", "c.tar")
+    found = list_shards(["c.tar::a.tar", "b.tar", "a.tar", "?.tar"])
+    assert found.urls == ("c.tar", "a.tar", "b.tar", "a.tar", "a.tar", "b.tar", "c.tar")
+    assert found.parts == (0, 1, 2, 3, 4, 4, 4)
+    assert found.num_parts == 5
+    assert found.entries == (None,) * 7
+
+
+def test_one_text_and_a_list_of_it_are_the_same(here: Path) -> None:
+    touch("a.tar", "b.tar")
+    assert list_shards("a.tar::b.tar") == list_shards(["a.tar::b.tar"]) == list_shards(["a.tar", "b.tar"])
+
+
+@pytest.mark.parametrize("shards", [[], ()])
+def test_nothing_is_an_error(shards) -> None:
+    with pytest.raises(StorageError, match="no shards: the list is empty"):
+        list_shards(shards)
+
+
+@pytest.mark.parametrize("shards", ["", "::", "a.tar::", "::a.tar", "a.tar::::a.tar"])
+def test_an_empty_part_is_an_error(here: Path, shards: str) -> None:
+    touch("a.tar")
+    assert "a shard pattern is empty" in problem(shards)
+
+
+def test_a_missing_shard_is_named(here: Path) -> None:
+    touch("a.tar")
+    assert problem("a.tar", "b.tar") == "b.tar: there is no such shard."
+    assert problem("a.tar::d/b.tar") == "d/b.tar: there is no such folder: d."
+    assert problem(f"{here}/b.tar") == f"{here}/b.tar: there is no such shard."
+    assert problem("a.tar/") == "a.tar/: there is no such shard."
+    assert problem("a\0.tar") == "a\0.tar: there is no such shard."
+    assert problem("a" * 5000) == f"{'a' * 5000}: there is no such shard or folder."
+    Path("link.tar").symlink_to("nowhere")
+    assert problem("link.tar") == "link.tar: there is no such shard."
+    assert problem("~/a.tar").startswith("~/a.tar: there is no such shard.\n  Only a shell knows what `~` stands for")
+
+
+def test_a_tilde_is_a_name_like_any_other(here: Path) -> None:
+    touch("~/a.tar")
+    assert listed("~/a.tar") == ["~/a.tar"]
+    assert listed("~/*.tar") == ["~/a.tar"]
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("pipe:cat a.tar", "runs a shell command, which wdskit never does"),
+        ("pipe:cat {a,b}.tar", "runs a shell command"),
+        ("PIPE:cat a.tar", "runs a shell command"),
+        ("s3://bucket/a.tar", "the scheme `s3:` is not supported"),
+        ("gs://bucket/a-{000..127}.tar", "the scheme `gs:` is not supported"),
+        ("hf://a/*.tar", "the scheme `hf:` is not supported"),
+        ("{pipe:id,x}", "runs a shell command"),
+    ],
+)
+def test_other_schemes_are_refused_by_name(here: Path, url: str, what: str) -> None:
+    assert what in problem(url)
+    touch("a.tar")
+    assert what in problem(f"a.tar::{url}")
+
+
+# Globs and folders.
+
+
+def test_a_glob_is_sorted_as_text(here: Path) -> None:
+    touch("s-2.tar", "s-10.tar", "s-1.tar", "S-3.tar", "s-1.tar.idx", ".s-4.tar", "t.tar", "s-é.tar")
+    assert listed("s-*.tar") == ["s-1.tar", "s-10.tar", "s-2.tar", "s-é.tar"]
+    assert listed("s-?.tar") == ["s-1.tar", "s-2.tar", "s-é.tar"]
+    assert listed("s-[12].tar") == ["s-1.tar", "s-2.tar"]
+    assert listed("s-[!1].tar") == ["s-2.tar", "s-é.tar"]
+    assert listed(".s-*.tar") == [".s-4.tar"]
+    assert listed("./s-?.tar") == ["./s-1.tar", "./s-2.tar", "./s-é.tar"]
+    assert listed(f"{here}/s-?.tar")[0] == f"{here}/s-1.tar"
+    assert listed(f"file://{here}/s-*.tar")[0] == f"{here}/s-1.tar"
+
+
+def test_a_folder_is_its_tars(here: Path) -> None:
+    touch("d/b.tar", "d/a.tar", "d/a.tar.idx", "d/.c.tar", "d/classes.json", "d/sub/e.tar")
+    assert listed("d") == ["d/a.tar", "d/b.tar"]
+    assert listed("d/") == ["d/a.tar", "d/b.tar"]
+    assert listed(f"{here}/d//") == [f"{here}/d/a.tar", f"{here}/d/b.tar"]
+    assert listed("d/sub::d") == ["d/sub/e.tar", "d/a.tar", "d/b.tar"]
+    os.chdir("d")
+    assert listed(".") == ["./a.tar", "./b.tar"]
+    assert listed("*.tar") == ["a.tar", "b.tar"]
+    assert listed("../d/*.tar") == ["../d/a.tar", "../d/b.tar"]
+
+
+def test_a_glob_may_stand_for_folders(here: Path) -> None:
+    touch("r1/a.tar", "r1/b.tar", "r2/a.tar", "r10/a.tar", "r3/x.txt", "r4.tar")
+    assert listed("r*/a.tar") == ["r1/a.tar", "r10/a.tar", "r2/a.tar"]
+    assert listed("r?/*.tar") == ["r1/a.tar", "r1/b.tar", "r2/a.tar"]
+    assert listed("r*/") == ["r1/a.tar", "r1/b.tar", "r10/a.tar", "r2/a.tar"]
+    assert listed(f"{here}/*/b.tar") == [f"{here}/r1/b.tar"]
+
+
+def test_what_matches_nothing_is_an_error(here: Path) -> None:
+    touch("d/x.txt")
+    for pattern in ("*.tar", "d", "d/", "d/*.tar", "*/a.tar", "d/{a,b}-*.tar", "[", "a[.tar"):
+        assert problem(pattern).endswith(": no shard matches.")
+    touch("a.tar")
+    assert problem("a.tar::d").startswith("d: no shard matches")
+    assert problem("{a,b}*.tar").startswith("b*.tar: no shard matches")
+
+
+def test_a_link_is_what_it_leads_to(here: Path) -> None:
+    touch("real/a.tar")
+    Path("link").symlink_to("real")
+    Path("real/b.tar").symlink_to("a.tar")
+    assert listed("link") == ["link/a.tar", "link/b.tar"]
+    assert listed("link/*.tar") == ["link/a.tar", "link/b.tar"]
+    assert listed("l*/a.tar") == ["link/a.tar"]
+
+
+# Names that look like patterns.
+
+LITERAL = [
+    "a{0,1}.tar",
+    "a{0..9}.tar",
+    "a*.tar",
+    "a[0].tar",
+    "a?.tar",
+    "d/a::b.tar",
+    "x[1]/s.tar",
+    "x{a,b}/s.tar",
+    "{.tar",
+    "}.tar",
+]
+
+
+@pytest.mark.parametrize("name", LITERAL)
+def test_a_file_that_exists_is_itself(here: Path, name: str) -> None:
+    touch("a0.tar", "a1.tar", "b.tar", "x1/s.tar", "xa/s.tar", "xb/s.tar", name)
+    assert listed(name) == [name]
+    assert listed("b.tar", name) == ["b.tar", name]
+    assert list_shards([name, "b.tar"]).parts == (0, 1)
+
+
+@pytest.mark.parametrize("folder", ["x[1]", "x*", "x{a,b}", "./x::y"])
+def test_a_folder_that_exists_is_itself(here: Path, folder: str) -> None:
+    touch("x1/no.tar", "xa/no.tar", "xb/no.tar", f"{folder}/s-1.tar", f"{folder}/s-2.tar")
+    assert listed(folder) == [f"{folder}/s-1.tar", f"{folder}/s-2.tar"]
+    if folder in ("x[1]", "x*"):
+        assert listed(f"{folder}/s-*.tar") == [f"{folder}/s-1.tar", f"{folder}/s-2.tar"]
+
+
+def test_a_backslash_makes_a_brace_plain_in_a_pattern(here: Path) -> None:
+    touch("a{0}-1.tar", "a{0}-2.tar")
+    assert listed(r"a\{0\}-{1,2}.tar") == ["a{0}-1.tar", "a{0}-2.tar"]
+    assert listed("a{0}-{1,2}.tar") == ["a{0}-1.tar", "a{0}-2.tar"]
+
+
+# Braces.
+
+
+def expanded(pattern: str) -> list[str]:
+    return [*expand_braces(pattern)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("{a,b}", ["a", "b"]),
+        ("{a,b}{c,d}", ["ac", "ad", "bc", "bd"]),
+        ("{a,b{c,d}}", ["a", "bc", "bd"]),
+        ("{a,}", ["a", ""]),
+        ("{000..003}", ["000", "001", "002", "003"]),
+        ("{8..11}", ["8", "9", "10", "11"]),
+        ("{08..11}", ["08", "09", "10", "11"]),
+        ("{2..-1}", ["2", "1", "0", "-1"]),
+        ("{0..10..5}", ["0", "5", "10"]),
+        ("{0..3..0}", ["0", "1", "2", "3"]),
+        ("{a..c}", ["a", "b", "c"]),
+        ("{a}", ["{a}"]),
+        ("{}", ["{}"]),
+        ("{0..x}", ["{0..x}"]),
+        ("http://h/{a,b}.tar?x=1", ["http://h/a.tar?x=1", "http://h/b.tar?x=1"]),
+    ],
+)
+def test_braces_expand_as_in_a_shell(here: Path, pattern: str, names: list[str]) -> None:
+    assert expanded(pattern) == names
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "{a",
+        "{a,b",
+        "a{b,c}}{x",
+        "}{a,b}",
+        "}{{0..99999999}",
+        "{x{0..99999999},y}{",
+        "{{a,b}",
+        "s-{000..127.tar",
+        "{" * 1000 + "a,b" + "}" * 1000,
+    ],
+)
+def test_braces_that_do_not_match_are_an_error(here: Path, pattern: str) -> None:
+    assert "its braces do not match. Write {000000..000127} or {a,b}." in problem(pattern)
+
+
+BOMBS = [
+    "{0..999999999}",
+    "{0..9999999999999999999999999}",
+    "{0.." + "9" * 5000 + "}",
+    "{-" + "9" * 5000 + "..0}",
+    "{0..9.." + "9" * 5000 + "}",
+    "{0..9999}{0..9999}",
+    "{0..9}" * 8,
+    "{a,b}" * 40,
+    "{x," + "{a,b}" * 40 + "}",
+    "{" * 20 + "{a,b}" * 40 + ",x}" * 20,
+    "{a..z}" * 6,
+    "{A..z}" * 6,
+    "{" + ",".join("0123456789") + "}" + "{0..9999999}",
+    "{a,{0..99999999}}",
+    r"\{{0..99999999}",
+    "http://h/{0..99999999}.tar",
+    "{\u0660..\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669}",  # digits are not only ASCII's
+]
+
+
+def expand_in_little_memory(pattern: str) -> None:
+    """To be run in a child: 300 MB more than now are too much."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CPU, (5, resource.RLIM_INFINITY))
+    assert f"it names more than {MAX_SHARD_NAMES} shards. Name fewer, or a folder or a glob." in problem(pattern)
+
+
+@pytest.mark.parametrize("pattern", BOMBS, ids=lambda pattern: pattern[:24])
+def test_a_pattern_of_too_many_names_is_an_error_before_they_are_made(pattern: str) -> None:
+    assert run_child(functools.partial(expand_in_little_memory, pattern)) == 0
+
+
+def test_without_the_count_such_a_pattern_takes_all_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: the child dies of its limits."""
+    monkeypatch.setattr(braces_module, "_count_names", lambda pattern: 1)
+    assert run_child(functools.partial(expand_in_little_memory, "{0..999999999}")) != 0
+    assert run_child(functools.partial(expand_in_little_memory, "{a,b}" * 40)) != 0
+
+
+def test_the_first_missing_shard_of_very_many_is_told_at_once(here: Path) -> None:
+    touch("s-000000.tar")
+    assert problem("s-{000000..999999}.tar") == "s-000001.tar: there is no such shard."
+
+
+braces = st.recursive(
+    st.sampled_from(
+        ["a", "b", "", "-", r"\{", r"\,", "{0..3}", "{10..7}", "{a..c}", "{0..9..4}", "{01..12}", "{C..a}"]
+    ),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(lambda parts: "{" + ",".join(parts) + "}")
+        | st.lists(inner, max_size=3).map("".join)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(braces)
+def test_names_are_counted_before_they_are_made(pattern: str) -> None:
+    """Never too few, and exactly where no range of letters is in it."""
+    num = sum(1 for _ in itertools.islice(braceexpand.braceexpand(pattern), MAX_SHARD_NAMES + 1))
+    counted = _count_names(pattern)
+    assert num <= counted <= MAX_SHARD_NAMES + 1
+    if "{a.." not in pattern and "{C.." not in pattern:
+        assert counted == num
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from([*"{{}},,a", "{0..9}", "\\"]), max_size=12).map("".join))
+def test_names_are_counted_in_any_text_with_braces(pattern: str) -> None:
+    """What has no count is refused, and never expands to more than was counted."""
+    assume("{" in pattern)
+    try:
+        counted = _count_names(pattern)
+    except ValueError:
+        assert "its braces do not match" in problem(pattern)
+        return
+    assume(counted < 20_000)
+    assert sum(1 for _ in braceexpand.braceexpand(pattern)) <= counted
+
+
+@settings(max_examples=300)
+@given(st.text("{},.0a\\:/-[]*?", max_size=20))
+def test_any_text_is_a_list_of_names_or_a_storage_error(text: str) -> None:
+    try:
+        found = list_shards(text).urls
+    except StorageError:
+        return
+    assert all(Path(url).exists() for url in found)
+
+
+# Folders with an index.
+
+
+@pytest.fixture
+def indexed(here: Path) -> Path:
+    """`d` with ten shards and an index whose order is not that of the names."""
+    write_numbers(here / "d", [1, 2, 0, 1])
+    index_folder(here / "d")
+    return here / "d"
+
+
+def test_a_pattern_selects_from_the_index_in_its_order(indexed: Path) -> None:
+    path = indexed / "index.json"
+    lines = path.read_text().splitlines()
+    first, last = (number for number, line in enumerate(lines) if "s-000" in line or "s-003" in line)
+    lines[first], lines[last] = f"{lines[last]},", lines[first].rstrip(",")
+    path.write_text("\n".join(lines))
+    order = ["d/s-003.tar", "d/s-001.tar", "d/s-002.tar", "d/s-000.tar"]
+    for pattern in ("d", "d/", "d/*", "d/*.tar", "d/s-*.tar", "?/s-*.tar", f"{indexed}/*"):
+        assert [Path(url).name for url in listed(pattern)] == [Path(name).name for name in order]
+    assert listed("d") == order
+    assert listed("d/s-00[03].tar") == ["d/s-003.tar", "d/s-000.tar"]
+    assert listed("d/s-{000..003}.tar") == sorted(order)
+    found = list_shards("d")
+    assert [entry.num_samples if entry else None for entry in found.entries] == [1, 2, 0, 1]
+    assert [entry.name if entry else None for entry in found.entries] == [Path(url).name for url in found.urls]
+
+
+@pytest.mark.parametrize("pattern", ["d", "d/*.tar", "d/s-*", "*/s-*.tar", "d/s-004.tar", "d/s-{000..004}.tar"])
+def test_a_shard_that_the_index_does_not_know_is_an_error(indexed: Path, pattern: str) -> None:
+    write_shard(indexed / "s-004.tar", {"x": {"cls": b"1"}})
+    message = problem(pattern)
+    assert message == "d/s-004.tar: the folder's index does not list this shard.\n  Run `wdskit index d`."
+
+
+@pytest.mark.parametrize("pattern", ["d", "d/", "d/*.tar", "d/s-*", "*/s-*.tar"])
+def test_a_shard_that_only_the_index_knows_is_an_error(indexed: Path, pattern: str) -> None:
+    (indexed / "s-001.tar").unlink()
+    message = problem(pattern)
+    assert message == "d/s-001.tar: the folder's index lists this shard, but there is no such file."
+    assert problem("d/s-{000..003}.tar") == "d/s-001.tar: there is no such shard."
+    assert listed("d/s-00[02].tar") == ["d/s-000.tar", "d/s-002.tar"]
+
+
+def test_other_files_in_an_indexed_folder_do_not_matter(indexed: Path) -> None:
+    touch("d/README", "d/classes.json", "d/.hidden.tar", "d/.s-009.tar.wdskit-draft", "d/sub/x.txt")
+    assert len(listed("d/*")) == len(listed("d")) == 4
+
+
+def test_indexed_and_other_folders_may_be_mixed(indexed: Path, here: Path) -> None:
+    write_shard(here / "x.tar", {"x": {"cls": b"1"}})
+    found = list_shards("x.tar::d/s-000.tar::d")
+    assert found.urls == ("x.tar", "d/s-000.tar", "d/s-000.tar", "d/s-001.tar", "d/s-002.tar", "d/s-003.tar")
+    assert [entry and entry.num_samples for entry in found.entries] == [None, 1, 1, 2, 0, 1]
+    with pytest.raises(FolderIndexError, match=r"index\.json: cannot be opened.*\n.*Run `wdskit index \.` to make it"):
+        list_shards("x.tar::d", need_index=True)
+    assert None not in list_shards("d", need_index=True).entries
+
+
+def test_folders_are_read_each_with_its_own_index(indexed: Path, here: Path) -> None:
+    write_numbers(here / "e", [5])
+    index_folder(here / "e")
+    found = list_shards("?/s-000.tar")
+    assert found.urls == ("d/s-000.tar", "e/s-000.tar")
+    assert [entry.num_samples if entry else None for entry in found.entries] == [1, 5]
+    (here / "e" / "s-000.tar").unlink()
+    assert problem("?/s-000.tar") == "e/s-000.tar: the folder's index lists this shard, but there is no such file."
+
+
+def test_an_index_is_read_once(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[str] = []
+
+    def read(folder):
+        folders.append(folder)
+        return read_index(folder)
+
+    monkeypatch.setattr(patterns_module, "read_index", read)
+    list_shards(["d/", "d", "d/*.tar", "d/s-{000..003}.tar"])
+    assert folders == ["d"]
+
+
+def test_an_index_in_the_current_folder_is_found(indexed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(indexed)
+    for pattern in ("*.tar", ".", "s-{000..003}.tar"):
+        assert None not in list_shards(pattern).entries
+    write_shard(Path("x.tar"), {"x": {"cls": b"1"}})
+    assert problem("x.tar") == "x.tar: the folder's index does not list this shard.\n  Run `wdskit index .`."
+
+
+def test_a_damaged_index_is_not_passed_over(indexed: Path) -> None:
+    (indexed / "index.json").write_text("{")
+    for pattern in ("d", "d/*.tar", "d/s-000.tar"):
+        assert "index.json: it is no JSON" in problem(pattern)
+
+
+def test_a_name_in_the_current_folder_that_looks_like_a_url_is_no_url(here: Path) -> None:
+    write_shard(here / "a:b.tar", {"x": {"cls": b"1"}})
+    assert listed("*.tar") == ["./a:b.tar"]
+    index_folder(here)
+    assert listed("*.tar") == ["./a:b.tar"]
+    assert "the scheme `a:` is not supported" in problem("a:b.tar")
+
+
+# Remote folders.
+
+
+@pytest.fixture
+def server(indexed: Path) -> Iterator[str]:
+    """A web server over the parent of `d`; its address."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(indexed.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        thread = threading.Thread(target=running.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join()
+
+
+def test_a_plain_url_is_itself_and_nothing_is_asked_for() -> None:
+    for url in (
+        "http://h/a.tar",
+        "https://h/a.tar",
+        "HTTP://h/a.tar",
+        "http://[::1]:8080/d/a.tar",
+        "http://h/a.tar?X-Amz-Signature=a/b&x=*[1]?",
+        "http://h/a.tar?download=true",
+        "http://h/%5B1%5D.tar",
+        "http://u:p@h/d/a.tar",
+    ):
+        assert list_shards(url).urls == (url,)
+        assert list_shards(url).entries == (None,)
+    assert listed("http://h/a-{0..2}.tar") == [f"http://h/a-{number}.tar" for number in range(3)]
+    assert listed("http://[::1]/a.tar::http://[::1]/b.tar") == ["http://[::1]/a.tar", "http://[::1]/b.tar"]
+
+
+def test_a_remote_folder_or_glob_selects_from_its_index(server: str) -> None:
+    urls = [f"{server}/d/s-{number:03d}.tar" for number in range(4)]
+    assert listed(f"{server}/d/") == urls
+    assert listed(f"{server}/d/*.tar") == urls
+    assert listed(f"{server}/d/s-00[13].tar") == [urls[1], urls[3]]
+    found = list_shards(f"{server}/d/*.tar")
+    assert [entry.num_samples if entry else None for entry in found.entries] == [1, 2, 0, 1]
+    assert problem(f"{server}/d/x*.tar") == f"{server}/d/x*.tar: no shard matches."
+
+
+def test_a_remote_shard_is_looked_up_where_an_index_is_needed(server: str) -> None:
+    found = list_shards(f"{server}/d/s-001.tar?token=a/b", need_index=True)
+    assert found.urls == (f"{server}/d/s-001.tar?token=a/b",)
+    assert [entry.num_samples if entry else None for entry in found.entries] == [2]
+    with pytest.raises(FolderIndexError, match=r"s-009\.tar: the folder's index does not list this shard"):
+        list_shards(f"{server}/d/s-009.tar", need_index=True)
+    with pytest.raises(FolderIndexError, match="404"):
+        list_shards(f"{server}/x.tar", need_index=True)
+
+
+def test_a_remote_glob_needs_an_index_and_no_query(server: str) -> None:
+    message = problem(f"{server}/*.tar")
+    assert "index.json: the server answered 404" in message
+    assert "Run `wdskit index` where the shards are to make it." in message
+    for url in (f"{server}/d/*.tar?token=a", f"{server}/d/?token=a"):
+        assert "a URL with a query names one shard" in problem(url)
+
+
+def test_names_with_special_characters_come_from_a_remote_index_as_urls(server: str, indexed: Path) -> None:
+    shutil.copy(indexed / "s-001.tar", indexed / "ä b#1.tar")
+    index_folder(indexed)
+    quoted = f"{server}/d/%C3%A4%20b%231.tar"
+    assert quoted in listed(f"{server}/d/*.tar")
+    assert listed(f"{server}/d/ä*.tar") == listed(f"{server}/d/%C3%A4*.tar") == [quoted]
+    assert list_shards(quoted, need_index=True).entries == list_shards("d/ä b#1.tar").entries
+    from wdskit.storage.urls import open_stream
+
+    stream = open_stream(quoted)
+    try:
+        assert stream.read(3) == b"n00"
+    finally:
+        stream.close()
+
+
+# What is no shard by its name, and what is not there.
+
+
+def test_a_glob_without_an_ending_takes_tars_only(tmp_path):
+    for name in ("a.tar", "b.tar", "README.md", "classes.json", "c.wds", "d"):
+        (tmp_path / name).touch()
+    for pattern, names in (
+        ("*", ["a.tar", "b.tar"]), ("a*", ["a.tar"]), ("[a-c].*", ["a.tar", "b.tar"]), ("?.tar", ["a.tar", "b.tar"]),
+        ("*.wds", ["c.wds"]), ("README.md", ["README.md"]),
+    ):  # fmt: skip
+        assert [Path(url).name for url in list_shards(f"{tmp_path}/{pattern}").urls] == names
+    for pattern in ("README*", "c*", "d*"):
+        with pytest.raises(StorageError, match="no shard matches"):
+            list_shards(f"{tmp_path}/{pattern}")
+    assert set(find_targets(f"{tmp_path}/*").shards) == {str(tmp_path / "a.tar"), str(tmp_path / "b.tar")}
+
+
+@pytest.mark.parametrize("find", [list_shards, find_mapped], ids=["stream", "exact"])
+def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    (tmp_path / "data" / "train" / "s-0.tar").touch()
+    base = f"{tmp_path}/data"
+    for path in ("trian", "trian/", "trian/*.tar", "trian/s-0.tar", "trian/x/*", "trian/{a,b}.tar"):
+        with pytest.raises(StorageError) as caught:
+            find(f"{base}/{path}")
+        what = "shard or folder" if path.strip("/") == "trian" else f"folder: {base}/trian"
+        assert str(caught.value).endswith(f": there is no such {what}. Did you mean `{base}/train`?")
+    with pytest.raises(StorageError, match=r"there is no such shard or folder\.$"):
+        find(f"{base}/zzz")
+    with pytest.raises(StorageError, match=r"s-1.tar: there is no such shard\.$"):  # its neighbours are not meant
+        find(f"{base}/train/s-1.tar")

@@ -1,0 +1,297 @@
+"""Members into samples: which belong together, which belong to none, and which must not come."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shards import write_shard
+from tar_corpus import END, header, member, padded, pax_path
+
+from wdskit import Pipeline
+from wdskit.dataset import samples as grouping
+from wdskit.dataset.samples import ShardReader
+from wdskit.errors import ShardError
+from wdskit.pipeline import reading
+from wdskit.tar.reader import TarReader
+
+# Names of members, one letter of content each; the samples that come out as {key: fields}, and how many members belong
+# to none.
+GROUPS: dict[str, tuple[list[str], dict[str, str], int]] = {
+    "one field": (["a.jpg"], {"a": "jpg"}, 0),
+    "two fields": (["a.jpg", "a.json", "b.jpg"], {"a": "jpg json", "b": "jpg"}, 0),
+    "other fields in each": (["a.jpg", "b.json", "c.txt"], {"a": "jpg", "b": "json", "c": "txt"}, 0),
+    "fields keep their order": (["a.z", "a.b", "a.c", "a.a"], {"a": "z b c a"}, 0),
+    "fields with dots": (["a.seg.png", "a.left.jpg", "a.jpg"], {"a": "seg.png left.jpg jpg"}, 0),
+    "fields in capitals": (["a.JPG", "a.Json"], {"a": "jpg json"}, 0),
+    "keys in capitals": (["a.jpg", "A.jpg"], {"a": "jpg", "A": "jpg"}, 0),
+    "keys that begin alike": (["a.jpg", "aa.jpg", "a/a.jpg"], {"a": "jpg", "aa": "jpg", "a/a": "jpg"}, 0),
+    "the same name in other folders": (["x/a.jpg", "y/a.jpg"], {"x/a": "jpg", "y/a": "jpg"}, 0),
+    "dots in folders": (["v1.0/a.jpg", "v1.0/a.json", "v1.1/a.jpg"], {"v1.0/a": "jpg json", "v1.1/a": "jpg"}, 0),
+    "names below the current folder": (["./a.jpg", "./a.json"], {"./a": "jpg json"}, 0),
+    "spaces and other letters": (["a b.jpg", "ä/雪.jpg"], {"a b": "jpg", "ä/雪": "jpg"}, 0),
+    "no member of any sample": (["README", ".DS_Store", "d/._a.jpg", "a."], {}, 4),
+    "strangers before": (["README", "a.jpg"], {"a": "jpg"}, 1),
+    "strangers behind": (["a.jpg", "README", ".x"], {"a": "jpg"}, 2),
+    "strangers inside a sample": (["a.jpg", "README", "d/.x.jpg", "a.json"], {"a": "jpg json"}, 2),
+    "folders inside a sample": (["a.jpg", "d/", "d/e/", "a.json"], {"a": "jpg json"}, 0),
+    "notes of other tools": (["__meta__/a.json", "__index__", "a.jpg"], {"a": "jpg"}, 2),
+    "nothing": ([], {}, 0),
+    "folders only": (["d/", "d/e/"], {}, 0),
+}
+
+# Names of members; the number of samples before the fault, which member is at fault, and what is said.
+FAULTS: dict[str, tuple[list[str], int, int, str]] = {
+    "a key in two places": (["a.jpg", "b.jpg", "a.json"], 2, 2, "key 'a' stands in two places"),
+    "a key at both ends": (["a.jpg", "b.jpg", "c.jpg", "d.jpg", "a.jpg"], 4, 4, "key 'a' stands in two places"),
+    "a key twice": (["a.jpg", "a.json", "b.jpg", "a.jpg", "a.json"], 2, 3, "key 'a' stands in two places"),
+    "two keys in turns": (["a.jpg", "b.jpg", "a.json", "b.json"], 2, 2, "key 'a' stands in two places"),
+    "a field twice": (["a.jpg", "b.jpg", "b.jpg"], 1, 2, "key 'b' has the field 'jpg': twice"),
+    "a field twice in the first": (["a.jpg", "a.json", "a.jpg"], 0, 2, "key 'a' has the field 'jpg': twice"),
+    "a field twice in capitals": (["a.jpg", "a.JPG"], 0, 1, "key 'a' has the field 'jpg': twice"),
+    "a field twice with a stranger between": (["a.jpg", "README", "a.jpg"], 0, 2, "'jpg': twice"),
+    "the key as a field": (["a.jpg", "b.__key__"], 1, 1, "'__key__': a name that readers keep for themselves"),
+    "the url as a field": (["a.__url__"], 0, 0, "'__url__': a name that readers keep"),
+    "the url as a field in capitals": (["a.__URL__"], 0, 0, "'__url__': a name that readers keep"),
+}
+
+
+def content(number: int) -> bytes:
+    """What the member of this number holds: of many sizes, one empty."""
+    return bytes([number % 256]) * (number * 300)
+
+
+def shard_of(names: list[str]) -> bytes:
+    """Members of these names, directories where they end in a slash."""
+    members = [
+        member(name, b"", kind=b"5") if name.endswith("/") else member(name, content(number))
+        for number, name in enumerate(names)
+    ]
+    return b"".join(members) + END
+
+
+def offset_of(names: list[str], number: int) -> int:
+    """Where the member of this number starts."""
+    return len(shard_of(names[:number])) - len(END)
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_members_of_one_key_that_stand_side_by_side_are_a_sample(case):
+    names, wanted, num_ignored = GROUPS[case]
+    reader = ShardReader(io.BytesIO(shard_of(names)).read, shard="a.tar")
+    samples = list(reader)
+    assert {sample["__key__"]: " ".join(list(sample)[2:]) for sample in samples} == wanted
+    assert [sample["__key__"] for sample in samples] == list(wanted)
+    assert all(list(sample)[:2] == ["__key__", "__url__"] and sample["__url__"] == "a.tar" for sample in samples)
+    assert (reader.num_samples, reader.num_ignored) == (len(wanted), num_ignored)
+    for sample in samples:
+        for field, data in list(sample.items())[2:]:
+            (number,) = (n for n, name in enumerate(names) if split(name) == (sample["__key__"], field))
+            assert data == content(number)
+    keys = [split(name)[0] for name in names]
+    assert reader.starts == [offset_of(names, keys.index(key)) for key in wanted]
+    assert reader.stop == len(shard_of(names)) - len(END)
+
+
+def split(name: str) -> tuple[str, str]:
+    """Key and field, by WebDataset's rule in other words."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, field = base.partition(".")
+    return folder + slash + stem, field.lower()
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_what_would_mix_samples_is_an_error_at_its_second_place(case):
+    names, num_samples, number, problem = FAULTS[case]
+    reader = ShardReader(io.BytesIO(shard_of(names)).read, shard="a.tar")
+    samples = []
+    with pytest.raises(ShardError) as caught:
+        for sample in reader:
+            samples.append(sample["__key__"])  # noqa: PERF401 (what came before the error)
+    err = caught.value
+    assert problem in err.problem
+    assert (err.shard, err.offset, err.samples_read) == ("a.tar", offset_of(names, number), num_samples)
+    assert f"a.tar, byte {err.offset}: {err.problem} ({num_samples} samples read).\n  Pack it again" in str(err)
+    assert len(samples) == reader.num_samples == num_samples
+
+
+def test_the_start_of_a_sample_is_its_extension_header():
+    data = member("README", b"") + pax_path(b"a.jpg") + member("x", b"1") + member("a.json", b"2")
+    data += pax_path(b"b.jpg") + member("x", b"3") + END
+    reader = ShardReader(io.BytesIO(data).read, shard="x")
+    assert [sample["__key__"] for sample in reader] == ["a", "b"]
+    assert reader.starts == [512, 512 + 2048 + 1024]
+
+
+def model(names: list[str]) -> tuple[list[tuple[str, list[str]]], bool]:
+    """The samples before the first fault, and whether there is one."""
+    groups: list[tuple[str, list[str]]] = []
+    for name in names:
+        key, field = split(name)
+        if not field or not key or key.endswith("/"):
+            continue
+        if groups and groups[-1][0] == key:
+            if field in groups[-1][1]:
+                return groups[:-1], True
+            groups[-1][1].append(field)
+        elif key in [other for other, _ in groups]:
+            return groups, True
+        else:
+            groups.append((key, [field]))
+    return groups, False
+
+
+NAMES = st.builds(
+    "{}{}{}".format,
+    st.sampled_from(["", "", "d/", "d.e/"]),
+    st.sampled_from(["a", "b", "c", "", "A"]),
+    st.sampled_from([".jpg", ".json", ".JPG", ".a.b", "", "."]),
+).filter(lambda name: name and not name.endswith("/"))
+
+
+@given(st.lists(NAMES, max_size=7))
+@settings(max_examples=300)
+def test_any_names_group_as_the_rule_says(names):
+    wanted, has_fault = model(names)
+    reader = ShardReader(io.BytesIO(shard_of(names)).read, shard="x")
+    found = []
+    try:
+        for sample in reader:
+            found.append((sample["__key__"], list(sample)[2:]))  # noqa: PERF401 (what came before the error)
+    except ShardError:
+        assert has_fault
+    else:
+        assert not has_fault
+    assert found == wanted
+    assert reader.num_samples == len(wanted)
+
+
+@pytest.mark.parametrize("num_whole", range(6))
+def test_samples_before_a_damage_are_counted_and_given(num_whole):
+    """The damage stands in the second member of a sample, so all before it are known to be whole."""
+    data = b"".join(member(f"{key}.{field}", b"x") for key in "abcdef" for field in ("jpg", "cls"))
+    at = num_whole * 2048 + 1024
+    data = data[:at] + header(b"x.cls", 1, change=1) + data[at + 512 :] + END
+    samples = []
+    with pytest.raises(ShardError, match=rf"byte {at}: bad header: .*\({num_whole} samples read\)") as caught:
+        for sample in ShardReader(io.BytesIO(data).read, shard="x"):
+            samples.append(sample["__key__"])  # noqa: PERF401 (what came before the error)
+    assert samples == list("abcdef"[:num_whole])
+    assert caught.value.samples_read == num_whole
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_a_sample_comes_before_the_rest_of_the_shard_is_there(monkeypatch):
+    """A slow stream yields each sample once the next one's first member, and the header behind that, are known."""
+    monkeypatch.setattr("wdskit.tar.window.CHUNK_BYTES", 512)
+    stream = io.BytesIO(b"".join(member(f"{n}.cls", padded(b"%d" % n)) for n in range(9)) + END)
+    for number, sample in enumerate(ShardReader(stream.read, shard="x")):
+        assert sample["__key__"] == str(number)
+        assert stream.tell() <= (number + 2) * 1024 + 1024
+
+
+# From one shard to the next.
+
+
+def two_shards(folder: Path) -> list[str]:
+    """The key `k` ends the first shard and begins the second, with other fields."""
+    first = write_shard(folder / "1.tar", {"a": {"cls": b"1"}, "k": {"jpg": b"first's image"}})
+    second = write_shard(folder / "2.tar", {"k": {"json": b'"second"'}, "b": {"cls": b"2"}})
+    return [str(first), str(second)]
+
+
+def check_shards_stay_apart(folder: Path) -> None:
+    first, second = two_shards(folder)
+    samples = list(Pipeline().stream([first, second]).loader(workers=0))
+    found = {(s["__url__"], s["__key__"]): [name for name in s if not name.startswith("__")] for s in samples}
+    assert len(samples) == 4
+    assert found == {(first, "a"): ["cls"], (first, "k"): ["jpg"], (second, "k"): ["json"], (second, "b"): ["cls"]}
+
+
+def check_a_cut_shard_is_not_completed_from_the_next(folder: Path) -> None:
+    """Whatever the order in which the two are drawn."""
+    first, second = two_shards(folder)
+    Path(first).write_bytes(
+        Path(first).read_bytes()[:-1024]
+    )  # at a member's edge: nothing of `k` is missing but its end
+    for seed in range(4):
+        samples = []
+        with pytest.raises(ShardError, match=r"1\.tar, byte 2048: the shard stops before its end marker"):
+            for sample in Pipeline().stream([first, second], seed=seed).loader(workers=0):
+                samples.append(sample)  # noqa: PERF402 (what came before the error)
+        assert (first, "k") not in [(sample["__url__"], sample["__key__"]) for sample in samples]
+        assert all("jpg" not in sample for sample in samples)
+
+
+def test_grouping_begins_anew_in_each_shard(tmp_path):
+    check_shards_stay_apart(tmp_path)
+
+
+def test_a_cut_sample_is_not_completed_with_the_next_shards_fields(tmp_path):
+    check_a_cut_shard_is_not_completed_from_the_next(tmp_path)
+
+
+class CarriesOver(ShardReader):
+    """Keeps the last sample of a shard open for the next one."""
+
+    kept: ClassVar[dict] = {}
+
+    def __iter__(self) -> Iterator[dict]:
+        for name, _, data in TarReader(self._members._window._read, shard=self.shard):
+            key, _, field = name.partition(".")
+            if CarriesOver.kept and CarriesOver.kept["__key__"] != key:
+                yield CarriesOver.kept
+                CarriesOver.kept = {}
+            CarriesOver.kept = CarriesOver.kept or {"__key__": key, "__url__": self.shard}
+            CarriesOver.kept[field] = data
+
+
+class CompletesCutSamples(ShardReader):
+    """Takes a cut for the end, as webdataset does with a handler that ignores errors."""
+
+    def __iter__(self) -> Iterator[dict]:
+        try:
+            yield from super().__iter__()
+        except ShardError:
+            yield {"__key__": "k", "__url__": self.shard, "jpg": b"first's image"}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    [
+        (CarriesOver, check_shards_stay_apart),
+        (CarriesOver, check_a_cut_shard_is_not_completed_from_the_next),
+        (CompletesCutSamples, check_a_cut_shard_is_not_completed_from_the_next),
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_a_reader_that_mixes_shards_is_caught(mutant, check, tmp_path, monkeypatch):
+    CarriesOver.kept = {}
+    monkeypatch.setattr(reading, "ShardReader", mutant)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("check", ["keys", "fields"])
+def test_a_reader_that_lets_keys_or_fields_come_twice_is_caught(check, monkeypatch):
+    """The cases above fail without the checks."""
+
+    class Forgetful(set):
+        def __contains__(self, item):
+            return False
+
+    if check == "keys":
+        monkeypatch.setattr(grouping, "set", Forgetful, raising=False)
+        case = "a key in two places"
+    else:
+        numbers = itertools.count()
+        monkeypatch.setattr(grouping, "split_name", lambda name: (name.partition(".")[0], f"jpg{next(numbers)}"))
+        case = "a field twice"
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test_what_would_mix_samples_is_an_error_at_its_second_place(case)

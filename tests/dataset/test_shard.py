@@ -1,0 +1,593 @@
+"""`LocalShard`: a sample by its number is the sample of a sequential reading, or an error."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import pickle
+import struct
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import webdataset
+from disks import HastyDisk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shards import write_shard
+
+from wdskit.dataset import shard as local_module
+from wdskit.dataset.offsets import offsets_path, write_offsets
+from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.shard import LocalShard
+from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
+from wdskit.shards.index import scan_shard
+
+Truth = list[tuple[str, dict[str, bytes]]]
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes | None]], **options: Any) -> Path:
+    """A shard by Python's tarfile; None is a directory."""
+    with tarfile.open(path, "w", **options) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data or b"")
+            info.type = tarfile.DIRTYPE if data is None else tarfile.REGTYPE
+            tar.addfile(info, io.BytesIO(data or b""))
+    return path
+
+
+def small(path: Path) -> Path:
+    """Empty fields, fields of a whole block, samples of one member and of three."""
+    samples: dict[str, dict[str, bytes]] = {
+        "a": {"cls": b"", "txt": b"A"},
+        "b": {"cls": b"", "jpg": bytes(512), "txt": b""},
+        "c": {"txt": b"C"},
+        "d": {"cls": b"", "txt": b"D"},
+    }
+    return write_shard(path, samples)
+
+
+def strangers(path: Path) -> Path:
+    """Directories and files of no sample before, between, inside and behind the samples."""
+    members: list[tuple[str, bytes | None]] = [
+        ("./", None),
+        ("README", b"read me"),
+        ("x/", None),
+        ("x/1.cls", b""),
+        (".hidden", b""),
+        ("x/1.txt", b"one"),
+        ("y/", None),
+        ("LICENSE", bytes(700)),
+        ("y/2.cls", b""),
+        ("y/2.txt", b"two"),
+        ("Makefile", b""),
+    ]
+    return write_tar(path, members, format=tarfile.USTAR_FORMAT)
+
+
+def long_names(path: Path) -> Path:
+    """GNU long names: each member has three header blocks."""
+    members: list[tuple[str, bytes | None]] = [
+        (f"{'long' * 30}/{key}.{field}", data)
+        for key, field, data in [("a", "cls", b""), ("a", "txt", b"A"), ("b", "cls", b""), ("b", "txt", b"B")]
+    ]
+    return write_tar(path, members, format=tarfile.GNU_FORMAT)
+
+
+def prefixes(path: Path) -> Path:
+    """The prefix field of ustar: the name field alone is another key, and the same one for members of two samples."""
+    members: list[tuple[str, bytes | None]] = [
+        (f"{'long' * 24}{folder}/k.{field}", b"") for folder in "ab" for field in ("cls", "txt")
+    ]
+    return write_tar(path, members, format=tarfile.USTAR_FORMAT)
+
+
+def by_webdataset(path: Path) -> Path:
+    """Its writer puts a pax header before each member."""
+    with webdataset.TarWriter(str(path)) as writer:
+        for number in range(3):
+            writer.write({"__key__": f"{number}", "bin": b"", "cls": number})
+    return path
+
+
+def empty(path: Path) -> Path:
+    return write_shard(path, {})
+
+
+SHARDS = [small, strangers, long_names, prefixes, by_webdataset, empty]
+
+
+def write_right_offsets(shard: Path) -> tuple[int, ...]:
+    offsets = scan_shard(str(shard), name=shard.name).offsets
+    write_offsets(shard, offsets, disk=HastyDisk())
+    return offsets
+
+
+def write_raw(shard: Path, offsets: list[int]) -> None:
+    offsets_path(shard).write_bytes(struct.pack(f"<{len(offsets)}Q", *(offset % (1 << 64) for offset in offsets)))
+
+
+def read_truth(shard: Path) -> Truth:
+    """The samples by sequential reading."""
+    with shard.open("rb") as file:
+        samples = [*ShardReader(file.read, shard=str(shard))]
+    return [
+        (sample["__key__"], {name: data for name, data in sample.items() if not name.startswith("__")})
+        for sample in samples
+    ]
+
+
+def plain(fields: dict[str, memoryview]) -> dict[str, bytes]:
+    return {name: bytes(view) for name, view in fields.items()}
+
+
+def check_right_or_error(shard: Path, truth: Truth) -> int:
+    """Every sample, each from a freshly opened shard and then all in turn, is right or an error; number of errors."""
+    num_errors = 0
+    try:
+        with LocalShard(shard) as opened:
+            num_samples = len(opened)
+    except WdskitError:
+        return 1
+    assert num_samples == len(truth)
+    for number in range(num_samples):
+        with LocalShard(shard) as opened:
+            num_errors += _is_error(opened, number, truth)
+    with LocalShard(shard) as opened:
+        for number in [*range(num_samples), *reversed(range(num_samples))]:
+            num_errors += _is_error(opened, number, truth)
+    return num_errors
+
+
+def _is_error(opened: LocalShard, number: int, truth: Truth) -> bool:
+    try:
+        found = opened.key(number), plain(opened[number])
+    except ShardError as err:
+        error = err
+    else:
+        assert found == truth[number]
+        return False
+    assert error.shard == opened.path
+    assert "Run `wdskit index" in str(error) or "damaged" in str(error) or "cut short" in str(error)
+    return True
+
+
+@pytest.fixture(params=SHARDS, ids=lambda make: make.__name__)
+def shard(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path: Path = request.param(tmp_path / "s.tar")
+    write_right_offsets(path)
+    return path
+
+
+# What is read.
+
+
+def test_every_sample_is_that_of_a_sequential_reading(shard: Path) -> None:
+    truth = read_truth(shard)
+    with LocalShard(shard) as opened:
+        assert len(opened) == len(truth)
+        for number in [*range(len(truth)), *reversed(range(len(truth)))]:
+            assert (opened.key(number), plain(opened[number])) == truth[number]
+            assert [*opened[number]] == [*truth[number][1]]
+    assert check_right_or_error(shard, truth) == 0
+
+
+keys = st.text("abc/", min_size=1, max_size=6).filter(lambda key: not key.endswith("/"))
+fields_of_sample = st.dictionaries(st.sampled_from(["cls", "txt", "a.b"]), st.binary(max_size=1100), min_size=1)
+
+
+@settings(max_examples=60)
+@given(samples=st.dictionaries(keys, fields_of_sample, max_size=6), data=st.data())
+def test_any_shard_in_any_order(
+    tmp_path_factory: pytest.TempPathFactory, samples: dict[str, dict[str, bytes]], data: st.DataObject
+) -> None:
+    path = write_shard(tmp_path_factory.getbasetemp() / "any.tar", samples)
+    write_right_offsets(path)
+    truth = [*samples.items()]
+    with LocalShard(path) as opened:
+        for number in data.draw(st.permutations(range(len(truth)))):
+            assert (opened.key(number), plain(opened[number])) == truth[number]
+
+
+def test_numbers_count_from_the_end_and_end_as_those_of_a_list(shard: Path) -> None:
+    truth = read_truth(shard)
+    with LocalShard(shard) as opened:
+        for number in range(1, len(truth) + 1):
+            assert opened.key(-number) == truth[-number][0]
+        for number in (len(truth), -len(truth) - 1, 1 << 70, -(1 << 70)):
+            with pytest.raises(IndexError, match=f"s.tar: sample {number} is out of range: there are {len(truth)}$"):
+                opened[number]
+            with pytest.raises(IndexError):
+                opened.key(number)
+        assert [plain(fields) for fields in opened] == [fields for _, fields in truth]  # stops at the IndexError
+
+
+def test_a_number_is_anything_that_is_an_integer(tmp_path: Path) -> None:
+    write_right_offsets(small(tmp_path / "s.tar"))
+    with LocalShard(str(tmp_path / "s.tar")) as opened:
+        assert opened.key(np.int64(2)) == opened.key(np.uint8(2)) == "c"
+        for wrong in (1.0, "1", None, slice(0, 1)):
+            with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+                opened[wrong]  # type: ignore[index]
+
+
+def test_views_belong_to_the_caller(shard: Path) -> None:
+    """They share one buffer, cannot be written, and outlive the shard."""
+    truth = read_truth(shard)
+    opened = LocalShard(shard)
+    samples = [opened[number] for number in range(len(opened))]
+    opened.close()
+    del opened
+    shard.write_bytes(bytes(shard.stat().st_size))
+    assert [plain(fields) for fields in samples] == [fields for _, fields in truth]
+    for fields in samples:
+        assert len({id(view.obj) for view in fields.values()}) == 1
+        assert all(view.readonly and view.contiguous and view.format == "B" for view in fields.values())
+
+
+def test_a_read_that_gives_little_at_a_time_is_continued(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One pread gives 2 GiB at most, whatever a sample has, and a network disk what it likes."""
+    truth = read_truth(shard)
+    pread = os.pread
+    for most in (1, 100, 512, 513):
+        monkeypatch.setattr(os, "pread", lambda fd, size, offset, most=most: pread(fd, min(size, most), offset))
+        assert check_right_or_error(shard, truth) == 0
+
+
+# Offsets that are not right.
+
+
+def check_every_offset_moved(shard: Path, truth: Truth, moves: Callable[[list[int]], Iterator[list[int]]]) -> None:
+    offsets = list(write_right_offsets(shard))
+    for moved in moves(offsets):
+        write_raw(shard, moved)
+        check_right_or_error(shard, truth)
+    write_raw(shard, offsets)
+
+
+def each_by_a_little(offsets: list[int]) -> Iterator[list[int]]:
+    for number, by in product(range(len(offsets)), (-1024, -512, -1, 1, 512, 1024)):
+        yield [*offsets[:number], offsets[number] + by, *offsets[number + 1 :]]
+
+
+def each_to_every_block(offsets: list[int]) -> Iterator[list[int]]:
+    for number, block in product(range(len(offsets)), range(offsets[-1] // 512 + 4)):
+        yield [*offsets[:number], block * 512, *offsets[number + 1 :]]
+
+
+def each_bit_flipped(offsets: list[int]) -> Iterator[list[int]]:
+    for number, bit in product(range(len(offsets)), range(64)):
+        yield [*offsets[:number], offsets[number] ^ (1 << bit), *offsets[number + 1 :]]
+
+
+def one_left_out(offsets: list[int]) -> Iterator[list[int]]:
+    for number in range(len(offsets)):
+        yield [*offsets[:number], *offsets[number + 1 :]]
+
+
+def cut(offsets: list[int]) -> Iterator[list[int]]:
+    for number in range(len(offsets)):
+        yield offsets[:number]
+        yield offsets[number:]
+
+
+def one_more(offsets: list[int]) -> Iterator[list[int]]:
+    for block in range(offsets[-1] // 512 + 4):
+        if block * 512 not in offsets:
+            yield sorted([*offsets, block * 512])
+
+
+def two_to_every_block(offsets: list[int]) -> Iterator[list[int]]:
+    for first, second in product(range(len(offsets) - 1), repeat=2):
+        for block, other in product(range(offsets[-1] // 512), repeat=2):
+            moved = list(offsets)
+            moved[first], moved[second] = block * 512, other * 512
+            if moved == sorted(set(moved)):
+                yield moved
+
+
+MOVES = [each_by_a_little, each_to_every_block, each_bit_flipped, two_to_every_block]
+
+
+@pytest.mark.parametrize("moves", MOVES)
+def test_a_moved_offset_gives_the_right_sample_or_an_error(shard: Path, moves) -> None:
+    check_every_offset_moved(shard, read_truth(shard), moves)
+
+
+@pytest.mark.parametrize("moves", [one_left_out, cut, one_more])
+def test_more_or_fewer_offsets_give_no_wrong_sample(shard: Path, moves) -> None:
+    """Their number is then another, so that some sample has to fail, and none may be another's or a part."""
+    truth = read_truth(shard)
+    offsets = list(write_right_offsets(shard))
+    for moved in moves(offsets):
+        write_raw(shard, moved)
+        try:
+            opened = LocalShard(shard)
+        except FolderIndexError:
+            continue
+        with opened:
+            errors = 0
+            for number in range(len(opened)):
+                try:
+                    assert (opened.key(number), plain(opened[number])) in truth
+                except ShardError:
+                    errors += 1
+            assert errors or moved == offsets
+
+
+def test_a_single_shift_is_always_noticed(tmp_path: Path) -> None:
+    """In shards as `pack` writes them, where nothing stands between samples: some sample fails, or all at once."""
+    shard = small(tmp_path / "s.tar")
+    truth = read_truth(shard)
+    offsets = list(write_right_offsets(shard))
+    for moves in MOVES:
+        for moved in moves(offsets):
+            if moved != offsets:
+                write_raw(shard, moved)
+                assert check_right_or_error(shard, truth) > 0
+
+
+def test_the_offsets_of_another_shard_give_an_error(tmp_path: Path) -> None:
+    """Each shard with each other's offsets."""
+    paths = [make(tmp_path / f"{make.__name__}.tar") for make in SHARDS]
+    all_offsets = [list(write_right_offsets(path)) for path in paths]
+    for path, truth in ((path, read_truth(path)) for path in paths):
+        for offsets in all_offsets:
+            if offsets != list(write_right_offsets(path)):
+                write_raw(path, offsets)
+                with pytest.raises((FolderIndexError, ShardError)), LocalShard(path) as opened:
+                    found = [(opened.key(number), plain(opened[number])) for number in range(len(opened))]
+                    assert found == truth
+
+
+def test_the_first_error_tells_where_and_what_to_do(tmp_path: Path) -> None:
+    shard = small(tmp_path / "s.tar")
+    offsets = list(write_right_offsets(shard))
+    write_raw(shard, [offsets[0], offsets[1] + 512, *offsets[2:]])
+    with LocalShard(shard) as opened, pytest.raises(ShardError) as caught:
+        opened[0]
+    assert str(caught.value) == (
+        f"{shard}, byte 1536: sample 0 holds 'b.cls' beside the key 'a'.\n"
+        f"  The shard or its .idx changed. Run `wdskit index {tmp_path}` if the shard is right."
+    )
+    assert (caught.value.shard, caught.value.offset) == (str(shard), 1536)
+    write_raw(shard, offsets[:-1])
+    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: its last offset \d+ is not where the members end, so it"):
+        LocalShard(shard)
+    write_raw(shard, [512, *offsets[1:]])
+    with pytest.raises(FolderIndexError, match="its first offset 512 is not that of the first sample"):
+        LocalShard(shard)
+
+
+# Broken readers that the checks above must catch.
+
+
+def _no_look_at_the_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalShard, "_check_ends", lambda self: None)
+
+
+def _no_look_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands behind is believed to be another sample, and never looked at."""
+    monkeypatch.setattr(local_module, "_plain_key", lambda block: "\0")
+
+
+def _no_look_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what stands behind is looked at, as far as one block tells."""
+    parse = LocalShard._parse
+
+    def parse_and_trust(self, number):
+        self.edges[number] = 1
+        return parse(self, number)
+
+    monkeypatch.setattr(LocalShard, "_parse", parse_and_trust)
+
+
+def _name_without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name field alone is taken for the name."""
+
+    def key(block: bytes) -> str | None:
+        name = block[:100].partition(b"\0")[0].decode()
+        return name.rpartition(".")[0] or None
+
+    monkeypatch.setattr(local_module, "_plain_key", key)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "make"),
+    [
+        (_no_look_at_the_ends, small),
+        (_no_look_at_the_ends, strangers),
+        (_no_look_behind, small),
+        (_no_look_behind, by_webdataset),
+        (_no_look_before, small),
+        (_no_look_before, by_webdataset),
+        (_name_without_prefix, prefixes),
+    ],
+)
+def test_a_reader_that_checks_less_is_caught(mutate, make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = make(tmp_path / "s.tar")
+    truth = read_truth(shard)
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        for moves in (each_to_every_block, cut):
+            check_every_offset_moved(shard, truth, moves)
+
+
+# Shards that are not right.
+
+
+def test_a_shard_cut_at_any_byte_before_it_is_opened(shard: Path) -> None:
+    data, truth = shard.read_bytes(), read_truth(shard)
+    for size in range(0, len(data), 64):
+        shard.write_bytes(data[:size])
+        num_errors = check_right_or_error(shard, truth)
+        assert num_errors or not any(data[size:])  # only zeros behind the end marker may go
+
+
+def test_a_shard_cut_at_any_byte_after_it_was_opened(shard: Path) -> None:
+    data, truth = shard.read_bytes(), read_truth(shard)
+    offsets = write_right_offsets(shard)
+    for size in range(0, len(data), 64):
+        shard.write_bytes(data)
+        with LocalShard(shard) as opened:
+            os.truncate(shard, size)
+            for number in range(len(truth)):
+                is_error = _is_error(opened, number, truth)
+                assert is_error or size >= offsets[number + 1] + 512
+                assert not is_error or size < offsets[-1] + 512
+
+
+def test_damage_to_any_byte_of_a_header_is_an_error_and_to_data_stays_in_its_sample(tmp_path: Path) -> None:
+    """Damage to data is found by its digest only: here it must not reach another sample."""
+    shard = write_shard(tmp_path / "s.tar", {key: {"cls": b"", "txt": key.encode()} for key in "abcd"})
+    data, truth = bytearray(shard.read_bytes()), read_truth(shard)
+    offsets = write_right_offsets(shard)
+    for at in range(offsets[1], offsets[2]):
+        data[at] ^= 0x10
+        shard.write_bytes(data)
+        with LocalShard(shard) as opened:
+            try:
+                key, fields = opened.key(1), opened[1]
+            except ShardError:
+                pass
+            else:
+                assert (key, fields.keys()) == ("b", {"cls", "txt"})
+            assert not _is_error(opened, 3, truth)
+        data[at] ^= 0x10
+
+
+def test_a_file_that_is_replaced_while_it_is_open_stays_as_it_was(shard: Path, tmp_path: Path) -> None:
+    truth = read_truth(shard)
+    other = write_shard(tmp_path / "other.tar", {f"z{at}": {"cls": b"z"} for at in range(9)})
+    with LocalShard(shard) as opened:
+        other.replace(shard)
+        for number in range(len(truth)):
+            assert (opened.key(number), plain(opened[number])) == truth[number]
+
+
+def test_another_shard_of_the_same_size_gives_an_error_or_its_own_whole_samples(tmp_path: Path) -> None:
+    """Whose they are, the index's digests tell (`verify`); that they are whole, the headers do."""
+    shapes = [[2, 2, 2], [1, 1, 4], [3, 3], [6], [1] * 6, [1, 2, 3], [4, 2]]
+    for old, new in product(shapes, repeat=2):
+        shard = tmp_path / "s.tar"
+        names = iter(f"f{number}" for number in range(100))
+        write_shard(shard, {f"old{at}": {next(names): b"1" for _ in range(size)} for at, size in enumerate(old)})
+        write_right_offsets(shard)
+        write_shard(shard, {f"new{at}": {next(names): b"2" for _ in range(size)} for at, size in enumerate(new)})
+        truth = read_truth(shard)
+        with LocalShard(shard) as opened:
+            num_errors = 0
+            for number in range(len(opened)):
+                try:
+                    assert (opened.key(number), plain(opened[number])) in truth
+                except ShardError:
+                    num_errors += 1
+            assert (num_errors == 0) == (old == new)
+
+
+def test_what_is_no_shard_is_refused(tmp_path: Path) -> None:
+    shard = tmp_path / "s.tar"
+    with pytest.raises(StorageError, match=r"s\.tar: cannot be opened: No such file"):
+        LocalShard(shard)
+    shard.write_bytes(b"")
+    with pytest.raises(FolderIndexError, match=r"s\.tar\.idx: cannot be read"):
+        LocalShard(shard)
+    write_raw(shard, [0])
+    with pytest.raises(FolderIndexError, match="leaves no room for an end marker in 0 bytes"):
+        LocalShard(shard)
+    shard.write_bytes(os.urandom(10_240))
+    with pytest.raises(FolderIndexError, match="its last offset 0 is not where the members end"):
+        LocalShard(shard)
+    write_raw(shard, [512, 1024])
+    shard.write_bytes(bytes([1]) * 1024 + bytes(1024))
+    with pytest.raises(ShardError, match="byte 0: bad header"):
+        LocalShard(shard)
+
+
+# Descriptors, threads, processes.
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_a_closed_shard_says_so(tmp_path: Path) -> None:
+    write_right_offsets(small(tmp_path / "s.tar"))
+    opened = LocalShard(tmp_path / "s.tar")
+    opened[0]
+    opened.close()
+    opened.close()
+    assert len(opened) == 4
+    for read in (lambda: opened[0], lambda: opened.key(0)):
+        with pytest.raises(StorageError, match=r"s\.tar: it has been closed\."):
+            read()
+    with opened, pytest.raises(StorageError, match="closed"):
+        opened[0]
+
+
+def test_descriptors_are_given_back(tmp_path: Path) -> None:
+    """When it is closed, when the block ends, when opening fails, and when nobody holds the shard any more."""
+    shard = small(tmp_path / "s.tar")
+    gc.collect()
+    before = open_descriptors()
+    with pytest.raises(FolderIndexError):
+        LocalShard(shard)
+    assert open_descriptors() <= before
+    offsets = write_right_offsets(shard)
+    write_raw(shard, [512, *offsets[1:]])
+    with pytest.raises(FolderIndexError):
+        LocalShard(shard)
+    assert open_descriptors() <= before
+    write_right_offsets(shard)
+    with pytest.raises(ValueError, match="mine"), LocalShard(shard) as opened:
+        raise ValueError("mine")
+    assert open_descriptors() <= before
+    opened = LocalShard(shard)
+    view = opened[0]["txt"]
+    assert not open_descriptors() <= before
+    del opened
+    gc.collect()
+    assert open_descriptors() <= before
+    assert bytes(view) == b"A"
+
+
+def test_a_pickled_shard_opens_its_file_again(shard: Path) -> None:
+    """A descriptor that travelled as a number would be some other file's, and closing one shard would close both."""
+    truth = read_truth(shard)
+    opened = LocalShard(shard)
+    data = pickle.dumps(opened)
+    copies = [pickle.loads(data), copy.copy(opened), copy.deepcopy(opened)]
+    opened.close()
+    for other in copies:
+        with other:
+            assert other.path == str(shard)
+            assert [other.key(number) for number in range(len(truth))] == [key for key, _ in truth]
+    offsets_path(shard).unlink()
+    with pytest.raises(FolderIndexError):
+        pickle.loads(data)
+
+
+def test_threads_share_a_shard(tmp_path: Path) -> None:
+    samples = {f"k{at}": {"cls": b"%d" % at, "bin": bytes([at]) * (at * 37 % 3000)} for at in range(100)}
+    shard = write_shard(tmp_path / "s.tar", samples)
+    write_right_offsets(shard)
+    truth = [*samples.items()]
+    start = threading.Barrier(8)
+
+    def read_all(seed: int) -> int:
+        start.wait()
+        for number in np.random.default_rng(seed).permutation(len(truth)).tolist() * 3:
+            assert (opened.key(number), plain(opened[number])) == truth[number]
+        return seed
+
+    with LocalShard(shard) as opened, ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(read_all, range(8))] == [*range(8)]

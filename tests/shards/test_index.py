@@ -1,0 +1,236 @@
+"""`index_folder` makes the index of shards that others wrote: complete, the same each time, or not at all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from disks import run_child
+
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.index import read_index
+from wdskit.dataset.lock import LOCK_NAME, lock_folder
+from wdskit.dataset.shard import LocalShard
+from wdskit.errors import FolderIndexError, StorageError
+from wdskit.files import Disk, draft_path
+from wdskit.shards.index import index_folder
+from wdskit.shards.parallel import choose_workers
+from wdskit.tar.writer import TarWriter
+
+
+def write_shard(path: Path, members: dict[str, bytes]) -> None:
+    with path.open("wb") as file:
+        writer = TarWriter(file.write)
+        for name, data in members.items():
+            writer.add(name, data)
+        writer.finish()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "train"
+    folder.mkdir()
+    for number in (2, 0, 1):
+        members = {f"{number}/{i}.{field}": bytes(i + 1) for i in range(number + 1) for field in ("cls", "jpg")}
+        write_shard(folder / f"s-{number}.tar", members)
+    return folder
+
+
+def index_bytes(folder: Path) -> dict[str, bytes]:
+    paths = [*folder.glob("*.idx"), *folder.glob("index.*")]
+    return {path.name: path.read_bytes() for path in sorted(paths)}
+
+
+def test_every_shard_is_indexed_in_the_order_of_names(folder: Path) -> None:
+    report = index_folder(folder)
+    index = read_index(folder)
+    assert [entry.name for entry in index.entries] == ["s-0.tar", "s-1.tar", "s-2.tar"]
+    assert index.num_samples == 6
+    assert report.index.entries == index.entries
+    assert len(BinaryIndex(folder)) == 3
+    index.check_files()
+    with LocalShard(folder / "s-2.tar") as shard:
+        assert [shard.key(i) for i in range(len(shard))] == ["2/0", "2/1", "2/2"]
+
+
+def test_workers_and_repetition_change_no_byte(folder: Path) -> None:
+    assert index_folder(folder, workers=1).workers == 1
+    first = index_bytes(folder)
+    assert len(first) == 5
+    assert index_folder(folder, workers=2).workers == 2
+    assert index_bytes(folder) == first
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_faults_of_all_shards_are_listed_and_nothing_is_written(folder: Path, workers: int) -> None:
+    for name in ("s-0.tar", "s-2.tar"):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[:-600])
+    with pytest.raises(FolderIndexError) as caught:
+        index_folder(folder, workers=workers)
+    assert "2 of 3 shards are not right" in str(caught.value)
+    assert "s-0.tar, byte" in str(caught.value)
+    assert "s-2.tar, byte" in str(caught.value)
+    assert not index_bytes(folder)
+
+
+def test_members_of_no_sample_are_counted(folder: Path) -> None:
+    write_shard(folder / "s-3.tar", {"README": b"x", ".hidden.jpg": b"y", "a.jpg": b"z"})
+    assert index_folder(folder).num_ignored == 2
+
+
+def test_a_hidden_tar_is_passed_over(folder: Path) -> None:
+    (folder / "._s-0.tar").write_bytes(b"AppleDouble")
+    assert len(index_folder(folder).index.entries) == 3
+
+
+def test_a_file_name_that_cannot_be_printed_is_a_fault(folder: Path) -> None:
+    (folder / "s-0.tar").rename(folder / "s\x1b[2J.tar")
+    with pytest.raises(FolderIndexError, match=r"file name 's\\x1b\[2J.tar' holds characters"):
+        index_folder(folder)
+
+
+def test_progress_ends_at_all_bytes(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    index_folder(folder, progress=lambda done, total: seen.append((done, total)))
+    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert len(seen) == 3
+    assert seen[-1] == (total, total)
+
+
+def test_what_is_no_folder_of_shards_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no shard"):
+        index_folder(tmp_path)
+    with pytest.raises(StorageError, match="no such folder"):
+        index_folder(tmp_path / "nothing")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="a file, not a folder"):
+        index_folder(tmp_path / "file")
+    with pytest.raises(StorageError, match="only a local folder"):
+        index_folder("http://localhost/train")
+
+
+def test_a_folder_that_another_process_writes_is_refused(folder: Path) -> None:
+    with (folder / LOCK_NAME).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(FolderIndexError, match="another wdskit process"):
+            index_folder(folder)
+    index_folder(folder)
+
+
+def test_one_writer_at_a_time_by_any_name_and_from_any_thread(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    with lock_folder(folder), ThreadPoolExecutor(1) as pool:
+        for name in (folder, link, folder / "." / ".." / folder.name):
+            with pytest.raises(FolderIndexError, match="another wdskit process is writing in this folder"):
+                index_folder(name)
+        with pytest.raises(FolderIndexError, match="another wdskit process"):
+            pool.submit(index_folder, folder).result()
+    with lock_folder(link):
+        pass
+    assert (folder / LOCK_NAME).read_bytes() == b""
+
+
+def test_an_error_and_a_kill_free_the_lock(folder: Path) -> None:
+    with pytest.raises(ValueError, match="mine"), lock_folder(folder):
+        raise ValueError("mine")
+
+    def killed() -> None:
+        with lock_folder(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    assert run_child(killed) == -signal.SIGKILL
+    with lock_folder(folder):
+        pass
+
+
+def test_a_lock_that_cannot_be_taken_is_told(folder: Path) -> None:
+    (folder / LOCK_NAME).mkdir()
+    with pytest.raises(StorageError, match="train: cannot be written: Is a directory"):
+        index_folder(folder)
+
+
+class _FailingDisk(Disk):
+    """Fails at the n-th operation; counts all."""
+
+    def __init__(self, fail_at: int) -> None:
+        self.fail_at = fail_at
+        self.num_operations = 0
+
+    def _count(self) -> None:
+        self.num_operations += 1
+        if self.num_operations == self.fail_at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def open(self, path):
+        self._count()
+        return super().open(path)
+
+    def write(self, fd, data):
+        self._count()
+        return super().write(fd, data)
+
+    def fsync(self, fd):
+        self._count()
+        super().fsync(fd)
+
+    def rename(self, source, target):
+        self._count()
+        super().rename(source, target)
+
+    def fsync_folder(self, folder):
+        self._count()
+        super().fsync_folder(folder)
+
+
+def test_a_disk_that_fails_at_any_operation_leaves_no_wrong_index(folder: Path) -> None:
+    counting = _FailingDisk(-1)
+    index_folder(folder, disk=counting)
+    right = index_bytes(folder)
+    for name in right:
+        (folder / name).unlink()
+    for fail_at in range(1, counting.num_operations + 1):
+        with pytest.raises(StorageError, match="cannot be written: No space left"):
+            index_folder(folder, disk=_FailingDisk(fail_at))
+        left = index_bytes(folder)
+        assert left.items() <= right.items()  # whole files only
+        assert "index.json" not in left or left == right  # and it is the last one
+        for name in left:
+            (folder / name).unlink()
+    index_folder(folder)
+    assert index_bytes(folder) == right
+
+
+def test_drafts_of_a_killed_run_are_removed(folder: Path) -> None:
+    draft = draft_path(folder / "index.json")
+    draft.write_bytes(b"half")
+    index_folder(folder)
+    assert not draft.exists()
+
+
+def test_processes_are_used_only_where_they_pay() -> None:
+    num_cpus = len(os.sched_getaffinity(0))
+    assert choose_workers(1000, 10_000) == 1
+    assert choose_workers(1, 1 << 40) == 1
+    assert choose_workers(1000, 1 << 40) == num_cpus
+    assert choose_workers(1000, None) == num_cpus
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_only_looks_like_a_shard_is_named(folder: Path, make) -> None:
+    """A named pipe would be waited for, a folder cannot be read."""
+    make(folder / "s-9.tar")
+    with pytest.raises(StorageError, match=r"s-9.tar: this is no file"):
+        index_folder(folder)
+
+
+def test_a_folder_in_a_drafts_place_is_an_error(folder: Path) -> None:
+    draft_path(folder / "s-0.tar").mkdir()
+    with pytest.raises(StorageError, match="the index cannot be written"):
+        index_folder(folder)

@@ -1,0 +1,636 @@
+"""Splits: each sample in one, shares as asked for, groups whole, and all of it the same whatever becomes of shards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disks import FailingDisk, HastyDisk, PowerLossDisk, WatchedDisk, killed
+from hypothesis import given
+from hypothesis import strategies as st
+from shards import write_shard
+
+import wdskit
+from wdskit import FolderIndexError, SelectionError, ShardError, StorageError
+from wdskit.dataset.index import read_index
+from wdskit.dataset.lock import lock_folder
+from wdskit.dataset.selection import list_selections, read_selection, selection_path
+from wdskit.dataset.shard import LocalShard
+from wdskit.shards import split as splitting
+from wdskit.shards import split_key as belonging
+from wdskit.shards.index import index_folder
+from wdskit.shards.split_key import canonical_text, draw_shard, parse_by
+
+SHARES = "train=0.6,val=0.2,test=0.2"
+
+Samples = dict[str, dict[str, bytes]]
+
+
+def numbered(num: int, *, groups: int = 7) -> Samples:
+    """Samples with a key, a class and, in their JSON, the patient they belong to."""
+    return {
+        f"k{at:05d}": {"cls": b"1", "json": json.dumps({"patient": {"id": f"p{at % groups}"}}).encode()}
+        for at in range(num)
+    }
+
+
+def make_folder(folder: Path, shards: list[Samples]) -> Path:
+    """Shards of these samples, indexed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for at, samples in enumerate(shards):
+        write_shard(folder / f"s-{at:03d}.tar", samples)
+    index_folder(folder, workers=1, disk=HastyDisk())
+    return folder
+
+
+def cut(samples: Samples, sizes: list[int]) -> list[Samples]:
+    """The samples in shards of these sizes, the rest in a last one."""
+    items = list(samples.items())
+    shards = []
+    for size in sizes:
+        shards.append(dict(items[:size]))
+        items = items[size:]
+    return [*shards, dict(items)]
+
+
+def keys_of(folder: Path, name: str) -> set[str]:
+    """The keys of a selection's samples, read by random access."""
+    chosen = read_selection(folder, name)
+    keys = set()
+    for number, shard in enumerate(chosen.shards):
+        with LocalShard(folder / shard) as opened:
+            keys |= {opened.key(int(sample)) for sample in chosen.samples(number)}
+    return keys
+
+
+def splits_of(folder: Path) -> dict[str, str]:
+    """The split of each key of a folder; no key may stand in two."""
+    found: dict[str, str] = {}
+    for name in list_selections(folder):
+        for key in keys_of(folder, name):
+            assert key not in found
+            found[key] = name
+    return found
+
+
+def split(folder: Path, shares: Any = SHARES, **options: Any):
+    return wdskit.split(folder, shares, **{"workers": 1, "disk": HastyDisk(), **options})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "data", cut(numbered(60), [25, 0, 20]))
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {name: selection_path(folder, name).read_bytes() for name in list_selections(folder)}
+
+
+# --- each sample in one split, and the shares as asked for
+
+
+def test_each_sample_is_in_one_split_and_the_report_counts_them(folder: Path) -> None:
+    report = split(folder)
+    found = splits_of(folder)
+    assert found.keys() == numbered(60).keys()
+    assert {part.name: part.num_samples for part in report.parts} == Counter(found.values())
+    assert [part.name for part in report.parts] == ["train", "val", "test"]
+    assert [part.wanted_ratio for part in report.parts] == [0.6, 0.2, 0.2]
+    assert report.num_samples == read_index(folder).num_samples == 60
+    assert report.num_missing == 0
+    assert {part.num_groups for part in report.parts} == {None}
+    assert report.recipe == "split train=0.6,val=0.2,test=0.2"
+    assert read_selection(folder, "val").recipe == report.recipe
+
+
+def test_a_split_is_this_hash_of_the_key_for_ever(folder: Path) -> None:
+    """Computed by hand: blake2b of the key, 8 bytes little-endian, the seed as salt, against sums of shares."""
+    for seed in (0, 7, (1 << 64) - 1):
+        split(folder, seed=seed, overwrite=True)
+        for key, name in splits_of(folder).items():
+            salt = seed.to_bytes(16, "little")
+            digest = hashlib.blake2b(key.encode(), digest_size=8, person=b"wdskit split", salt=salt).digest()
+            draw = int.from_bytes(digest, "little") / 2**64
+            assert name == ("train" if draw < 0.6 else "val" if draw < 0.8 else "test")
+
+
+CHI_SQUARE_999 = {1: 10.83, 2: 13.82, 9: 27.88}  # one set of shares in a thousand is further off by chance
+
+
+@pytest.mark.parametrize(
+    "shares", ["train=0.8,val=0.1,test=0.1", "a=0.5,b=0.5", ",".join(f"f{at}=0.1" for at in range(10))]
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_shares_are_as_asked_for(tmp_path_factory, shares: str, seed: int) -> None:
+    """Chi-square over 4000 keys that differ in few characters."""
+    folder = many(tmp_path_factory)
+    report = split(folder, shares, seed=seed, overwrite=True)
+    off = sum((part.num_samples - 4000 * part.wanted_ratio) ** 2 / (4000 * part.wanted_ratio) for part in report.parts)
+    assert off < CHI_SQUARE_999[len(report.parts) - 1]
+
+
+def many(tmp_path_factory, *, known: list[Path] = []) -> Path:  # noqa: B006 (made once for all tests of this file)
+    """4000 samples in two shards."""
+    if not known:
+        known.append(make_folder(tmp_path_factory.mktemp("many"), cut(numbered(4000, groups=800), [1500])))
+    return known[0]
+
+
+def test_two_seeds_split_independently(tmp_path_factory) -> None:
+    """Of the samples that are in `a` under one seed, half are under the other: chi-square of the 2 x 2 table."""
+    folder = many(tmp_path_factory)
+    found = []
+    for seed in (0, 1):
+        split(folder, "a=0.5,b=0.5", seed=seed, overwrite=True)
+        found.append(keys_of(folder, "a"))
+    both = len(found[0] & found[1])
+    expected = len(found[0]) * len(found[1]) / 4000
+    assert (both - expected) ** 2 / (4000 / 16) < CHI_SQUARE_999[1]
+
+
+# --- the same whatever becomes of the shards
+
+
+def test_old_samples_keep_their_split_when_shards_are_added_reordered_or_packed_anew(tmp_path: Path) -> None:
+    samples = numbered(60)
+    more = {f"new{at}": fields for at, fields in enumerate(numbered(30).values())}
+    for by in ("key", "json:patient.id"):
+        found = []
+        for number, shards in enumerate(
+            [
+                cut(samples, [25, 0, 20]),
+                cut(samples, [25, 0, 20])[::-1],
+                cut(samples, [1] * 10),
+                [dict(sorted(samples.items(), key=lambda item: item[0][::-1]))],
+                [more, *cut(samples, [25, 0, 20])],
+            ]
+        ):
+            folder = make_folder(tmp_path / by[:3] / str(number), shards)
+            split(folder, by=by)
+            found.append(splits_of(folder))
+        assert all({key: name for key, name in one.items() if key in samples} == found[0] for one in found)
+        assert len(found[4]) == 90
+
+
+def test_an_added_shard_makes_the_split_stale_until_it_is_made_again(folder: Path) -> None:
+    split(folder)
+    before = splits_of(folder)
+    write_shard(folder / "s-900.tar", {"later": {"cls": b"1"}})
+    index_folder(folder, workers=1)
+    with pytest.raises(
+        SelectionError, match=r"made for other shards .*\n  Run `wdskit split .*/data train=0.6,val=0.2,"
+    ):
+        read_selection(folder, "train")
+    split(folder)  # the same split needs no --overwrite
+    after = splits_of(folder)
+    assert after.pop("later")
+    assert after == before
+
+
+def test_growing_the_first_share_moves_samples_in_one_direction_only(folder: Path) -> None:
+    split(folder, "train=0.5,val=0.5")
+    before = keys_of(folder, "train")
+    split(folder, "train=0.7,val=0.3", overwrite=True)
+    assert before < keys_of(folder, "train")
+
+
+def test_the_number_of_workers_and_repetition_change_no_byte(folder: Path) -> None:
+    for by in ("key", "json:patient.id"):
+        reports = [split(folder, by=by, workers=1, overwrite=True)]
+        first = bytes_of(folder)
+        assert len(first) == 3
+        for workers in (2, 1):
+            reports.append(split(folder, by=by, workers=workers))
+            assert bytes_of(folder) == first
+        assert reports[0] == reports[1] == reports[2]
+
+
+def test_the_same_patients_are_in_the_same_split_in_every_folder(tmp_path: Path) -> None:
+    one = make_folder(tmp_path / "one", [numbered(40, groups=20)])
+    two = make_folder(
+        tmp_path / "two", [{f"other{at}": sample for at, sample in enumerate(numbered(20, groups=20).values())}]
+    )
+    for at in (one, two):
+        split(at, by="json:patient.id")
+    by_patient = {int(key[1:]) % 20: name for key, name in splits_of(one).items()}
+    assert {int(key[5:]): name for key, name in splits_of(two).items()} == by_patient
+
+
+# --- groups
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 5), st.integers(0, 3))
+def test_all_samples_of_a_group_stay_together(tmp_path_factory, groups: list[int], size: int, seed: int) -> None:
+    samples = {f"k{at}": {"json": json.dumps({"a": {"b": group}}).encode()} for at, group in enumerate(groups)}
+    shards = [dict(list(samples.items())[at : at + size]) for at in range(0, len(samples), size)] or [{}]
+    folder = make_folder(tmp_path_factory.mktemp("groups"), shards)
+    report = split(folder, by="json:a.b", seed=seed)
+    found = splits_of(folder)
+    assert found.keys() == samples.keys()
+    of_group: dict[int, set[str]] = {}
+    for key, name in found.items():
+        of_group.setdefault(groups[int(key[1:])], set()).add(name)
+    assert all(len(names) == 1 for names in of_group.values())
+    counted = Counter(next(iter(names)) for names in of_group.values())
+    assert {part.name: part.num_groups for part in report.parts if part.num_groups} == counted
+
+
+def test_without_grouping_patients_would_be_torn(folder: Path) -> None:
+    """The mutant: by key, the same samples do tear groups."""
+    split(folder, by="key")
+    torn = {(int(key[1:]) % 7, name) for key, name in splits_of(folder).items()}
+    assert len(torn) > 7
+
+
+def test_types_that_differ_do_not_tear_a_group(tmp_path: Path) -> None:
+    """As a table that was written twice: 17, "17" and 17.0."""
+    values = [17, "17", 17.0, 18, "18", True, "true"]
+    samples = {f"k{at}": {"json": json.dumps({"id": value}).encode()} for at, value in enumerate(values)}
+    folder = make_folder(tmp_path / "data", [samples])
+    shares = ",".join(f"s{at}=0.02" for at in range(50))
+    report = split(folder, shares, by="json:id")
+    found = splits_of(folder)
+    assert found["k0"] == found["k1"] == found["k2"] != found["k3"] == found["k4"]
+    assert found["k5"] == found["k6"]
+    assert sum(part.num_groups or 0 for part in report.parts) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (-0.0, "0"),
+        (10**30, "1" + "0" * 30),
+        (1.5, "1.5"),
+        (False, "false"),
+        (" ", " "),
+        ("\ud800", "\ud800"),
+        (None, None),
+        ("", None),
+        (math.nan, None),
+        (math.inf, "inf"),
+    ],
+)
+def test_a_value_is_this_text(value: object, text: str | None) -> None:
+    assert canonical_text(value) == text
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False), st.text(min_size=1)))
+def test_a_value_keeps_its_text_through_json(value: object) -> None:
+    assert canonical_text(json.loads(json.dumps(value))) == canonical_text(value)
+
+
+@given(st.integers(-(2**53), 2**53))
+def test_a_whole_number_is_one_group_however_it_is_written(number: int) -> None:
+    assert canonical_text(number) == canonical_text(float(number)) == canonical_text(str(number))
+
+
+MISSING = {
+    "no field": {},
+    "no name": {"json": b"{}"},
+    "no such depth": {"json": b'{"patient": 3}'},
+    "null": {"json": b'{"patient": {"id": null}}'},
+    "empty": {"json": b'{"patient": {"id": ""}}'},
+    "not a number": {"json": b'{"patient": {"id": NaN}}'},
+    "no object": {"json": b"[1]"},
+}
+
+
+@pytest.mark.parametrize("fields", MISSING.values(), ids=MISSING)
+def test_a_missing_value_is_an_error_or_goes_where_it_is_sent(folder: Path, fields: dict[str, bytes]) -> None:
+    write_shard(folder / "s-900.tar", {"bad": {"cls": b"1", **fields}, "good": numbered(1)["k00000"]})
+    index_folder(folder, workers=1)
+    with pytest.raises(SelectionError) as caught:
+        split(folder, by="json:patient.id")
+    problem = "json:patient.id is missing or empty" if fields else "it has no field json"
+    start = f"{folder}/s-900.tar: sample 'bad': {problem}.\n  To put the samples without it in one split, name that"
+    assert str(caught.value).startswith(start)
+    err = caught.value
+    assert (err.shard, err.key, err.field) == (f"{folder}/s-900.tar", "bad", "json:patient.id")
+    assert list_selections(folder) == []
+    for name in ("test", "train"):
+        report = split(folder, by="json:patient.id", missing=name, overwrite=True)
+        assert splits_of(folder)["bad"] == name
+        assert report.num_missing == 1
+        assert sum(part.num_groups or 0 for part in report.parts) == 7  # what is missing is no group
+        assert report.recipe == f"split {SHARES} --by json:patient.id --missing {name}"
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"{", "sample 'bad': json: "),
+        (b'{"patient": {"id": [1, 2]}}', "sample 'bad': json:patient.id is a list, [1, 2]. Name a single value."),
+        (b'{"patient": {"id": {"a": 1}}}', 'json:patient.id is an object, {"a": 1}. Name a value inside it.'),
+        (b'{"patient": {"id": [%s]}}' % (b"1, " * 100 + b"1"), "1, 1,.... Name a single value."),
+        (b"\xff", "sample 'bad': json: "),
+    ],
+)
+def test_a_value_that_cannot_be_one_is_an_error_even_so(folder: Path, data: bytes, told: str) -> None:
+    write_shard(folder / "s-900.tar", {"bad": {"json": data}})
+    index_folder(folder, workers=1)
+    for missing in (None, "train"):
+        with pytest.raises(SelectionError) as caught:
+            split(folder, by="json:patient.id", missing=missing)
+        assert told in str(caught.value)
+        assert caught.value.key == "bad"
+
+
+def test_faults_of_several_shards_are_listed_and_nothing_is_written(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "data", [{f"bad{at}": {"cls": b"1"}} for at in range(25)])
+    for workers in (1, 2):
+        with pytest.raises(SelectionError) as caught:
+            split(folder, by="json:x", workers=workers)
+        lines = str(caught.value).split("\n")
+        assert lines[0] == f"{folder}: 25 of 25 shards cannot be split, so nothing was written."
+        assert lines[1].endswith("s-000.tar: sample 'bad0': it has no field json.")
+        assert lines[-1] == "... and 5 more."
+    assert list_selections(folder) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "it's", "größe", "a$(x)`", "*"])
+def test_a_recipe_is_a_command_that_a_shell_reads_back(tmp_path: Path, name: str) -> None:
+    folder = make_folder(tmp_path / "data", [{"k": {"json": json.dumps({name: 1}).encode()}}])
+    report = split(folder, by=f"json:{name}", seed=5)
+    assert shlex.split(report.recipe) == ["split", SHARES, "--by", f"json:{name}", "--seed", "5"]
+    assert split(folder, by=f"json:{name}", seed=5) == report
+
+
+# --- what is read, and what is refused
+
+
+def test_keys_come_from_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of images of 300 kB nothing is read but a few kB behind each header, nor for the JSON beside them."""
+    samples = {key: {"jpg": bytes(300_000), **fields} for key, fields in numbered(10).items()}
+    folder = make_folder(tmp_path / "data", [samples])
+    num_bytes = 0
+    read_at = belonging.LocalFile.read_at
+
+    def counted(self, offset, size):
+        nonlocal num_bytes
+        data = read_at(self, offset, size)
+        num_bytes += len(data)
+        return data
+
+    monkeypatch.setattr(belonging.LocalFile, "read_at", counted)
+    for by in ("key", "json:patient.id"):
+        num_bytes = 0
+        draw_shard(str(folder / "s-000.tar"), parse_by(by, seed=0, may_miss=False))
+        assert 10 * 512 < num_bytes < 400_000
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"shares": "train=0.5"}, "add up to 0.5, not to 1"),
+        ({"by": "patient.id"}, "by: 'patient.id' is neither `key` nor a value of a JSON field"),
+        ({"by": "cls:id"}, "is neither"),
+        ({"by": "json:"}, "is neither"),
+        ({"by": "json:a..b"}, "is neither"),
+        ({"by": "json:a\x1b"}, "is neither"),
+        ({"by": "json:" + "a" * 1000}, "is neither"),
+        ({"seed": -1}, "seed: -1 must be a whole number, 0 or more, and below 2**64"),
+        ({"seed": 1 << 64}, "seed: 18446744073709551616 must be"),
+        ({"seed": 1.0}, "seed: 1.0 must be"),
+        ({"seed": True}, "seed: True must be"),
+        ({"missing": "train"}, "missing: every sample has a key"),
+        ({"by": "json:a", "missing": "rest"}, "missing: there is no split 'rest' among train=0.6,val=0.2,test=0.2"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_read(tmp_path: Path, options, told: str) -> None:
+    with pytest.raises(SelectionError) as caught:
+        split(tmp_path / "nothing", **options)
+    assert told in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_split_is_an_error(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="there is no such folder"):
+        split(tmp_path / "nothing")
+    with pytest.raises(StorageError, match="this is a file, not a folder"):
+        split(folder / "s-000.tar")
+    with pytest.raises(StorageError, match="only a local folder can be split"):
+        split("http://localhost/data")
+    with lock_folder(folder), pytest.raises(FolderIndexError, match="another wdskit process"):
+        split(folder)
+    (folder / "index.bin").write_bytes(b"x")
+    with pytest.raises(FolderIndexError, match=r"index\.bin: it has 1 bytes"):
+        split(folder)
+    (folder / "index.json").unlink()
+    with pytest.raises(FolderIndexError, match=r"index\.json.*\n.*wdskit index"):
+        split(folder)
+
+
+def test_shards_that_do_not_match_their_index_are_an_error(folder: Path) -> None:
+    """Another file, a damaged header, and other samples in as many bytes."""
+    path = folder / "s-000.tar"
+    right = path.read_bytes()
+    path.write_bytes(right + bytes(512))
+    with pytest.raises(FolderIndexError, match=r"s-000\.tar has \d+ bytes, the index says"):
+        split(folder)
+    path.write_bytes(right[:1024] + b"\xff" + right[1025:])
+    with pytest.raises(ShardError, match=r"s-000\.tar, byte 1024: bad header"):
+        split(folder)
+    write_shard(path, {"one": {"bin": bytes(len(right) - 3 * 512)}})
+    with pytest.raises(FolderIndexError, match=r"s-000\.tar: it has 1 samples, the folder's index says 25"):
+        split(folder)
+    assert list_selections(folder) == []
+
+
+def test_a_folder_without_samples_has_empty_splits(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "data", [{}])
+    assert [part.num_samples for part in split(folder, by="json:x").parts] == [0, 0, 0]
+    assert splits_of(folder) == {}
+
+
+def test_progress_ends_at_all_bytes(folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    split(folder, progress=lambda done, total: seen.append((done, total)))
+    total = sum(path.stat().st_size for path in folder.glob("*.tar"))
+    assert len(seen) == 4
+    assert seen[-1] == (total, total)
+
+
+# --- another split in the way
+
+
+def test_another_split_is_refused_and_replaced_whole_on_request(folder: Path) -> None:
+    split(folder)
+    before = bytes_of(folder)
+    for options in ({"shares": "train=0.5,rest=0.5"}, {"seed": 1}, {"by": "json:patient.id"}):
+        with pytest.raises(SelectionError) as caught:
+            split(folder, **options)
+        told = str(caught.value)
+        for name in ("train", "val", "test"):  # the old `val` would overlap the new `train`
+            assert f"{name}.selection: split train=0.6,val=0.2,test=0.2\n" in told
+        assert "Choose other names, or replace it with --overwrite." in told
+        assert bytes_of(folder) == before
+    split(folder, "train=0.5,rest=0.5", overwrite=True)
+    assert list_selections(folder) == ["rest", "train"]
+    assert splits_of(folder).keys() == numbered(60).keys()
+
+
+def test_splits_of_other_names_stand_side_by_side(folder: Path) -> None:
+    split(folder)
+    before = bytes_of(folder)
+    split(folder, "fold-0=0.5,fold-1=0.5", seed=3)
+    assert {name: data for name, data in bytes_of(folder).items() if name in before} == before
+    split(folder, "fold-0=0.25,fold-1=0.75", overwrite=True)
+    assert {name: data for name, data in bytes_of(folder).items() if name in before} == before
+
+
+def test_what_is_left_of_a_split_is_in_the_way_too(folder: Path) -> None:
+    split(folder)
+    selection_path(folder, "train").unlink()
+    with pytest.raises(SelectionError, match=r"val\.selection: split train"):
+        split(folder, "train=0.5,rest=0.5")
+    split(folder)
+    assert splits_of(folder).keys() == numbered(60).keys()
+
+
+def test_a_damaged_selection_is_replaced_on_request(folder: Path) -> None:
+    split(folder)
+    right = bytes_of(folder)
+    selection_path(folder, "val").write_bytes(b"x")
+    with pytest.raises(SelectionError, match=r"val\.selection: damaged\n"):
+        split(folder)
+    split(folder, overwrite=True)
+    assert bytes_of(folder) == right
+
+
+# --- disks that fail
+
+
+OTHER = "train=0.5,test=0.5"
+
+Split = Callable[[Path, Any], Any]
+
+
+def replace(folder: Path, disk) -> None:
+    split(folder, OTHER, overwrite=True, disk=disk)
+
+
+def replace_without_removing(folder: Path, disk) -> None:
+    """The mutant: each file is replaced in its turn, as one would write it first."""
+    drawn = splitting._publish
+    try:
+        splitting._publish = lambda path, parts, others, recipe, its: drawn(path, parts, {}, recipe, its)
+        replace(folder, disk)
+        if selection_path(folder, "val").exists():
+            disk.remove(selection_path(folder, "val"))
+    finally:
+        splitting._publish = drawn
+
+
+def replace_without_flushing(folder: Path, disk) -> None:
+    """The mutant: that the old ones are gone is certain only later."""
+
+    class Lazy(type(disk)):
+        def __init__(self):
+            self.__dict__ = disk.__dict__
+
+        def fsync_folder(self, path):
+            if any(name == "rename" for name in self.operations):
+                super().fsync_folder(path)
+
+    replace(folder, Lazy())
+
+
+def check_never_mixed(folder: Path, old: dict[str, bytes], new: dict[str, bytes], found: dict[str, bytes]) -> None:
+    """Whole files of one of the two splits."""
+    assert all(data in (old.get(name), new.get(name)) for name, data in found.items())
+    assert found.items() <= old.items() or found.items() <= new.items()
+
+
+def sweep_faults(folder: Path, how: Split) -> None:
+    """Fail and kill at each operation; then run it again."""
+    split(folder)
+    old = bytes_of(folder)
+    watched = WatchedDisk()
+    how(folder, watched)
+    new = bytes_of(folder)
+    assert list(new) == ["test", "train"]
+    for at in range(len(watched.operations)):
+        for fault in ("fail", "kill", *["half"] * (watched.operations[at] == "write")):
+            restore(folder, old)
+            if fault == "fail":
+                with pytest.raises(StorageError, match="the split cannot be written: No space left"):
+                    how(folder, FailingDisk(at, 28))
+            else:
+                assert killed(lambda disk: how(folder, disk), at, half=fault == "half")
+            check_never_mixed(folder, old, new, bytes_of(folder))
+            replace(folder, HastyDisk())
+            assert bytes_of(folder) == new
+            assert not list(folder.glob(".*draft"))
+
+
+def restore(folder: Path, files: dict[str, bytes]) -> None:
+    for name in list_selections(folder):
+        selection_path(folder, name).unlink()
+    for name, data in files.items():
+        selection_path(folder, name).write_bytes(data)
+
+
+def sweep_power_losses(folder: Path, how: Split) -> None:
+    """At each moment, any combination of what may survive is no mixture."""
+    split(folder)
+    old = bytes_of(folder)
+    how(folder, WatchedDisk())
+    new = bytes_of(folder)
+    restore(folder, old)
+
+    def check(disk: PowerLossDisk) -> None:
+        survivors = {name: disk.survivors(selection_path(folder, name)) for name in ("train", "val", "test")}
+        for name, found in survivors.items():
+            assert found <= {None, old.get(name), new.get(name)}
+        some_old = any(old.get(name) in found - {None} for name, found in survivors.items())
+        some_new = any(new.get(name) in found - {None} for name, found in survivors.items())
+        assert not (some_old and some_new)
+
+    how(folder, PowerLossDisk(check))
+    assert bytes_of(folder) == new
+
+
+def test_no_fault_and_no_kill_mixes_two_splits(folder: Path) -> None:
+    sweep_faults(folder, replace)
+
+
+def test_no_power_loss_mixes_two_splits(folder: Path) -> None:
+    sweep_power_losses(folder, replace)
+
+
+def test_replacing_file_by_file_would_be_caught(folder: Path) -> None:
+    with pytest.raises(AssertionError):
+        sweep_faults(folder, replace_without_removing)
+
+
+def test_forgetting_to_flush_the_removal_would_be_caught(folder: Path) -> None:
+    with pytest.raises(AssertionError):
+        sweep_power_losses(folder, replace_without_flushing)
+
+
+def test_a_first_split_under_faults_leaves_whole_files_only(folder: Path) -> None:
+    watched = WatchedDisk()
+    split(folder, disk=watched)
+    right = bytes_of(folder)
+    assert len(watched.operations) >= 18
+    for at in range(len(watched.operations)):
+        restore(folder, {})
+        assert killed(lambda disk: split(folder, disk=disk), at, half=bool(at % 2), for_real=at % 6 == 0)
+        assert bytes_of(folder).items() <= right.items()
+        split(folder)
+        assert bytes_of(folder) == right
+
+
+def test_a_folder_that_may_not_be_written_is_an_error(folder: Path) -> None:
+    (folder / ".train.selection.wdskit-draft").mkdir()
+    with pytest.raises(StorageError, match="the split cannot be written"):
+        split(folder)
+    (folder / ".train.selection.wdskit-draft").rmdir()
+    split(folder)

@@ -1,0 +1,109 @@
+"""Shares of a split: read exactly, refused when they are not a whole, and cut from the range of draws exactly."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wdskit.errors import SelectionError
+from wdskit.shards.split_key import bounds_of, format_share, format_shares, parse_shares
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        "train=0.8,val=0.1,test=0.1",
+        "train=80%,val=10%,test=10%",
+        "train=4/5,val=1/10,test=1/10",
+        " train=0.80 , val= 0.1,test =10.0%",
+        {"train": 0.8, "val": 0.1, "test": 0.1},
+        {"train": "80%", "val": Fraction(1, 10), "test": "0.10"},
+        {"train": np.float64(0.8), "val": np.float64(0.1), "test": 0.1},
+    ],
+    ids=str,
+)
+def test_every_way_to_write_shares_is_one_split(shares) -> None:
+    """0.8 + 0.1 + 0.1 as floats is not 1; here a tenth is a tenth."""
+    parsed = parse_shares(shares)
+    assert list(parsed.items()) == [("train", Fraction(4, 5)), ("val", Fraction(1, 10)), ("test", Fraction(1, 10))]
+    assert format_shares(parsed) == "train=0.8,val=0.1,test=0.1"
+
+
+def test_thirds_one_split_and_tiny_shares_are_shares() -> None:
+    assert format_shares(parse_shares("a=1/3,b=2/3")) == "a=1/3,b=2/3"
+    assert format_shares(parse_shares("all=1")) == "all=1"
+    assert format_shares(parse_shares({"all": 1})) == "all=1"
+    assert format_shares(parse_shares({"a": 1e-05, "b": "0.99999"})) == "a=0.00001,b=0.99999"
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"),
+    [
+        (
+            "train=0.8,val=0.1",
+            "add up to 0.9, not to 1.\n  What belongs to none of these has a name too: add unused=0.1",
+        ),
+        ("a=1/3,b=1/3", "add up to 2/3, not to 1.\n  What belongs to none of these has a name too: add unused=1/3"),
+        ("train=0.8,val=0.3", "the shares train=0.8,val=0.3 add up to 1.1, not to 1."),
+        ("train=0.8,train=0.2", "name 'train' twice"),
+        ("train", "'train' is no name with its share. Write train=0.8"),
+        ("train=0.8,", "'' is no name with its share"),
+        ("", "'' is no name with its share"),
+        ({}, "'' is no name with its share"),
+        ("Train=1", "'Train' is no name of a selection"),
+        ("=1", "'' is no name of a selection"),
+        ("../x=1", "is no name of a selection"),
+        ("a=0,b=1", "a=0 is no share: it is more than 0 and at most 1"),
+        ("a=-0.5,b=1.5", "a=-0.5 is no share"),
+        ("a=2", "a=2 is no share"),
+        ("a=1e-9999999999", "is no share"),
+        ("a=1/0", "is no share"),
+        ("a=0/1", "is no share"),
+        ("a=x", "a=x is no share"),
+        ("a=", "a= is no share"),
+        ("a=1=1", "is no share"),
+        ("a=\u0660.\u0665,b=0.5", "is no share"),
+        ({"a": float("nan")}, "a=nan is no share"),
+        ({"a": float("inf")}, "a=inf is no share"),
+        ({"a": True}, "a=True is no share"),
+        ({"a": None}, "a=None is no share"),
+        (",".join(f"f{at}=1/101" for at in range(101)), "101 shares are more than the 100"),
+    ],
+)
+def test_what_is_no_whole_is_refused(shares, told: str) -> None:
+    with pytest.raises(SelectionError) as caught:
+        parse_shares(shares)
+    assert told in str(caught.value)
+
+
+fractions = st.lists(st.integers(1, 10**6), min_size=1, max_size=20).map(
+    lambda parts: {f"s{at}": Fraction(part, sum(parts)) for at, part in enumerate(parts)}
+)
+
+
+@given(fractions)
+def test_what_is_written_is_read_back(shares) -> None:
+    assert parse_shares(format_shares(parse_shares(shares))) == shares
+
+
+@given(st.decimals(0, 1, places=6).filter(bool))
+def test_a_decimal_stays_a_decimal(share) -> None:
+    text = format_share(Fraction(share))
+    assert Fraction(text) == Fraction(share)
+    assert "/" not in text
+
+
+@given(fractions, st.lists(st.integers(0, (1 << 64) - 1), max_size=50))
+def test_a_draw_belongs_to_the_split_whose_part_of_the_range_it_is_in(shares, draws) -> None:
+    """Compared with fractions; and so do the draws beside each bound."""
+    bounds = bounds_of(shares)
+    assert bounds.dtype == np.uint64
+    draws += [int(bound) + step for bound in bounds for step in (-1, 0, 1) if 0 <= int(bound) + step < 1 << 64]
+    chosen = np.searchsorted(bounds, np.array(draws, dtype=np.uint64), side="right")
+    sums = np.cumsum([Fraction(0), *shares.values()])
+    for draw, at in zip(draws, chosen, strict=True):
+        assert int(sums[at] * 2**64) <= draw < int(sums[at + 1] * 2**64)

@@ -1,0 +1,359 @@
+"""The strict reader against a corpus of archives, through every way that bytes arrive."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import io
+import os
+import subprocess
+import tarfile
+import threading
+from pathlib import Path
+
+import pytest
+from tar_corpus import CASES, GNU_TAR, Case, plant, write_with_gnu_tar
+
+from wdskit import LocalShard
+from wdskit.dataset.offsets import write_offsets
+from wdskit.dataset.samples import ShardReader
+from wdskit.errors import ShardError
+from wdskit.shards.index import scan_shard
+from wdskit.storage.urls import open_stream
+from wdskit.tar import header as header_module
+from wdskit.tar import window as window_module
+from wdskit.tar.pax import Overrides
+from wdskit.tar.reader import TarReader, locate_members
+
+
+def read(read, shard="x.tar"):
+    """The members that came out, and the error or None."""
+    members = []
+    try:
+        for name, _, data in TarReader(read, shard=shard):
+            members.append((name, data))
+    except ShardError as err:
+        return members, err
+    return members, None
+
+
+def check(case: Case, members, error) -> None:
+    assert tuple(members) == case.members
+    if case.error is None:
+        assert error is None
+    else:
+        assert error is not None
+        assert case.error in error.problem
+        assert error.offset == case.offset
+        assert str(error).startswith(f"{error.shard}, byte {error.offset}: ")
+        assert error.remedy
+
+
+def in_steps(data: bytes, *sizes: int):
+    """A read function that gives at most so many bytes at a time, the sizes over and over."""
+    stream = io.BytesIO(data)
+    turn = 0
+
+    def read(size: int) -> bytes:
+        nonlocal turn
+        turn += 1
+        return stream.read(min(size, sizes[turn % len(sizes)]))
+
+    return read
+
+
+def test_the_corpus_is_large_and_each_case_another():
+    assert len(CASES) >= 240
+    assert sum(case.error is None for case in CASES) >= 90
+    assert len({case.name for case in CASES}) == len({case.data for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_case_is_read_as_it_says(case):
+    check(case, *read(io.BytesIO(case.data).read))
+
+
+@pytest.mark.parametrize("sizes", [(1,), (511,), (512,), (513,), (1000, 1, 3)], ids=str)
+def test_short_reads_change_nothing(sizes):
+    for case in CASES:
+        if len(case.data) < 20_000 or min(sizes) > 500:
+            check(case, *read(in_steps(case.data, *sizes)))
+
+
+def test_members_that_are_read_for_themselves_are_the_same(monkeypatch):
+    """The path of large members, taken by all: `LARGE_BYTES` decides about speed only."""
+    for large in (0, 1, 6, 512, 513):
+        monkeypatch.setattr(window_module, "LARGE_BYTES", large)
+        for chunk in (512, 1024, 1536, 10_000):
+            monkeypatch.setattr(window_module, "CHUNK_BYTES", chunk)
+            for case in CASES:
+                if len(case.data) < 20_000:
+                    check(case, *read(io.BytesIO(case.data).read))
+    monkeypatch.setattr(window_module, "MAX_READ_BYTES", 700)
+    for case in CASES:
+        check(case, *read(io.BytesIO(case.data).read))
+
+
+def test_files_give_the_same(tmp_path):
+    path = str(tmp_path / "a.tar")
+    for case in CASES:
+        (tmp_path / "a.tar").write_bytes(case.data)
+        stream = open_stream(path)
+        check(case, *read(stream.read, path))
+        stream.close()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "fifo"])
+def test_pipes_and_fifos_give_the_same(kind, tmp_path):
+    """A pipe by its descriptor, as a shell names the output of a command: `<(curl ...)`, `/dev/stdin`."""
+    for number, case in enumerate(CASES):
+        if kind == "pipe":
+            out, into = os.pipe()
+            name, opened = f"/dev/fd/{out}", [out]
+            writer = threading.Thread(target=_pour, args=(into, case.data))
+        else:
+            name, opened = str(tmp_path / f"{number}.fifo"), []
+            os.mkfifo(name)
+            writer = threading.Thread(target=_pour, args=(name, case.data))
+        writer.start()
+        stream = open_stream(name)
+        check(case, *read(stream.read, name))
+        stream.close()  # before the writer is done where the reader stopped early
+        for fd in opened:
+            os.close(fd)
+        writer.join()
+
+
+def _pour(target: str | int, data: bytes) -> None:
+    fd = os.open(target, os.O_WRONLY) if isinstance(target, str) else target
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except BrokenPipeError:
+        pass
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Serves case n under /n with a length, under /chunked/n and /crumbs/n in pieces, and under /open/n to the
+    connection's end.
+    """
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            data = CASES[int(self.path.rsplit("/", 1)[1])].data
+            self.send_response(200)
+            if self.path.startswith(("/chunked/", "/crumbs/")):
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                size = max(999 if "chunked" in self.path else 97, len(data) // 60)
+                for at in range(0, len(data), size):
+                    piece = data[at : at + size]
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.write(b"0\r\n\r\n")
+            elif self.path.startswith("/open/"):
+                self.close_connection = True
+                self.end_headers()
+                self.wfile.write(data)
+            else:
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        def handle(self):
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the reader stopped at the fault
+                super().handle()
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("kind", ["", "/chunked", "/crumbs", "/open"])
+def test_http_bodies_give_the_same(server, kind):
+    for number, case in enumerate(CASES):
+        url = f"{server}{kind}/{number}"
+        stream = open_stream(url)
+        check(case, *read(stream.read, url))
+        stream.close()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.error is None], ids=str)
+def test_random_access_finds_the_same_members(case):
+    reader = TarReader(io.BytesIO(case.data).read, shard="x")
+    starts = [start for _, start, _ in reader]
+    for part in range(len(starts)):
+        first, stop = starts[part], [*starts, reader.stop][part + 1]
+        data = case.data[first:stop]
+        found = [
+            (name, data[at:end]) for name, at, end in locate_members(data, shard="x", offset=first, stop=len(data))
+        ]
+        assert found == [case.members[part]]
+
+
+def stream_samples(data: bytes):
+    """The samples of a stream, its error, and its reader."""
+    reader = ShardReader(io.BytesIO(data).read, shard="a.tar")
+    samples = []
+    try:
+        for sample in reader:
+            fields = {name: value for name, value in sample.items() if not name.startswith("__")}
+            samples.append((sample["__key__"], fields))
+    except ShardError as err:
+        return samples, err, reader
+    return samples, None, reader
+
+
+def test_a_scan_and_random_access_give_the_same_samples_as_the_stream(tmp_path, monkeypatch):
+    """Or the same error, with the same place and the same number of samples."""
+    monkeypatch.chdir(tmp_path)
+    num_samples = num_errors = 0
+    for case in CASES:
+        Path("a.tar").write_bytes(case.data)
+        samples, err, reader = stream_samples(case.data)
+        assert err is None or err.samples_read == len(samples)
+        assert reader.num_samples == len(samples)
+        if err is not None:
+            with pytest.raises(ShardError) as caught:
+                scan_shard("a.tar", name="a.tar")
+            assert str(caught.value) == str(err)
+            num_errors += 1
+            continue
+        scanned = scan_shard("a.tar", name="a.tar")
+        assert scanned.entry.sha256 == hashlib.sha256(case.data).hexdigest()
+        assert scanned.offsets == (*reader.starts, reader.stop)
+        if not samples:
+            continue
+        write_offsets(Path("a.tar"), scanned.offsets)
+        with LocalShard("a.tar") as shard:
+            found = [(shard.key(number), dict(shard[number].items())) for number in range(len(shard))]
+        assert found == samples, case
+        num_samples += len(found)
+    assert num_samples > 800
+    assert num_errors > 100
+
+
+@pytest.mark.parametrize("name", GNU_TAR)
+def test_what_the_gnu_tar_of_this_machine_writes_is_read_as_the_corpus_says(name, tmp_path):
+    """Its bytes may differ from version to version; what they say does not."""
+    (tmp_path / "tree").mkdir()
+    plant(tmp_path / "tree")
+    data = write_with_gnu_tar(name, tmp_path / "tree", tmp_path / "a.tar")
+    members, error = read(io.BytesIO(data).read)
+    assert tuple(members) == GNU_TAR[name][1]
+    assert (GNU_TAR[name][2] or "") in (error.problem if error else "")
+    assert (error is None) == (GNU_TAR[name][2] is None)
+
+
+# Python's tarfile takes bytes behind a v7 or GNU header for a prefix, fails where a global header is the last, and sees
+# an empty file where a pax path ends in a slash. GNU tar and POSIX do not.
+TARFILE_DIFFERS = {
+    "v7-ignores-a-prefix",
+    "gnu-ignores-a-prefix",
+    "pax-global-before-the-end",
+    "pax-global-alone",
+    "git-archive-of-nothing",
+    "directory-by-the-slash-of-a-pax-path",
+}
+
+
+def test_python_and_gnu_tar_agree_with_the_corpus():
+    """What the corpus calls good says the same to others, so that it is not wrong in our favour."""
+    assert {case.name for case in CASES} >= TARFILE_DIFFERS
+    for case in CASES:
+        if case.error is not None:
+            continue
+        if case.name not in TARFILE_DIFFERS:
+            with tarfile.open(fileobj=io.BytesIO(case.data), mode="r:") as archive:
+                files = [(info.name, archive.extractfile(info).read()) for info in archive if info.isreg()]
+            assert files == list(case.members), case
+        command = ["tar", "--absolute-names", "--to-stdout", "--extract", "--exclude=d", "--exclude=d/"]
+        extracted = subprocess.run(command, input=case.data, check=True, capture_output=True).stdout
+        assert extracted == b"".join(data for _, data in case.members), case
+
+
+class _Anything:
+    """Equal to every checksum."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+TRUE_ITER = TarReader.__iter__
+TRUE_PARSE_OCTAL = header_module.parse_octal
+TRUE_SKIP = window_module.Window.skip
+
+
+def _takes_cuts_for_the_end(self):
+    """As Python's tarfile does behind the first member."""
+    try:
+        yield from TRUE_ITER(self)
+    except ShardError as err:
+        if "stops" not in err.problem:
+            raise
+
+
+def _takes_what_there_is(self, size):
+    """A member is as long as its bytes: the short read."""
+    try:
+        TRUE_SKIP(self, size)
+    except ShardError:
+        self.data += bytes(window_module.padded(size) - (len(self.data) - self.at))
+        self.at += window_module.padded(size)
+
+
+def _strips(field, what):
+    return TRUE_PARSE_OCTAL(field.lstrip(b"\x00") or field, what)
+
+
+def _stops_at_one_zero_block(window):
+    window.at = len(window.data)
+
+
+MUTANTS = {
+    "that does not look at checksums": {
+        "header.expected_adler": lambda field: _Anything(),
+        "reader.expected_adler": lambda field: _Anything(),
+    },
+    "that does not look behind the end": {"reader.check_end": lambda window: None},
+    "that ends at a single zero block": {"reader.check_end": _stops_at_one_zero_block},
+    "that takes every type for a file": {"reader.REFUSED_TYPES": {}, "reader.REGULAR_TYPES": frozenset(range(256))},
+    "that passes pax headers over": {"reader.parse_pax": lambda data: Overrides()},
+    "that believes any size": {"header.check_size": lambda size: None, "pax.check_size": lambda size: None},
+    "that needs no end marker": {"reader.TarReader.__iter__": _takes_cuts_for_the_end},
+    "that takes short reads": {"window.Window.skip": _takes_what_there_is},
+    "that lets the last extension win": {"pax.Overrides.joined": lambda self, other: other},
+    "that reads extensions of any size": {"reader.MAX_EXTENSION_BYTES": 1 << 40},
+    "that passes sparse keywords over": {"pax._SPARSE": ()},
+    "that passes volume keywords over": {"pax._PART": ()},
+    "that joins any prefix": {"header.USTAR": _Anything()},
+    "that passes NULs before a number over": {"header.parse_octal": _strips},
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_corpus_catches_a_reader_that_is_not_strict(mutant, monkeypatch):
+    """Each check of the reader, taken out, makes some case fail: the corpus can tell."""
+    for target, replacement in MUTANTS[mutant].items():
+        monkeypatch.setattr(f"wdskit.tar.{target}", replacement)
+    failed = 0
+    for case in CASES:
+        try:
+            check(case, *read(io.BytesIO(case.data).read))
+        except AssertionError:
+            failed += 1
+    assert failed
+    assert failed < len(CASES)  # it is a mutant, not a wreck

@@ -1,0 +1,677 @@
+"""The strict reader on damaged, hostile and random bytes: what it takes is what everybody takes, the rest is a
+`ShardError`, and neither costs more memory than the bytes that came.
+
+What single archives mean stands in `test_tar_corpus.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import io
+import itertools
+import re
+import tarfile
+import threading
+import tracemalloc
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tar_corpus import CASES, END, GNU, USTAR, V7, header, long_name, member, pax, record
+
+from wdskit.dataset.samples import ShardReader
+from wdskit.errors import ShardError, StorageError
+from wdskit.shards.index import scan_shard
+from wdskit.storage.urls import open_stream
+from wdskit.tar import header as header_module
+from wdskit.tar import reader as reader_module
+from wdskit.tar import window as window_module
+from wdskit.tar.header import HeaderError, checksum_holds, parse_header
+from wdskit.tar.reader import TarReader, locate_members
+from wdskit.tar.window import Passed
+
+Samples = list[tuple[str, dict[str, bytes]]]
+
+SAMPLES: Samples = [
+    ("a", {"jpg": b"\xff\xd8 image", "json": b"{}"}),
+    ("b", {"jpg": b""}),
+    ("c", {"jpg": b"c" * 512, "json": b"1"}),
+]
+SHARD = b"".join(member(f"{key}.{name}", data) for key, fields in SAMPLES for name, data in fields.items()) + END
+
+
+def samples_of(read) -> tuple[Samples, ShardError | None]:
+    """The samples that come out, and the error behind them."""
+    found = []
+    reader = ShardReader(read, shard="a.tar")
+    try:
+        for sample in reader:
+            found.append((sample.pop("__key__"), sample))
+            assert sample.pop("__url__") == "a.tar"
+    except ShardError as err:
+        return found, err
+    return found, None
+
+
+# Bits that changed.
+
+
+def parts_of(shard: bytes) -> list[tuple[str, int, int, int]]:
+    """The parts of a shard by Python's tarfile: (kind, start, stop, samples that are known to be whole before).
+
+    A sample is known to be whole when a header of the next key, or the end marker, has been read.
+    """
+    parts = []
+    keys: list[str] = []
+    with tarfile.open(fileobj=io.BytesIO(shard), mode="r:") as archive:
+        members = archive.getmembers()
+    for info in members:
+        key = info.name.split(".")[0]
+        is_first = key not in keys
+        whole = max(0, len(keys) - 1) if is_first else len(keys) - 1
+        keys += [key] if is_first else []
+        end = info.offset_data + info.size
+        parts.append(("header", info.offset, info.offset_data, whole))
+        parts.append(("data", info.offset_data, end, len(SAMPLES)))
+        parts.append(("padding", end, end + -info.size % 512, len(SAMPLES)))
+    stop = parts[-1][2]
+    return [*parts, ("end", stop, len(shard), len(keys) - 1)]
+
+
+PARTS = parts_of(SHARD)
+
+
+def checksum_number(data: bytearray, start: int) -> int | None:
+    """What the checksum field of the header at `start` says, by POSIX's words."""
+    match = re.fullmatch(rb" *([0-7]+)[ \x00]*", data[start + 148 : start + 156])
+    return int(match[1], 8) if match else None
+
+
+def check_flips(bits: range | None = None) -> Counter[str]:
+    """Change each bit in turn, or one of each byte, and look at what comes out; returns how many of each kind."""
+    data = bytearray(SHARD)
+    counts: Counter[str] = Counter()
+    for kind, start, stop, whole in PARTS:
+        number = checksum_number(data, start) if kind == "header" else None
+        for at in range(start, stop):
+            for bit in bits or (at % 8,):
+                data[at] ^= 1 << bit
+                found, err = samples_of(io.BytesIO(data).read)
+                same_number = kind == "header" and 148 <= at - start < 156 and checksum_number(data, start) == number
+                data[at] ^= 1 << bit
+                if kind == "padding" or same_number:  # no reader looks at it; a space for a zero before a number
+                    assert (found, err) == (SAMPLES, None)
+                    counts["harmless"] += 1
+                elif kind == "data":  # that byte of that field, and nothing else: only a digest can see it
+                    assert err is None
+                    assert [(key, list(fields)) for key, fields in found] == [(k, list(f)) for k, f in SAMPLES]
+                    before, after = (b"".join(d for _, f in s for d in f.values()) for s in (SAMPLES, found))
+                    assert [a ^ b for a, b in zip(before, after, strict=True) if a != b] == [1 << bit]
+                    counts["data"] += 1
+                else:  # an error where the damage is, behind what is whole before it
+                    assert err is not None, (kind, at, bit)
+                    assert (err.offset, err.samples_read, found) == (start, whole, SAMPLES[:whole])
+                    counts["error"] += 1
+    return counts
+
+
+def test_every_bit_of_a_header_and_the_end_marker_is_watched():
+    """A bit that changes there is an error at that place, with the samples before it, unless a checksum's number stays
+    what it was: its first zero as a space, its end as a space or NUL. In a payload it changes that byte of that field
+    only, which a digest sees. In the padding it changes nothing.
+    """
+    contents = [data for _, fields in SAMPLES for data in fields.values()]
+    harmless = 3 * len(contents)
+    assert check_flips(range(8)) == {
+        "error": 8 * (512 * len(contents) + 1024) - harmless,
+        "data": 8 * sum(map(len, contents)),
+        "harmless": 8 * sum(-len(data) % 512 for data in contents) + harmless,
+    }
+
+
+def test_the_scan_for_the_index_sees_the_same(tmp_path):
+    """And the digest that it takes sees what the reader cannot: data and padding."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(SHARD)
+    whole = scan_shard(str(path), name="a.tar")
+    data = bytearray(SHARD)
+    for kind, start, stop, samples in PARTS:
+        for at in range(start, stop, 11):
+            data[at] ^= 0x81
+            path.write_bytes(data)
+            data[at] ^= 0x81
+            if kind in {"header", "end"}:
+                with pytest.raises(ShardError) as caught:
+                    scan_shard(str(path), name="a.tar")
+                assert (caught.value.offset, caught.value.samples_read) == (start, samples)
+            else:
+                scanned = scan_shard(str(path), name="a.tar")
+                assert (scanned.offsets, scanned.entry.fields) == (whole.offsets, whole.entry.fields)
+                assert scanned.entry.sha256 != whole.entry.sha256
+
+
+# Bytes that are missing.
+
+
+def whole_before(size: int) -> int:
+    """How many samples are known to be whole in the first `size` bytes: the next key's header is there, with its data,
+    and what tells that the data are all.
+    """
+    ends = [stop for kind, _, stop, _ in PARTS if kind == "padding"]
+    keys = [key for key, fields in SAMPLES for _ in fields]
+    seen = {key for key, end in zip(keys, ends, strict=True) if size >= end}
+    return max(0, len(seen) - 1)
+
+
+def check_cuts(read_of=lambda data: io.BytesIO(data).read) -> None:
+    """Cut the shard at every byte: an error at the cut, whole samples before it, never another."""
+    for size in range(len(SHARD)):
+        found, err = samples_of(read_of(SHARD[:size]))
+        assert err is not None, size
+        assert "stops" in err.problem
+        assert err.offset == size
+        assert (found, err.samples_read) == (SAMPLES[: whole_before(size)], whole_before(size))
+
+
+def in_steps(data: bytes, sizes: list[int]):
+    """A read function that gives at most so many bytes at a time, the sizes over and over."""
+    stream, turns = io.BytesIO(data), itertools.cycle(sizes)
+    return lambda size: stream.read(min(size, next(turns)))
+
+
+def test_a_shard_cut_at_any_byte_cannot_be_indexed(tmp_path):
+    path = tmp_path / "cut.tar"
+    for size in range(0, len(SHARD), 3):
+        path.write_bytes(SHARD[:size])
+        with pytest.raises(ShardError, match="stops") as caught:
+            scan_shard(str(path), name="cut.tar")
+        assert caught.value.offset == size
+
+
+@pytest.mark.parametrize("sizes", [[10_000], [511], [512], [100, 700]], ids=str)
+def test_a_cut_at_any_byte_is_told_at_that_byte_whatever_the_reads(sizes):
+    check_cuts(lambda data: in_steps(data, sizes))
+
+
+@pytest.mark.parametrize("large", [0, 1, 512])
+def test_a_cut_at_any_byte_is_told_for_large_members_too(large, monkeypatch):
+    """Members of this size and more are read for themselves, header by header behind."""
+    monkeypatch.setattr(window_module, "LARGE_BYTES", large)
+    monkeypatch.setattr(window_module, "CHUNK_BYTES", 512)
+    check_cuts()
+
+
+class CutServer(http.server.ThreadingHTTPServer):
+    """Gives the first n bytes under /MODE/n: with the shard's length, with none, or in a chunk that ends too soon."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            mode, size = self.path[1:].split("/")
+            self.close_connection = True
+            self.send_response(200)
+            if mode == "length":
+                self.send_header("Content-Length", str(len(SHARD)))
+            elif mode == "chunk":
+                self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            start = b"%x\r\n" % len(SHARD) if mode == "chunk" else b""
+            self.wfile.write(start + SHARD[: int(size)])
+
+        def log_message(self, *args):
+            pass
+
+
+@pytest.fixture(scope="module")
+def cut_server():
+    with CutServer(("127.0.0.1", 0), CutServer.Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("mode", ["length", "chunk", "none"])
+def test_a_body_that_is_cut_gives_its_whole_samples_then_an_error(mode, cut_server, monkeypatch):
+    """A `StorageError` where HTTP tells that more was to come, a `ShardError` where only the tar does."""
+    monkeypatch.setattr("wdskit.storage.http.WAIT_S", 0)
+    for size in [*range(0, len(SHARD), 101), len(SHARD) - 1]:
+        stream = open_stream(f"{cut_server}/{mode}/{size}")
+        found: Samples = []
+        try:
+            with pytest.raises(ShardError if mode == "none" else StorageError) as caught:
+                for sample in ShardReader(stream.read, shard=stream.url):
+                    found.append((sample["__key__"], {n: d for n, d in sample.items() if not n.startswith("__")}))
+        finally:
+            stream.close()
+        assert found == SAMPLES[: len(found)]
+        assert whole_before(size) - 1 <= len(found) <= whole_before(size)  # the header behind may not have come
+        if mode == "none":
+            assert (caught.value.offset, caught.value.samples_read) == (size, len(found))
+        else:
+            assert f"after {size} " in str(caught.value)
+
+
+# Checks that can fail.
+
+
+class _Anything:
+    """Equal to every checksum."""
+
+    def __eq__(self, other):
+        return True
+
+    __hash__ = None
+
+
+def _no_checksums(patch) -> None:
+    patch.setattr("wdskit.tar.header.expected_adler", lambda field: _Anything())
+    patch.setattr(reader_module, "expected_adler", lambda field: _Anything())
+
+
+def _no_end_needed(patch) -> None:
+    true_iter = TarReader.__iter__
+
+    def lenient(self):
+        try:
+            yield from true_iter(self)
+        except ShardError as err:
+            if "stops before" not in err.problem:
+                raise
+
+    patch.setattr(TarReader, "__iter__", lenient)
+
+
+def _nothing_behind_the_end(patch) -> None:
+    patch.setattr(reader_module, "check_end", lambda window: None)
+
+
+def _short_members(patch) -> None:
+    true_skip = window_module.Window.skip
+
+    def lenient(self, size):
+        try:
+            true_skip(self, size)
+        except ShardError:
+            self.at = len(self.data)
+
+    patch.setattr(window_module.Window, "skip", lenient)
+
+
+def _eager(patch) -> None:
+    """What has been read when a stream stops is taken for a sample."""
+
+    def group(self):
+        sample: dict[str, Any] = {}
+        try:
+            for name, _, data in self._members:
+                key, _, field = name.partition(".")
+                if sample and sample["__key__"] != key:
+                    self.num_samples += 1
+                    yield sample
+                    sample = {}
+                sample |= {"__key__": key, "__url__": self.shard, field: data}
+        except ShardError as err:
+            if sample:
+                yield sample
+            raise err.after(self.num_samples) from None
+        yield sample
+
+    patch.setattr(ShardReader, "__iter__", group)
+
+
+def _counts_one_more(patch) -> None:
+    true_after = ShardError.after
+    patch.setattr(ShardError, "after", lambda self, number: true_after(self, number + 1))
+
+
+def _places_a_block_early(patch) -> None:
+    true_offset = window_module.Window.offset
+    patch.setattr(window_module.Window, "offset", property(lambda self: true_offset.fget(self) - 512))
+
+
+MUTANTS = {
+    _no_checksums: {"flips"},
+    _no_end_needed: {"cuts"},
+    _nothing_behind_the_end: {"flips", "cuts"},
+    _short_members: {"cuts"},
+    _eager: {"flips", "cuts"},
+    _counts_one_more: {"flips", "cuts"},
+    _places_a_block_early: {"flips"},
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_reader_that_is_not_strict_is_caught(mutant, monkeypatch):
+    mutant(monkeypatch)
+    caught = set()
+    for name, sweep in (("flips", check_flips), ("cuts", check_cuts)):
+        try:
+            sweep()
+        except AssertionError:
+            caught.add(name)
+    assert caught == MUTANTS[mutant]
+
+
+# Bytes that were never there.
+
+PROMISES = {
+    "of 8 GiB": header(b"a.bin", 8**11 - 1),
+    "of 16 GiB": header(b"a.bin", b"\x80" + (16 << 30).to_bytes(11, "big")),
+    "of 16 GiB by pax": pax(record(b"size", b"%d" % (16 << 30))) + header(b"a.bin", 0),
+    "of 2^60 bytes": header(b"a.bin", b"\x80" + (1 << 60).to_bytes(11, "big")),
+    "of 2^94 bytes": header(b"a.bin", b"\xbf" + b"\xff" * 11),
+    "of 2^60 bytes by pax": pax(record(b"size", b"%d" % (1 << 60))) + header(b"a.bin", 0),
+    "of 2^1000 bytes by pax": pax(record(b"size", b"%d" % (1 << 1000))) + header(b"a.bin", 0),
+    "of a pax header of 8 GiB": header(b"x", 8**11 - 1, kind=b"x"),
+    "of a pax header of 1 MiB": header(b"x", 1 << 20, kind=b"x"),
+    "of a pax record of 10^18 bytes": pax(b"999999999999999999 path=a\n") + header(b"a.bin", 0),
+    "of a long name of 8 GiB": header(b"x", 8**11 - 1, kind=b"L"),
+    "of a directory of 8 GiB": header(b"d/", 8**11 - 1, kind=b"5"),
+}
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+@pytest.mark.parametrize("way", ["memory", "file"])
+def test_a_promise_of_bytes_that_do_not_come_takes_no_memory(promise, way, tmp_path):
+    """16 MiB are asked for at once, at most."""
+    data = PROMISES[promise] + bytes(5000)
+    path = tmp_path / "a.tar"
+    path.write_bytes(data)
+    stream = io.BytesIO(data) if way == "memory" else open_stream(str(path))
+    tracemalloc.start()
+    try:
+        found, err = samples_of(stream.read)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        stream.close()
+    assert found == []
+    assert err is not None
+    assert peak < 20 << 20
+
+
+def test_the_memory_check_catches_a_reader_that_believes(monkeypatch):
+    monkeypatch.setattr(window_module, "MAX_READ_BYTES", 64 << 20)
+    stream = io.BytesIO(PROMISES["of 8 GiB"] + bytes(5000))
+    tracemalloc.start()
+    samples_of(lambda size: (bytearray(size), stream.read(size))[1])  # as os.read does
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak > 20 << 20
+
+
+def test_a_pax_header_full_of_records_is_read_in_one_pass():
+    """150,000 records, the most that fit: each byte of them is looked at a few times, whatever their number."""
+    body = record(b"a", b"") * 150_000
+    data = pax(body) + member("a.txt", b"x") + END
+    assert list(TarReader(io.BytesIO(data).read, shard="x")) == [("a.txt", 0, b"x")]
+
+
+def test_nothing_is_asked_of_a_stream_behind_its_end():
+    """A pipe or a socket would wait."""
+    for case in CASES:
+        stream, ends = io.BytesIO(case.data), 0
+
+        def read(size: int, stream=stream) -> bytes:
+            nonlocal ends
+            part = stream.read(size)
+            ends += not part
+            return part
+
+        with contextlib.suppress(ShardError):
+            list(TarReader(read, shard="x"))
+        assert ends <= 2, case  # a fault may be known only when nothing more comes
+
+
+def test_a_reader_gives_nothing_twice():
+    reader = ShardReader(io.BytesIO(SHARD).read, shard="x")
+    assert len(list(reader)) == len(SAMPLES)
+    with pytest.raises(ShardError, match="stops before its end marker"):
+        list(reader)
+
+
+def test_an_error_of_the_stream_itself_comes_through():
+    """Behind the samples that were whole before."""
+    pieces = iter([SHARD[:2048], SHARD[2048:4000]])
+
+    def read(size: int) -> bytes:
+        for piece in pieces:
+            return piece
+        raise StorageError("the disk is on fire")
+
+    samples = iter(ShardReader(read, shard="x"))
+    assert next(samples)["__key__"] == "a"
+    with pytest.raises(StorageError, match="on fire"):
+        list(samples)
+
+
+def test_one_difference_of_a_checksum_is_left_to_verify():
+    """The reader compares sums modulo 65521; `checksum_holds` compares them. No other difference passes."""
+    assert checksum_holds(header(b"a.txt", 1))
+    for change in (-1, 1, 8, 4096, 65520, 65521, 65522, 131_042):
+        block = header(b"a.txt", 1, change=change)
+        assert not checksum_holds(block)
+        with contextlib.nullcontext() if change % 65521 == 0 else pytest.raises(HeaderError, match="checksum"):
+            parse_header(block)
+
+
+# Random access.
+
+
+@pytest.mark.parametrize("behind", [0, 512, 1024])
+def test_a_part_of_a_shard_that_does_not_end_between_members_is_an_error(behind):
+    """`locate_members` on every block-aligned part, with some bytes behind it: whole members, or an error."""
+    edges = {start for kind, start, *_ in PARTS if kind in {"header", "end"}}
+    for first in range(0, len(SHARD) - 1024, 512):
+        for stop in range(first + 512, len(SHARD), 512):
+            part = SHARD[first : stop + behind]
+            try:
+                found = [
+                    (name, part[at:end])
+                    for name, at, end in locate_members(part, shard="x", offset=first, stop=stop - first)
+                ]
+            except ShardError as err:
+                offset = err.offset
+                assert not {first, stop} <= edges
+            else:
+                offset = stop
+                assert {first, stop} <= edges
+                assert b"".join(member(*each) for each in found) == SHARD[first:stop]
+            assert first <= offset <= stop
+
+
+def test_a_part_that_begins_at_the_end_marker_says_so():
+    part = SHARD[-1024:]
+    with pytest.raises(ShardError, match="a zero block stands where a member should"):
+        list(locate_members(part, shard="x", offset=len(SHARD) - 1024, stop=512))
+
+
+# Random bytes.
+
+
+def outcome(read) -> tuple[list[tuple[str, int, bytes]], str]:
+    """The members and the error's text."""
+    members: list[tuple[str, int, bytes]] = []
+    try:
+        for each in TarReader(read, shard="x"):
+            members += [each]
+    except ShardError as err:
+        return members, str(err)
+    return members, ""
+
+
+PLAIN = b"a.txt b.jpg d/c.json ./x.y /abs.txt ../up.txt no .dot a//b.t a\\b.t a.txt/. \xc3\xa4.txt \xff.t".split()
+NAMES = st.sampled_from([*PLAIN, b"a.txt\x00junk", b"n" * 100, b" a b.txt ", b"a\nb.t", b"L" * 300])
+SIZES = st.sampled_from(
+    [b"%011o\x00", b"%011o ", b"%012o", b"%11o ", b"%o\x00", b"  %o  ", b"\x00%o", b"%o\x00x", b" %o \x00 ", b"+%o\x00"]
+)
+
+
+@st.composite
+def extension(draw, size: int) -> bytes:
+    """A pax header, global ones too, or a GNU long name."""
+    if draw(st.integers(0, 3)) == 0:
+        return long_name(draw(NAMES), end=draw(st.sampled_from([b"\x00", b"", b"\x00\x00"])))
+    harmless = [(b"mtime", b"1.5"), (b"comment", b"x=y\nz"), (b"uname", b"\xc3\xa4"), (b"SCHILY.dev", b"3")]
+    harmful = [(b"GNU.sparse.major", b"1"), (b"linkpath", b"a"), (b"path", b""), (b"size", b""), (b"size", b"7")]
+    telling = [(b"path", draw(NAMES)), (b"size", b"%d" % size)]
+    records = draw(st.lists(st.sampled_from(harmless * 2 + telling * 4 + harmful), max_size=3))
+    return pax(b"".join(record(*each) for each in records), kind=draw(st.sampled_from([b"x", b"x", b"x", b"g"])))
+
+
+@st.composite
+def archive_member(draw) -> bytes:
+    """A member in any of the formats, as tar writers, old ones and bad ones make them."""
+    data = draw(st.sampled_from([b"", b"x", b"first", b"y" * 511, b"z" * 512, member("in.txt", b"inner") + END]))
+    kind = draw(st.sampled_from([b"0"] * 9 + [b"\x00", b"7", b"5", b"2", b"S", b"V", b"Z"]))
+    magic = draw(st.sampled_from([USTAR] * 4 + [GNU, V7]))
+    prefix = draw(st.sampled_from([b"", b"", b"", b"p", b"p/q", b"/p"])) if magic == USTAR else b""
+    size: int | bytes = len(data)
+    style = draw(st.integers(0, 9))
+    if style == 0:
+        size = b"\x80" + len(data).to_bytes(11, "big")
+    elif style < 4:
+        size = (draw(SIZES) % len(data)).ljust(12, b"\x00")[:12]
+    before = b"".join(draw(st.lists(extension(len(data)), max_size=2)) if draw(st.booleans()) else [])
+    name = draw(NAMES)[:100]
+    return before + member(name, data, size=size, kind=kind, magic=magic, prefix=prefix)
+
+
+ARCHIVES = st.lists(archive_member(), min_size=1, max_size=3).map(lambda members: b"".join(members) + END)
+
+
+def compare_with_tarfile(data: bytes) -> None:
+    members, error = outcome(io.BytesIO(data).read)
+    if error:
+        return
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+        files = [(info.name, archive.extractfile(info).read()) for info in archive if info.isreg()]
+    assert [(name, content) for name, _, content in members] == files
+
+
+@given(ARCHIVES)
+@settings(max_examples=300)
+def test_what_is_read_tarfile_reads_the_same(data):
+    """Left out are files whose name ends in a slash, and prefixes of formats that have none: there others disagree."""
+    compare_with_tarfile(data)
+
+
+TRUE_PARSE_HEADER = parse_header
+TRUE_PARSE_OCTAL = header_module.parse_octal
+LENIENT = {
+    "passes prefixes over": (
+        "reader.parse_header",
+        lambda block: TRUE_PARSE_HEADER(block)._replace(name=block[:100].partition(b"\x00")[0]),
+    ),
+    "passes a NUL before a number over": (
+        "header.parse_octal",
+        lambda field, what: TRUE_PARSE_OCTAL(field.lstrip(b"\x00") or field, what),
+    ),
+    "believes the last of two names": ("pax.Overrides.joined", lambda self, other: other),
+}
+
+
+@pytest.mark.parametrize("mutant", LENIENT)
+def test_the_comparison_catches_a_reader_that(mutant, monkeypatch):
+    target, replacement = LENIENT[mutant]
+    monkeypatch.setattr(f"wdskit.tar.{target}", replacement)
+    search = settings(max_examples=2000, derandomize=True, database=None, phases=[Phase.generate])
+    with pytest.raises(AssertionError):
+        search(given(ARCHIVES)(compare_with_tarfile))()
+
+
+@st.composite
+def damaged(draw) -> bytes:
+    """A case of the corpus, or a random archive, with bytes changed, cut out, put in, doubled or cut off."""
+    small = [case.data for case in CASES if len(case.data) < 12_000]
+    data = bytearray(draw(st.one_of(st.sampled_from(small), ARCHIVES)))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(data)))
+        size = draw(st.sampled_from([1, 2, 12, 512, 1024]))
+        kind = draw(st.sampled_from(["change", "cut out", "put in", "double", "cut off"]))
+        if kind == "change":
+            data[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+        elif kind == "cut out":
+            del data[at : at + size]
+        elif kind == "put in":
+            data[at:at] = draw(st.sampled_from([bytes(512), bytes(size), b"\xff" * size]))
+        elif kind == "double":
+            data[at:at] = data[at - at % 512 : at - at % 512 + 512]
+        else:
+            del data[at:]
+    return bytes(data)
+
+
+@given(
+    data=damaged(),
+    sizes=st.lists(st.sampled_from([1, 7, 511, 512, 513, 4096]), min_size=1, max_size=4),
+    large=st.sampled_from([0, 1, 512, 64 << 10]),
+    chunk=st.sampled_from([1, 512, 1000, 4096]),
+)
+@settings(max_examples=300)
+def test_how_bytes_arrive_changes_neither_members_nor_message(data, sizes, large, chunk):
+    expected = outcome(io.BytesIO(data).read)
+    sizes = [max(size, len(data) // 500) for size in sizes]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_module, "LARGE_BYTES", large)
+        patch.setattr(window_module, "CHUNK_BYTES", chunk)
+        assert outcome(in_steps(data, sizes)) == expected
+
+
+@given(damaged())
+@settings(max_examples=300)
+def test_members_are_stretches_of_the_shard_in_order_and_errors_lie_inside(data):
+    """Nothing is invented, taken twice or taken from elsewhere; and no other exception than `ShardError` comes."""
+    at, fault = 0, None
+    reader = TarReader(io.BytesIO(data).read, shard="x")
+    try:
+        for _, start, content in reader:
+            assert start % 512 == 0
+            assert start >= at
+            at = data.index(content, start + 512) + len(content)
+    except ShardError as err:
+        fault = err.offset
+    if fault is None:
+        assert at <= reader.stop <= len(data) - 1024
+        assert not any(data[reader.stop :])
+    else:
+        assert max(at, reader.stop) <= fault <= len(data)
+
+
+# Members that are not kept.
+
+
+@pytest.mark.parametrize("hold_bytes", [1 << 19, 1 << 20, 3 << 20])
+@pytest.mark.parametrize("change", [-1, 0, 1])
+def test_a_member_over_the_limit_is_read_and_not_kept(hold_bytes, change):
+    """What stands around it comes as without a limit, and a cut or damage in it is found as well."""
+    data = member("a.cls", b"1") + member("b.bin", bytes(hold_bytes + change)) + member("c.cls", b"3") + END
+    found = list(TarReader(io.BytesIO(data).read, shard="x.tar", hold_bytes=hold_bytes))
+    whole = list(TarReader(io.BytesIO(data).read, shard="x.tar"))
+    assert [found[0], found[2]] == [whole[0], whole[2]]
+    if change > 0:
+        assert isinstance(found[1][2], Passed)
+        assert (len(found[1][2]), found[1][2].num_bytes, found[1][:2]) == (0, hold_bytes + 1, whole[1][:2])
+    else:
+        assert found == whole
+    for cut in (2000, hold_bytes, len(data) - 2048, len(data) - 1):
+        with pytest.raises(ShardError) as caught:
+            list(TarReader(io.BytesIO(data[:cut]).read, shard="x.tar", hold_bytes=hold_bytes))
+        assert caught.value.offset == cut
+
+
+def test_a_member_over_the_limit_takes_no_memory():
+    size = 64 << 20
+    head = header(b"a.bin", size)
+    parts = itertools.chain([head], itertools.repeat(bytes(1 << 16), size >> 16), [END])
+    tracemalloc.start()
+    [(_, _, data)] = TarReader(lambda _: next(parts, b""), shard="x.tar", hold_bytes=1 << 20)
+    assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    tracemalloc.stop()
+    assert isinstance(data, Passed)

@@ -1,0 +1,288 @@
+"""The shards that a path names, where what is missing or not listed is a finding and no error."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from wdskit.checking.findings import Finding
+from wdskit.checking.shard import Fields, ShardReport
+from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
+from wdskit.dataset.hashes import find_repeated, is_among
+from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, read_index
+from wdskit.dataset.keys import split_name
+from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.patterns import Fault, collect_shards
+from wdskit.dataset.unfinished import find_unfinished
+from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
+from wdskit.storage.urls import LocalFile, read_bytes
+from wdskit.tar.reader import locate_members
+from wdskit.text import shorten
+
+
+@dataclass
+class Targets:
+    """What was found.
+
+    Attributes:
+        shards: Path and line in the index of each shard that is there, in the order of the index, then by name.
+        findings: What is wrong with the indexes, and with what they list.
+        indexed: Folders with an index, whether it reads or not.
+        indexes: Those that read.
+    """
+
+    shards: dict[str, ShardEntry | None] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    indexed: set[Path] = field(default_factory=set)
+    indexes: list[FolderIndex] = field(default_factory=list)
+
+    def has_offsets(self, shard: str) -> bool:
+        """Whether an .idx belongs beside a shard: there is an index, or the .idx itself."""
+        return Path(shard).parent in self.indexed or offsets_path(shard).exists()
+
+    def beside(self, shard: str, entry: ShardEntry | None) -> tuple[str, ...]:
+        """What is kept beside a shard for other readers, by the index that lists it."""
+        if entry is None:
+            return ()
+        return next(one.also.kinds for one in self.indexes if Path(one.folder) == Path(shard).parent)
+
+
+def find_targets(path: str) -> Targets:
+    """Find the shards and read the indexes of their folders.
+
+    Args:
+        path: A shard, folder, glob or brace pattern; several joined by `::`.
+
+    Raises:
+        StorageError: There is nothing at all, it is not local, or a folder cannot be listed.
+    """
+    targets = Targets()
+
+    def open_index(folder: Path) -> FolderIndex | None:
+        index, findings = look_at_index(folder)
+        targets.findings += findings
+        begun = find_unfinished(folder)
+        if begun is not None:
+            targets.findings.append(Finding("unfinished", str(folder), f"{begun.problem}. {begun.remedy}"))
+        if index is not None:
+            targets.indexes.append(index)
+        if index is not None or findings:
+            targets.indexed.add(folder)
+        return index
+
+    def note(kind: Fault, shard: str, problem: str) -> None:
+        targets.findings.append(Finding(kind, shard, problem))
+
+    targets.shards = collect_shards(path, open_index=open_index, on_fault=note)
+    if not targets.shards and not targets.indexed:
+        raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=path)
+    return targets
+
+
+def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
+    """The index of a folder, None where there is none that reads, and what is wrong with its two forms."""
+    path, twin = folder / INDEX_NAME, folder / BINARY_NAME
+    if not path.is_file():
+        if twin.exists():
+            return None, (Finding("index", str(path), f"it is missing beside {BINARY_NAME}"),)
+        return None, ()
+    found = _look_at_classes(folder)
+    index = None
+    try:
+        index = read_index(folder)
+    except FolderIndexError as err:
+        found += (Finding("index", str(path), _plain(err, path)),)
+    if not twin.is_file():
+        return index, (*found, Finding("index", str(twin), "it is missing beside index.json"))
+    try:
+        problem = _compare(BinaryIndex(folder), index) if index else ""
+    except FolderIndexError as err:
+        problem = _plain(err, twin)
+    return index, (*found, Finding("index", str(twin), problem)) if problem else found
+
+
+def _compare(twin: BinaryIndex, index: FolderIndex) -> str:
+    """In what the twin differs, though its digests hold."""
+    entries = index.entries
+    if len(twin) != len(entries):
+        return f"it lists {len(twin)} shards, index.json {len(entries)}"
+    same = (
+        np.array_equal(twin.counts, [one.num_samples for one in entries])
+        and np.array_equal(twin.sizes, [one.num_bytes for one in entries])
+        and twin.digests.tobytes() == b"".join(bytes.fromhex(one.sha256) for one in entries)
+        and all(twin.name(number) == one.name for number, one in enumerate(entries))
+        and all(twin.idx_sha256(number) == one.idx_sha256 for number, one in enumerate(entries))
+    )
+    return "" if same else "it says something else of a shard than index.json"
+
+
+def _look_at_classes(folder: Path) -> tuple[Finding, ...]:
+    path = folder / CLASSES_NAME
+    if not path.is_file():
+        return ()
+    try:
+        json.loads(read_bytes(str(path), limit=MAX_CLASSES_BYTES))
+    except (ValueError, RecursionError, WdskitError) as err:
+        return (Finding("index", str(path), f"it is no JSON: {shorten(str(err))}"),)
+    return ()
+
+
+def _plain(err: WdskitError, path: Path) -> str:
+    """The error's first line without the file that the finding names anyway."""
+    return shorten(str(err).removeprefix(f"{path}: ").partition("\n")[0].rstrip("."))
+
+
+Spellings = Mapping[str, set[str]]
+"""The fields of each kind: of images all extensions."""
+
+
+def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
+    """One finding for each set of fields but the commonest, the rarest last. One image is as good as another: samples
+    with `jpg` and samples with `png` have the same fields.
+
+    Args:
+        folder: What the last finding names, where there are more than are listed.
+        reports: The shards.
+    """
+    counts: Counter[Fields] = Counter()
+    places: dict[Fields, tuple[ShardReport, str]] = {}
+    spellings: dict[Fields, dict[str, set[str]]] = {}
+    for report in reports:
+        for names, one in report.field_sets.items():
+            kinds = tuple(sorted(map(_kind_of, names)))
+            counts[kinds] += one.count
+            places.setdefault(kinds, (report, one.keys[0]))
+            known = spellings.setdefault(kinds, {})
+            for name in names:
+                known.setdefault(_kind_of(name), set()).add(name)
+    ranked = counts.most_common()
+    found = []
+    for kinds, count in ranked[1 : MAX_LISTED + 1]:
+        report, key = places[kinds]
+        samples = f"{count:,} sample{'s' if count > 1 else ''}"
+        problem = f"{_difference(spellings[kinds], kinds, spellings[ranked[0][0]], ranked[0][0])} ({samples}; this is"
+        found.append(Finding("odd", report.path, f"{problem} the first)", key=key))
+    if len(ranked) > MAX_LISTED + 1:
+        num = len(ranked) - MAX_LISTED - 1
+        found.append(Finding("odd", folder, f"samples have {num:,} more sets of fields, each another"))
+    return tuple(found)
+
+
+def _kind_of(name: str) -> str:
+    """A field's name, with one extension for all images."""
+    return f"{name.rpartition('.')[0]}.<image>" if is_image_field(name) else name
+
+
+def _difference(names: Spellings, kinds: Fields, common: Spellings, common_kinds: Fields) -> str:
+    """What samples of these fields lack and have beside the commonest."""
+    less, more = Counter(common_kinds) - Counter(kinds), Counter(kinds) - Counter(common_kinds)
+    lacking, extra = _listed(less, common), _listed(more, names)
+    parts = [f"it has no {lacking}" if lacking else "", f"it has {extra} besides" if extra else ""]
+    told = ", ".join(part for part in parts if part)
+    return f"{shorten(told)}, most have {shorten(_listed(common_kinds, common))}"
+
+
+def _listed(kinds: Iterable[str], spellings: Spellings) -> str:
+    """`cls, jpg or png`."""
+    return ", ".join(sorted(" or ".join(sorted(spellings[kind])) for kind in kinds))
+
+
+def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, loader_workers: int) -> tuple[Finding, ...]:
+    """Whether ranks x workers that take whole shards in turn get alike many samples.
+
+    Args:
+        folder: What the finding names.
+        reports: The shards in order.
+        world_size: Ranks, 1 or more.
+        loader_workers: Workers of each rank, 1 or more.
+
+    Raises:
+        ConfigError: One is less.
+    """
+    if world_size < 1 or loader_workers < 1:
+        raise ConfigError(f"there are 1 rank and 1 worker at least, not {world_size} x {loader_workers}.")
+    num = world_size * loader_workers
+    counts = [one.num_samples for one in reports]
+    shards = f"{len(counts):,} shard{'' if len(counts) == 1 else 's'}"
+    who = f"{world_size} ranks x {loader_workers} workers"
+    if len(counts) < num:
+        return (Finding("skew", folder, f"{shards} for {who}: {num - len(counts):,} of {num:,} workers get none"),)
+    if len(counts) % num:
+        less, more = len(counts) // num, len(counts) // num + 1
+        return (Finding("skew", folder, f"{shards} for {who}: some workers get {less} shards, others {more}"),)
+    if max(counts) - min(counts) <= 1:  # as even as whole numbers can be
+        return ()
+    shares = [sum(counts[worker::num]) for worker in range(num)]
+    low, high = min(shares), max(shares)
+    problem = f"{who}: {low:,} to {high:,} samples a worker, shards of {min(counts):,} to {max(counts):,} samples"
+    return (Finding("skew", folder, problem),)
+
+
+MAX_PLACES = 3
+"""Places of one key that are looked up."""
+
+
+def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
+    """One finding for each key that comes twice, up to `MAX_LISTED`.
+
+    Args:
+        folder: What the findings name where the key cannot be read again.
+        reports: All shards that should have no key in common.
+    """
+    repeated = find_repeated(*(one.hashes for one in reports))
+    if not len(repeated):
+        return ()
+    places: dict[int, list[tuple[ShardReport, int]]] = {}
+    for report in reports:
+        for number in np.flatnonzero(is_among(report.hashes, repeated)).tolist():
+            known = places.get(int(report.hashes[number]))
+            if known is None and len(places) < MAX_LISTED:
+                places[int(report.hashes[number])] = [(report, number)]
+            elif known is not None and len(known) < MAX_PLACES:
+                known.append((report, number))
+    found = [finding for known in places.values() if (finding := _confirm(folder, known))]
+    more = len(repeated) - len(places)
+    if found and more > 0:
+        last = found[-1]
+        found[-1] = Finding("repeated", last.file, last.problem, last.offset, last.key, more)
+    return tuple(found)
+
+
+def _confirm(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding | None:
+    """The finding, unless the keys differ and only their hashes are equal: once in 400,000 data sets of 10**7 keys."""
+    seen: dict[str, ShardReport] = {}
+    for report, number in places:
+        key = read_key(report, number)
+        if key is None:
+            problem = f"sample {number} has a key that another sample has, and cannot be read again"
+            return Finding("repeated", report.path or folder, problem, int(report.starts[number]))
+        if key in seen:
+            where = "in two places that are not side by side" if seen[key] is report else f"in {seen[key].path} too"
+            return Finding("repeated", report.path, f"it stands {where}", int(report.starts[number]), shorten(key))
+        seen[key] = report
+    return None
+
+
+def read_key(report: ShardReport, number: int) -> str | None:
+    """The key of a sample, from its headers; None where it cannot be had any more."""
+    start, stop = int(report.starts[number]), int(report.starts[number + 1])
+    if stop <= start or stop - start > MAX_CHECKED_BYTES:
+        stop = start + MAX_CHECKED_BYTES
+    try:
+        file = LocalFile(report.path)
+        try:
+            data = file.read_at(start, stop - start)
+        finally:
+            file.close()
+        members = locate_members(data, shard=report.path, offset=start, stop=len(data))
+        return next(split[0] for name, _, _ in members if (split := split_name(name)))
+    except (WdskitError, StopIteration):
+        return None

@@ -1,0 +1,134 @@
+"""What `verify` found: plain values for people, scripts and tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wdskit.limits import MAX_LISTED
+from wdskit.text import shorten
+
+Kind = Literal[
+    "structure", "digest", "bytes", "samples", "fields", "missing", "unlisted", "unreadable", "index", "offsets",
+    "name", "repeated", "odd", "json", "image", "skew", "reader", "beside", "unfinished",
+]  # fmt: skip
+"""What a finding is about.
+
+`structure` the tar or the order of its members; `digest`, `bytes`, `samples`, `fields` differ from the index; `missing`
+and `unlisted` shards; `unreadable` files; `index` index.json or index.bin themselves; `offsets` the .idx; `name` a
+member whose name no sample should have; `repeated` keys in two shards, or twice in one; `odd` samples without the
+fields of the others; `json`, `image` a field that does not read; `skew` shards that do not feed all workers alike;
+`reader` what another reader would make of it; `beside` a file for another reader that is kept beside the shards and
+does not match them; `unfinished` a folder that `pack` has begun and not finished.
+"""
+
+NOTES: frozenset[Kind] = frozenset({"odd"})
+"""Kinds that are worth a look and no fault: samples may have other fields than most."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not right.
+
+    Attributes:
+        kind: What it is about.
+        file: Path of the shard or index file; of the folder for what concerns all shards.
+        problem: What is wrong, with the value.
+        offset: Byte in the file, where there is one.
+        key: Key of the sample, where there is one.
+        more: How many more of this kind there are in this file, that are not listed.
+        rule: Of a finding about other readers, the name of the rule.
+    """
+
+    kind: Kind
+    file: str
+    problem: str
+    offset: int | None = None
+    key: str | None = None
+    more: int = 0
+    rule: str | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.offset is None else f", byte {self.offset}"
+        key = "" if self.key is None else f"key {self.key!r}: "
+        more = f" (and {self.more:,} more like it)" if self.more else ""
+        return f"{self.file}{place}: {key}{self.problem}{more}"
+
+
+@dataclass(frozen=True)
+class ReaderVerdict:
+    """Whether a reader gives the samples back as they are.
+
+    Attributes:
+        reader: `hf`, `dali`, `energon`, `wids`, `open_clip` or `timm`.
+        reasons: Why it does not, a line for each rule; empty where it does.
+        num_findings: Members, samples and files that break its rules.
+    """
+
+    reader: str
+    reasons: tuple[str, ...]
+    num_findings: int
+
+    @property
+    def is_safe(self) -> bool:
+        """Nothing was found that this reader does not take."""
+        return not self.reasons
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """What `wdskit.verify` did and found.
+
+    Attributes:
+        path: As the user wrote it.
+        num_shards: Shards that were looked at.
+        num_samples: Whole samples that were read; in a damaged shard those before the damage.
+        num_bytes: Bytes that were read.
+        num_images: Images that were checked.
+        num_large: Members that are too large to be looked at; only their bytes were compared with the digest.
+        num_ignored: Members that belong to no sample.
+        is_indexed: Whether there was an index to compare with.
+        findings: All that is not right, in the order of the shards, and notes.
+        verdicts: One for each reader that was asked for.
+    """
+
+    path: str
+    num_shards: int
+    num_samples: int
+    num_bytes: int
+    num_images: int
+    num_large: int
+    num_ignored: int
+    is_indexed: bool
+    findings: tuple[Finding, ...]
+    verdicts: tuple[ReaderVerdict, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing was found that is wrong; there may be notes (`NOTES`)."""
+        return all(finding.kind in NOTES for finding in self.findings)
+
+
+class FindingList:
+    """Collects the findings of one file; of each kind the first few, and the number of the rest."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._found: list[Finding] = []
+        self._counts: dict[Kind, int] = {}
+
+    def add(self, kind: Kind, problem: str, *, offset: int | None = None, key: str | None = None) -> None:
+        """Note one."""
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        if count <= MAX_LISTED:
+            self._found.append(Finding(kind, self.file, shorten(problem), offset, key and shorten(key)))
+
+    def listed(self) -> tuple[Finding, ...]:
+        """The findings in the order in which they came; the last listed of a kind says how many were not."""
+        found = list(self._found)
+        for kind, count in self._counts.items():
+            if count > MAX_LISTED:
+                last = max(at for at, one in enumerate(found) if one.kind == kind)
+                one = found[last]
+                found[last] = Finding(kind, one.file, one.problem, one.offset, one.key, count - MAX_LISTED)
+        return tuple(found)

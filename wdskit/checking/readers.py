@@ -1,0 +1,345 @@
+"""For which other readers shards are safe: the rules of six of them, found by running each on hand-written files.
+
+webdataset 1.0.2 (which open_clip and timm read with), Hugging Face datasets 5.2, Megatron-Energon 7.4.1, wids 0.1.11,
+NVIDIA DALI 2.4 without an index, with that of its own tool, and with ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wdskit.checking.findings import Finding, ReaderVerdict
+from wdskit.checking.members import Fact
+from wdskit.checking.shard import ShardReport
+from wdskit.dataset.offsets import offsets_path
+from wdskit.errors import ConfigError, WdskitError
+from wdskit.export.api import shard_export_names
+from wdskit.limits import MAX_LISTED
+from wdskit.storage.urls import read_bytes
+from wdskit.text import shorten
+
+READERS = ("hf", "dali", "energon", "wids", "open_clip", "timm")
+ALL = "all"
+
+_WHY: dict[Fact, str] = {
+    "pax": "a pax header with a path or a size",
+    "long_name": "a GNU long name",
+    "prefix": "a name that is split over the header's prefix field",
+    "size": "a size with 12 digits or in base 256",
+    "space": "a name with a space, which breaks DALI's own index",
+    "newline": "a name with a line end",
+    "upper_case": "an extension in upper case, which only webdataset lowers",
+    "no_extension": "a member without an extension, which is taken for a sample",
+    "dot_file": "a hidden file, which is taken for a sample",
+    "meta": "a member called `__...__`, which is taken for a sample",
+    "int": "an integer field (cls, ...) that is none",
+    "text": "a text field that is not UTF-8",
+    "json": "JSON that does not parse",
+    "json_types": "JSON whose names or types change",
+}
+_RULES: dict[str, tuple[Fact, ...]] = {
+    "hf": ("upper_case", "meta", "int", "text", "json", "json_types"),
+    "dali": ("pax", "long_name", "size", "space", "upper_case", "no_extension", "dot_file", "meta"),
+    "energon": ("upper_case",),
+    "wids": ("pax", "long_name", "prefix", "size", "newline", "upper_case", "dot_file", "meta"),
+    "open_clip": ("int", "text", "json"),
+    "timm": ("int",),
+}
+_DALI_WITH_INDEX: tuple[Fact, ...] = ("upper_case",)
+"""What is left where `--also dali` has written an index. DALI and its own tool read headers in their own ways."""
+
+
+def choose_readers(names: Sequence[str]) -> tuple[str, ...]:
+    """The readers to judge for, each once; `all` stands for all.
+
+    Raises:
+        ConfigError: One is not known; it lists those that are.
+    """
+    for name in names:
+        if name not in (*READERS, ALL):
+            raise ConfigError(f"{name!r} is no reader whose rules are known. There are: {', '.join(READERS)}, {ALL}.")
+    return READERS if ALL in names else tuple(dict.fromkeys(names))
+
+
+def judge(readers: Sequence[str], judged: Judged) -> tuple[tuple[ReaderVerdict, ...], tuple[Finding, ...]]:
+    """Whether readers give these samples back as they are.
+
+    Args:
+        readers: Some of `READERS`.
+        judged: What was seen.
+
+    Returns:
+        A verdict for each, and a finding for each rule and shard, which names all readers that have the rule.
+    """
+    found = {reader: list(_objections(reader, judged)) for reader in readers}
+    who: dict[Objection, list[str]] = {}
+    for reader, objections in found.items():
+        for one in objections:
+            who.setdefault(one, []).append(reader)
+    verdicts = tuple(ReaderVerdict(name, _reasons(ones), sum(one.num for one in ones)) for name, ones in found.items())
+    return verdicts, tuple(_findings(who))
+
+
+def _objections(reader: str, judged: Judged) -> Iterator[Objection]:
+    """Rule by rule, the shards in their order."""
+    damaged = {one.file for one in judged.findings if one.kind in ("structure", "unreadable", "digest", "bytes")}
+    for file in sorted(damaged):
+        yield Objection("damage", file, "it is damaged, and others drop what is behind it without a word")
+    with_index = {one.path for one in judged.reports if reader == "dali" and _has_dali_index(one.path)}
+    for fact in _RULES[reader]:
+        for report in judged.reports:
+            if report.path in with_index and fact not in _DALI_WITH_INDEX:
+                continue
+            if report.facts and fact in report.facts.counts:
+                name, offset = report.facts.first[fact]
+                yield Objection(fact, report.path, f"{_WHY[fact]}: {name!r}", offset, None, report.facts.counts[fact])
+    if reader in _OWN:
+        yield from _OWN[reader](judged)
+
+
+def _has_dali_index(path: str) -> bool:
+    return any((Path(path).parent / name).is_file() for name in shard_export_names(Path(path).name, ["dali"]))
+
+
+def _reasons(objections: Sequence[Objection]) -> tuple[str, ...]:
+    """A line for each rule: how often, and the first."""
+    first: dict[str, Objection] = {}
+    counts: dict[str, int] = {}
+    for one in objections:
+        first.setdefault(one.rule, one)
+        counts[one.rule] = counts.get(one.rule, 0) + one.num
+    return tuple(f"{one.file}: {one.problem}{_more(counts[rule] - 1)}" for rule, one in first.items())
+
+
+def _more(num: int) -> str:
+    return f" (and {num:,} more like it)" if num else ""
+
+
+def _findings(who: dict[Objection, list[str]]) -> Iterator[Finding]:
+    """One each, of a rule and its readers up to `MAX_LISTED`; the last says how many more there are."""
+    groups: dict[tuple[str, ...], list[Objection]] = {}
+    for one, readers in who.items():
+        groups.setdefault((one.rule, *readers), []).append(one)
+    for (rule, *readers), ones in groups.items():
+        rest = sum(one.num for one in ones[MAX_LISTED:])
+        for number, one in enumerate(ones[:MAX_LISTED], start=1):
+            more = one.num - 1 + (rest if number == MAX_LISTED else 0)
+            problem = f"{', '.join(readers)}: {one.problem}"
+            yield Finding("reader", one.file, problem, one.offset, one.key, more, rule)
+
+
+MAX_COUNTS_BYTES = 256 << 20
+
+IMAGES = {"open_clip": ("jpg", "png", "jpeg", "webp"), "timm": ("jpg", "png", "webp")}
+LABELS = {"open_clip": "txt", "timm": "cls"}
+
+
+# As `infer_module_for_data_files_list` and `data_files.py` of datasets 5.2 have it.
+_HF_IGNORED = {
+    *("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"),
+    *("metadata.csv", "metadata.jsonl", "metadata.parquet"),
+}
+_HF_SPLITS = [
+    re.compile(rf"(\A|[-._ 0-9])({words})[-._ 0-9]")
+    for words in ("train|training", "validation|valid|dev|val", "test|testing|eval|evaluation")
+]
+_HF_KINDS = {
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"), "image"),
+    ".tar": "webdataset",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+    ".xml": "xml",
+}
+_HF_FAVOURITES = ".csv .json .jsonl .arrow .parquet"
+"""Of as many the last; the others by the alphabet."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the verdicts are made of.
+
+    Attributes:
+        reports: The shards, looked at with facts.
+        findings: All that was found.
+        has_index: Whether index.json is there.
+    """
+
+    reports: Sequence[ShardReport]
+    findings: Sequence[Finding]
+    has_index: bool
+
+
+@dataclass(frozen=True)
+class Objection:
+    """A rule of a reader that a shard breaks.
+
+    Attributes:
+        rule: Its name.
+        file: The shard, or another file or folder.
+        problem: What is wrong, with the member where there is one.
+        offset: Byte of the first member at fault.
+        key: Key of the first sample at fault.
+        num: Members, samples or keys at fault in this file.
+    """
+
+    rule: str
+    file: str
+    problem: str
+    offset: int | None = None
+    key: str | None = None
+    num: int = 1
+
+
+def for_hf(judged: Judged) -> Iterator[Objection]:
+    """Files of other kinds may outnumber the shards of a folder. The columns come from the first five samples; what
+    appears later is dropped without a word.
+    """
+    for folder in sorted({Path(one.path).parent for one in judged.reports}):
+        kinds = _hf_kinds(folder)
+        if kinds and kinds != {"webdataset"}:
+            problem = f"load_dataset takes what stands here for {' and '.join(sorted(kinds))} files"
+            yield Objection("folder_files", str(folder), f"{problem}, unless it is given data_files='*.tar'")
+    first = [(one.path, key, names) for one in judged.reports if one.facts for key, names in one.facts.first_samples]
+    first = first[:5]
+    known = set(first[0][2]) if first else set()
+    for path, key, names in first:
+        if set(names) != known:
+            wanted = f"{_listed(names)}, not {_listed(first[0][2])}"
+            yield Objection(
+                "first_fields", path, f"the first five samples differ in their fields: it has {wanted}", key=key
+            )
+            return
+    seen: set[str] = set()
+    for report in judged.reports:
+        for names, one in report.field_sets.items():
+            late = sorted(set(names) - known - seen)
+            if late:
+                problem = f"fields that the first five samples do not have are dropped: {_listed(late)}"
+                yield Objection("late_field", report.path, problem, key=one.keys[0], num=one.count)
+                seen.update(late)
+
+
+def _hf_kinds(folder: Path) -> set[str]:
+    """What `datasets` takes the files of a folder for: of each split that their names tell, the kind to which most
+    parts of names between dots belong. `a.tar.idx` counts as a tar too.
+    """
+    card = folder / "README.md"
+    if card.is_file() and b"data_files" in read_bytes(str(card), limit=MAX_COUNTS_BYTES):
+        return set()  # the files are named there
+    names = [path.name for path in folder.iterdir() if not path.name.startswith(".") and path.is_file()]
+    names = [name for name in names if name not in _HF_IGNORED]
+    told = [[name for name in names if pattern.search(name)] for pattern in _HF_SPLITS]
+    kinds = set()
+    for split in [split for split in told if split] or [names]:
+        counts = Counter(f".{part.lower()}" for name in split for part in name.split(".")[1:])
+        known = [(count, _HF_FAVOURITES.find(ext), ext) for ext, count in counts.items() if ext in _HF_KINDS]
+        if known:
+            kinds.add(_HF_KINDS[max(known)[2]])
+    return kinds
+
+
+def for_energon(judged: Judged) -> Iterator[Objection]:
+    """Its index has each key once, and no shard without a sample."""
+    for one in judged.findings:
+        if one.kind == "repeated":
+            yield Objection("repeated_key", one.file, one.problem, one.offset, one.key, 1 + one.more)
+    wrong = {one.file for one in judged.findings if one.kind == "offsets"}
+    for report in judged.reports:
+        if report.is_whole and not report.num_samples:
+            yield Objection("empty_shard", report.path, "it has no sample")
+        elif not offsets_path(report.path).is_file():
+            yield Objection("no_idx", report.path, "it has no .idx")
+        elif str(offsets_path(report.path)) in wrong:
+            yield Objection("wrong_idx", str(offsets_path(report.path)), "it is not right")
+
+
+def for_wids(judged: Judged) -> Iterator[Objection]:
+    """It reads by index.json, and keeps shards by their file names."""
+    if not judged.has_index and judged.reports:
+        yield Objection("no_index", str(Path(judged.reports[0].path).parent), "there is no index.json")
+    for one in judged.findings:
+        if one.kind in ("index", "samples", "missing", "unlisted"):
+            yield Objection("wrong_index", one.file, one.problem)
+    seen: dict[str, str] = {}
+    for report in judged.reports:
+        name = Path(report.path).name
+        if not name.isascii():
+            yield Objection("shard_name", report.path, "the shard's name is not ASCII")
+        if name in seen:
+            problem = f"it has the file name of {seen[name]}, under which one of them is cached"
+            yield Objection("shard_names", report.path, problem)
+        seen.setdefault(name, report.path)
+
+
+def for_open_clip(judged: Judged) -> Iterator[Objection]:
+    """It counts by sizes.json, and passes over samples without an image and a text."""
+    yield from _counts(judged, "sizes.json", lambda document: document)
+    yield from _training_fields("open_clip", judged)
+
+
+def for_timm(judged: Judged) -> Iterator[Objection]:
+    """It counts by _info.json, and passes over samples without an image and a label."""
+
+    def lengths(document: Any) -> dict[str, Any]:
+        splits = document["splits"].values()
+        return {k: v for one in splits for k, v in zip(one["filenames"], one["shard_lengths"], strict=True)}
+
+    yield from _counts(judged, "_info.json", lengths)
+    yield from _training_fields("timm", judged)
+
+
+def _counts(judged: Judged, name: str, read: Callable[[Any], Mapping[str, Any]]) -> Iterator[Objection]:
+    """Compare a file of counts, where there is one beside the shards."""
+    for folder in sorted({Path(one.path).parent for one in judged.reports}):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            told = read(json.loads(read_bytes(str(path), limit=MAX_COUNTS_BYTES)))
+            wrong = [
+                one.path
+                for one in judged.reports
+                if Path(one.path).parent == folder and told.get(Path(one.path).name) != one.num_samples
+            ]
+        except (ValueError, RecursionError, LookupError, AttributeError, TypeError, WdskitError) as err:
+            yield Objection("counts", str(path), f"it does not read: {shorten(str(err))}")
+            continue
+        if wrong:
+            yield Objection("counts", str(path), f"it has a wrong count of {Path(wrong[0]).name}", num=len(wrong))
+
+
+def _training_fields(reader: str, judged: Judged) -> Iterator[Objection]:
+    """Samples that these trainers pass over: they want one image and one label."""
+    images, label = IMAGES[reader], LABELS[reader]
+    for report in judged.reports:
+        lacking = [
+            one
+            for names, one in report.field_sets.items()
+            if label not in names or not any(name in names for name in images)
+        ]
+        if lacking:
+            problem = f"samples without {label} or one of {', '.join(images)}"
+            num = sum(one.count for one in lacking)
+            yield Objection("training_fields", report.path, problem, key=lacking[0].keys[0], num=num)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return shorten(", ".join(names)) or "none"
+
+
+_OWN: dict[str, Callable[[Judged], Iterator[Objection]]] = {
+    "hf": for_hf,
+    "energon": for_energon,
+    "wids": for_wids,
+    "open_clip": for_open_clip,
+    "timm": for_timm,
+}

@@ -1,0 +1,364 @@
+"""One pass over one shard that goes on after what is wrong: everything that `verify` says of it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wdskit.checking.findings import Finding, FindingList
+from wdskit.checking.members import MemberFacts, ReaderFacts
+from wdskit.codecs.checks import Check, ImageCheck, field_check
+from wdskit.codecs.fields import is_json_field
+from wdskit.dataset.hashes import hash_key
+from wdskit.dataset.index import ShardEntry
+from wdskit.dataset.keys import split_name
+from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
+from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
+from wdskit.export.api import check_shard_exports, new_members
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
+from wdskit.storage.urls import LocalFile
+from wdskit.tar.reader import TarReader
+from wdskit.tar.watch import WatchedReader
+from wdskit.tar.window import Passed
+from wdskit.text import shorten
+
+Fields = tuple[str, ...]
+
+MAX_FIELD_SETS = 100
+"""Different sets of fields that are told apart in one shard."""
+
+OTHER_FIELDS: Fields = ("...",)
+"""What stands for all field sets beyond that."""
+
+DRAIN_BYTES = 1 << 20
+
+_HOSTILE = {
+    "it is an absolute path": re.compile(r"\A/"),
+    "it leads out of the folder that it is unpacked in": re.compile(r"(\A|/)\.\./"),
+    "it holds a control character": re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"),
+}
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    """One shard to look at. It is sent to a worker process.
+
+    Attributes:
+        path: The file.
+        entry: Its line in the folder's index; None without one.
+        has_offsets: Whether an .idx belongs beside it.
+        images: How each image is checked in this pass.
+        max_pixels: Most pixels of an image.
+        with_facts: Whether to collect what other readers trip over.
+        also: What is kept beside the shard for other readers, which is compared with it.
+    """
+
+    path: str
+    entry: ShardEntry | None = None
+    has_offsets: bool = False
+    images: ImageCheck = "none"
+    max_pixels: int = MAX_PIXELS
+    with_facts: bool = False
+    also: tuple[str, ...] = ()
+
+
+@dataclass
+class FieldSet:
+    """Samples of a shard that have the same fields."""
+
+    count: int = 0
+    keys: list[str] = field(default_factory=list)  # the first few
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """What a pass found.
+
+    Attributes:
+        path: The file.
+        num_samples: Whole samples, in a damaged shard those before the damage.
+        num_bytes: Bytes of the file.
+        is_whole: Whether it was read to its end marker.
+        num_images: Images that were checked.
+        num_large: Members over `limits.MAX_CHECKED_BYTES`.
+        num_ignored: Members that belong to no sample.
+        findings: What is not right.
+        starts: Byte offset of each sample, then the end of the last, (num_samples + 1,) uint64; 8 bytes a sample.
+        hashes: 64 bits of each sample's key, (num_samples,) uint64; 8 bytes a sample.
+        field_sets: Samples by their fields, sorted.
+        facts: What other readers trip over, if it was asked for.
+    """
+
+    path: str
+    num_samples: int
+    num_bytes: int
+    is_whole: bool
+    num_images: int
+    num_large: int
+    num_ignored: int
+    findings: tuple[Finding, ...]
+    starts: NDArray[np.uint64]
+    hashes: NDArray[np.uint64]
+    field_sets: dict[Fields, FieldSet]
+    facts: ReaderFacts | None
+
+
+def check_shard(job: ShardJob, *, on_read: Callable[[int], None] | None = None) -> ShardReport:
+    """Read a shard from end to end, digest it, and note all that is not right.
+
+    Behind damage to the tar's structure the samples are not looked at any more; the digest is taken of the whole file.
+
+    Args:
+        job: The shard.
+        on_read: Called with the number of bytes after each read.
+    """
+    return _Pass(job, on_read).report()
+
+
+class _Pass:
+    """The state of one pass."""
+
+    def __init__(self, job: ShardJob, on_read: Callable[[int], None] | None) -> None:
+        self._job = job
+        self._on_read = on_read
+        self._found = FindingList(job.path)
+        self._digest = hashlib.sha256()
+        self._num_bytes = 0
+        self._starts = array("Q")
+        self._hashes = bytearray()
+        self._stop = 0  # of the last whole sample
+        self._field_sets: dict[Fields, FieldSet] = {}
+        self._checks: dict[str, tuple[Check, bool] | None] = {}  # what looks at a field, and whether it is an image
+        self._facts = ReaderFacts() if job.with_facts else None
+        self._members = new_members(job.also)
+        self.num_images = self.num_large = self.num_ignored = 0
+
+    def report(self) -> ShardReport:
+        """Read the file and tell."""
+        is_whole = False
+        try:
+            if not stat.S_ISREG(Path(self._job.path).stat().st_mode):  # opening a named pipe would wait for ever
+                self._found.add("unreadable", "this is no file")
+                return self._told(is_whole=False)
+            file = LocalFile(f"./{self._job.path}" if self._job.path.lower().startswith("file:") else self._job.path)
+        except (OSError, StorageError) as err:
+            self._found.add("unreadable", f"it cannot be opened: {getattr(err, 'strerror', None) or err}")
+            return self._told(is_whole=False)
+        try:
+            try:
+                self._walk(file)
+                is_whole = True
+            except ShardError as err:
+                self._found.add("structure", f"{err.problem} ({len(self._starts)} samples read)", offset=err.offset)
+            while self._read(file, DRAIN_BYTES):
+                pass
+        except StorageError as err:
+            self._found.add("unreadable", str(err))
+            return self._told(is_whole=False)
+        finally:
+            file.close()
+        self._compare_entry(is_whole=is_whole)
+        return self._told(is_whole=is_whole)
+
+    def _read(self, file: LocalFile, size: int) -> bytes:
+        part = file.read(size)
+        self._digest.update(part)
+        self._num_bytes += len(part)
+        if self._on_read:
+            self._on_read(len(part))
+        return part
+
+    def _walk(self, file: LocalFile) -> None:
+        """Go through the members.
+
+        Raises:
+            ShardError: The tar is not right.
+        """
+        reader = TarReader(partial(self._read, file), shard=self._job.path, hold_bytes=MAX_CHECKED_BYTES)
+        members = WatchedReader(reader, self._members.add) if self._members is not None else reader
+        facts = MemberFacts(self._facts, file) if self._facts is not None else None
+        current = None
+        first = 0
+        fields: dict[str, None] = {}
+        for name, start, data in members:
+            if facts:
+                facts.look(name, start, data)
+            split = split_name(name)
+            if split is None:
+                self.num_ignored += 1
+                continue
+            key, name_of_field = split
+            if key != current:
+                if current is not None:
+                    self._close(current, first, start, fields)
+                current, first, fields = key, start, {}
+                if ".." in key or key[0] == "/" or not key.isprintable():  # 0.1 us a sample
+                    self._look_at_key(key, start)
+            if name_of_field in fields or name_of_field.startswith("__"):
+                problem = "twice" if name_of_field in fields else "a name that readers keep for themselves"
+                self._found.add("name", f"it has the field {name_of_field!r}: {problem}", offset=start, key=key)
+            fields[name_of_field] = None
+            try:
+                check = self._checks[name_of_field]
+            except KeyError:
+                check = self._new_check(name_of_field)
+            if check:
+                self._look(*check, name_of_field, data, start, key)
+        if current is not None:
+            self._close(current, first, reader.stop, fields)
+        self._stop = reader.stop
+
+    def _look_at_key(self, key: str, start: int) -> None:
+        """Keys that are no more than a trap for whoever unpacks or prints them."""
+        for problem, pattern in _HOSTILE.items():
+            if pattern.search(key):
+                self._found.add("name", problem, offset=start, key=key)
+
+    def _new_check(self, name: str) -> tuple[Check, bool] | None:
+        found = field_check(name, self._job.images, self._job.max_pixels)
+        check = (found, not is_json_field(name)) if found else None
+        if len(self._checks) < MAX_FIELD_SETS:
+            self._checks[name] = check
+        return check
+
+    def _look(self, check: Check, is_image: bool, name: str, data: bytes, start: int, key: str) -> None:  # noqa: FBT001
+        if isinstance(data, Passed):
+            self.num_large += 1
+            return
+        self.num_images += is_image
+        try:
+            check(data)
+        except DecodeError as err:
+            problem = str(err) if not is_image else f"{name}: {err}"
+            self._found.add("image" if is_image else "json", problem, offset=start, key=key)
+
+    def _close(self, key: str, start: int, stop: int, fields: dict[str, None]) -> None:
+        """Count a sample that is whole."""
+        self._starts.append(start)
+        self._stop = stop
+        self._hashes += hash_key(key)
+        names = tuple(fields)
+        known = self._field_sets.get(names)
+        if known is None:
+            if len(self._field_sets) >= MAX_FIELD_SETS:
+                names = OTHER_FIELDS
+            known = self._field_sets.setdefault(names, FieldSet())
+        known.count += 1
+        if len(known.keys) < 3:
+            known.keys.append(shorten(key))
+        if self._facts is not None and len(self._facts.first_samples) < 5:
+            self._facts.first_samples.append((shorten(key), tuple(sorted(fields))))
+
+    def _compare_entry(self, *, is_whole: bool) -> None:
+        """What the index says of the file; of its samples only where all of them were seen."""
+        entry = self._job.entry
+        if entry is None:
+            return
+        digest = self._digest.hexdigest()
+        if self._num_bytes != entry.num_bytes:
+            self._found.add("bytes", f"it has {self._num_bytes} bytes, the index says {entry.num_bytes}")
+        elif digest != entry.sha256:
+            self._found.add("digest", f"its sha256 is {digest}, the index says {entry.sha256}")
+        if not is_whole:
+            return
+        if len(self._starts) != entry.num_samples:
+            self._found.add("samples", f"it has {len(self._starts)} samples, the index says {entry.num_samples}")
+        fields = tuple(sorted({name for names in self._field_sets if names != OTHER_FIELDS for name in names}))
+        if fields != tuple(sorted(entry.fields)) and OTHER_FIELDS not in self._field_sets:
+            told = ", ".join(fields), ", ".join(entry.fields)
+            self._found.add("fields", f"its fields are {told[0]}; the index says {told[1]}")
+
+    def _told(self, *, is_whole: bool) -> ShardReport:
+        starts = np.append(np.array(self._starts, dtype=np.uint64), np.uint64(self._stop))
+        findings = self._found.listed()
+        if self._job.has_offsets:
+            entry = self._job.entry
+            findings += compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
+        if self._members is not None and is_whole:
+            problems = check_shard_exports(self._job.path, self._members, self._job.also)
+            findings += tuple(Finding(*problem) for problem in problems)
+        return ShardReport(
+            path=self._job.path,
+            num_samples=len(self._starts),
+            num_bytes=self._num_bytes,
+            is_whole=is_whole,
+            num_images=self.num_images,
+            num_large=self.num_large,
+            num_ignored=self.num_ignored,
+            findings=findings,
+            starts=starts,
+            hashes=np.frombuffer(bytes(self._hashes), dtype=np.uint64),
+            field_sets=sorted_sets(self._field_sets),
+            facts=self._facts,
+        )
+
+
+def sorted_sets(found: dict[Fields, FieldSet]) -> dict[Fields, FieldSet]:
+    """The order of the members in a sample says nothing."""
+    joined: dict[Fields, FieldSet] = {}
+    for names, one in found.items():
+        known = joined.setdefault(tuple(sorted(names)), FieldSet())
+        known.count += one.count
+        known.keys = (known.keys + one.keys)[:3]
+    return joined
+
+
+def compare_offsets(
+    path: str,
+    num_bytes: int,
+    starts: Sequence[int] | NDArray[np.uint64],
+    *,
+    is_whole: bool,
+    entry: ShardEntry | None = None,
+) -> tuple[Finding, ...]:
+    """What is not right with a shard's .idx.
+
+    Args:
+        path: The shard.
+        num_bytes: Its size, where no index says which it should have.
+        starts: Where its samples start; if `is_whole`, and where the last one ends.
+        is_whole: Whether these are all; else the offsets behind them are not compared.
+        entry: What the index says of the shard; then their number is compared with that.
+    """
+    if entry is not None:
+        num_bytes = entry.num_bytes
+    file = f"{path}{SUFFIX}"
+    try:
+        if offsets_path(path).exists() and not offsets_path(path).is_file():
+            return (Finding("offsets", file, "this is no file"),)
+        told = read_offsets(path, num_bytes=num_bytes)
+    except FolderIndexError as err:
+        problem = str(err).removeprefix(f"{file}: ").partition("\n")[0].rstrip(".")
+        return (Finding("offsets", file, problem),)
+    found = np.asarray(starts).astype(np.int64)
+    if is_whole and len(told) != len(found):
+        problem = f"it has the offsets of {len(told) - 1} samples, the shard has {len(found) - 1}"
+        return (Finding("offsets", file, problem),)
+    if not is_whole and entry is not None and entry.num_samples != len(told) - 1:
+        problem = f"it has the offsets of {len(told) - 1} samples, the index says {entry.num_samples}"
+        return (Finding("offsets", file, problem),)
+    num = min(len(told), len(found) - (not is_whole))
+    wrong = np.flatnonzero(told[:num] != found[:num])
+    if not len(wrong):
+        return _compare_digest(path, num_bytes, entry.idx_sha256 if entry else None)
+    at = int(wrong[0])
+    what = "the last sample ends" if at == len(found) - 1 else f"sample {at} starts"
+    return (Finding("offsets", file, f"it says {told[at]} where {what} at byte {found[at]}"),)
+
+
+def _compare_digest(path: str, num_bytes: int, sha256: str | None) -> tuple[Finding, ...]:
+    """Offsets that are right, but not those that the index has the digest of: planned sources refuse them."""
+    try:
+        read_offsets(path, num_bytes=num_bytes, sha256=sha256)
+    except FolderIndexError:
+        return (Finding("offsets", f"{path}{SUFFIX}", "it is not the file that the index has the sha256 of"),)
+    return ()

@@ -1,0 +1,97 @@
+"""What a user wrote for shards, taken apart: `::` and braces. Nothing is looked up but files of that very name."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+
+from wdskit.errors import StorageError
+from wdskit.limits import MAX_SHARD_NAMES
+from wdskit.storage.urls import scheme_of
+
+_JOINT = re.compile(r"::(?![^\[\]/]*\])")  # not the one inside http://[::1]/
+_BRACES = re.compile(  # what counts in a brace pattern: a range of numbers or letters, or one of these
+    r"\{(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?\}|\\.|[{},]"
+)
+_MAX_DIGITS = 18
+
+
+def expand_patterns(shards: str) -> Iterator[str]:
+    """The paths, URLs, globs and folders of what a user wrote, braces expanded and `::` split. Nothing is looked up.
+
+    Raises:
+        StorageError: Braces do not match, they name too many, or a scheme is not supported.
+    """
+    for part in split_parts(shards):
+        yield from expand_braces(part)
+
+
+def check_pattern(shards: str) -> None:
+    """Refuse what can never name shards, without looking for any: schemes that are not supported, braces that do not
+    match or name too many.
+
+    Raises:
+        StorageError: It is such.
+    """
+    for part in split_parts(shards):
+        expand_braces(part)
+
+
+def split_parts(item: str) -> list[str]:
+    """What stands between the `::` of one text."""
+    return [item] if "::" in item and os.path.lexists(item) else _JOINT.split(item)
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """The names of a brace pattern, in order."""
+    if not pattern:
+        raise StorageError("a shard pattern is empty. Name a path, a glob, a brace pattern or a folder.")
+    scheme_of(pattern)
+    if "{" not in pattern or os.path.lexists(pattern):
+        return iter((pattern,))
+    import braceexpand
+
+    try:
+        if _count_names(pattern) <= MAX_SHARD_NAMES:
+            return braceexpand.braceexpand(pattern)
+    except (ValueError, RecursionError) as err:
+        msg = f"{pattern}: its braces do not match. Write {{000000..000127}} or {{a,b}}."
+        raise StorageError(msg, url=pattern) from err
+    msg = f"{pattern}: it names more than {MAX_SHARD_NAMES} shards. Name fewer, or a folder or a glob."
+    raise StorageError(msg, url=pattern)
+
+
+def _count_names(pattern: str) -> int:
+    """How many names a brace pattern has at most, before any is made; over the limit, some number over it.
+
+    Raises:
+        ValueError: A brace has no other.
+    """
+    most = MAX_SHARD_NAMES + 1
+    open_braces = [[0, 1]]  # of each: names of its alternatives so far, names of the present one
+    for match in _BRACES.finditer(pattern):
+        found, inner = match[0], open_braces[-1]
+        if found == "{":
+            open_braces.append([0, 1])
+        elif found == "}":
+            del open_braces[-1]
+            if not open_braces:
+                break
+            open_braces[-1][1] = min(most, open_braces[-1][1] * sum(inner))
+        elif found == "," and len(open_braces) > 1:
+            inner[:] = min(most, sum(inner)), 1
+        elif len(found) > 2:
+            inner[1] = min(most, inner[1] * _count_range(*match.groups()))
+    if len(open_braces) != 1:
+        raise ValueError("unbalanced braces")
+    return open_braces[0][1]
+
+
+def _count_range(first: str | None, last: str | None, first_letter: str, last_letter: str, step: str | None) -> int:
+    """How many names a range has, at most."""
+    if first is None or last is None:
+        return abs(ord(last_letter) - ord(first_letter)) + 1
+    if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
+        return MAX_SHARD_NAMES + 1
+    return abs(int(last) - int(first)) // (int(step or 1) or 1) + 1

@@ -1,0 +1,247 @@
+"""Fields out of shards: one to print, or all as files of a folder, and of no other."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from wdskit.dataset.keys import split_name
+from wdskit.dataset.patterns import find_shards
+from wdskit.errors import KeyRuleError, StorageError
+from wdskit.files import Disk, draft_path, make_folders, publish
+from wdskit.shards.payloads import Payloads
+from wdskit.storage.urls import is_local, local_path
+from wdskit.text import shorten
+
+MAX_REFUSED_LISTED = 1000
+_MAX_PART_BYTES = 255 - len(draft_path(Path("x")).name) + 1  # of a file name on common disks, its draft's included
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, those that turn the direction of a line, and bytes that are no text. Joiners and new letters,
+which `str.isprintable` refuses, belong to names."""
+_CANNOT_BE_MADE = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
+
+
+class UnflushedDisk(Disk):
+    """Leaves it to the system when files reach the device: what is extracted can be extracted again."""
+
+    def fsync(self, fd: int) -> None:
+        """Nothing: thousands of small files would take a hundred times as long."""
+
+    def fsync_folder(self, folder: Path) -> None:
+        """Nothing, for the same reason."""
+
+
+UNFLUSHED = UnflushedDisk()
+
+
+@dataclass
+class Extracted:
+    """What `extract` did.
+
+    Attributes:
+        folder: Where the files are.
+        num_samples: Samples of which something was written.
+        num_files: Files.
+        num_bytes: Their size.
+        num_refused: Members whose names are no safe file names, and were not written.
+        refused: The first of them, each with the reason.
+        missing_keys: Keys that were asked for and that no sample has; nothing where `limit` ended it before.
+        missing_fields: The same of fields.
+    """
+
+    folder: Path
+    num_samples: int = 0
+    num_files: int = 0
+    num_bytes: int = 0
+    num_refused: int = 0
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    missing_keys: tuple[str, ...] = ()
+    missing_fields: tuple[str, ...] = ()
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note a member that is not written."""
+        self.num_refused += 1
+        if len(self.refused) < MAX_REFUSED_LISTED:
+            self.refused.append((shorten(name), reason))
+
+
+def cat(url: str, name: str) -> bytes:
+    """One field of one sample: `wdskit cat`.
+
+    Args, Raises: As `cat_pieces`.
+    """
+    return b"".join(cat_pieces(url, name))
+
+
+def cat_pieces(url: str, name: str) -> Iterator[bytes]:
+    """One field of one sample in pieces, the first of which comes when the sample is known to be whole.
+
+    Args:
+        url: Path or URL of a shard.
+        name: Key and field as they stand in the shard: `photos/cat/000003.json`.
+
+    Raises:
+        KeyRuleError: The name has no key and field, or the shard has no such sample or field.
+        ShardError: The shard is not right before the end of the sample.
+        StorageError: It cannot be read.
+    """
+    split = split_name(name)
+    if split is None:
+        raise KeyRuleError(f"{name!r} is no key and field. Write KEY.FIELD, such as photos/cat/000003.json.", name=name)
+    key, wanted = split
+    if is_local(url) and Path(local_path(url)).is_dir():
+        raise StorageError(
+            f"{url}: this is a folder. Name one of its shards, as `wdskit ls {url}` lists them.", url=url
+        )
+    with Payloads(url) as shard:
+        for sample in shard:
+            if sample["__key__"] == key:
+                if wanted in sample:
+                    yield from shard.pieces(sample[wanted])
+                    return
+                there = shorten(", ".join(name for name in sample if not name.startswith("__")))
+                raise KeyRuleError(f"{url}: sample {key!r} has no field {wanted!r}. It has: {there}.", name=name)
+        num_samples = shard.reader.num_samples
+    raise KeyRuleError(f"{url}: none of its {num_samples} samples has the key {key!r}.", name=name)
+
+
+def extract(
+    path: str,
+    to: str | Path,
+    *,
+    fields: Collection[str] = (),
+    keys: Collection[str] = (),
+    limit: int | None = None,
+    disk: Disk = UNFLUSHED,
+) -> Extracted:
+    """Write fields as files called KEY.FIELD: `wdskit extract`.
+
+    Nothing is written outside of the folder, whatever the names in the shard are. A member whose name is no plain
+    relative path without control characters, or is in the way of another's, is not written and noted.
+
+    Args:
+        path: A shard, folder or pattern, as `find_shards` takes it.
+        to: A folder that is empty or not there yet.
+        fields: Only these; without, all.
+        keys: Only these samples; without, all.
+        limit: Stop after so many samples.
+        disk: What writes.
+
+    Raises:
+        ShardError: A shard is not right; the whole samples before are written.
+        StorageError: A shard cannot be read, `to` is not empty, or it cannot be written.
+    """
+    target = find_shards(path)
+    folder = Path(to)
+    done = Extracted(folder)
+    wanted = _Wanted(set(fields), set(keys))
+    try:
+        make_folders(folder, disk=disk)
+        if any(folder.iterdir()):
+            msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
+            raise StorageError(msg, url=str(folder))
+        for url in target.urls:
+            left = None if limit is None else limit - done.num_samples
+            if left == 0:
+                return done
+            _extract_shard(url, done, wanted, left, disk)
+    except OSError as err:
+        raise StorageError(f"{folder}: cannot be written: {err.strerror}.", url=str(folder)) from err
+    if limit is None or done.num_samples < limit:
+        done.missing_keys = tuple(sorted(wanted.keys - wanted.found_keys))
+        done.missing_fields = tuple(sorted(wanted.fields - wanted.found_fields))
+    return done
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What is asked for, all where it is empty, and what of it was found."""
+
+    fields: set[str]
+    keys: set[str]
+    found_fields: set[str] = field(default_factory=set)
+    found_keys: set[str] = field(default_factory=set)
+
+    def has_sample(self, key: str) -> bool:
+        if not self.keys:
+            return True
+        if key in self.keys:
+            self.found_keys.add(key)
+            return True
+        return False
+
+    def has_field(self, name: str) -> bool:
+        if name.startswith("__"):
+            return False
+        if not self.fields:
+            return True
+        if name in self.fields:
+            self.found_fields.add(name)
+            return True
+        return False
+
+
+def _extract_shard(url: str, done: Extracted, wanted: _Wanted, limit: int | None, disk: Disk) -> None:
+    with Payloads(url, spill_folder=done.folder) as shard:
+        samples = (one for one in shard if wanted.has_sample(one["__key__"]))
+        for sample in islice(samples, limit):
+            before = done.num_files
+            for name, data in sample.items():
+                if wanted.has_field(name):
+                    _write(done, f"{sample['__key__']}.{name}", shard.pieces(data), disk)
+            done.num_samples += done.num_files > before
+
+
+def _write(done: Extracted, name: str, pieces: Iterable[bytes], disk: Disk) -> None:
+    """Write one file, unless its name is refused or cannot be made."""
+    problem = path_problem(name)
+    path = done.folder / name
+    try:
+        if not problem and path.exists():
+            problem = "there is a file of this name already"
+        if problem:
+            done.refuse(name, problem)
+            return
+        _make_folders(path.parent, disk)
+        with publish(path, disk=disk) as draft:
+            for piece in pieces:
+                draft.write(piece)
+    except OSError as err:
+        if err.errno not in _CANNOT_BE_MADE:
+            raise
+        done.refuse(name, f"another name is in its way, or the disk takes no such name: {err.strerror}")
+        return
+    done.num_files += 1
+    done.num_bytes += draft.num_bytes
+
+
+def _make_folders(path: Path, disk: Disk) -> None:
+    """As `make_folders`, one after the other: a name may have more folders than Python calls one in another."""
+    missing = []
+    while not path.is_dir():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        make_folders(folder, disk=disk)
+
+
+def path_problem(name: str) -> str | None:
+    """Why a member's name is no safe path below a folder; None where it is one."""
+    parts = name.split("/")
+    if name.startswith("/"):
+        return "it is an absolute path"
+    if "" in parts or "." in parts or ".." in parts:
+        return "it is no plain relative path"
+    if _UNSAFE.search(name):
+        return "it holds control characters"
+    if "\\" in name:
+        return "it holds a backslash, which is a separator on other systems"
+    if any(part.startswith((".", "~", "-")) for part in parts):
+        return "a part of it starts with a dot, ~ or -, which programs take for something else"
+    if any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
+        return f"a part of it is over {_MAX_PART_BYTES} bytes"
+    return None
