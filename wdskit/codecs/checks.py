@@ -26,9 +26,6 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 
 Check = Callable[[Buffer], None]
-Head = Callable[[int], bytes]
-"""The first n bytes of a file, or all of a shorter one."""
-
 ImageLevel = Literal["none", "magic", "structure", "decode"]
 ImageCheck = Literal["none", "structure", "decode"]
 
@@ -43,11 +40,12 @@ _ANY_PIXELS = 1 << 62  # nothing is decoded, so that no promise is too large
 _HEADERS = {"JPEG": jpeg_header, "PNG": png_header, "WebP": webp_header, "GIF": gif_header}
 
 
-def read_header(head: Head) -> ImageHeader:
+def read_header(head: Callable[[int], bytes]) -> ImageHeader:
     """Read the header of an image file.
 
     Args:
-        head: Called with more bytes until the header is whole; mostly once, with 2 KiB.
+        head: Returns the first n bytes of the file, or all of a shorter one. Called with larger n until the header is
+            whole; mostly once, with 2 KiB.
 
     Raises:
         DecodeError: The format is unknown, or the header damaged or cut short.
@@ -128,7 +126,7 @@ def check_json(field: str, data: Buffer) -> None:
     """Parse a JSON field as `decode` does.
 
     Raises:
-        DecodeError: It is none.
+        DecodeError: It does not parse.
     """
     decode_field(field, data)
 

@@ -192,7 +192,7 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int) -> str:
     """
     name = image_format(data)
     if name == "PNG":  # nearly every mask
-        with contextlib.suppress(DecodeError):  # which decoding tells
+        with contextlib.suppress(DecodeError):  # decoding says what is damaged
             mode, bits = png_header(data).mode, png_bits(data)
             return "a palette" if mode == "P" else "" if bits == 8 else f"{bits} bit{'s' * (bits > 1)} a pixel"
     mode = "L" if name == "JPEG" else open_pillow(data, max_pixels=max_pixels).mode

@@ -58,7 +58,7 @@ def read_npy_header(data: Buffer) -> tuple[tuple[int, ...], bool, np.dtype[Any],
 
 
 def _checked(found: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and dtype that the header's dictionary tells."""
+    """Shape, whether in Fortran order, and dtype in the header's dictionary."""
     if not isinstance(found, dict) or found.keys() != _KEYS:
         raise ValueError("it does not hold `descr`, `fortran_order` and `shape`")
     shape, fortran_order = found["shape"], found["fortran_order"]

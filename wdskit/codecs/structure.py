@@ -1,5 +1,9 @@
 """The structure of JPEG, PNG and WebP files: their headers, and whether a file is whole. No pixel is decoded.
 
+What reads a header raises `HeaderTooShort` where the bytes end inside it, and `DecodeError` where it is damaged. What
+checks a whole file raises `DecodeError` with what is wrong and at which byte, and `ImageTooLarge` where the header
+promises more than `max_pixels`.
+
 JPEG: ITU T.81, B. PNG: w3.org/TR/png-3, 5. WebP: developers.google.com/speed/webp/docs/riff_container.
 """
 
@@ -73,12 +77,7 @@ def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
 
 
 def jpeg_header(data: Buffer) -> ImageHeader:
-    """Of a JPEG, from segment to segment to its frame. A third of what a decoder takes to set itself up.
-
-    Raises:
-        HeaderTooShort: The bytes end before it does.
-        DecodeError: What stands before it is no segment.
-    """
+    """Of a JPEG, from segment to segment to its frame. A third of what a decoder takes to set itself up."""
     at = 2
     try:
         while data[at] == 0xFF and (code := data[at + 1]) not in _FRAMES:
@@ -98,12 +97,7 @@ def jpeg_header(data: Buffer) -> ImageHeader:
 
 
 def png_header(data: Buffer) -> ImageHeader:
-    """Of a PNG, from IHDR, which is the first chunk.
-
-    Raises:
-        HeaderTooShort: The bytes end before it does.
-        DecodeError: Another chunk stands there.
-    """
+    """Of a PNG, from IHDR, which is the first chunk."""
     head = bytes(data[:26])
     if len(head) < 26:
         raise HeaderTooShort(data)
@@ -121,12 +115,7 @@ def png_bits(data: Buffer) -> int:
 
 
 def webp_header(data: Buffer) -> ImageHeader:
-    """Of a WebP file, from its first chunk.
-
-    Raises:
-        HeaderTooShort: The bytes end before it does.
-        DecodeError: The chunk is none that comes first.
-    """
+    """Of a WebP file, from its first chunk."""
     head = bytes(data[:30])
     if len(head) < 30:
         raise HeaderTooShort(data)
@@ -146,11 +135,7 @@ def webp_header(data: Buffer) -> ImageHeader:
 
 
 def gif_header(data: Buffer) -> ImageHeader:
-    """Of a GIF.
-
-    Raises:
-        HeaderTooShort: The bytes end before it does.
-    """
+    """Of a GIF."""
     if len(data) < 10:
         raise HeaderTooShort(data)
     return ImageHeader("GIF", int.from_bytes(data[6:8], "little"), int.from_bytes(data[8:10], "little"), "P")
@@ -174,10 +159,6 @@ def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
     """Check every segment to the end mark; bytes behind it are accepted: phones append previews.
 
     Segments are stepped over, so that a preview's end mark inside one does not count.
-
-    Raises:
-        ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: What is wrong, and at which byte.
     """
     at, has_frame, has_scan, size = 2, False, False, len(view)
     while True:
@@ -247,12 +228,7 @@ def _check_frame(view: bytes | memoryview, at: int, end: int, max_pixels: int) -
 
 
 def check_png(view: memoryview, max_pixels: int) -> None:
-    """Check every chunk's checksum to IEND.
-
-    Raises:
-        ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: What is wrong, and at which byte.
-    """
+    """Check every chunk's checksum to IEND."""
     at, stop, kind, has_data = 8, 8, b"", False
     for at, kind, stop in png_chunks(view):
         length = stop - at - 12
@@ -274,11 +250,7 @@ def check_png(view: memoryview, max_pixels: int) -> None:
 
 
 def check_webp(view: memoryview) -> None:
-    """Check the sizes of the file and of every chunk: type, length, data, a byte of padding where the length is odd.
-
-    Raises:
-        DecodeError: What is wrong, and at which byte.
-    """
+    """Check the sizes of the file and of every chunk: type, length, data, a byte of padding where the length is odd."""
     end = 8 + int.from_bytes(view[4:8], "little")
     if end > len(view):
         raise DecodeError(f"WebP, byte 4: it promises {end} bytes, the file stops at byte {len(view)}")

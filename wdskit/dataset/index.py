@@ -68,7 +68,7 @@ class Exports:
     """What is kept beside the shards for other readers.
 
     Attributes:
-        kinds: `dali`, `timm`, ...; see `export.KINDS`.
+        kinds: `dali`, `timm`, ...; see `export.api.KINDS`.
         split_name: The split that all shards belong to, "" where their names say it.
     """
 

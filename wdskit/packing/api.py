@@ -172,7 +172,7 @@ def pack(
         key_column: Of a table.
         allow_no_image: Of a table, also of Parquet or saved by `datasets`: rows without an image are samples too.
             Otherwise each is an error. Rows from Python, tars and zips name their fields themselves, and need no image.
-        also: Files for other readers beside the shards: some of `export.KINDS`. With `append` those that are there
+        also: Files for other readers beside the shards: some of `export.api.KINDS`. With `append` those that are there
             are renewed, and no others can be asked for.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         validate: How images are checked before they are packed; this and what follows to `max_pixels` is explained by

@@ -146,7 +146,7 @@ def reshard(
         dry_run: Plan everything and write nothing.
         overwrite: Replace what is packed in `dest`: its index goes first, then its shards, lists and selections.
         restart: Where a run was stopped that wrote something else, remove what it has written and begin anew.
-        also: Files for other readers beside the new shards: some of `export.KINDS`.
+        also: Files for other readers beside the new shards: some of `export.api.KINDS`.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         progress: Called now and then.
         disk: What writes.

@@ -82,7 +82,7 @@ def index_folder(
 
     Args:
         folder: A local folder.
-        also: Files for other readers to keep beside the shards: some of `export.KINDS`, besides those that the
+        also: Files for other readers to keep beside the shards: some of `export.api.KINDS`, besides those that the
             index before says are kept; or `none` alone. They are written in the same pass, those of a shard at once.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,

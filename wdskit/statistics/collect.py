@@ -9,7 +9,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -26,11 +25,11 @@ from wdskit.dataset.patterns import Target, find_shards
 from wdskit.dataset.samples import HeaderReader, read_sample, read_span
 from wdskit.dataset.shard import LocalShard
 from wdskit.errors import DecodeError, StorageError, WdskitError
-from wdskit.limits import MAX_CHECKED_BYTES
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import permutation, philox
-from wdskit.shards.parallel import Progress, choose_workers, join_faults, map_shards
+from wdskit.shards.parallel import Progress, join_faults, read_shards
 from wdskit.shards.sampling import parse_share
-from wdskit.statistics.counts import MAX_BAD, MAX_FIELDS, Counts, ImageTally, JsonTally, Numbers, Tally
+from wdskit.statistics.counts import MAX_FIELDS, Counts, ImageTally, JsonTally, Numbers, Tally
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
 from wdskit.statistics.result import BadField, ClassStats, Duplicates, ShardStats
 from wdskit.storage.urls import LocalFile, is_local, local_path
@@ -153,25 +152,12 @@ def _tally_all(
     Raises:
         WdskitError: That of the shard that is not right, or one that lists all.
     """
-    num_bytes, num_done = sum(sizes), 0
-    num_workers = choose_workers(len(jobs), num_bytes) if workers is None else workers
-
-    def add(num: int) -> None:
-        nonlocal num_done
-        num_done += num
-        if progress:
-            progress(num_done, num_bytes)
-
-    alone = num_workers == 1 or len(jobs) == 1
-    function = partial(tally_shard, on_read=add) if alone else tally_shard
     faults: list[WdskitError] = []
-    for size, result in zip(sizes, map_shards(function, jobs, workers=num_workers), strict=True):
+    for result in read_shards(tally_shard, jobs, sizes, workers=workers, progress=progress, counts_reads=True):
         if isinstance(result, WdskitError):
             faults.append(result)
         elif not faults:
             yield result
-        if not alone:
-            add(size)
     if len(faults) == 1:
         raise faults[0]
     if faults:
@@ -322,7 +308,7 @@ class _Pass:
                 has_image |= self._add_value(name, payload, size)
             except DecodeError as err:
                 tally.num_bad += 1
-                if len(tally.bad) < MAX_BAD:
+                if len(tally.bad) < MAX_LISTED:
                     problem = shorten(str(err).removeprefix(f"{name}: "))
                     tally.bad.append(BadField(self._job.url, shorten(key), name, problem))
         tally.num_read += 1

@@ -14,6 +14,7 @@ from math import ceil, floor, log10
 from typing import Any, Generic, TypeVar
 
 from wdskit.codecs.structure import ImageHeader
+from wdskit.limits import MAX_LISTED
 from wdskit.statistics.result import BadField, FieldStats, ImageStats, JsonKeyStats, NumberStats
 from wdskit.text import shorten
 
@@ -29,9 +30,6 @@ MAX_DEPTH = 4
 
 MAX_ITEMS = 100
 """Items of a list that are looked at."""
-
-MAX_BAD = 20
-"""Bad fields that are listed."""
 
 MAX_RESOLUTIONS = 10
 MAX_BINS = 40
@@ -382,7 +380,7 @@ class Tally:
             if name in self.fields:
                 self.json.setdefault(name, JsonTally()).merge(keys)
         self.num_bad += other.num_bad
-        self.bad = (self.bad + other.bad)[:MAX_BAD]
+        self.bad = (self.bad + other.bad)[:MAX_LISTED]
 
     def field_stats(self) -> tuple[FieldStats, ...]:
         """The fields, by name."""

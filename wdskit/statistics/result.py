@@ -36,13 +36,7 @@ class NumberStats:
 
 @dataclass(frozen=True)
 class FieldStats:
-    """One field.
-
-    Attributes:
-        name: `jpg`, `json`, `cls`, ...
-        num_samples: Samples that have it.
-        sizes: Its bytes, tar headers and padding not counted.
-    """
+    """One field, `jpg`, `json`, ...: how many samples have it, and its bytes without tar headers and padding."""
 
     name: str
     num_samples: int
@@ -51,12 +45,9 @@ class FieldStats:
 
 @dataclass(frozen=True)
 class ClassStats:
-    """One class.
+    """One class: what stands in `cls`, and its name in classes.json, None without one.
 
-    Attributes:
-        number: What stands in `cls`.
-        name: Its name in classes.json, None without one.
-        num_samples: Samples of it; 0 for one that classes.json names and no sample has.
+    `num_samples` is 0 for a class that only classes.json names.
     """
 
     number: int

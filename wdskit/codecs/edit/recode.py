@@ -118,7 +118,7 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
         size = jpeg_size(original.data, max_pixels=max_pixels)
         pixels: Any = decode_jpeg(original.data, size, step) if size else None
         if pixels is None:
-            step, pixels = 1, decode_image(original.data, "rgb8", max_pixels=max_pixels)  # tells damage
+            step, pixels = 1, decode_image(original.data, "rgb8", max_pixels=max_pixels)  # or says what is damaged
         return (np.ascontiguousarray(pixels[..., 0]) if mode == "L" else pixels), original.icc, step
     image = original.image
     try:
