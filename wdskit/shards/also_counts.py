@@ -1,6 +1,6 @@
 """The counts of samples that others read beside shards: open_clip's `sizes.json` and timm's `_info.json`.
 
-`dataset.others` reads both.
+`dataset.counts` reads both.
 """
 
 from __future__ import annotations
