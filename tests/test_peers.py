@@ -29,8 +29,7 @@ from wdskit import FolderIndexError, Pipeline, ShardError, WdskitError
 from wdskit.dataset.samples import ShardReader
 from wdskit.shards.index import index_folder
 from wdskit.tar import reader
-from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, parse_header
-from wdskit.tar.pax import Overrides
+from wdskit.tar.header import GNU_LONG_NAME_TYPE, Header, Overrides, parse_header
 from wdskit.tar.reader import TarReader
 
 OLD_WEBDATASET = Path(sys.prefix, "peers", "webdataset-0.2.86")  # put there by `make`; this environment has a newer one

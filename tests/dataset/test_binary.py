@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import struct
 from dataclasses import replace
@@ -19,12 +20,11 @@ from wdskit.dataset.index import INDEX_NAME, ShardEntry, read_index, write_index
 from wdskit.errors import FolderIndexError
 
 GOLDEN_FOLDER = GOLDEN / "folder"
-GOLDEN_1 = GOLDEN / "folder-1"  # the same shards, indexed in version 1
 
 
-@pytest.fixture(params=[GOLDEN_FOLDER, GOLDEN_1], ids=["version-2", "version-1"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return shutil.copytree(request.param, tmp_path / "folder")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return shutil.copytree(GOLDEN_FOLDER, tmp_path / "folder")
 
 
 def entries(num: int) -> list[ShardEntry]:
@@ -44,11 +44,8 @@ def test_the_layout_is_as_documented(folder: Path) -> None:
     assert data[24:56] == hashlib.sha256((folder / INDEX_NAME).read_bytes()).digest()
     assert data[56:88] == hashlib.sha256(data[128:stop]).digest()
     assert data[120:128] == bytes(8)
-    if index.entries[0].idx_sha256 is None:
-        assert (data[:8], data[88:120], data[stop:]) == (b"WDSKIDX1", bytes(32), b"")
-    else:
-        assert (data[:8], data[88:120]) == (b"WDSKIDX2", hashlib.sha256(data[stop:]).digest())
-        assert data[stop:].hex() == "".join(entry.idx_sha256 or "" for entry in index.entries)
+    assert (data[:8], data[88:120]) == (b"WDSKIDX2", hashlib.sha256(data[stop:]).digest())
+    assert data[stop:].hex() == "".join(entry.idx_sha256 or "" for entry in index.entries)
     assert struct.unpack_from("<3Q", data, 128) == tuple(entry.num_samples for entry in index.entries)
     assert struct.unpack_from("<3Q", data, 152) == tuple(entry.num_bytes for entry in index.entries)
     assert data[176:272].hex() == "".join(entry.sha256 for entry in index.entries)
@@ -56,18 +53,8 @@ def test_the_layout_is_as_documented(folder: Path) -> None:
     assert data[296:stop] == names
 
 
-def test_both_versions_say_the_same_of_the_shards() -> None:
-    """What a selection is bound to does not change when a folder is indexed again."""
-    old, new = BinaryIndex(GOLDEN_1), BinaryIndex(GOLDEN_FOLDER)
-    assert old.digest == new.digest
-    assert [*old.names()] == [*new.names()]
-    assert [old.idx_sha256(at) for at in range(3)] == [None] * 3
-    told = [hashlib.sha256((GOLDEN_FOLDER / f"s-00{at}.tar.idx").read_bytes()).hexdigest() for at in range(3)]
-    assert [new.idx_sha256(at) for at in range(3)] == told
-
-
 def test_an_index_may_know_the_offsets_of_some_shards_only(tmp_path: Path) -> None:
-    """As after `pack --append` to a folder that was indexed in version 1."""
+    """As after `pack --append` to a folder whose index was made without them."""
     shards = [*entries(2), replace(entries(3)[2], idx_sha256="ab" * 32)]
     write_index(tmp_path, shards)
     assert read_index(tmp_path).entries == tuple(shards)
@@ -154,11 +141,13 @@ def test_a_twin_that_was_left_behind_by_a_newer_json_is_refused(folder: Path) ->
         BinaryIndex(folder)
 
 
-def test_a_newer_version_is_named(folder: Path) -> None:
+@pytest.mark.parametrize("version", "13")
+def test_another_version_is_named(folder: Path, version: str) -> None:
     path = folder / BINARY_NAME
     data = path.read_bytes()
-    path.write_bytes(b"WDSKIDX3" + data[8:])
-    with pytest.raises(FolderIndexError, match="it has format version '3', this wdskit reads versions '1' and '2'"):
+    path.write_bytes(b"WDSKIDX" + version.encode() + data[8:])
+    problem = f"it has format version '{version}', this wdskit reads version '2'.\n  Run `wdskit index {folder}`."
+    with pytest.raises(FolderIndexError, match=re.escape(problem)):
         BinaryIndex(folder)
 
 

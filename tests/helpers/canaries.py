@@ -286,16 +286,16 @@ def open_with_a_shell() -> None:
     """`pipe:` runs its command, as in webdataset."""
     import subprocess
 
-    from wdskit.dataset import patterns
+    from wdskit.dataset import braces
 
-    check = patterns.scheme_of
+    check = braces.scheme_of
 
     def run(url: str) -> str:
         if url.lower().startswith("pipe:"):
             subprocess.run(url[5:], shell=True, check=False)
         return check(url)
 
-    patterns.scheme_of = run
+    braces.scheme_of = run
 
 
 def map_by_import_path() -> None:

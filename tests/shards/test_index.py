@@ -73,7 +73,7 @@ def test_all_faults_of_all_shards_are_listed_and_nothing_is_written(folder: Path
         (folder / name).write_bytes(data[:-600])
     with pytest.raises(FolderIndexError) as caught:
         index_folder(folder, workers=workers)
-    assert "2 of 3 shards are not right" in str(caught.value)
+    assert "2 of 3 shards are invalid" in str(caught.value)
     assert "s-0.tar, byte" in str(caught.value)
     assert "s-2.tar, byte" in str(caught.value)
     assert not index_bytes(folder)

@@ -135,7 +135,7 @@ def test_a_damaged_shard_is_an_error_that_names_it(known, tmp_path):
     assert caught.value.shard == str(damaged)
     other = tmp_path / "s-2.tar"
     other.write_bytes(b"x" * 512 + other.read_bytes()[512:])
-    with pytest.raises(ShardError, match=r"2 of 3 shards are not right.*\n.*s-1\.tar.*\n(.*\n)*.*s-2\.tar"):
+    with pytest.raises(ShardError, match=r"2 of 3 shards are invalid.*\n.*s-1\.tar.*\n(.*\n)*.*s-2\.tar"):
         stats(tmp_path, workers=2)
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.dataset.keys import split_name
-from wdskit.tar import plain as plain_module
+from wdskit.tar import columns as plain_module
+from wdskit.tar.columns import Headers, key_sizes, parse_headers, start_alike
 from wdskit.tar.header import build_header
-from wdskit.tar.plain import Headers, key_sizes, parse_headers, start_alike
 from wdskit.tar.reader import plain_member
 
 NAMES = [

@@ -23,7 +23,7 @@ from wdskit.shards.index import scan_shard
 from wdskit.storage.urls import open_stream
 from wdskit.tar import header as header_module
 from wdskit.tar import window as window_module
-from wdskit.tar.pax import Overrides
+from wdskit.tar.header import Overrides
 from wdskit.tar.reader import TarReader, locate_members
 
 
@@ -332,13 +332,13 @@ MUTANTS = {
     "that ends at a single zero block": {"reader.check_end": _stops_at_one_zero_block},
     "that takes every type for a file": {"reader.REFUSED_TYPES": {}, "reader.REGULAR_TYPES": frozenset(range(256))},
     "that passes pax headers over": {"reader.parse_pax": lambda data: Overrides()},
-    "that believes any size": {"header.check_size": lambda size: None, "pax.check_size": lambda size: None},
+    "that believes any size": {"header.check_size": lambda size: None},
     "that needs no end marker": {"reader.TarReader.__iter__": _takes_cuts_for_the_end},
     "that takes short reads": {"window.Window.skip": _takes_what_there_is},
-    "that lets the last extension win": {"pax.Overrides.joined": lambda self, other: other},
+    "that lets the last extension win": {"header.Overrides.joined": lambda self, other: other},
     "that reads extensions of any size": {"reader.MAX_EXTENSION_BYTES": 1 << 40},
-    "that passes sparse keywords over": {"pax._SPARSE": ()},
-    "that passes volume keywords over": {"pax._PART": ()},
+    "that passes sparse keywords over": {"header._SPARSE": ()},
+    "that passes volume keywords over": {"header._PART": ()},
     "that joins any prefix": {"header.USTAR": _Anything()},
     "that passes NULs before a number over": {"header.parse_octal": _strips},
 }

@@ -573,7 +573,7 @@ LENIENT = {
         "header.parse_octal",
         lambda field, what: TRUE_PARSE_OCTAL(field.lstrip(b"\x00") or field, what),
     ),
-    "believes the last of two names": ("pax.Overrides.joined", lambda self, other: other),
+    "believes the last of two names": ("header.Overrides.joined", lambda self, other: other),
 }
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from wdskit.checking.dataset import find_odd, find_repeats, find_skew, find_targets
 from wdskit.checking.findings import Finding, FindingList, VerifyResult
-from wdskit.checking.readers import Judged, choose_readers, judge
+from wdskit.checking.readers import ReaderInput, choose_readers, judge
 from wdskit.checking.shard import ShardJob, ShardReport, check_shard
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck, field_check
 from wdskit.codecs.formats import is_image_field
@@ -67,7 +67,7 @@ def verify(
     max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> VerifyResult:
-    """Read every shard from end to end and tell all that is not right: `wdskit verify`.
+    """Read every shard from end to end and tell all that is invalid: `wdskit verify`.
 
     Memory: 24 bytes a sample, and what one member takes, up to 32 MiB of it, in each process.
 
@@ -108,8 +108,8 @@ def verify(
     findings += [*find_repeats(str(path), reports), *find_odd(str(path), reports)]
     if world_size is not None:
         findings += find_skew(str(path), reports, world_size, loader_workers)
-    verdicts, objections = judge(chosen, Judged(reports, findings, bool(target.indexed)))
-    findings += objections
+    verdicts, rules_broken = judge(chosen, ReaderInput(reports, findings, bool(target.indexed)))
+    findings += rules_broken
     return VerifyResult(
         path=str(path),
         num_shards=len(jobs),

@@ -28,7 +28,7 @@ NOTES: frozenset[Kind] = frozenset({"odd"})
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not right.
+    """One thing that is invalid.
 
     Attributes:
         kind: What it is about.

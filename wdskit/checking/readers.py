@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from wdskit.checking.findings import Finding, ReaderVerdict
-from wdskit.checking.members import Fact
+from wdskit.checking.quirks import Quirk
 from wdskit.checking.shard import ShardReport
 from wdskit.dataset.offsets import offsets_path
 from wdskit.errors import ConfigError, WdskitError
@@ -27,7 +27,7 @@ from wdskit.text import shorten
 READERS = ("hf", "dali", "energon", "wids", "open_clip", "timm")
 ALL = "all"
 
-_WHY: dict[Fact, str] = {
+_WHY: dict[Quirk, str] = {
     "pax": "a pax header with a path or a size",
     "long_name": "a GNU long name",
     "prefix": "a name that is split over the header's prefix field",
@@ -43,7 +43,7 @@ _WHY: dict[Fact, str] = {
     "json": "JSON that does not parse",
     "json_types": "JSON whose names or types change",
 }
-_RULES: dict[str, tuple[Fact, ...]] = {
+_RULES: dict[str, tuple[Quirk, ...]] = {
     "hf": ("upper_case", "meta", "int", "text", "json", "json_types"),
     "dali": ("pax", "long_name", "size", "space", "upper_case", "no_extension", "dot_file", "meta"),
     "energon": ("upper_case",),
@@ -51,7 +51,7 @@ _RULES: dict[str, tuple[Fact, ...]] = {
     "open_clip": ("int", "text", "json"),
     "timm": ("int",),
 }
-_DALI_WITH_INDEX: tuple[Fact, ...] = ("upper_case",)
+_DALI_WITH_INDEX: tuple[Quirk, ...] = ("upper_case",)
 """What is left where `--also dali` has written an index. DALI and its own tool read headers in their own ways."""
 
 
@@ -67,7 +67,7 @@ def choose_readers(names: Sequence[str]) -> tuple[str, ...]:
     return READERS if ALL in names else tuple(dict.fromkeys(names))
 
 
-def judge(readers: Sequence[str], judged: Judged) -> tuple[tuple[ReaderVerdict, ...], tuple[Finding, ...]]:
+def judge(readers: Sequence[str], judged: ReaderInput) -> tuple[tuple[ReaderVerdict, ...], tuple[Finding, ...]]:
     """Whether readers give these samples back as they are.
 
     Args:
@@ -77,28 +77,30 @@ def judge(readers: Sequence[str], judged: Judged) -> tuple[tuple[ReaderVerdict, 
     Returns:
         A verdict for each, and a finding for each rule and shard, which names all readers that have the rule.
     """
-    found = {reader: list(_objections(reader, judged)) for reader in readers}
-    who: dict[Objection, list[str]] = {}
-    for reader, objections in found.items():
-        for one in objections:
+    found = {reader: list(_incompatibilities(reader, judged)) for reader in readers}
+    who: dict[Incompatibility, list[str]] = {}
+    for reader, rules_broken in found.items():
+        for one in rules_broken:
             who.setdefault(one, []).append(reader)
     verdicts = tuple(ReaderVerdict(name, _reasons(ones), sum(one.num for one in ones)) for name, ones in found.items())
     return verdicts, tuple(_findings(who))
 
 
-def _objections(reader: str, judged: Judged) -> Iterator[Objection]:
+def _incompatibilities(reader: str, judged: ReaderInput) -> Iterator[Incompatibility]:
     """Rule by rule, the shards in their order."""
     damaged = {one.file for one in judged.findings if one.kind in ("structure", "unreadable", "digest", "bytes")}
     for file in sorted(damaged):
-        yield Objection("damage", file, "it is damaged, and others drop what is behind it without a word")
+        yield Incompatibility("damage", file, "it is damaged, and others drop what is behind it without a word")
     with_index = {one.path for one in judged.reports if reader == "dali" and _has_dali_index(one.path)}
-    for fact in _RULES[reader]:
+    for quirk in _RULES[reader]:
         for report in judged.reports:
-            if report.path in with_index and fact not in _DALI_WITH_INDEX:
+            if report.path in with_index and quirk not in _DALI_WITH_INDEX:
                 continue
-            if report.facts and fact in report.facts.counts:
-                name, offset = report.facts.first[fact]
-                yield Objection(fact, report.path, f"{_WHY[fact]}: {name!r}", offset, None, report.facts.counts[fact])
+            if report.quirks and quirk in report.quirks.counts:
+                name, offset = report.quirks.first[quirk]
+                yield Incompatibility(
+                    quirk, report.path, f"{_WHY[quirk]}: {name!r}", offset, None, report.quirks.counts[quirk]
+                )
     if reader in _OWN:
         yield from _OWN[reader](judged)
 
@@ -107,11 +109,11 @@ def _has_dali_index(path: str) -> bool:
     return any((Path(path).parent / name).is_file() for name in shard_export_names(Path(path).name, ["dali"]))
 
 
-def _reasons(objections: Sequence[Objection]) -> tuple[str, ...]:
+def _reasons(rules_broken: Sequence[Incompatibility]) -> tuple[str, ...]:
     """A line for each rule: how often, and the first."""
-    first: dict[str, Objection] = {}
+    first: dict[str, Incompatibility] = {}
     counts: dict[str, int] = {}
-    for one in objections:
+    for one in rules_broken:
         first.setdefault(one.rule, one)
         counts[one.rule] = counts.get(one.rule, 0) + one.num
     return tuple(f"{one.file}: {one.problem}{_more(counts[rule] - 1)}" for rule, one in first.items())
@@ -121,9 +123,9 @@ def _more(num: int) -> str:
     return f" (and {num:,} more like it)" if num else ""
 
 
-def _findings(who: dict[Objection, list[str]]) -> Iterator[Finding]:
+def _findings(who: dict[Incompatibility, list[str]]) -> Iterator[Finding]:
     """One each, of a rule and its readers up to `MAX_LISTED`; the last says how many more there are."""
-    groups: dict[tuple[str, ...], list[Objection]] = {}
+    groups: dict[tuple[str, ...], list[Incompatibility]] = {}
     for one, readers in who.items():
         groups.setdefault((one.rule, *readers), []).append(one)
     for (rule, *readers), ones in groups.items():
@@ -164,11 +166,11 @@ _HF_FAVOURITES = ".csv .json .jsonl .arrow .parquet"
 
 
 @dataclass(frozen=True)
-class Judged:
+class ReaderInput:
     """What the verdicts are made of.
 
     Attributes:
-        reports: The shards, looked at with facts.
+        reports: The shards, looked at with quirks.
         findings: All that was found.
         has_index: Whether index.json is there.
     """
@@ -179,7 +181,7 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Objection:
+class Incompatibility:
     """A rule of a reader that a shard breaks.
 
     Attributes:
@@ -199,7 +201,7 @@ class Objection:
     num: int = 1
 
 
-def for_hf(judged: Judged) -> Iterator[Objection]:
+def for_hf(judged: ReaderInput) -> Iterator[Incompatibility]:
     """Files of other kinds may outnumber the shards of a folder. The columns come from the first five samples; what
     appears later is dropped without a word.
     """
@@ -207,14 +209,14 @@ def for_hf(judged: Judged) -> Iterator[Objection]:
         kinds = _hf_kinds(folder)
         if kinds and kinds != {"webdataset"}:
             problem = f"load_dataset takes what stands here for {' and '.join(sorted(kinds))} files"
-            yield Objection("folder_files", str(folder), f"{problem}, unless it is given data_files='*.tar'")
-    first = [(one.path, key, names) for one in judged.reports if one.facts for key, names in one.facts.first_samples]
+            yield Incompatibility("folder_files", str(folder), f"{problem}, unless it is given data_files='*.tar'")
+    first = [(one.path, key, names) for one in judged.reports if one.quirks for key, names in one.quirks.first_samples]
     first = first[:5]
     known = set(first[0][2]) if first else set()
     for path, key, names in first:
         if set(names) != known:
             wanted = f"{_listed(names)}, not {_listed(first[0][2])}"
-            yield Objection(
+            yield Incompatibility(
                 "first_fields", path, f"the first five samples differ in their fields: it has {wanted}", key=key
             )
             return
@@ -224,7 +226,7 @@ def for_hf(judged: Judged) -> Iterator[Objection]:
             late = sorted(set(names) - known - seen)
             if late:
                 problem = f"fields that the first five samples do not have are dropped: {_listed(late)}"
-                yield Objection("late_field", report.path, problem, key=one.keys[0], num=one.count)
+                yield Incompatibility("late_field", report.path, problem, key=one.keys[0], num=one.count)
                 seen.update(late)
 
 
@@ -247,46 +249,46 @@ def _hf_kinds(folder: Path) -> set[str]:
     return kinds
 
 
-def for_energon(judged: Judged) -> Iterator[Objection]:
+def for_energon(judged: ReaderInput) -> Iterator[Incompatibility]:
     """Its index has each key once, and no shard without a sample."""
     for one in judged.findings:
         if one.kind == "repeated":
-            yield Objection("repeated_key", one.file, one.problem, one.offset, one.key, 1 + one.more)
+            yield Incompatibility("repeated_key", one.file, one.problem, one.offset, one.key, 1 + one.more)
     wrong = {one.file for one in judged.findings if one.kind == "offsets"}
     for report in judged.reports:
         if report.is_whole and not report.num_samples:
-            yield Objection("empty_shard", report.path, "it has no sample")
+            yield Incompatibility("empty_shard", report.path, "it has no sample")
         elif not offsets_path(report.path).is_file():
-            yield Objection("no_idx", report.path, "it has no .idx")
+            yield Incompatibility("no_idx", report.path, "it has no .idx")
         elif str(offsets_path(report.path)) in wrong:
-            yield Objection("wrong_idx", str(offsets_path(report.path)), "it is not right")
+            yield Incompatibility("wrong_idx", str(offsets_path(report.path)), "it is invalid")
 
 
-def for_wids(judged: Judged) -> Iterator[Objection]:
+def for_wids(judged: ReaderInput) -> Iterator[Incompatibility]:
     """It reads by index.json, and keeps shards by their file names."""
     if not judged.has_index and judged.reports:
-        yield Objection("no_index", str(Path(judged.reports[0].path).parent), "there is no index.json")
+        yield Incompatibility("no_index", str(Path(judged.reports[0].path).parent), "there is no index.json")
     for one in judged.findings:
         if one.kind in ("index", "samples", "missing", "unlisted"):
-            yield Objection("wrong_index", one.file, one.problem)
+            yield Incompatibility("wrong_index", one.file, one.problem)
     seen: dict[str, str] = {}
     for report in judged.reports:
         name = Path(report.path).name
         if not name.isascii():
-            yield Objection("shard_name", report.path, "the shard's name is not ASCII")
+            yield Incompatibility("shard_name", report.path, "the shard's name is not ASCII")
         if name in seen:
             problem = f"it has the file name of {seen[name]}, under which one of them is cached"
-            yield Objection("shard_names", report.path, problem)
+            yield Incompatibility("shard_names", report.path, problem)
         seen.setdefault(name, report.path)
 
 
-def for_open_clip(judged: Judged) -> Iterator[Objection]:
+def for_open_clip(judged: ReaderInput) -> Iterator[Incompatibility]:
     """It counts by sizes.json, and passes over samples without an image and a text."""
     yield from _counts(judged, "sizes.json", lambda document: document)
     yield from _training_fields("open_clip", judged)
 
 
-def for_timm(judged: Judged) -> Iterator[Objection]:
+def for_timm(judged: ReaderInput) -> Iterator[Incompatibility]:
     """It counts by _info.json, and passes over samples without an image and a label."""
 
     def lengths(document: Any) -> dict[str, Any]:
@@ -297,7 +299,7 @@ def for_timm(judged: Judged) -> Iterator[Objection]:
     yield from _training_fields("timm", judged)
 
 
-def _counts(judged: Judged, name: str, read: Callable[[Any], Mapping[str, Any]]) -> Iterator[Objection]:
+def _counts(judged: ReaderInput, name: str, read: Callable[[Any], Mapping[str, Any]]) -> Iterator[Incompatibility]:
     """Compare a file of counts, where there is one beside the shards."""
     for folder in sorted({Path(one.path).parent for one in judged.reports}):
         path = folder / name
@@ -311,13 +313,13 @@ def _counts(judged: Judged, name: str, read: Callable[[Any], Mapping[str, Any]])
                 if Path(one.path).parent == folder and told.get(Path(one.path).name) != one.num_samples
             ]
         except (ValueError, RecursionError, LookupError, AttributeError, TypeError, WdskitError) as err:
-            yield Objection("counts", str(path), f"it does not read: {shorten(str(err))}")
+            yield Incompatibility("counts", str(path), f"it does not read: {shorten(str(err))}")
             continue
         if wrong:
-            yield Objection("counts", str(path), f"it has a wrong count of {Path(wrong[0]).name}", num=len(wrong))
+            yield Incompatibility("counts", str(path), f"it has a wrong count of {Path(wrong[0]).name}", num=len(wrong))
 
 
-def _training_fields(reader: str, judged: Judged) -> Iterator[Objection]:
+def _training_fields(reader: str, judged: ReaderInput) -> Iterator[Incompatibility]:
     """Samples that these trainers pass over: they want one image and one label."""
     images, label = IMAGES[reader], LABELS[reader]
     for report in judged.reports:
@@ -329,14 +331,14 @@ def _training_fields(reader: str, judged: Judged) -> Iterator[Objection]:
         if lacking:
             problem = f"samples without {label} or one of {', '.join(images)}"
             num = sum(one.count for one in lacking)
-            yield Objection("training_fields", report.path, problem, key=lacking[0].keys[0], num=num)
+            yield Incompatibility("training_fields", report.path, problem, key=lacking[0].keys[0], num=num)
 
 
 def _listed(names: Sequence[str]) -> str:
     return shorten(", ".join(names)) or "none"
 
 
-_OWN: dict[str, Callable[[Judged], Iterator[Objection]]] = {
+_OWN: dict[str, Callable[[ReaderInput], Iterator[Incompatibility]]] = {
     "hf": for_hf,
     "energon": for_energon,
     "wids": for_wids,

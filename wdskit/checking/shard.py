@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.checking.findings import Finding, FindingList
-from wdskit.checking.members import MemberFacts, ReaderFacts
+from wdskit.checking.quirks import QuirkFinder, Quirks
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import is_json_field
 from wdskit.dataset.hashes import hash_key
@@ -26,8 +26,7 @@ from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageErro
 from wdskit.export.api import check_shard_exports, new_members
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import TarReader
-from wdskit.tar.watch import WatchedReader
+from wdskit.tar.reader import TarReader, WatchedReader
 from wdskit.tar.window import Passed
 from wdskit.text import shorten
 
@@ -58,7 +57,7 @@ class ShardJob:
         has_offsets: Whether an .idx belongs beside it.
         images: How each image is checked in this pass.
         max_pixels: Most pixels of an image.
-        with_facts: Whether to collect what other readers trip over.
+        with_quirks: Whether to collect what other readers trip over.
         also: What is kept beside the shard for other readers, which is compared with it.
     """
 
@@ -67,7 +66,7 @@ class ShardJob:
     has_offsets: bool = False
     images: ImageCheck = "none"
     max_pixels: int = MAX_PIXELS
-    with_facts: bool = False
+    with_quirks: bool = False
     also: tuple[str, ...] = ()
 
 
@@ -91,11 +90,11 @@ class ShardReport:
         num_images: Images that were checked.
         num_large: Members over `limits.MAX_CHECKED_BYTES`.
         num_ignored: Members that belong to no sample.
-        findings: What is not right.
+        findings: What is wrong.
         starts: Byte offset of each sample, then the end of the last, (num_samples + 1,) uint64; 8 bytes a sample.
         hashes: 64 bits of each sample's key, (num_samples,) uint64; 8 bytes a sample.
         field_sets: Samples by their fields, sorted.
-        facts: What other readers trip over, if it was asked for.
+        quirks: What other readers trip over, if it was asked for.
     """
 
     path: str
@@ -109,11 +108,11 @@ class ShardReport:
     starts: NDArray[np.uint64]
     hashes: NDArray[np.uint64]
     field_sets: dict[Fields, FieldSet]
-    facts: ReaderFacts | None
+    quirks: Quirks | None
 
 
 def check_shard(job: ShardJob, *, on_read: Callable[[int], None] | None = None) -> ShardReport:
-    """Read a shard from end to end, digest it, and note all that is not right.
+    """Read a shard from end to end, digest it, and note all that is invalid.
 
     Behind damage to the tar's structure the samples are not looked at any more; the digest is taken of the whole file.
 
@@ -138,7 +137,7 @@ class _Pass:
         self._stop = 0  # of the last whole sample
         self._field_sets: dict[Fields, FieldSet] = {}
         self._checks: dict[str, tuple[Check, bool] | None] = {}  # what looks at a field, and whether it is an image
-        self._facts = ReaderFacts() if job.with_facts else None
+        self._quirks = Quirks() if job.with_quirks else None
         self._members = new_members(job.also)
         self.num_images = self.num_large = self.num_ignored = 0
 
@@ -181,17 +180,17 @@ class _Pass:
         """Go through the members.
 
         Raises:
-            ShardError: The tar is not right.
+            ShardError: The tar is invalid.
         """
         reader = TarReader(partial(self._read, file), shard=self._job.path, hold_bytes=MAX_CHECKED_BYTES)
         members = WatchedReader(reader, self._members.add) if self._members is not None else reader
-        facts = MemberFacts(self._facts, file) if self._facts is not None else None
+        quirks = QuirkFinder(self._quirks, file) if self._quirks is not None else None
         current = None
         first = 0
         fields: dict[str, None] = {}
         for name, start, data in members:
-            if facts:
-                facts.look(name, start, data)
+            if quirks:
+                quirks.look(name, start, data)
             split = split_name(name)
             if split is None:
                 self.num_ignored += 1
@@ -255,8 +254,8 @@ class _Pass:
         known.count += 1
         if len(known.keys) < 3:
             known.keys.append(shorten(key))
-        if self._facts is not None and len(self._facts.first_samples) < 5:
-            self._facts.first_samples.append((shorten(key), tuple(sorted(fields))))
+        if self._quirks is not None and len(self._quirks.first_samples) < 5:
+            self._quirks.first_samples.append((shorten(key), tuple(sorted(fields))))
 
     def _compare_entry(self, *, is_whole: bool) -> None:
         """What the index says of the file; of its samples only where all of them were seen."""
@@ -298,7 +297,7 @@ class _Pass:
             starts=starts,
             hashes=np.frombuffer(bytes(self._hashes), dtype=np.uint64),
             field_sets=sorted_sets(self._field_sets),
-            facts=self._facts,
+            quirks=self._quirks,
         )
 
 
@@ -320,7 +319,7 @@ def compare_offsets(
     is_whole: bool,
     entry: ShardEntry | None = None,
 ) -> tuple[Finding, ...]:
-    """What is not right with a shard's .idx.
+    """What is invalid with a shard's .idx.
 
     Args:
         path: The shard.

@@ -7,8 +7,8 @@ the names (uint64), and last the names themselves, UTF-8 without separators. Beh
 (32 bytes each, zeros where the index does not say). 10**6 shards take 108 MB, of which a reader touches what it asks
 for.
 
-Version 1, magic `WDSKIDX1`, has no digests of `.idx` and 40 zeros in the header in their place. It is read, and written
-where the index says no such digest. Selections are bound to the columns only, which are the same in both.
+Version 1 had no digests of `.idx` and is not read any more: `wdskit index` makes the index again. Selections are bound
+to the columns only, which are the same in both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 BINARY_NAME = "index.bin"
 
 _MAGIC = b"WDSKIDX2"
-_MAGIC_1 = b"WDSKIDX1"
 _HEADER = struct.Struct("<8sQQ32s32s32s8s")
 _SHARD_BYTES = 8 + 8 + 32 + 8
 _DIGEST_BYTES = 32
@@ -56,11 +55,10 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
             *names,
         )
     )
-    told = [entry.idx_sha256 for entry in entries]
-    idx = b"".join(bytes.fromhex(one) if one else bytes(_DIGEST_BYTES) for one in told) if any(told) else b""
-    magic, idx_digest = (_MAGIC, hashlib.sha256(idx).digest()) if idx else (_MAGIC_1, b"")
-    body_digest = hashlib.sha256(body).digest()
-    head = _HEADER.pack(magic, len(entries), sum(map(len, names)), json_digest, body_digest, idx_digest, b"")
+    known = (entry.idx_sha256 for entry in entries)
+    idx = b"".join(bytes.fromhex(one) if one else bytes(_DIGEST_BYTES) for one in known)
+    digests = hashlib.sha256(body).digest(), hashlib.sha256(idx).digest()
+    head = _HEADER.pack(_MAGIC, len(entries), sum(map(len, names)), json_digest, *digests, b"")
     return head + body + idx
 
 
@@ -74,7 +72,7 @@ class BinaryIndex:
         counts: Samples of each shard, (num_shards,), read-only.
         sizes: Bytes of each shard, (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
-        idx_digests: sha256 of each shard's `.idx`, as `digests`; zeros where it is not known, None where none is.
+        idx_digests: sha256 of each shard's `.idx`, as `digests`; zeros where it is not known.
         identities: Inode and mtime_ns of the file of each shard, (num_shards, 2), None where they are not known.
         digest: 32 bytes that say which shards these are: sha256 over all their counts, sizes, digests and names.
 
@@ -89,7 +87,7 @@ class BinaryIndex:
                 json_digest = _digest(file)
             with (folder / BINARY_NAME).open("rb") as file:
                 header = file.read(_HEADER.size)
-                num_shards, num_name_bytes, has_idx = self._check_head(header)
+                num_shards, num_name_bytes = self._check_head(header)
                 body_digest = _digest(file, num_shards * _SHARD_BYTES + num_name_bytes)
                 idx_digest = _digest(file)
                 self._check_header(header, file.tell(), body_digest, idx_digest, json_digest)
@@ -104,7 +102,7 @@ class BinaryIndex:
         self._name_ends = body[ends[2] : ends[3]].view("<u8")
         self._names = body[ends[3] : ends[3] + num_name_bytes]
         self.identities = read_identities(folder / BINARY_NAME, num_shards)
-        self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES) if has_idx else None
+        self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES)
         self._check_names(num_name_bytes)
 
     def __reduce__(self) -> tuple[object, tuple[Path, bytes]]:
@@ -124,7 +122,7 @@ class BinaryIndex:
 
     def idx_sha256(self, shard: int) -> str | None:
         """Hex digest of a shard's `.idx`, None where the index does not say it."""
-        digest = b"" if self.idx_digests is None else self.idx_digests[shard].tobytes()
+        digest = self.idx_digests[shard].tobytes()
         return digest.hex() if any(digest) else None
 
     def names(self) -> Iterator[list[str]]:
@@ -156,31 +154,28 @@ class BinaryIndex:
         ends = self._name_ends[first:stop].astype(np.int64) - start
         return self._names[start : start + int(ends[-1])].tobytes(), ends.tolist()
 
-    def _check_head(self, header: bytes) -> tuple[int, int, bool]:
-        """Number of shards, bytes of names, and whether digests of `.idx` follow, by a header of a known version."""
+    def _check_head(self, header: bytes) -> tuple[int, int]:
+        """Number of shards and bytes of names, by a header of this version."""
         if len(header) < _HEADER.size:
             raise self._error(f"it has {len(header)} bytes, less than its header")
         magic, num_shards, num_name_bytes, *_ = _HEADER.unpack(header)
-        if magic not in (_MAGIC, _MAGIC_1) and magic.startswith(_MAGIC[:-1]):
+        if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
             version = magic[-1:].decode("latin-1")
-            raise self._error(f"it has format version {version!r}, this wdskit reads versions '1' and '2'")
-        if magic not in (_MAGIC, _MAGIC_1):
+            raise self._error(f"it has format version {version!r}, this wdskit reads version '2'")
+        if magic != _MAGIC:
             raise self._error("it is damaged")
-        return num_shards, num_name_bytes, magic == _MAGIC
+        return num_shards, num_name_bytes
 
     def _check_header(
         self, header: bytes, num_bytes: int, body_digest: bytes, idx_digest: bytes, json_digest: bytes
     ) -> None:
         """Compare what the header says with what was read."""
-        magic, num_shards, num_name_bytes, json_expected, body_expected, idx_expected, rest = _HEADER.unpack(header)
-        a_shard, expected = _SHARD_BYTES, bytes(_DIGEST_BYTES)
-        if magic == _MAGIC:
-            a_shard, expected = _SHARD_BYTES + _DIGEST_BYTES, idx_digest
+        _, num_shards, num_name_bytes, json_expected, body_expected, idx_expected, rest = _HEADER.unpack(header)
         if (
             any(rest)
-            or num_bytes != _HEADER.size + num_shards * a_shard + num_name_bytes
+            or num_bytes != _HEADER.size + num_shards * (_SHARD_BYTES + _DIGEST_BYTES) + num_name_bytes
             or body_digest != body_expected
-            or idx_expected != expected
+            or idx_digest != idx_expected
         ):
             raise self._error("it is damaged")
         if json_digest != json_expected:

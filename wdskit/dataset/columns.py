@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from wdskit.dataset.shard import LocalShard
 from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES
-from wdskit.tar.plain import Headers, key_sizes, parse_headers, says_its_name, start_alike
+from wdskit.tar.columns import Headers, key_sizes, parse_headers, says_its_name, start_alike
 
 LARGE_BYTES = 32 << 10  # a larger sample is cut into its fields at once, while it is in the cache
 

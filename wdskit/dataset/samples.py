@@ -9,16 +9,15 @@ from wdskit.dataset.keys import split_name
 from wdskit.errors import ShardError, StorageError
 from wdskit.limits import MAX_READ_MEMBER_BYTES
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import TarReader, locate_members
+from wdskit.tar.reader import OnMember, TarReader, WatchedReader, locate_members
 from wdskit.tar.walk import Span, TarWalk
-from wdskit.tar.watch import OnMember, WatchedReader
 from wdskit.tar.window import Read, Spill
 
 _CHECKED_BYTES = 1 << 20  # from here on a look at the file's size is nothing beside the read
 
 OnSample = Callable[[int, int, int, Mapping[str, Any]], None]
-"""Told of each sample before it is yielded: its number, the offset of its first header, that behind its last member and
-all that is no sample's behind it, and the sample.
+"""Called with each sample before it is yielded: its number, the offset of its first header, that behind its last member
+and all that is no sample's behind it, and the sample.
 """
 
 
@@ -31,8 +30,8 @@ class ShardReader:
     Args:
         read: As `tar.reader.TarReader` takes it.
         shard: Path or URL, for messages and `__url__`.
-        on_member: Told of each member before its sample is yielded, those that belong to none included.
-        on_sample: Told of each sample before it is yielded; what it raises goes on.
+        on_member: Called with each member before its sample is yielded, those that belong to none included.
+        on_sample: Called with each sample before it is yielded; what it raises goes on.
         hold_bytes: As `TarReader` takes it.
         spill: As `TarReader` takes it.
 
@@ -69,7 +68,7 @@ class ShardReader:
         """Yield `{"__key__": key, "__url__": shard, field: bytes, ...}`, fields in the order of their members.
 
         Raises:
-            ShardError: The tar is not right, a key comes twice, or a field comes twice in a sample.
+            ShardError: The tar is invalid, a key comes twice, or a field comes twice in a sample.
         """
         keys: set[str] = set()
         key = None

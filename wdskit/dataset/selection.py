@@ -1,7 +1,12 @@
 """Selections: for each shard of a folder, the samples that belong to something, such as the split `train`.
 
-`dataset.selection_head` has the format. A selection is mapped: opening one reads 16 bytes a shard, and the numbers of a
-shard's samples are compared with their digest when they are first asked for.
+A selection stands beside the index as `<name>.selection`, made to be mapped. Little-endian. Header of 128 bytes: magic
+`WDSKSEL1`; as uint64 the number of shards, of selected samples, and of bytes of the recipe; 32 bytes that say which
+shards it was made for (`BinaryIndex.digest`); 32 bytes sha256 of these 64 bytes, the ends, the checks and the recipe;
+zeros. Then the ends (uint64 a shard: samples selected up to and with it), the checks (8 bytes a shard: blake2b of its
+numbers), the numbers (uint32 a sample: its place in its shard, rising), and last the recipe, text that says how the
+selection was made. What is read at the start takes 16 bytes a shard; the numbers of a shard are compared with its check
+when they are first asked for.
 """
 
 from __future__ import annotations

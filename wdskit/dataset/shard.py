@@ -132,7 +132,7 @@ class LocalShard:
         """The keys of the first and the last member where the offsets put a sample, by the headers alone.
 
         Raises:
-            ShardError: There is none, or a header is not right.
+            ShardError: There is none, or a header is invalid.
         """
         keys: list[str] = []
         at, stop = int(self._offsets[number]), int(self._offsets[number + 1])

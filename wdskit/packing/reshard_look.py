@@ -1,6 +1,6 @@
 """Many samples at once by their headers: keys, fields and sizes as columns, at a tenth of the time of one by one.
 
-What is plain (`tar.plain`) is known here; whether it is also to the byte what our own writer makes decides whether a
+What is plain (`tar.columns`) is known here; whether it is also to the byte what our own writer makes decides whether a
 sample is copied as it is. Whatever else stands there is for the exact reader.
 """
 
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from wdskit.dataset.keys import check_field, check_key
 from wdskit.errors import KeyRuleError
 from wdskit.limits import BLOCK_BYTES
+from wdskit.tar.columns import Headers, key_sizes, parse_headers, start_alike
 from wdskit.tar.header import build_header
-from wdskit.tar.plain import Headers, key_sizes, parse_headers, start_alike
 
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]

@@ -126,7 +126,7 @@ class OpenShards:
         Args:
             shards: Their shards.
             samples: Their numbers in these.
-            viewed: As `dataset.many.read_samples` takes it.
+            viewed: As `dataset.columns.read_samples` takes it.
 
         Raises:
             ShardError, StorageError, FolderIndexError: As `read`.

@@ -100,7 +100,7 @@ def diff(
         progress: Called after each shard.
 
     Raises:
-        ShardError: A shard is not right.
+        ShardError: A shard is invalid.
         StorageError: There is nothing, it is not local, or it cannot be read.
     """
     urls = [_local_shards(path) for path in (a, b)]

@@ -86,7 +86,7 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
 
     Raises:
         KeyRuleError: The name has no key and field, or the shard has no such sample or field.
-        ShardError: The shard is not right before the end of the sample.
+        ShardError: The shard is invalid before the end of the sample.
         StorageError: It cannot be read.
     """
     split = split_name(name)
@@ -132,7 +132,7 @@ def extract(
         disk: What writes.
 
     Raises:
-        ShardError: A shard is not right; the whole samples before are written.
+        ShardError: A shard is invalid; the whole samples before are written.
         StorageError: A shard cannot be read, `to` is not empty, or it cannot be written.
     """
     target = find_shards(path)

@@ -24,7 +24,7 @@ from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, read_shards
 from wdskit.storage.urls import LocalFile, is_local, local_path
-from wdskit.tar.watch import OnMember
+from wdskit.tar.reader import OnMember
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def index_folder(
         disk: What writes.
 
     Raises:
-        FolderIndexError: A shard is not right, and then no index was written; all at fault are listed. Or `pack` has
+        FolderIndexError: A shard is invalid, and then no index was written; all at fault are listed. Or `pack` has
             not finished here, another process is writing in the folder, or a file stands in the way that something
             else has written.
         ConfigError: `also` holds what is no kind.
@@ -223,7 +223,7 @@ def _listed(folder: Path, faults: Iterable[WdskitError], num_shards: int) -> Fol
     """All faults in one error."""
     faults = list(faults)
     are = "is" if len(faults) == 1 else "are"
-    msg = f"{folder}: {len(faults)} of {num_shards} shards {are} not right, so no index was written.\n"
+    msg = f"{folder}: {len(faults)} of {num_shards} shards {are} invalid, so no index was written.\n"
     return FolderIndexError(msg + "\n".join(map(str, faults)), folder=str(folder))
 
 
@@ -269,10 +269,10 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
     Args:
         path: The file.
         name: What the index calls it.
-        on_member: Told of each member; in place of the data of one over `limits.MAX_CHECKED_BYTES` comes `Passed`.
+        on_member: Called of each member; in place of the data of one over `limits.MAX_CHECKED_BYTES` comes `Passed`.
 
     Raises:
-        ShardError: It is not right.
+        ShardError: It is invalid.
         StorageError: It cannot be read.
     """
     file = LocalFile(f"./{path}" if path.lower().startswith("file:") else path)  # a path, whatever it looks like

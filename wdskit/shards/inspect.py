@@ -105,7 +105,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         progress: Called while shards are read.
 
     Raises:
-        ShardError: A shard is not right; where several are read, all that are not are listed.
+        ShardError: A shard is invalid; where several are read, all that are not are listed.
         StorageError: There is nothing, or it cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
@@ -260,7 +260,7 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
     Raises:
         ConfigError: `members` of what is not one shard.
-        ShardError: A shard is not right; what is right has been yielded, of several shards those behind it too.
+        ShardError: A shard is invalid; what is right has been yielded, of several shards those behind it too.
         StorageError: There is nothing, or it cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
@@ -315,7 +315,7 @@ def list_samples(url: str) -> Iterator[SampleRow]:
     """One row a sample of a shard, while it is read: `wdskit ls SHARD`.
 
     Raises:
-        ShardError: The shard is not right; the whole samples before the fault have been yielded.
+        ShardError: The shard is invalid; the whole samples before the fault have been yielded.
         StorageError: It cannot be read.
     """
     with Payloads(url) as shard:
@@ -370,7 +370,7 @@ def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> 
         on_read: Called now and then with the number of bytes that are behind since the last call.
 
     Raises:
-        ShardError: The shard is not right.
+        ShardError: The shard is invalid.
         StorageError: It cannot be read.
     """
     counts: Counter[str] = Counter()

@@ -145,5 +145,5 @@ def _start_worker() -> None:
 def join_faults(path: str, faults: Iterable[WdskitError], num_shards: int) -> ShardError:
     """One error that lists those of several shards."""
     faults = list(faults)
-    head = f"{path}: {len(faults)} of {num_shards} shards are not right.\n"
+    head = f"{path}: {len(faults)} of {num_shards} shards are invalid.\n"
     return ShardError(head + "\n".join(map(str, faults)), shard=path)

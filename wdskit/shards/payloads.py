@@ -70,7 +70,7 @@ class Payloads:
         """Its samples as `ShardReader` gives them, each field for `payload_size` and, until the next sample, `pieces`.
 
         Raises:
-            ShardError: The shard is not right.
+            ShardError: The shard is invalid.
             StorageError: It cannot be read.
         """
         for sample in self.reader:

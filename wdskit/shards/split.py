@@ -20,9 +20,9 @@ from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.shards.index import local_folder
 from wdskit.shards.parallel import Progress, choose_workers, read_shards
 from wdskit.shards.split_key import (
-    Belonging,
     Drawn,
     Shares,
+    SplitKey,
     choose_splits,
     draw_shard,
     format_shares,
@@ -106,14 +106,14 @@ def split(
     Raises:
         SelectionError: The shares or `by` are wrong, samples lack the value, or another split is in the way.
         FolderIndexError: The folder has no index, or one that does not match its shards; or another process is writing.
-        ShardError: A shard is not right. Where several are, all are listed.
+        ShardError: A shard is invalid. Where several are, all are listed.
         StorageError: There is no such folder, or it cannot be read or written.
     """
     parsed = parse_shares(shares)
-    belonging = parse_by(by, seed=seed, may_miss=missing is not None)
+    split_key = parse_by(by, seed=seed, may_miss=missing is not None)
     if missing is not None and missing not in parsed:
         raise SelectionError(f"missing: there is no split {missing!r} among {format_shares(parsed)}.")
-    recipe = _recipe(parsed, belonging, missing)
+    recipe = _recipe(parsed, split_key, missing)
     path = local_folder(folder, command="split", done="split")
     with lock_folder(path):
         index = read_index(str(folder))
@@ -122,22 +122,22 @@ def split(
         in_the_way = _find_others(path, parsed, recipe)
         if in_the_way and not overwrite:
             raise _refusal(path, in_the_way)
-        drawn = _draw_all(path, index, belonging, workers, progress)
+        drawn = _draw_all(path, index, split_key, workers, progress)
         parts = _assign(drawn, parsed, missing)
         try:
             _publish(path, parts, in_the_way, recipe, disk)
         except OSError as err:
             raise StorageError(f"{path}: the split cannot be written: {err.strerror}.", url=str(path)) from err
-    told = _count(parsed, parts, drawn if belonging.field else None)
+    told = _count(parsed, parts, drawn if split_key.field else None)
     return SplitReport(str(folder), told, recipe, sum(int(shard.missing.sum()) for shard in drawn))
 
 
-def _recipe(shares: Shares, belonging: Belonging, missing: str | None) -> str:
+def _recipe(shares: Shares, split_key: SplitKey, missing: str | None) -> str:
     """The command that makes this split, the same for the same split however it was asked for."""
     words = ["split", format_shares(shares)]
-    words += ["--by", belonging.text] if belonging.field else []
+    words += ["--by", split_key.text] if split_key.field else []
     words += ["--missing", missing] if missing else []
-    words += ["--seed", str(belonging.seed)] if belonging.seed else []
+    words += ["--seed", str(split_key.seed)] if split_key.seed else []
     return " ".join(map(_quote, words))
 
 
@@ -177,7 +177,7 @@ def _refusal(folder: Path, in_the_way: dict[str, str]) -> SelectionError:
 
 
 def _draw_all(
-    folder: Path, index: FolderIndex, belonging: Belonging, workers: int | None, progress: Progress | None
+    folder: Path, index: FolderIndex, split_key: SplitKey, workers: int | None, progress: Progress | None
 ) -> list[Drawn]:
     """The draws of all shards, or an error that lists those at fault."""
     entries = index.entries
@@ -185,7 +185,7 @@ def _draw_all(
     paths = [str(folder / entry.name) for entry in entries]
     found: list[Drawn] = []
     faults: list[WdskitError] = []
-    draw = partial(draw_shard, belonging=belonging)
+    draw = partial(draw_shard, split_key=split_key)
     sizes = [entry.num_bytes for entry in entries]
     results = read_shards(draw, paths, sizes, workers=num_workers, progress=progress)
     for entry, result in zip(entries, results, strict=True):

@@ -35,7 +35,7 @@ _MAX_CHARS = 1000
 
 
 @dataclass(frozen=True)
-class Belonging:
+class SplitKey:
     """Which text of a sample decides where it goes.
 
     Attributes:
@@ -63,7 +63,7 @@ class Drawn(NamedTuple):
     missing: NDArray[np.bool_]
 
 
-def parse_by(by: str, *, seed: int, may_miss: bool) -> Belonging:
+def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
     """`key`, or a JSON field and the way to a value in it: `json:patient.id`.
 
     Raises:
@@ -74,7 +74,7 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> Belonging:
     if by == "key":
         if may_miss:
             raise SelectionError("missing: every sample has a key, so nothing can be missing. Leave it out.")
-        return Belonging(None, (), seed)
+        return SplitKey(None, (), seed)
     field, colon, way = by.partition(":")
     path = tuple(way.split("."))
     if (
@@ -85,7 +85,7 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> Belonging:
         or not by.isprintable()
     ):
         raise SelectionError(f"by: {by!r} is neither `key` nor a value of a JSON field. Write key or json:patient.id.")
-    return Belonging(field, path, seed, may_miss)
+    return SplitKey(field, path, seed, may_miss)
 
 
 def make_draw(seed: int) -> Callable[[str], bytes]:
@@ -105,21 +105,21 @@ def draws_of(digests: Iterable[bytes]) -> NDArray[np.uint64]:
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)
 
 
-def draw_shard(path: str, belonging: Belonging) -> Drawn:
+def draw_shard(path: str, split_key: SplitKey) -> Drawn:
     """The draws of a local shard's samples, in order. Read are the headers, and of the payloads the one JSON field.
 
     Raises:
-        ShardError: The shard is not right.
+        ShardError: The shard is invalid.
         SelectionError: A sample has no such value, or none that can be one; it names shard, key and field.
         StorageError: It cannot be read.
     """
-    draw = make_draw(belonging.seed)
+    draw = make_draw(split_key.seed)
     digests: list[bytes] = []
     missing: list[bool] = []
     file = LocalFile(f"./{path}" if path.lower().startswith("file:") else path)
     try:
         for sample in HeaderReader(file, shard=path):
-            text = sample["__key__"] if belonging.field is None else _text_of(file, path, sample, belonging)
+            text = sample["__key__"] if split_key.field is None else _text_of(file, path, sample, split_key)
             missing.append(text is None)
             digests.append(draw(text or ""))
     finally:
@@ -127,20 +127,20 @@ def draw_shard(path: str, belonging: Belonging) -> Drawn:
     return Drawn(draws_of(digests), np.array(missing, dtype=np.bool_))
 
 
-def _text_of(file: LocalFile, path: str, sample: dict[str, Any], belonging: Belonging) -> str | None:
+def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
     """The text of the value that a sample belongs to; None where it has none and may miss it."""
-    span: Span | None = sample.get(belonging.field or "")
+    span: Span | None = sample.get(split_key.field or "")
     try:
-        value = None if span is None else decode_field(belonging.field or "", read_span(file, span))
-        text = canonical_text(_find(value, belonging.path))
+        value = None if span is None else decode_field(split_key.field or "", read_span(file, span))
+        text = canonical_text(_find(value, split_key.path))
     except DecodeError as err:
-        raise _error(path, sample["__key__"], belonging, str(err)) from err
+        raise _error(path, sample["__key__"], split_key, str(err)) from err
     except ValueError as err:
-        raise _error(path, sample["__key__"], belonging, f"{belonging.text} {err}") from err
-    if text is None and not belonging.may_miss:
-        problem = f"it has no field {belonging.field}" if span is None else f"{belonging.text} is missing or empty"
+        raise _error(path, sample["__key__"], split_key, f"{split_key.text} {err}") from err
+    if text is None and not split_key.may_miss:
+        problem = f"it has no field {split_key.field}" if span is None else f"{split_key.text} is missing or empty"
         remedy = "To put the samples without it in one split, name that split with --missing."
-        raise _error(path, sample["__key__"], belonging, f"{problem}.\n  {remedy}", stop="")
+        raise _error(path, sample["__key__"], split_key, f"{problem}.\n  {remedy}", stop="")
     return text
 
 
@@ -180,13 +180,13 @@ def canonical_text(value: Any) -> str | None:
     raise ValueError(msg)
 
 
-def _error(path: str, key: str, belonging: Belonging, problem: str, *, stop: str = ".") -> SelectionError:
+def _error(path: str, key: str, split_key: SplitKey, problem: str, *, stop: str = ".") -> SelectionError:
     return SelectionError(
         f"{path}: sample {key!r}: {problem}{stop}",
         folder=str(Path(path).parent),
         shard=path,
         key=key,
-        field=belonging.text,
+        field=split_key.text,
     )
 
 

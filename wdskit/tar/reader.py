@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from wdskit.errors import ShardError
 from wdskit.limits import BLOCK_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
@@ -23,12 +23,13 @@ from wdskit.tar.header import (
     REGULAR_TYPES,
     USTAR,
     HeaderError,
+    Overrides,
     expected_adler,
     padded,
     parse_header,
+    parse_pax,
 )
-from wdskit.tar.pax import Overrides, parse_pax
-from wdskit.tar.window import Read, Spill, Window
+from wdskit.tar.window import Read, Spill, Window, size_of
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _COMPRESSED = {
@@ -71,7 +72,7 @@ class TarReader:
         """Yield (name, offset of the member's first header block with its extension headers, data).
 
         Raises:
-            ShardError: At the first byte that is not right; what was yielded before is whole.
+            ShardError: At the first byte that is invalid; what was yielded before is whole.
         """
         window = self._window
         adlers: dict[bytes, int] = {}  # a shard has a few hundred different checksums
@@ -128,7 +129,7 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
         (name, start, stop): the member's data are `data[start:stop]`.
 
     Raises:
-        ShardError: A header is not right, or the part ends inside a member.
+        ShardError: A header is invalid, or the part ends inside a member.
     """
     window = Window(lambda _: b"", shard)
     window.data = data
@@ -297,3 +298,31 @@ def check_end(window: Window) -> None:
             offset = window.offset + len(rest) - len(rest.lstrip(b"\x00"))
             raise window.damaged(offset, "bytes other than zero stand behind the end marker")
         window.at = len(window.data)
+
+
+OnMember = Callable[[str, int, bytes], None]
+"""Called with each member: its name, the offset of its data, and the data (or `Passed`)."""
+
+
+class WatchedReader:
+    """The members of a `TarReader`, each told before it is passed on.
+
+    Args:
+        reader: Gives them.
+        on_member: Who is told.
+    """
+
+    def __init__(self, reader: TarReader, on_member: OnMember) -> None:
+        self._reader = reader
+        self._on_member = on_member
+
+    @property
+    def stop(self) -> int:
+        """As the reader's."""
+        return self._reader.stop
+
+    def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
+        """Yield what the reader yields, and raise what it raises."""
+        for name, start, data in self._reader:
+            self._on_member(name, self._reader.offset - padded(size_of(data)), data)
+            yield name, start, data

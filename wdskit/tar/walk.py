@@ -80,7 +80,7 @@ class TarWalk:
         """Yield (name, offset of the member's first header block with its extension headers, where its data lie).
 
         Raises:
-            ShardError: At the first byte that is not right.
+            ShardError: At the first byte that is invalid.
         """
         window = self._window
         while True:

@@ -14,42 +14,50 @@ from wdskit.dataset.keys import split_name
 from wdskit.errors import DecodeError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.header import GNU_LONG_NAME_TYPE, PAX_GLOBAL_TYPE, PAX_TYPE, USTAR, padded, parse_octal
-from wdskit.tar.pax import Overrides, parse_pax
+from wdskit.tar.header import (
+    GNU_LONG_NAME_TYPE,
+    PAX_GLOBAL_TYPE,
+    PAX_TYPE,
+    USTAR,
+    Overrides,
+    padded,
+    parse_octal,
+    parse_pax,
+)
 from wdskit.tar.window import Passed
 from wdskit.text import shorten
 
-Fact = Literal[
+Quirk = Literal[
     "pax", "long_name", "prefix", "size", "space", "newline", "upper_case", "no_extension", "dot_file", "meta", "int",
     "text", "json", "json_types",
 ]  # fmt: skip
 
 
 @dataclass
-class ReaderFacts:
-    """What was seen: of each fact how often, and the first member."""
+class Quirks:
+    """What was seen: of each quirk how often, and the first member."""
 
-    counts: dict[Fact, int] = field(default_factory=dict)
-    first: dict[Fact, tuple[str, int]] = field(default_factory=dict)  # its name and offset
+    counts: dict[Quirk, int] = field(default_factory=dict)
+    first: dict[Quirk, tuple[str, int]] = field(default_factory=dict)  # its name and offset
     first_samples: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # key and fields of five
     json_shapes: dict[str, dict[str, str]] = field(default_factory=dict)  # of each JSON field: type by name
 
-    def note(self, fact: Fact, name: str, offset: int) -> None:
+    def note(self, quirk: Quirk, name: str, offset: int) -> None:
         """Count one."""
-        self.counts[fact] = self.counts.get(fact, 0) + 1
-        self.first.setdefault(fact, (shorten(name), offset))
+        self.counts[quirk] = self.counts.get(quirk, 0) + 1
+        self.first.setdefault(quirk, (shorten(name), offset))
 
 
-class MemberFacts:
+class QuirkFinder:
     """Looks at the members of one shard.
 
     Args:
-        facts: Where to note what it sees.
+        quirks: Where to note what it sees.
         file: The shard.
     """
 
-    def __init__(self, facts: ReaderFacts, file: LocalFile) -> None:
-        self._facts = facts
+    def __init__(self, quirks: Quirks, file: LocalFile) -> None:
+        self._quirks = quirks
         self._file = file
         self._start = 0  # of the member that is looked at
 
@@ -74,8 +82,8 @@ class MemberFacts:
         if not isinstance(data, Passed):
             self._look_at_value(name, split[1], data)
 
-    def _note(self, fact: Fact, name: str) -> None:
-        self._facts.note(fact, name, self._start)
+    def _note(self, quirk: Quirk, name: str) -> None:
+        self._quirks.note(quirk, name, self._start)
 
     def _look_at_headers(self, name: str, start: int) -> None:
         """Note how the headers from `start` on are written."""
@@ -116,7 +124,7 @@ class MemberFacts:
         """Compare the types at the top of a JSON value with the first that were seen."""
         shape = {str(at): type(one).__name__ for at, one in value.items()} if isinstance(value, dict) else {}
         shape[""] = type(value).__name__
-        known = self._facts.json_shapes.setdefault(field_name, shape)
+        known = self._quirks.json_shapes.setdefault(field_name, shape)
         for at, kind in shape.items():
             if kind != "NoneType" and known.get(at) == "NoneType":
                 known[at] = kind
