@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Buffer, Disk, Draft, publish, told_of
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
-from wdskit.packing.parquet_ahead import read_ahead
 from wdskit.packing.recorded import Rows
 from wdskit.packing.references import FileBytes, Reference
 from wdskit.packing.rows import Row
@@ -67,7 +65,6 @@ def fill_shard(job: ShardJob, *, disk: Disk = DISK, on_sample: OnSample | None =
             digest that they should have.
     """
     record = new_record(job.also)
-    job = dataclasses.replace(job, rows=read_ahead(job.rows))
     try:
         if job.sha256 is None and job.path.exists():
             check_free(job.path, job.num_bytes)

@@ -16,7 +16,7 @@ from shards import bytes_in, samples_in, write_shard
 from wdskit import PackError, RowError, pack, verify
 from wdskit.packing.references import FileBytes
 from wdskit.packing.rows import file_bytes
-from wdskit.packing.walking import walk_files
+from wdskit.packing.sources.folder import walk_files
 
 
 def test_a_folder_of_classes_becomes_images_with_numbers_and_json(tmp_path):

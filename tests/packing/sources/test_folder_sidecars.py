@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -15,11 +14,10 @@ from images import image_bytes, make_folder
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
-from wdskit.packing import sorting
+from wdskit.dataset.keys import check_key
 from wdskit.packing.facts import add_facts
-from wdskit.packing.side_cars import SideCars
-from wdskit.packing.sorting import SortedBytes
-from wdskit.packing.walking import walk_files
+from wdskit.packing.rows import clean_key
+from wdskit.packing.sources.folder import FileNames, walk_files
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:
@@ -166,11 +164,11 @@ def test_side_cars_belong_to_image_folders(tmp_path):
 def test_every_file_is_an_image_a_side_car_of_one_or_counted():
     """All sets of up to four of these names."""
     names = ["a.jpg", "a.png", "a.seg.png", "a.b.jpg", "a.b.txt", "a.txt", "a.gif.txt", "a"]
-    cars = SideCars(["txt", "seg.png"])
+    cars = FileNames(["txt", "seg.png"])
     for size in range(5):
         for paths in itertools.combinations(names, size):
-            images, num_other = cars.sort_out(paths)
-            used = [image.image for image in images] + [path for image in images for _, path in image.beside]
+            images, num_other = cars.group(paths)
+            used = [image.path for image in images] + [path for image in images for _, path in image.sidecars]
             assert len(set(used)) + num_other == len(paths)
             assert all(path == f"{image[:-4]}.{car}" for image, beside in images for car, path in beside)
 
@@ -189,13 +187,85 @@ def test_the_walk_is_in_the_order_of_the_paths_bytes(tmp_path):
     assert sorted(together) == sorted(names)
 
 
-@pytest.mark.parametrize("num", [0, 1, 6, 7, 8, 50, 333])
-def test_names_sorted_in_runs_are_sorted(monkeypatch, num):
-    monkeypatch.setattr(sorting, "_RUN_ITEMS", 7)
-    monkeypatch.setattr(sorting, "_BLOCK_ITEMS", 3)
-    items = [str(number).encode() for number in range(num)] + [b"", b"a\x00b"]
-    random.Random(num).shuffle(items)
-    names = SortedBytes()
-    for item in items:
-        names.add(item)
-    assert list(names) == sorted(items)
+# Files that are no images.
+
+
+def test_files_of_other_kinds_are_samples_where_they_are_asked_for(tmp_path):
+    source = write(
+        tmp_path / "sounds",
+        {
+            "bark/a.wav": b"RIFFa",
+            "bark/a.txt": b"a dog",
+            "bark/b.FLAC": b"fLaC",
+            "meow/c.wav": b"RIFFc",
+            "meow/d.jpg": b"",
+        },
+    )
+    result = pack(source, tmp_path / "out", files=["wav", "flac"], side_cars=["txt"])
+    assert result.classes == {"bark": 0, "meow": 1}
+    assert result.num_other == 1
+    assert samples_in(tmp_path / "out") == {
+        "bark/a": {
+            "cls": b"0",
+            "json": b'{"cls":0,"class":"bark","path":"bark/a.wav"}',
+            "txt": b"a dog",
+            "wav": b"RIFFa",
+        },
+        "bark/b": {"cls": b"0", "flac": b"fLaC", "json": b'{"cls":0,"class":"bark","path":"bark/b.FLAC"}'},
+        "meow/c": {"cls": b"1", "json": b'{"cls":1,"class":"meow","path":"meow/c.wav"}', "wav": b"RIFFc"},
+    }
+    with pytest.raises(PackError, match=r"there is no \.mp3 file in this folder"):
+        pack(source, tmp_path / "other", files=["mp3"])
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"files": ["WAV"]}, "files: .*\n  Write extensions: wav,flac"),
+        ({"files": ["wav", "wav"]}, "files: wav,wav names one twice"),
+        ({"files": ["seg.png"]}, "files: 'seg.png' has a dot"),
+        ({"files": ["wav"], "side_cars": ["wav"]}, "files: 'wav' is in side_cars too"),
+    ],
+)
+def test_files_that_cannot_be_are_refused(tmp_path, options, problem):
+    with pytest.raises(PackError, match=problem):
+        pack(make_folder(tmp_path / "photos", {"cat": 1}), tmp_path / "out", **options)
+
+
+# Keys that are cleaned.
+
+
+def test_cleaned_keys_are_those_that_all_readers_take_and_are_counted(tmp_path):
+    source = write(tmp_path / "photos", dict.fromkeys(["a b/22.05.jpg", "a b/plain.jpg", "ä/x.jpg"], image_bytes()))
+    with pytest.raises(RowError, match="--keys clean"):
+        pack(source, tmp_path / "out")
+    result = pack(source, tmp_path / "out", keys="clean")
+    found = {key: json.loads(fields["json"])["path"] for key, fields in samples_in(tmp_path / "out").items()}
+    assert found == {"a_b/22_05": "a b/22.05.jpg", "a_b/plain": "a b/plain.jpg", "_/x": "ä/x.jpg"}
+    assert result.num_cleaned == 3
+    write(source, {"a.b/plain.jpg": image_bytes()})
+    with pytest.raises(RowError, match=r"a.b/plain.jpg: its key .a_b/plain. is that of .*a b/plain.jpg too"):
+        pack(source, tmp_path / "twice", keys="clean")
+
+
+@given(st.text(max_size=20))
+def test_a_cleaned_key_is_plain_and_stays(key):
+    cleaned = clean_key(key)
+    assert cleaned == clean_key(cleaned)
+    if cleaned:
+        check_key(cleaned)
+    if key.isascii() and key.replace("/", "").isalnum() and key.strip("/") == key and "//" not in key:
+        assert cleaned == key
+
+
+def test_the_key_that_was_given_stands_in_json(tmp_path):
+    rows = [{"__key__": "a b", "cls": 1}, {"__key__": "c", "cls": 2, "json": {"n": 1}}]
+    result = pack(rows, tmp_path / "out", keys="clean")
+    assert result.num_cleaned == 1
+    assert {key: fields["json"] for key, fields in samples_in(tmp_path / "out").items()} == {
+        "a_b": b'{"key":"a b"}',
+        "c": b'{"key":"c","n":1}',
+    }
+    (tmp_path / "m.csv").write_text("key,x\na b,1\n")
+    pack(tmp_path / "m.csv", tmp_path / "table", keys="clean", allow_no_image=True)
+    assert samples_in(tmp_path / "table") == {"a_b": {"json": b'{"key":"a b","x":"1"}'}}
