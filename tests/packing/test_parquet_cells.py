@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -66,8 +67,9 @@ def check_cells(path: Path, order: str) -> None:
             assert read_cell(str(path), identity, group, row, "image") == expected
 
 
-@pytest.mark.parametrize("order", ["rows", "random"])
-@pytest.mark.parametrize("codec", ["none", "snappy", "zstd", "lz4"])
+@pytest.mark.parametrize(
+    ("codec", "order"), [("none", "rows"), ("snappy", "random"), ("zstd", "rows"), ("lz4", "rows")]
+)
 def test_each_way_to_write_pages_gives_back_the_cells(tmp_path, codec, order):
     for encoding, version, kind in itertools.product(
         ["dictionary", "PLAIN", "DELTA_BYTE_ARRAY"], ["1.0", "2.0"], ["bytes", "large", "struct", "view"]
@@ -100,9 +102,15 @@ def test_a_row_group_is_decoded_once_for_rows_in_their_order(tmp_path, monkeypat
     path = write(tmp_path / "m.parquet", pa.array(data), row_group_size=300)
     identity = FileIdentity.of(str(path))
     numbers = [number for number in range(900) if number % 10]
+    pending: deque = deque()
+    found = []
     with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda n: read_cell(str(path), identity, n // 300, n % 300, "image"), numbers)
-        assert list(found) == [data[number] for number in numbers]
+        for number in numbers:
+            pending.append(pool.submit(read_cell, str(path), identity, number // 300, number % 300, "image"))
+            if len(pending) > 16:  # as `read_treated` has it
+                found.append(pending.popleft().result())
+        found += [each.result() for each in pending]
+    assert found == [data[number] for number in numbers]
     assert len(begun) == 3
 
 

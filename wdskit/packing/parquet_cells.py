@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from wdskit.errors import PackError
@@ -20,7 +20,7 @@ _FEW_ROWS = 8
 """Rows at a time where a page may say in a few bytes that all of them hold the same megabytes."""
 _BATCH_BYTES = 16 << 20
 _HELD_BYTES = 64 << 20  # of cells that were passed over
-_MOST_OPEN = 2  # row groups: threads may ask for the last rows of one behind the first of the next
+_MOST_OPEN = 4  # row groups: threads may ask for the last rows of one behind the first of the next
 
 
 def open_parquet(path: str) -> pq.ParquetFile:
@@ -96,9 +96,16 @@ class _ForwardReader:
         self._batches = self._read_batches()
         self._held: dict[int, bytes | None] = {}
         self._held_bytes = self._stop = 0
+        self._num_rows = -1
 
-    def _read_batches(self) -> Iterator[pa.RecordBatch]:
+    @property
+    def is_done(self) -> bool:
+        """Whether all cells were given."""
+        return self._stop == self._num_rows and not self._held_bytes
+
+    def _read_batches(self) -> Generator[pa.RecordBatch, None, None]:
         with open_parquet(self._column.path) as file:
+            self._num_rows = file.metadata.row_group(self._column.group).num_rows
             yield from read_group(file, self._column.group, [self._column.name])
 
     def read(self, row: int) -> bytes:
@@ -117,6 +124,8 @@ class _ForwardReader:
                 self._held[self._stop] = data = bytes_of(cell)
                 self._held_bytes += len(data or b"")
                 self._stop += 1
+            if self._stop == self._num_rows:
+                self._batches.close()  # with its page
             while self._held_bytes > _HELD_BYTES and (oldest := next(iter(self._held))) < row:
                 self._take(oldest)
         data = self._take(row)
@@ -155,9 +164,10 @@ def read_cell(path: str, identity: FileIdentity, group: int, row: int, column: s
             raise
         except pa.ArrowException as err:
             raise ValueError(f"it cannot be read as Parquet: {str(err).splitlines()[0]}") from err
-        while len(_open) >= _MOST_OPEN:
+        if not reader.is_done:
+            _open[name] = reader
+        if len(_open) > _MOST_OPEN:
             del _open[next(iter(_open))]
-        _open[name] = reader
     return data
 
 
