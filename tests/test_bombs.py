@@ -147,7 +147,11 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "declared.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 64 * MIB), "RowError", "as bombs do"),
     "lying.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 9000), "RowError", "does not have the 9000 bytes"),
     "overlapping.zip": (lambda: zip_of(zeros_deflated(MIB), MIB, num_records=2000), "PackError", "overlap"),
-    "records.zip": (lambda: b"PK\5\6" + struct.pack("<4H2LH", 0, 0, 65535, 65535, 0, 0, 0), "PackError", "fewer than"),
+    "records.zip": (
+        lambda: b"PK\5\6" + struct.pack("<4H2LH", 0, 0, 65535, 65535, 0, 0, 0),
+        "PackError",
+        "nothing to pack",
+    ),
     "nested.zip": (nested_zip, "RowError", "holds white space"),
     "sparse.tar": (lambda: tar_of(b"S", 2 << 30), "ShardError", "a sparse file"),
     "sparse-pax.tar": (lambda: tar_of(b"0", 0, {"GNU.sparse.realsize": "99999999999"}), "ShardError", "a sparse file"),

@@ -142,7 +142,7 @@ def test_a_field_that_not_all_samples_have_is_told_with_its_number(run, photos):
 def test_a_table_of_which_no_image_can_be_packed_is_refused(run, photos):
     """Its column may have another name than those that are looked for."""
     Path("m.csv").write_text("img,x\nphotos/cat/0000.jpg,5\n")
-    problem = "m.csv:2: it has no image: of its columns ('img', 'x') none is called image, file_name or path."
+    problem = "m.csv:2: it has no image: of its columns ('img', 'x') none is called image, file_name, path or filepath."
     remedy = "  Name the one with the image: --image-column img. Or pack samples without one: --allow-no-image."
     assert run("pack", "m.csv", "a") == (1, "", f"{problem}\n{remedy}")
     assert run("pack", "m.csv", "b", "--image-column", "img")[0] == 0
@@ -203,7 +203,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--workers", "0"], 2, "Invalid value for '--workers'"),
         (["photos", "out", "--pattern", "a.tar"], 1, "pattern: 'a.tar' must be a file name with one %0Nd"),
         (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
-        (["photos", "out", "--keys", "random"], 1, "keys: 'random' is neither 'given' nor 'hashed'."),
+        (["photos", "out", "--keys", "random"], 1, "keys: 'random' is none of 'given', 'clean' and 'hashed'."),
         (["photos", "out", "--append"], 1, "append: it has no index"),
         (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a table of text or a Parq"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
@@ -357,6 +357,8 @@ OPTIONS = {
     "--append": ("c.jsonl there --append --allow-no-image", lambda: keys_in("there") == ["x", "row-000000000"]),
     "--from": ("list out --from list", lambda: keys_in("out") == ["photos/dog/0000"]),
     "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
+    "--files": ("photos out --files txt", lambda: fields_in("out") == {"cls", "json", "txt"}),
+    "--field": ("b.jsonl out --field txt=id --field jpg=photo", lambda: fields_in("out") == {"jpg", "json", "txt"}),
     "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
     "--classes": ("photos out --classes names.txt", lambda: samples_in(Path("out"))["cat/0000"]["cls"] == b"1"),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),

@@ -18,8 +18,9 @@ from images import make_folder
 from shards import bytes_in
 
 from wdskit import pack
-from wdskit.packing import api, folder, walking
+from wdskit.packing import api
 from wdskit.packing import run as packing_run
+from wdskit.packing.sources import folder
 
 TINY = (GOLDEN / "tiny.jpg").read_bytes()
 
@@ -185,9 +186,8 @@ def test_times_modes_and_the_order_of_files_on_disk_change_nothing(tmp_path, sou
 
 
 def list_backwards(monkeypatch):
-    listed = walking.list_folder
-    for module in (walking, folder):
-        monkeypatch.setattr(module, "list_folder", lambda path: list(listed(path))[::-1])
+    listed = folder.list_folder
+    monkeypatch.setattr(folder, "list_folder", lambda path: list(listed(path))[::-1])
 
 
 class Unsorted(list):
@@ -282,7 +282,7 @@ def test_a_source_that_lets_the_machine_in_is_caught(tmp_path, source, reference
     if mutant == "listing order":
         list_backwards(monkeypatch)
         monkeypatch.setattr(folder, "sorted", lambda items, key: list(items), raising=False)
-        monkeypatch.setattr(walking, "SortedBytes", Unsorted)
+        monkeypatch.setattr(folder, "SortedBytes", Unsorted)
     else:
         monkeypatch.setattr(folder, "utf8_name", lambda name: os.fsencode(name).decode("latin-1"))
     pack(source, tmp_path / "out", **OPTIONS)

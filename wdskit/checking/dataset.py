@@ -82,7 +82,7 @@ def find_targets(path: str) -> Targets:
         targets.findings.append(Finding(kind, shard, problem))
 
     targets.shards = collect_shards(path, open_index=open_index, on_fault=note)
-    if not targets.shards and not targets.indexed:
+    if not targets.shards and not targets.indexed and not targets.findings:
         raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=path)
     return targets
 

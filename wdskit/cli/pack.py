@@ -74,7 +74,10 @@ def pack_command(
         bool, typer.Option("--skip-bad", help="Leave bad rows out and list them in DEST/rejected.jsonl.")
     ] = False,
     keys: Annotated[
-        str, typer.Option(metavar="given|hashed", help="Keys: key column or image's path, or a hash of it.")
+        str,
+        typer.Option(
+            metavar="given|clean|hashed", help="Keys: key column or path; with _ for odd characters; or a hash."
+        ),
     ] = "given",
     append: Annotated[bool, typer.Option("--append", help="Add to a folder that is indexed already.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
@@ -97,6 +100,9 @@ def pack_command(
         str,
         typer.Option(metavar="EXT,...", help="Files beside an image that belong to its sample: json,txt,seg.png."),
     ] = "",
+    files: Annotated[
+        str, typer.Option(metavar="EXT,...", help="Files of a folder that are samples, instead of images: wav,flac.")
+    ] = "",
     images: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Folder of a COCO file's images. Default: the file's own."),
@@ -107,11 +113,15 @@ def pack_command(
     ] = None,
     image_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Table's column with the image. Default: image, file_name or path."),
+        typer.Option(metavar="NAME", help="Table's column with the image. Default: image, file_name, path, filepath."),
     ] = None,
     key_column: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Table's column with the key. Default: key, else the image's path."),
+    ] = None,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=COLUMN", help="Make a field of a column: txt=caption, cls=label. Again for more."),
     ] = None,
     allow_no_image: Annotated[
         bool, typer.Option("--allow-no-image", help="Pack rows of a table that have no image, too.")
@@ -216,6 +226,8 @@ def pack_command(
             only=only,
             from_=from_,
             side_cars=[name.strip() for name in side_cars.split(",")] if side_cars else (),
+            files=[name.strip() for name in files.split(",")] if files else (),
+            fields=field or (),
             images=images,
             classes=classes,
             image_column=image_column,

@@ -32,6 +32,8 @@ def print_summary(result: PackResult) -> None:
     if result.rejected:
         listed = "" if result.dry_run else ", listed in rejected.jsonl"
         table.add_row("rejected", f"{format_count(len(result.rejected))}{listed}")
+    if result.num_cleaned:
+        table.add_row("cleaned", plural(result.num_cleaned, "key"))
     if result.duplicates:
         listed = "" if result.dry_run else ", listed in duplicates.jsonl"
         table.add_row("duplicates", f"{format_count(len(result.duplicates))}{listed}")
@@ -69,6 +71,7 @@ def to_json(result: PackResult) -> dict[str, object]:
         "splits": _splits_to_json(result),
         "classes": dict(result.classes),
         "num_rejected": len(result.rejected),
+        "num_cleaned": result.num_cleaned,
         "num_duplicates": len(result.duplicates),
         "num_other": result.num_other,
         "seconds": result.seconds,

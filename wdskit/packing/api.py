@@ -16,7 +16,6 @@ from wdskit.errors import PackError, RowError
 from wdskit.export.api import parse_exports
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_PIXELS
-from wdskit.packing.class_names import find_class_names
 from wdskit.packing.destination import (
     Destination,
     finish_what_was_stopped,
@@ -25,13 +24,14 @@ from wdskit.packing.destination import (
     refuse_other_options,
 )
 from wdskit.packing.duplicates import Duplicate
-from wdskit.packing.kinds import SourceOptions, find_source
 from wdskit.packing.options import PackOptions, parse_part
 from wdskit.packing.plan import Names, make_limits, names_of
 from wdskit.packing.planning import PackPlan
 from wdskit.packing.ray import import_ray
 from wdskit.packing.run import Work, finish_parts, pack_planned, plan_jobs
-from wdskit.packing.sources import Progress, Source, Tell
+from wdskit.packing.sources import Progress, Source, SourceOptions, Tell, find_source
+from wdskit.packing.sources.class_names import find_class_names
+from wdskit.packing.sources.records import parse_fields
 from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
@@ -56,6 +56,7 @@ class PackResult:
         duplicates: Rows whose images an earlier one has, in order, where that was asked for.
         dry_run: Nothing was written.
         was_done: The folder held all of it already, so that nothing was to do.
+        num_cleaned: Rows whose keys were changed, by `keys="clean"`.
         source: What was packed, and what kind of source that was found to be: `photos: image folder`. Empty for rows
             from Python.
     """
@@ -72,6 +73,7 @@ class PackResult:
     duplicates: tuple[Duplicate, ...] = ()
     dry_run: bool = False
     was_done: bool = False
+    num_cleaned: int = 0
     source: str = ""
 
 
@@ -97,7 +99,9 @@ def pack(
     part: str | None = None,
     only: int | None = None,
     from_: str | None = None,
+    fields: Mapping[str, str] | Sequence[str] = (),
     side_cars: Sequence[str] = (),
+    files: Sequence[str] = (),
     images: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
     image_column: str | None = None,
@@ -152,8 +156,9 @@ def pack(
         pattern: Names of the shards, `train-%06d.tar`; by default from the name of `dest`.
         skip_bad: Leave bad rows out and list them in `rejected.jsonl`, instead of stopping at the first. All are read
             twice then, unless they come from a generator. Two rows of one key are an error nevertheless.
-        keys: "given", or "hashed": a hash of the image's path, or of the key where a row has one, for names that not
-            every reader would give back. Path and key stand in `json`.
+        keys: "given"; or, for names that not every reader would give back, "clean": `_` in the place of white space,
+            dots and all that is no ASCII; or "hashed": a hash of the image's path, or of the key where a row has one.
+            Path and key stand in `json`.
         append: Add to a folder that is indexed already. The headers of its shards are read, for their keys.
         dry_run: Only plan: `plan` of the result tells what would be written, and nothing is.
         overwrite: Replace what is packed there: its index goes first, then its shards, lists and selections.
@@ -161,14 +166,20 @@ def pack(
         part: `3/8` fills the fourth of eight parts of the shards and writes no index; parts may run at the same time,
             on several machines that share the folder. `finish_pack` then completes it.
         only: Fill the shard of this number again, which is lost or damaged. It must become what the index tells of.
-        from_: What kind of source it is (a name of `packing.kinds.KINDS`), where its path does not say so.
-        side_cars: Of an image folder: extensions of the files beside an image that belong to its sample (`json`,
+        from_: What kind of source it is (a name of `packing.sources.KINDS`), where its path does not say so.
+        fields: Of a table or COCO annotations: which columns become fields, `{"txt": "caption", "cls": "label"}` or
+            `["txt=caption"]`; see `packing.sources.records.parse_fields`. Texts of `cls` become class numbers, those of
+            `classes` or the sorted texts'. `json` keeps all columns but bytes and arrays of Parquet and `datasets`.
+        files: Of a folder: extensions of the files that are samples instead of images: `wav`, `flac`.
+        side_cars: Of a folder: extensions of the files beside an image that belong to its sample (`json`,
             `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
         images: Of COCO annotations: the folder of their images; by default that of the file.
-        classes: Of an image folder: the classes that there may be, by number, so that a val set which lacks one gets
-            the numbers of train: a packed folder, a `classes.json`, a text file with a name a line; or names, or
-            numbers by name. A sub-folder that is none of them is an error. By default the sub-folders, sorted.
-        image_column: Of a table; see `packing.records.Records`, and `packing.arrow_columns.sort_columns`.
+        classes: Of a folder, or of the column of `cls`: the classes that there may be, by number, so that a val set
+            which lacks one gets the numbers of train: a packed folder, a `classes.json`, a text file with a name a
+            line; or names, or numbers by name. What is none of them is an error. By default the sub-folders, or the
+            texts in the column, sorted.
+        image_column: Of a table; see `packing.sources.records.Records`, and
+            `packing.sources.arrow_columns.sort_columns`.
         key_column: Of a table.
         allow_no_image: Of a table, also of Parquet or saved by `datasets`: rows without an image are samples too.
             Otherwise each is an error. Rows from Python, tars and zips name their fields themselves, and need no image.
@@ -249,9 +260,12 @@ def pack(
         image_column=image_column,
         key_column=key_column,
         allow_no_image=allow_no_image,
+        fields=parse_fields(fields),
         side_cars=side_cars,
+        files=files,
         images=None if images is None else os.fspath(images),
         classes=None if classes is None else find_class_names(classes),
+        in_order=shuffle is None or dry_run,
     )
     found = find_source(source, how)
     if found.is_stream:
@@ -260,7 +274,7 @@ def pack(
         import_ray()
     with contextlib.ExitStack() as stack:
         splitter = None if options.split is None else Splitter(options.split)
-        work = Work(stack, folder, found, names, options, how.described(), splitter, progress or _say_nothing, disk)
+        work = Work(stack, folder, found, names, options, how.to_dict(), splitter, progress or _say_nothing, disk)
         beside = parse_exports(options.also, split_name=options.split_name)
         refuse_other_options(folder, options, work.described(beside), is_stream=found.is_stream)
         if found.is_stream:
@@ -336,6 +350,7 @@ def _result(
         duplicates=tuple(found.duplicates),
         dry_run=entries is None,
         was_done=target.is_done,
+        num_cleaned=found.num_cleaned,
         source=f"{found.name}: {found.kind}" if found.kind else "",
     )
 

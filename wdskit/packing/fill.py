@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Buffer, Disk, Draft, describe_os_error, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
-from wdskit.packing.parquet_ahead import read_ahead
 from wdskit.packing.recorded import Rows
 from wdskit.packing.references import FileBytes, Reference
 from wdskit.packing.rows import Row
@@ -88,7 +86,6 @@ def fill_shard(
         PackError: The folder cannot be written, or the bytes have not the digest that they should have.
     """
     record = None if only_compare else new_members(job.also.kinds)
-    job = dataclasses.replace(job, rows=read_ahead(job.rows))
     try:
         if only_compare:
             filled = _fill(job, hashlib.sha256(), record, on_sample)

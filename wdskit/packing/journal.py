@@ -188,8 +188,8 @@ def _with_identities(folder: Path, entries: Iterable[ShardEntry]) -> list[ShardE
 
 
 def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> None:
-    """Give the new files their names in the folder. They keep those in the staging folder until it goes, as a power loss
-    may lose both names of a file that is renamed from one folder to another.
+    """Give the new files their names in the folder. They keep the others until the staging folder goes: a power
+    loss may lose both names of a file that is renamed from one folder to another.
     """
     parents = {folder: None}
     for name in names:

@@ -43,8 +43,8 @@ class PackOptions:
     threads: int = 1
 
     def __post_init__(self) -> None:
-        if self.keys not in ("given", "hashed"):
-            raise PackError(f"keys: {self.keys!r} is neither 'given' nor 'hashed'.")
+        if self.keys not in ("given", "clean", "hashed"):
+            raise PackError(f"keys: {self.keys!r} is none of 'given', 'clean' and 'hashed'.")
         if type(self.workers) is not int or self.workers < 1:
             raise PackError(f"workers: {self.workers!r} is no number of processes; 1 is this one.")
         if type(self.threads) is not int or self.threads < 1:

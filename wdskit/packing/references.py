@@ -11,6 +11,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from wdskit.packing.parquet_cells import read_cell
 from wdskit.storage.identity import FileIdentity
 
 
@@ -212,8 +213,6 @@ class CellBytes:
             OSError: The file cannot be read.
             ValueError: It is not the file that it was, or is damaged.
         """
-        from wdskit.packing.parquet_cells import read_cell
-
         data = read_cell(self.path, self.identity, self.group, self.row, self.column)
         if len(data) != self.num_bytes:
             raise ValueError(f"its cell has {len(data)} bytes now and had {self.num_bytes} when packing began")

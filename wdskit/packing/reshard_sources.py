@@ -17,8 +17,8 @@ from wdskit.packing.reshard_choice import Choice
 from wdskit.packing.reshard_fields import Changes
 from wdskit.packing.reshard_scan import ScanJob, Scanned, scan_source
 from wdskit.packing.sources import Progress, Tell
+from wdskit.packing.sources.archives import LEAVE_OUT
 from wdskit.packing.spool import blocks_of
-from wdskit.packing.tars import LEAVE_OUT
 from wdskit.shards.parallel import map_shards
 from wdskit.storage.urls import is_local
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from wdskit.storage.identity import FileChanged
 
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
 _SHOWN_CHARS = 1000
+_UNCLEAN = re.compile(r"[^A-Za-z0-9_+-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,13 @@ class Row:
         key: Its key.
         fields: Name and bytes of each field, sorted by name: the order of its members.
         where: The file, or the manifest and its line, for messages.
+        is_cleaned: Its key is another one than was given; not kept in a plan.
     """
 
     key: str
     fields: tuple[tuple[str, FieldBytes], ...]
     where: str
+    is_cleaned: bool = False
 
     def read(self, treatment: Treatment = UNTOUCHED) -> list[tuple[str, bytes]]:
         """Name and bytes of each field that is packed, images checked and treated, sorted by name.
@@ -156,14 +160,16 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
         key: The key as given.
         fields: Bytes by field name.
         where: For messages.
-        keys: "given" takes the key as it is, "hashed" replaces it by a hash of `path`.
+        keys: "given" takes the key as it is, "clean" replaces what some readers do not take, "hashed" replaces it by a
+            hash of `path`.
         path: What is hashed: the key, or the path that it came from.
 
     Raises:
         RowError: The key or a field would not survive a round trip, or there is no field.
     """
-    if keys == "hashed":
-        key = hashed_key(path)
+    given = key
+    if keys != "given":
+        key = hashed_key(path) if keys == "hashed" else clean_key(key)
     if not fields:
         raise row_error(where, "it has no field", "Give it at least one.")
     try:
@@ -171,21 +177,29 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
             check_field(field)
         check_member_name(key, max(fields, key=len))  # the key once: it takes 20 times as long as a field
     except KeyRuleError as err:
-        remedy = "Rename it, or use --keys hashed, which keeps the path in its json."
+        remedy = "Rename it, or use --keys clean, or --keys hashed, which keeps the path in its json."
         raise row_error(where, str(err), remedy) from err
     for field, data in fields.items():
         if (size := size_of(data)) > MAX_USTAR_SIZE_BYTES:
             problem = f"its field {field!r} has {size} bytes, over the {MAX_USTAR_SIZE_BYTES} that all readers take"
             raise row_error(where, problem, "Cut it into several samples.")
-    return Row(key, tuple(sorted(fields.items())), where)
+    return Row(key, tuple(sorted(fields.items())), where, keys == "clean" and key != given)
+
+
+def clean_key(key: str) -> str:
+    """The key with `_` for each character that not all readers take: others than letters and digits of ASCII, `_`, `+`,
+    `-` and the slashes of a relative path.
+    """
+    parts = [_UNCLEAN.sub("_", part) for part in key.split("/") if part not in {"", ".", ".."}]
+    return "/".join(part if not part.startswith("__") else f"_{part.lstrip('_')}" for part in parts)
 
 
 def python_rows(rows: Iterable[Mapping[str, Any]], *, keys: str) -> Iterator[Row | RowError]:
     """Rows from Python: `{"__key__": key, field: value, ...}`, as webdataset's writers take them.
 
     A value is bytes, a `pathlib.Path` whose file is packed, or what `codecs.fields.encode_field` takes for the field's
-    name. Fields whose names begin with two underscores are not packed. With hashed keys, the one given stands in `json`
-    under `key`.
+    name. Fields whose names begin with two underscores are not packed. With cleaned or hashed keys, the one given
+    stands in `json` under `key`.
 
     Yields:
         A row, or the error of one that cannot be packed.
@@ -214,13 +228,13 @@ def _python_row(row: Any, where: str, keys: str) -> Row:
             raise row_error(where, f"it has the field {field!r} twice", "Fields are written in lower case.")
         values[field] = value
     fields = {field: _encode(field, value, where) for field, value in values.items()}
-    if keys == "hashed" and fields:
+    if keys != "given" and fields:
         fields["json"] = json_with_key(fields.get("json", b"{}"), key, where)
     return make_row(key, fields, where, keys=keys, path=key)
 
 
 def json_with_key(own: FieldBytes, key: str, where: str) -> bytes:
-    """The json of a row whose key is hashed, with the key that it had.
+    """The json of a row whose key is replaced, with the key that it had.
 
     Raises:
         RowError: It cannot be read, or has no room for the key.

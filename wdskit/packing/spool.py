@@ -31,6 +31,8 @@ ROWS_IN_MEMORY = 50_000
 
 _FLUSH_BYTES = 1 << 20
 _MOST_BLOCKS = 1024
+_HELD_BYTES = 16 << 20
+"""Bytes of fields in rows from which on these are on disk: images of a table that is shuffled stand in its rows."""
 
 
 class Spool:
@@ -63,6 +65,7 @@ class Spool:
         self.num_fields: Counter[tuple[str, ...]] = Counter()
         self._rows: list[Row] = []
         self._most = most
+        self._held_bytes = 0
         self._on_key = on_key
         self._room = room
         self._name = name
@@ -103,7 +106,8 @@ class Spool:
             self._on_key(row.key)
         if self._draft is None:
             self._rows.append(row)
-            if self._most is not None and len(self._rows) > self._most:
+            self._held_bytes += sum(len(data) for _, data in row.fields if isinstance(data, bytes))
+            if self._most is not None and (len(self._rows) > self._most or self._held_bytes > _HELD_BYTES):
                 self._to_disk()
         else:
             self._record(row)

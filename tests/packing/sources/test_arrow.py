@@ -18,13 +18,15 @@ from shards import bytes_in, samples_in
 
 import wdskit
 from wdskit import PackError, RowError
-from wdskit.packing import hf, parquet_cells
-from wdskit.packing.hf import SavedDataset
-from wdskit.packing.parquet import Parquet
+from wdskit.packing import parquet_cells
+from wdskit.packing.sources import arrow
+from wdskit.packing.sources.arrow import Parquet, SavedDataset
+from wdskit.packing.sources.records import Records
 
 pack = functools.partial(wdskit.pack, allow_no_image=True)
 """Most tables here are about something else than images."""
 
+ANY = Records("", allow_no_image=True)
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -33,8 +35,6 @@ def _closed_groups():
     """No file of another test stays open."""
     yield
     parquet_cells.close_all()
-    while parquet_cells._last:
-        parquet_cells._last.pop().close()
 
 
 def write(path: Path, columns: dict[str, object], **options) -> Path:
@@ -209,7 +209,7 @@ def test_a_parquet_file_cut_at_any_byte_is_an_error(tmp_path):
     for size in range(0, len(whole), 7):
         path.write_bytes(whole[:size])
         with pytest.raises(PackError, match=r"m.parquet: it cannot be read as Parquet"):
-            Parquet([str(path)], image_column=None, key_column=None, allow_no_image=True)
+            Parquet([str(path)], ANY)
 
 
 def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
@@ -223,22 +223,6 @@ def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
 
     with pytest.raises(RowError, match=f"m.parquet, row 2: .*has {size + 1} bytes now and had {size}"):
         pack(path, tmp_path / "out", progress=change)
-
-
-@pytest.mark.parametrize("by_page", [False, True])
-@pytest.mark.parametrize("held", [0, 1 << 30])
-def test_cells_are_read_in_any_order_with_groups_or_pages_held_or_not(tmp_path, monkeypatch, held, by_page):
-    monkeypatch.setattr(parquet_cells, "_GROUP_BYTES", held)
-    monkeypatch.setattr(parquet_cells, "_pages", parquet_cells.Pages(held))
-    if not by_page:
-        monkeypatch.setattr(parquet_cells, "_find_chunks", lambda _: [])
-    monkeypatch.setattr("wdskit.packing.parquet_batches._BATCH_BYTES", 300)
-    data = images(20)
-    path = write(tmp_path / "m.parquet", {"image": data}, row_group_size=7)
-    rows = list(Parquet([str(path)], image_column=None, key_column=None, allow_no_image=True).rows(keys="given"))
-    for number in [*range(20), *range(19, -1, -1), 3, 3, 15, 2, 6]:
-        fields = dict(rows[number].fields)
-        assert (fields.get("jpg") or fields["png"]).read() == data[number]
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
@@ -319,7 +303,7 @@ def test_splits_are_packed_each_by_itself(tmp_path, saved):
 @pytest.mark.parametrize("forgets", [True, False])
 def test_a_large_data_file_does_not_stay_in_memory(tmp_path, monkeypatch, forgets):
     """64 MB of it. The mutant forgets nothing."""
-    monkeypatch.setattr(hf, "_HELD_BYTES", 4 << 20 if forgets else 1 << 40)
+    monkeypatch.setattr(arrow, "_HELD_BYTES", 4 << 20 if forgets else 1 << 40)
     cells = pa.array([{"bytes": b"\xff\xd8\xff\xe0" + bytes(100_000), "path": None}] * 10, IMAGE)
     batch = pa.record_batch({"image": cells, "label": pa.array(range(10))})
     with pa.OSFile(str(tmp_path / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, batch.schema) as out:
@@ -328,7 +312,7 @@ def test_a_large_data_file_does_not_stay_in_memory(tmp_path, monkeypatch, forget
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     (tmp_path / "dataset_info.json").write_text("{}")
     found, most, before = 0, 0, mapped_bytes()
-    for row in SavedDataset(str(tmp_path), image_column=None, key_column=None, allow_no_image=True).rows(keys="given"):
+    for row in SavedDataset(str(tmp_path), ANY).rows(keys="given"):
         assert not isinstance(row, RowError)
         found, most = found + 1, max(most, mapped_bytes() - before)
     assert found == 640
@@ -373,7 +357,7 @@ def test_a_data_set_that_is_not_as_it_was_saved_is_an_error(tmp_path, saved, nam
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compressed_batches_are_refused_before_they_are_unpacked(tmp_path, saved, compression):
+def test_compressed_batches_are_refused(tmp_path, saved, compression):
     folder = changed(saved, tmp_path, "state.json", lambda data: data)
     path = next(folder.glob("data-00000*"))
     with pa.memory_map(str(path)) as file:
@@ -398,9 +382,7 @@ def test_a_flipped_byte_of_a_data_file_is_an_error_or_other_data_and_never_a_cra
     for at in range(0, len(whole), 11):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x81]) + whole[at + 1 :])
         try:
-            rows = list(
-                SavedDataset(str(folder), image_column=None, key_column=None, allow_no_image=True).rows(keys="given")
-            )
+            rows = list(SavedDataset(str(folder), ANY).rows(keys="given"))
             num_errors += any(isinstance(row, RowError) for row in rows)
         except PackError:
             num_errors += 1

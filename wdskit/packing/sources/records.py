@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, encode_field
 from wdskit.codecs.formats import is_image_field
-from wdskit.errors import RowError
+from wdskit.dataset.keys import check_field
+from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
 from wdskit.packing.facts import to_json
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error
+from wdskit.packing.rows import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
+from wdskit.packing.sources.class_names import Labels, whole_number
 
-IMAGE_COLUMNS = ("image", "file_name", "path")
+IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
 KEY_COLUMN = "key"
-_CLASS_COLUMN = "cls"
+CLASS_FIELD = "cls"
+_ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
 
 
 class _Key(NamedTuple):
@@ -31,16 +38,20 @@ class Records:
 
     Attributes:
         folder: Image paths are relative to it.
-        image_column: Column with the image's path. None: the first of `image`, `file_name` and `path` that a row has.
+        image_column: Column with the image's path. None: the first of `IMAGE_COLUMNS` that a row has.
         key_column: Column with the key. None: `key` where a row has it, else the image's path without extension, else
             the row's number.
         allow_no_image: A row without an image is a sample too, and not an error.
+        fields: Column of each field that is made of one, by the field's name; see `parse_fields`.
+        labels: What the values of the column of `cls` stand for.
     """
 
     folder: str
     image_column: str | None = None
     key_column: str | None = None
     allow_no_image: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)
+    labels: Labels = field(default_factory=Labels)
 
     def row(
         self,
@@ -86,14 +97,52 @@ class Records:
         except (ValueError, TypeError) as err:
             remedy = "Mend it, leave this column out of the table, or use --skip-bad."
             raise row_error(where, _unwritable(record, err), remedy) from err
-        label = whole_number(record.get(_CLASS_COLUMN))
+        fields.update(self.column_fields(record, {*fields}, where))
+        label = None if CLASS_FIELD in self.fields else whole_number(record.get(CLASS_FIELD))
         if label is not None:
-            fields.setdefault("cls", b"%d" % label)
+            fields.setdefault(CLASS_FIELD, b"%d" % label)
         key = self._key(record, image, number, where)
         row = make_row(key.text, fields, where, keys=keys, path=key.origin)
         if not self.allow_no_image and not any(map(is_image_field, fields)):
             raise self._no_image(record, column, where)
         return row
+
+    def column_fields(
+        self, record: Mapping[str, Any], there: AbstractSet[str], where: str
+    ) -> Iterable[tuple[str, FieldBytes]]:
+        """The fields that are made of columns and not there yet; none of a column that is empty in this row."""
+        for name, column in self.fields.items():
+            if name in there:
+                continue
+            if column not in record:
+                problem = f"it has no column {column!r}; it has {', '.join(map(repr, record))}"
+                raise row_error(where, problem, "Mend --field.")
+            value = record[column]
+            if value is None or value == "":
+                continue
+            try:
+                yield name, self._encode(name, value, where)
+            except (DecodeError, ValueError) as err:
+                raise row_error(where, f"its column {column!r}: {err}", "Mend it, or use --skip-bad.") from err
+
+    def _encode(self, name: str, value: Any, where: str) -> FieldBytes:
+        """A column's value as a field.
+
+        Raises:
+            DecodeError, ValueError: The field is not made of such.
+            RowError: It names a file that is not there.
+        """
+        last = name.rpartition(".")[2]
+        if name == CLASS_FIELD:
+            return b"%d" % self.labels.number_of(value)
+        if last in INT_FIELDS:
+            value = value if (number := whole_number(value)) is None else number
+        elif last in NPY_FIELDS and not isinstance(value, bytes):
+            value = to_array(value)
+        elif last not in _ENCODED and isinstance(value, str):
+            path = image_path(value, self.fields[name], where)
+            return file_bytes(os.path.join(self.folder, os.fsdecode(path.encode())), where)
+        return encode_field(name, value)
 
     def image_file(self, image: str, where: str) -> dict[str, FieldBytes]:
         """The field of an image by its path, in the folder where that is relative.
@@ -128,7 +177,7 @@ class Records:
         there = ", ".join(map(repr, record))
         texts = {name: value for name, value in record.items() if isinstance(value, str)}
         near = next((name for name, value in texts.items() if is_image_field(field_of(value))), "NAME")
-        problem = f"it has no image: of its columns ({there}) none is called image, file_name or path"
+        problem = f"it has no image: of its columns ({there}) none is called {_LISTED}"
         remedy = f"Name the one with the image: --image-column {near}. Or pack samples without one: --allow-no-image."
         return row_error(where, problem, remedy)
 
@@ -149,6 +198,50 @@ class Records:
         if image is None:
             return _Key(f"row-{number:09d}", f"row-{number:09d}")
         return _Key(key_of_path(image), image)
+
+
+_LISTED = f"{', '.join(IMAGE_COLUMNS[:-1])} or {IMAGE_COLUMNS[-1]}"
+
+
+def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+    """Which field is made of which column, from a mapping or from texts as `txt=caption`.
+
+    `cls` takes class numbers or names; `txt`, `json` and `npy` fields what their names say, also behind a dot
+    (`a.txt`); any other is the file whose path the column holds, or its bytes.
+
+    Raises:
+        PackError: One is no field, or stands twice, or is `json`, which holds all columns.
+    """
+    if isinstance(fields, Mapping):
+        pairs = [(str(name), str(column)) for name, column in fields.items()]
+    else:
+        pairs = [(text.partition("=")[0].strip(), text.partition("=")[2].strip()) for text in fields]
+    found: dict[str, str] = {}
+    for given, column in pairs:
+        name = SAME_FIELD.get(given, given)
+        try:
+            check_field(name)
+        except KeyRuleError as err:
+            raise PackError(f"field: {err}\n  Write FIELD=COLUMN: txt=caption.") from err
+        if not column:
+            raise PackError(f"field: {name!r} names no column. Write FIELD=COLUMN: txt=caption.")
+        if name in found or name == "json":
+            why = "holds all columns anyway" if name == "json" else "stands there twice"
+            raise PackError(f"field: {name!r} {why}. Leave it out, or give it another name.")
+        found[name] = column
+    return found
+
+
+def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+    """A list of numbers, or of equally long lists of such, as an array.
+
+    Raises:
+        ValueError: It is none.
+    """
+    array = np.asarray(value, dtype)
+    if array.dtype.kind not in "biuf" or not isinstance(value, list):
+        raise ValueError(f"it holds {str(value)[:60]}, no list of numbers")
+    return array
 
 
 def key_of_path(path: str) -> str:
@@ -173,18 +266,6 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
         return False
     return True
-
-
-def whole_number(value: Any) -> int | None:
-    """A label: an int, or decimal text as CSV has it."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() and value.isascii():
-        try:
-            return int(value)
-        except ValueError:  # +-3, or thousands of digits
-            return None
-    return None
 
 
 def _unwritable(record: Mapping[str, Any], error: Exception) -> str:

@@ -21,7 +21,8 @@ from shards import samples_in
 
 import wdskit
 from wdskit import PackError, RowError, WdskitError
-from wdskit.packing.tables import Manifest
+from wdskit.packing.sources.records import Records
+from wdskit.packing.sources.tables import TextTable
 
 pack = functools.partial(wdskit.pack, allow_no_image=True)
 """Most tables here are about something else than images."""
@@ -41,7 +42,7 @@ def rows_of(name: str, text: str | bytes) -> list[object]:
     try:
         path = folder / name
         path.write_bytes(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
-        rows = list(Manifest(str(path), allow_no_image=True).rows(keys="hashed"))
+        rows = list(TextTable(str(path), Records("", allow_no_image=True)).rows(keys="hashed"))
     finally:
         shutil.rmtree(folder)
     return [row if isinstance(row, RowError) else json.loads(dict(row.fields)["json"]) for row in rows]
@@ -366,7 +367,8 @@ def test_any_bytes_give_rows_or_an_error_of_wdskit(data, is_csv):
 # Images that are missing.
 
 NO_COLUMN = (
-    "it has no image: of its columns ({}) none is called image, file_name or path.\n  Name the one with the image: "
+    "it has no image: of its columns ({}) none is called image, file_name, path or filepath.\n"
+    "  Name the one with the image: "
 )
 
 

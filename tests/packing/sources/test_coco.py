@@ -85,3 +85,26 @@ def test_what_is_no_coco_is_an_error(tmp_path, found, error, problem):
 def test_a_folder_of_images_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(PackError, match="images: 'gone' is no folder"):
         pack(write(tmp_path, COCO), tmp_path / "out", images="gone")
+
+
+def test_categories_and_captions_become_fields(tmp_path):
+    make_folder(tmp_path / "images", {".": 3})
+    found = {
+        "images": [{"id": n, "file_name": f"{n:04d}.jpg", "license": n} for n in range(3)],
+        "annotations": [
+            {"id": 1, "image_id": 0, "category_id": 9, "caption": "a dog "},
+            {"id": 2, "image_id": 0, "category_id": 9, "caption": "and a bone"},
+            {"id": 3, "image_id": 1, "category_id": 4},
+        ],
+        "categories": [{"id": 9, "name": "dog"}, {"id": 4, "name": "cat"}],
+    }
+    fields = {"cls": "category", "txt": "caption", "index": "license"}
+    result = pack(write(tmp_path, found), tmp_path / "out", images=tmp_path / "images", fields=fields)
+    assert result.classes == {"cat": 0, "dog": 1}
+    samples = samples_in(tmp_path / "out")
+    assert [sample.get("cls") for sample in samples.values()] == [b"1", b"0", None]
+    assert [sample.get("txt") for sample in samples.values()] == [b"a dog\nand a bone", None, None]
+    assert [sample["index"] for sample in samples.values()] == [b"0", b"1", b"2"]
+    found["annotations"][1]["category_id"] = 4
+    with pytest.raises(RowError, match="image 0: its annotations have several categories: cat, dog"):
+        pack(write(tmp_path, found), tmp_path / "other", images=tmp_path / "images", fields=fields)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.errors import PackError
-from wdskit.packing.records import IMAGE_COLUMNS
+from wdskit.packing.sources.records import CLASS_FIELD, IMAGE_COLUMNS, Records
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,12 +27,14 @@ class ArrowColumns:
         image: The column of encoded images; None where there is none, or where it holds paths, as a table of text does.
         labels: Names of the classes of each column that holds their numbers.
         class_column: That of them which is the sample's `cls`.
+        own: Column of each field that is made of bytes or numbers that the JSON has not.
         to_json: The other columns, and what makes values for JSON of theirs.
     """
 
     image: str | None
     labels: Mapping[str, list[str]]
     class_column: str | None
+    own: Mapping[str, str]
     to_json: Mapping[str, Callable[[pa.Array], list[Any]]] = field(repr=False)
 
     @property
@@ -54,14 +57,15 @@ def need_pyarrow(path: str) -> Any:
     return pa
 
 
-def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, image_column: str | None) -> ArrowColumns:
+def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, records: Records) -> ArrowColumns:
     """What the columns of a table are.
 
     Args:
         schema: Their names and types.
         features: What Hugging Face's `datasets` says of them; empty where it says nothing.
         path: Of the table, for messages.
-        image_column: Column with the image; None: `image`, `file_name`, `path`, or the only one of Image features.
+        records: Column with the image, by default one of `IMAGE_COLUMNS`, or the only one of Image features; and which
+            fields are made of columns.
 
     Raises:
         PackError: A column is missing, stands twice, or has a type that JSON has not.
@@ -72,9 +76,11 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, imag
         raise PackError(f"{path}: the name of one of its columns is no UTF-8.") from err
     if len(set(names)) < len(names):
         raise PackError(f"{path}: two of its columns have one name: {', '.join(map(repr, names))}.")
-    if image_column is not None and image_column not in names:
-        there = ", ".join(map(repr, names))
-        raise PackError(f"{path}: it has no column {image_column!r}; it has {there}. Mend --image-column.")
+    image_column, fields = records.image_column, records.fields
+    for option, column in (("image-column", image_column), *(("field", column) for column in fields.values())):
+        if column is not None and column not in names:
+            there = ", ".join(map(repr, names))
+            raise PackError(f"{path}: it has no column {column!r}; it has {there}. Mend --{option}.")
     image = image_column if image_column is not None else _find_image(schema)
     kind = _image_kind(schema.field(image).type) if image is not None else ""
     labels = {name: _class_names(features[name]) for name in names if _is_class_label(features.get(name))}
@@ -82,8 +88,15 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, imag
         if f"{name}_name" in names:
             raise PackError(f"{path}: its column '{name}_name' stands where the name of {name!r} should. Rename it.")
     encoded = image if kind in {"bytes", "struct"} else None
-    to_json = {name: _converter(path, name, schema.field(name).type) for name in names if name != encoded}
-    return ArrowColumns(encoded, labels, _class_column(labels, names), to_json)
+    own = {
+        field: column
+        for field, column in fields.items()
+        if field.rpartition(".")[2] in NPY_FIELDS or _image_kind(schema.field(column).type) == "bytes"
+    }
+    left_out = {encoded, *own.values()}
+    to_json = {name: _converter(path, name, schema.field(name).type) for name in names if name not in left_out}
+    class_column = fields.get(CLASS_FIELD) or _class_column(labels, names)
+    return ArrowColumns(encoded, labels, class_column if class_column in labels else None, own, to_json)
 
 
 def read_features(text: bytes | None, path: str) -> dict[str, Any]:
@@ -117,7 +130,8 @@ def _image_kind(kind: pa.DataType) -> str:
     if types.is_struct(kind):
         below = {kind.field(number).name: _image_kind(kind.field(number).type) for number in range(kind.num_fields)}
         return "struct" if below == {"bytes": "bytes", "path": "path"} else ""
-    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+    is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    if is_bytes or types.is_fixed_size_binary(kind):
         return "bytes"
     return "path" if _is_text(kind) else ""
 
@@ -125,7 +139,7 @@ def _image_kind(kind: pa.DataType) -> str:
 def _is_text(kind: pa.DataType) -> bool:
     from pyarrow import types
 
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _is_class_label(feature: Any) -> bool:
@@ -162,10 +176,15 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
         return lambda array: [None if value is None else format(value, "f") for value in array.to_pylist()]
     if _image_kind(kind) == "bytes":
         msg = f"{path}: its column {name!r} holds bytes ({kind}), which JSON has not."
-        raise PackError(f"{msg}\n  If these are the images, say so: --image-column {name}. If not, leave it out.")
+        remedy = (
+            f"If these are the images, say so: --image-column {name}. If not, name their field: --field EXT={name}."
+        )
+        raise PackError(f"{msg}\n  {remedy}")
     if not _is_plain(kind):
         msg = f"{path}: its column {name!r} has the type {kind}, which JSON has not."
-        raise PackError(f"{msg}\n  Write it as text or numbers, or leave it out.")
+        raise PackError(
+            f"{msg}\n  Write it as text or numbers, or leave it out; arrays become fields: --field npy={name}."
+        )
     return _to_list
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_COCO_BYTES
 from wdskit.packing.facts import refuse_constant, to_json, unique
-from wdskit.packing.records import Records, image_path, key_of_path
 from wdskit.packing.rows import Row, make_row, row_error
+from wdskit.packing.sources.class_names import ClassNames, Labels
+from wdskit.packing.sources.records import CLASS_FIELD, Records, image_path, key_of_path
+
+_CATEGORY, _CAPTION = "category", "caption"
 
 
 class Coco:
@@ -20,20 +23,35 @@ class Coco:
     Args:
         path: The JSON file.
         images: Folder that the images' `file_name` is in; None: that of the file.
+        fields: Fields that are made of what is known of an image: `category`, the name of that of all its annotations,
+            `caption`, those of its annotations a line each, or a name in its record.
+        labels: The classes of `cls=category`; None: the names of the categories, sorted.
+
+    Attributes:
+        classes: Number of each class by name; empty where no class is asked for.
 
     Raises:
         PackError: It cannot be read, or is no such file.
     """
 
-    def __init__(self, path: str, *, images: str | None) -> None:
+    def __init__(
+        self, path: str, *, images: str | None, fields: Mapping[str, str] | None = None, labels: Labels | None = None
+    ) -> None:
         if images is not None and not os.path.isdir(images):
             raise PackError(f"images: {images!r} is no folder.")
         self._path = path
-        self._records = Records(os.path.dirname(path) if images is None else images)
         found = _read(path)
         self._images = self._list(found, "images", needed=True)
         self._annotations = self._by_image(self._list(found, "annotations", needed=True))
         self._categories = self._by_id(self._list(found, "categories"))
+        fields = fields or {}
+        if labels is None and fields.get(CLASS_FIELD) == _CATEGORY:
+            names = sorted({str(category.get("name")) for category in self._categories.values()}, key=str.encode)
+            labels = Labels(ClassNames(tuple(names), f"the categories of {path}"))
+        labels = labels or Labels()
+        self.classes = labels.numbers
+        folder = os.path.dirname(path) if images is None else images
+        self._records = Records(folder, fields=fields, labels=labels)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row an image, in the file's order: the image, and `json` with `image` (its record), `annotations` (its
@@ -54,6 +72,11 @@ class Coco:
             raise row_error(where, f"one of its annotations has the category {unknown}, which is not in `categories`")
         names = {str(number): self._categories[number].get("name") for number in used if number in self._categories}
         fields = self._records.image_file(name, where)
+        category = {*map(str, names.values())}
+        if len(category) > 1 and _CATEGORY in self._records.fields.values():
+            raise row_error(where, f"its annotations have several categories: {', '.join(sorted(category))}")
+        known = {**image, _CATEGORY: min(category, default=None), _CAPTION: _captions(own)}
+        fields.update(self._records.column_fields(known, {*fields}, where))
         try:
             fields["json"] = to_json({"image": image, "annotations": own, "categories": names})
         except ValueError as err:
@@ -87,6 +110,11 @@ class Coco:
                 raise PackError(f"{msg}, which is not in `images`.\n  Remove it: it would be lost.")
             found.setdefault(number, []).append(annotation)
         return found
+
+
+def _captions(annotations: list[dict[str, Any]]) -> str | None:
+    found = [annotation["caption"] for annotation in annotations if isinstance(annotation.get("caption"), str)]
+    return "\n".join(caption.strip() for caption in found) if found else None
 
 
 def _id(value: Any) -> int | None:

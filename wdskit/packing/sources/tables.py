@@ -1,53 +1,67 @@
-"""Rows from a manifest: a JSONL, CSV or TSV file with an image's path and any other columns."""
+"""Rows from text: a table (JSONL, CSV, TSV) with an image's path and any other columns, or a list of paths."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import gzip
 import io
 import json
 import os
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
+from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
-from wdskit.packing.facts import refuse_constant, unique
-from wdskit.packing.paths import STDIN, open_list
-from wdskit.packing.records import Records
-from wdskit.packing.rows import Row, row_error
+from wdskit.packing.facts import refuse_constant, to_json, unique
+from wdskit.packing.references import FieldBytes
+from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error
+from wdskit.packing.sources.class_names import Labels, labels_of
+from wdskit.packing.sources.folder import utf8_name
+from wdskit.packing.sources.records import CLASS_FIELD, Records, key_of_path
 
+STDIN = "-"
+_MAX_PATH_BYTES = 4096  # Linux's PATH_MAX
+_READ_BYTES = 1 << 16
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _PLAIN_SUFFIXES = (*_JSON_SUFFIXES, ".csv", ".tsv")
 SUFFIXES = (*_PLAIN_SUFFIXES, *(f"{suffix}.gz" for suffix in _PLAIN_SUFFIXES))
 _OTHER_SEPARATORS = (";", "\t", "|", ",")
 
-_Line: TypeAlias = tuple[str, Mapping[str, Any] | RowError, str | None]
+TableRow: TypeAlias = tuple[str, Mapping[str, Any] | RowError, str | None]
 """The place of a row, its columns or what is wrong with it, and its JSON if it is a line of that."""
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """A manifest and how to read it. Its suffix says what it is; with `.gz` behind that, it is compressed.
+class TextTable:
+    """A table of text. Its suffix says what it is; with `.gz` behind that, it is compressed.
+
+    Args:
+        path: The file; image paths are relative to its folder. `-` is standard input, which is JSONL.
+        records: How a record becomes a row, its folder and its labels apart.
+        labels: The classes, where they are known; None: the texts in the column of `cls`, which are read first.
 
     Attributes:
-        path: The file; image paths are relative to its folder. `-` is standard input, which is JSONL.
-        image_column: As `records.Records` takes it.
-        key_column: As `records.Records` takes it.
-        allow_no_image: As `records.Records` takes it.
+        classes: Number of each class by name; empty where nobody knows names.
     """
 
-    path: str
-    image_column: str | None = None
-    key_column: str | None = None
-    allow_no_image: bool = False
+    def __init__(self, path: str, records: Records, labels: Labels | None = None) -> None:
+        self._path = path
+        self._name = "standard input" if path == STDIN else path
+        column = records.fields.get(CLASS_FIELD)
+        if labels is None and column is not None and path != STDIN:
+            records_there = (record for _, record, _ in self._table_rows() if not isinstance(record, RowError))
+            labels = labels_of((record.get(column) for record in records_there), column)
+        labels = labels or Labels()
+        self._records = dataclasses.replace(records, folder=os.path.dirname(path), labels=labels)
+        self.classes = labels.numbers
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row a line: `json` with all columns, the image, and `cls` where a column of that name holds a whole
-        number.
+        """A row a line: `json` with all columns, the image, and the fields that are made of columns.
 
         Yields:
             A row, or the error of one that cannot be packed.
@@ -55,15 +69,23 @@ class Manifest:
         Raises:
             PackError: The file cannot be read, or from some line on it is no CSV.
         """
-        path = "standard input" if self.path == STDIN else self.path
-        suffix = ".jsonl" if self.path == STDIN else os.path.splitext(path.lower().removesuffix(".gz"))[1]
+        for number, (where, record, text) in enumerate(self._table_rows()):
+            if isinstance(record, RowError):
+                yield record
+                continue
+            try:
+                yield self._records.row(record, number, where, keys=keys, text=text)
+            except RowError as err:
+                yield err
+
+    def _table_rows(self) -> Iterator[TableRow]:
+        path = self._name
+        suffix = ".jsonl" if self._path == STDIN else os.path.splitext(path.lower().removesuffix(".gz"))[1]
         is_json = suffix in _JSON_SUFFIXES
-        records = Records(os.path.dirname(self.path), self.image_column, self.key_column, self.allow_no_image)
         try:
             # A line of JSON ends at \n only; those of CSV the csv module tells.
-            with _open_text(self.path, newline="\n" if is_json else "") as file:
-                lines = _json_rows(file, path) if is_json else _csv_rows(file, path, is_tsv=suffix == ".tsv")
-                yield from _rows_of(lines, records, keys)
+            with _open_text(self._path, newline="\n" if is_json else "") as file:
+                yield from _json_rows(file, path) if is_json else _csv_rows(file, path, is_tsv=suffix == ".tsv")
         except EOFError as err:
             raise PackError(f"{path}: the compressed file stops before its end. Fetch it again.") from err
         except (OSError, zlib.error) as err:
@@ -76,7 +98,7 @@ def _open_text(path: str, *, newline: str) -> Iterator[IO[str]]:
     line and not of the file.
     """
     with contextlib.ExitStack() as stack:
-        file: Any = stack.enter_context(open_list(path))
+        file: Any = stack.enter_context(_open_list(path))
         if path.lower().endswith(".gz"):
             file = stack.enter_context(gzip.GzipFile(fileobj=file))
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
@@ -86,19 +108,7 @@ def _open_text(path: str, *, newline: str) -> Iterator[IO[str]]:
             text.detach()
 
 
-def _rows_of(lines: Iterable[_Line], records: Records, keys: str) -> Iterator[Row | RowError]:
-    """The rows of records, numbered with those that are bad."""
-    for number, (where, record, text) in enumerate(lines):
-        if isinstance(record, RowError):
-            yield record
-            continue
-        try:
-            yield records.row(record, number, where, keys=keys, text=text)
-        except RowError as err:
-            yield err
-
-
-def _json_rows(file: IO[str], path: str) -> Iterator[_Line]:
+def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
     """Place and object of each line; empty lines are passed over."""
     decode = json.JSONDecoder(object_pairs_hook=unique, parse_constant=refuse_constant).decode
     for number, line in enumerate(_lines(file, path), start=1):
@@ -130,7 +140,7 @@ def _lines(file: IO[str], path: str) -> Iterator[str]:
         yield line
 
 
-def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[_Line]:
+def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     """Place and columns of each row below the header; the place is the line that a row begins on.
 
     A TSV has no quotes: what looks like one is text, and no cell holds a tab or a line's end (IANA's
@@ -202,3 +212,69 @@ def _is_utf8(text: str) -> bool:
 
 def _no_utf8(where: str) -> RowError:
     return row_error(where, "it is no UTF-8", "Save the manifest as UTF-8.")
+
+
+@dataclass(frozen=True)
+class PathList:
+    """A list of paths, relative to the current folder.
+
+    Attributes:
+        path: The list's file; `-` is standard input.
+        end: What ends a path: a newline, or NUL as `find -print0` writes it.
+    """
+
+    path: str
+    end: bytes = b"\n"
+
+    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
+        """A row a path, in their order: the image, and `json` with its path. Empty lines are passed over.
+
+        Raises:
+            PackError: The list cannot be read, or something in it is too long for a path.
+        """
+        name = "standard input" if self.path == STDIN else self.path
+        try:
+            with _open_list(self.path) as file:
+                for number, path in enumerate(self._paths(file, name), start=1):
+                    if path:
+                        try:
+                            yield _path_row(os.fsdecode(path), f"{name}:{number}", keys)
+                        except RowError as err:
+                            yield err
+        except OSError as err:
+            raise PackError(f"{name}: cannot be read: {err.strerror}.") from err
+
+    def _paths(self, file: IO[bytes], name: str) -> Iterator[bytes]:
+        """The paths, as they come: a pipe is not waited for longer than it takes."""
+        rest, number = b"", 1
+        while part := os.read(file.fileno(), _READ_BYTES):
+            *whole, rest = (rest + part).split(self.end)
+            yield from whole
+            number += len(whole)
+            if len(rest) > _MAX_PATH_BYTES:
+                msg = f"{name}:{number}: this is longer than the {_MAX_PATH_BYTES} bytes that a path may have."
+                raise PackError(f"{msg}\n  One path a line; or NUL behind each, with --from list0.")
+        if rest:
+            yield rest
+
+
+@contextlib.contextmanager
+def _open_list(path: str) -> Iterator[IO[bytes]]:
+    """A file, or standard input, which is left open."""
+    if path == STDIN:
+        yield sys.stdin.buffer
+    else:
+        with open(path, "rb") as file:
+            yield file
+
+
+def _path_row(path: str, where: str, keys: str) -> Row:
+    try:
+        text = utf8_name(path)
+    except UnicodeDecodeError as err:
+        raise row_error(where, f"the path {path!r} is no UTF-8", "Rename it.") from err
+    field = field_of(path)
+    if "\x00" in path or not is_image_field(field):
+        raise row_error(where, f"{path!r} has no extension of an image", "List images only: find -name '*.jpg'.")
+    fields: dict[str, FieldBytes] = {"json": to_json({"path": text}), field: file_bytes(path, where)}
+    return make_row(key_of_path(text), fields, where, keys=keys, path=text)

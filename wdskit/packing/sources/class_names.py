@@ -1,4 +1,7 @@
-"""The classes that `--classes` fixes: from a packed folder, its `classes.json`, or a text file with a name a line."""
+"""The classes that there may be: those that `--classes` fixes, and those of the texts in a table's column.
+
+`--classes` names a packed folder, its `classes.json`, or a text file with a name a line.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,9 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, read_classes
 from wdskit.errors import FolderIndexError, PackError, StorageError
@@ -50,11 +54,70 @@ class ClassNames:
         if not unknown:
             return
         more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
+        msg = f"{os.path.join(root, unknown[0])}: {self.refusal(unknown[0], more)}"
+        raise PackError(f"{msg}\n  Add it there, or move this folder away.")
+
+    def refusal(self, name: str, more: str = "") -> str:
+        """What to say of a name that is none of them."""
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
-        near = difflib.get_close_matches(unknown[0], self.names, n=1)
+        near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
-        msg = f"{os.path.join(root, unknown[0])}: {unknown[0]!r} is none of the {len(self.names)} classes"
-        raise PackError(f"{msg} of {self.where} ({shown}){more}.{hint}\n  Add it there, or move this folder away.")
+        return f"{name!r} is none of the {len(self.names)} classes of {self.where} ({shown}){more}.{hint}"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the values of the column that becomes `cls` stand for.
+
+    Attributes:
+        names: The classes; None where the values are numbers already, of which nobody knows the names.
+        numbers: Number of each class by name.
+    """
+
+    names: ClassNames | None = None
+    numbers: Mapping[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "numbers", {} if self.names is None else self.names.numbers)
+
+    def number_of(self, value: Any) -> int:
+        """The class number of a value.
+
+        Raises:
+            ValueError: It is none of the classes, or text where these are numbers.
+        """
+        if isinstance(value, str) and value in self.numbers:
+            return self.numbers[value]
+        number = whole_number(value)
+        if self.names is None:
+            if number is None:
+                raise ValueError(f"{value!r} is no whole number. Name the classes: --classes FILE.")
+        elif number is None:
+            raise ValueError(self.names.refusal(str(value)))
+        elif not -1 <= number < len(self.numbers):
+            raise ValueError(f"{number} is no number of the {len(self.numbers)} classes of {self.names.where}")
+        return number
+
+
+def labels_of(values: Iterable[Any], column: str) -> Labels:
+    """The classes of a column's values: its texts, sorted by their bytes; none where all are whole numbers."""
+    texts = {value for value in values if isinstance(value, str) and value}
+    if all(whole_number(text) is not None for text in texts):
+        return Labels()
+    names = sorted(texts, key=lambda text: text.encode(errors="surrogatepass"))
+    return Labels(ClassNames(tuple(names), f"the column {column!r}"))
+
+
+def whole_number(value: Any) -> int | None:
+    """A label: an int, or decimal text as CSV has it; None for others."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lstrip("+-").isdecimal() and value.isascii():
+        try:
+            return int(value)
+        except ValueError:  # +-3, or thousands of digits
+            return None
+    return None
 
 
 def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int]) -> ClassNames:

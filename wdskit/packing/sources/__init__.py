@@ -1,0 +1,384 @@
+"""What is packed: which kind of source a path names, by what it is and its suffix, and the rows of a source.
+
+Each kind is a reader with a method `rows`; `KINDS` lists them. What stands in a file is never guessed at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.braces import expand_patterns, split_parts
+from wdskit.dataset.patterns import has_wildcards
+from wdskit.errors import PackError, RowError
+from wdskit.packing.duplicates import Duplicate
+from wdskit.packing.rows import Row, field_of, python_rows
+from wdskit.packing.sources.archives import Tars, Zips
+from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, Parquet, SavedDataset
+from wdskit.packing.sources.class_names import ClassNames, Labels
+from wdskit.packing.sources.coco import Coco
+from wdskit.packing.sources.folder import ImageFolder, is_folder, list_folder
+from wdskit.packing.sources.records import Records
+from wdskit.packing.sources.tables import STDIN, SUFFIXES, PathList, TextTable
+from wdskit.packing.treatment import Treatment
+
+_SHOWN_REJECTS = 3
+
+
+class Progress(NamedTuple):
+    """How far packing is.
+
+    Attributes:
+        stage: What is done now: rows are listed ("reading"), with `skip_bad` their files are checked, in an addition
+            their keys are compared with those that are there, and shards are written ("packing").
+        num_samples: Samples that this stage is done with.
+        num_bytes: Bytes that they take in their shards.
+        total_samples: Samples in all, None where that is unknown.
+        total_bytes: Bytes that all take, None where that is unknown.
+    """
+
+    stage: Literal["reading", "checking", "comparing", "packing"]
+    num_samples: int
+    num_bytes: int
+    total_samples: int | None
+    total_bytes: int | None
+
+
+Tell = Callable[[Progress], None]
+
+
+@dataclass
+class Source:
+    """Rows, and what is known of where they come from.
+
+    Attributes:
+        name: For messages.
+        rows: Each row, or what is wrong with it.
+        kind: What kind of source it is, for people.
+        is_stream: The rows can be read once only, and are read while shards are written.
+        is_held: Whoever gave the rows has them in memory, so that a plan of them need not go to disk.
+        classes: Number of each class by name; empty where the source has none.
+        reader: What they come from; None where that has nothing to tell.
+        rejected: The rows that were left out so far.
+        duplicates: The rows whose images an earlier one has, where that was asked for.
+        num_cleaned: Rows so far whose keys were changed, by `--keys clean`.
+    """
+
+    name: str
+    rows: Iterable[Row | RowError]
+    kind: str = ""
+    is_stream: bool = False
+    is_held: bool = False
+    classes: dict[str, int] = field(default_factory=dict)
+    reader: object = None
+    rejected: list[RowError] = field(default_factory=list)
+    duplicates: list[Duplicate] = field(default_factory=list)
+    num_cleaned: int = 0
+
+    @property
+    def num_other(self) -> int:
+        """Files of a folder, or members of archives, that are in no row so far."""
+        return getattr(self.reader, "num_other", 0)
+
+    def nothing(self) -> PackError:
+        """The error for a source without a row that can be packed."""
+        msg = f"{self.name}: there is nothing to pack"
+        if not self.rejected:
+            return PackError(f"{msg}.")
+        first = "\n".join(f"  {err.where}: {err.problem}" for err in self.rejected[:_SHOWN_REJECTS])
+        return PackError(f"{msg}: none of its {len(self.rejected)} rows is good. The first are bad because:\n{first}")
+
+
+def streamed_rows(source: Source, treatment: Treatment, *, skip_bad: bool) -> Generator[Row, None, None]:
+    """The rows of a stream that can be packed, while they come.
+
+    Raises:
+        RowError: A row is bad, and bad rows are not to be skipped.
+    """
+    with contextlib.ExitStack() as stack:
+        # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
+        if isinstance(source.rows, Generator):
+            stack.callback(source.rows.close)
+        for row in (_checked(row, treatment) for row in source.rows) if skip_bad else source.rows:
+            if isinstance(row, Row):
+                yield row
+            elif skip_bad:
+                source.rejected.append(row)
+            else:
+                raise row
+
+
+def _checked(row: Row | RowError, treatment: Treatment) -> Row | RowError:
+    """The row, or what is wrong with it."""
+    if isinstance(row, Row):
+        try:
+            row.read(treatment)
+        except RowError as err:
+            return err
+    return row
+
+
+class Reader(Protocol):
+    """What knows how to read a source."""
+
+    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
+        """Its rows, and what is wrong with those that cannot be packed."""
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """How a source is to be read.
+
+    Attributes:
+        from_: What kind it is; None where that shall be seen from its path.
+        keys: "given", "clean" or "hashed"; see `rows.make_row`.
+        image_column: See `records.Records`.
+        key_column: See `records.Records`.
+        allow_no_image: See `records.Records`; of other sources every sample may be without.
+        fields: Column of each field that is made of one; see `records.parse_fields`.
+        side_cars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
+        files: Extensions of a folder's files that are samples, instead of images.
+        images: Folder of a COCO file's images.
+        classes: The classes of an image folder, or of the column that becomes `cls`; None: the sub-folders, or the
+            texts in the column.
+        in_order: The rows are packed in their order. Not said in `to_dict`: it follows from other options.
+    """
+
+    from_: str | None = None
+    keys: str = "given"
+    image_column: str | None = None
+    key_column: str | None = None
+    allow_no_image: bool = False
+    fields: Mapping[str, str] = field(default_factory=dict)
+    side_cars: Sequence[str] = ()
+    files: Sequence[str] = ()
+    images: str | None = None
+    classes: ClassNames | None = None
+    in_order: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of them by name, for the run's journal."""
+        said = {**asdict(self), "classes": self.classes and self.classes.digest}
+        del said["in_order"]
+        return said
+
+    @property
+    def records(self) -> Records:
+        """How records become rows; their folder is set by whoever reads them."""
+        return Records("", self.image_column, self.key_column, self.allow_no_image, self.fields)
+
+    @property
+    def labels(self) -> Labels | None:
+        """The classes of a column, where they are given."""
+        return None if self.classes is None else Labels(self.classes)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of source.
+
+    Attributes:
+        what: What it is called in messages.
+        takes: What names one: a `file`, a `folder`, a `pattern` of files, `stdin`.
+        read: Makes its reader.
+        options: Those of `SourceOptions` that belong to it alone.
+    """
+
+    what: str
+    takes: tuple[str, ...]
+    read: Callable[[str, SourceOptions], Reader]
+    options: tuple[str, ...] = ()
+
+
+def _read_folder(path: str, how: SourceOptions) -> Reader:
+    return ImageFolder(path, sidecars=how.side_cars, files=how.files, classes=how.classes)
+
+
+def _read_table(path: str, how: SourceOptions) -> Reader:
+    return TextTable(path, how.records, how.labels)
+
+
+def _read_saved(path: str, how: SourceOptions) -> Reader:
+    return SavedDataset(path, how.records, how.labels)
+
+
+def _read_coco(path: str, how: SourceOptions) -> Reader:
+    return Coco(path, images=how.images, fields=how.fields, labels=how.labels)
+
+
+def _read_parquet(path: str, how: SourceOptions) -> Reader:
+    return Parquet(expand_files(path, ".parquet"), how.records, how.labels, in_order=how.in_order)
+
+
+_NOT_GIVEN: tuple[object, ...] = (None, (), [], {})
+_COLUMNS = ("image_column", "key_column", "fields", "classes")
+
+KINDS: dict[str, Kind] = {
+    "folder": Kind("an image folder", ("folder",), _read_folder, ("side_cars", "files", "classes")),
+    "table": Kind("a table of text", ("file", "stdin"), _read_table, _COLUMNS),
+    "list": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path)),
+    "list0": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path, b"\x00")),
+    "parquet": Kind("a Parquet table", ("file", "folder", "pattern"), _read_parquet, _COLUMNS),
+    "hf": Kind(
+        "a saved data set of Hugging Face",
+        ("folder",),
+        _read_saved,
+        _COLUMNS,
+    ),
+    "coco": Kind("COCO annotations", ("file",), _read_coco, ("images", "fields", "classes")),
+    "tar": Kind("tars", ("file", "folder", "pattern"), lambda path, _: Tars(path)),
+    "zip": Kind("zips", ("file", "folder", "pattern"), lambda path, _: Zips(expand_files(path, ".zip"))),
+}
+"""The kinds, by the name that `--from` takes."""
+
+_SUFFIXES = {".parquet": "parquet", ".json": "coco", ".tar": "tar", ".zip": "zip", **dict.fromkeys(SUFFIXES, "table")}
+_FOLDERS_OF = (".parquet", ".tar")  # a folder of these alone is not one of images
+
+
+def find_source(source: Any, how: SourceOptions) -> Source:
+    """What kind of source this is, and its rows.
+
+    Raises:
+        PackError: It is not there, of no known kind, or an option does not belong to it.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return _python_source(source, how)
+    path = os.fsdecode(source)
+    name = how.from_ or _kind_of(path)
+    if name not in KINDS:
+        raise PackError(f"from: {name!r} is no kind of source. There are {', '.join(KINDS)}.")
+    kind = KINDS[name]
+    _check_options(path, f"this is {kind.what}", kind.options, how)
+    if how.classes is not None and "fields" in kind.options and "cls" not in how.fields:
+        raise PackError(f"{path}: classes: no column becomes `cls`. Name it: --field cls=COLUMN.")
+    _check_path(path, kind)
+    reader = kind.read(path, how)
+    classes: Mapping[str, int] = getattr(reader, "classes", {})
+    shown = "standard input" if path == STDIN else path
+    found = Source(
+        shown,
+        reader.rows(keys=how.keys),
+        kind=kind.what.removeprefix("a ").removeprefix("an "),
+        is_stream=path == STDIN,
+        classes=dict(classes),
+        reader=reader,
+    )
+    return _counted(found) if how.keys == "clean" else found
+
+
+def _python_source(source: Any, how: SourceOptions) -> Source:
+    if how.from_ is not None:
+        raise PackError("the rows: from belongs to a path, and these are rows from Python.")
+    _check_options("the rows", "these are rows from Python", (), how)
+    if not isinstance(source, Iterable):
+        raise PackError(f"{source!r} is no source. Give a folder, a manifest, or an iterable of rows.")
+    is_stream = not isinstance(source, Sequence)
+    rows = python_rows(source, keys=how.keys)
+    found = Source("the rows", rows, is_stream=is_stream, is_held=not is_stream)
+    return _counted(found) if how.keys == "clean" else found
+
+
+def _counted(source: Source) -> Source:
+    """The same source, which counts the rows whose keys were changed."""
+    rows = source.rows
+
+    def counted() -> Iterator[Row | RowError]:
+        with contextlib.ExitStack() as stack:
+            if isinstance(rows, Generator):
+                stack.callback(rows.close)
+            for row in rows:
+                source.num_cleaned += isinstance(row, Row) and row.is_cleaned
+                yield row
+
+    source.rows = counted()
+    return source
+
+
+def _kind_of(path: str) -> str:
+    """The kind that a path names."""
+    if path == STDIN:
+        return "list"
+    if os.path.isdir(path):
+        return _kind_of_folder(path)
+    if not os.path.exists(path) and not is_pattern(path):
+        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
+    parts = split_parts(path)
+    if len(parts) > 1:
+        kinds = sorted({_kind_of(part) for part in parts})
+        if len(kinds) > 1:
+            raise PackError(f"{path}: its parts are of several kinds ({', '.join(kinds)}). Pack each kind by itself.")
+        return kinds[0]
+    for suffix, kind in _SUFFIXES.items():
+        if path.lower().endswith(suffix):
+            return kind
+    msg = f"{path}: this is neither a folder nor a file of a known suffix ({', '.join(_SUFFIXES)})."
+    raise PackError(f"{msg}\n  Say what it is with --from; or write it as one of these, or give its rows from Python.")
+
+
+def _kind_of_folder(path: str) -> str:
+    """A folder without an image or a sub-folder may be one of tables or tars; any other is one of images, unless
+    `datasets` has written it.
+    """
+    names = ((STATE_NAME, INFO_NAME), (SPLITS_NAME,))
+    if any(all(os.path.exists(os.path.join(path, name)) for name in together) for together in names):
+        return "hf"
+    suffixes = set()
+    for entry in list_folder(path):
+        if is_folder(entry) or is_image_field(field_of(entry.name)):
+            return "folder"
+        suffixes.add(os.path.splitext(entry.name)[1].lower())
+    found = [suffix for suffix in _FOLDERS_OF if suffix in suffixes]
+    if len(found) > 1:
+        raise PackError(f"{path}: there are {' and '.join(found)} in this folder. Say which with --from.")
+    return _SUFFIXES[found[0]] if found else "folder"
+
+
+def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOptions) -> None:
+    """Refuse an option that would be ignored."""
+    for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
+        if getattr(how, option) not in _NOT_GIVEN:
+            owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
+            raise PackError(f"{path}: {option} belongs to {owners}, and {what}.")
+
+
+def _check_path(path: str, kind: Kind) -> None:
+    """Refuse a path that cannot be of its kind, as far as that needs no look inside."""
+    if path == STDIN:
+        if "stdin" not in kind.takes:
+            able = ", ".join(name for name, kind in KINDS.items() if "stdin" in kind.takes)
+            raise PackError(f"standard input: {kind.what} cannot be read from there. --from can be {able}.")
+        return
+    if not os.path.exists(path) and not ("pattern" in kind.takes and is_pattern(path)):
+        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
+    what = "folder" if os.path.isdir(path) else "file" if os.path.exists(path) else "pattern"
+    if what not in kind.takes:
+        raise PackError(f"{path}: this is a {what}, and {kind.what} cannot be one.")
+
+
+def is_pattern(path: str) -> bool:
+    """Whether a path that does not exist names several."""
+    return has_wildcards(path) or "{" in path or "::" in path
+
+
+def expand_files(path: str, suffix: str) -> list[str]:
+    """The files that a path names: itself, those of a folder that end in `suffix`, or those that a pattern matches;
+    each pattern's sorted by their bytes.
+
+    Raises:
+        PackError: There is none.
+    """
+    found = []
+    for pattern in expand_patterns(path):
+        if os.path.isdir(pattern):
+            names = [entry.path for entry in list_folder(pattern) if entry.name.lower().endswith(suffix)]
+        else:
+            names = [pattern] if os.path.exists(pattern) else glob.glob(pattern)
+        if not names:
+            raise PackError(f"{pattern}: there is no {suffix} file by this name or in this folder.")
+        found += sorted(names, key=os.fsencode)
+    return found

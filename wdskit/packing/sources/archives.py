@@ -1,0 +1,244 @@
+"""Rows from archives: the members of a tar or a zip that share a key are a sample. Their bytes stay where they are."""
+
+from __future__ import annotations
+
+import logging
+import re
+import stat
+import struct
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import NoReturn
+
+from wdskit.dataset.classes import CLASSES_NAME, common_classes
+from wdskit.dataset.identities import Verified
+from wdskit.dataset.keys import split_name
+from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.dataset.samples import HeaderReader
+from wdskit.dataset.unfinished import refuse_part
+from wdskit.errors import PackError, RowError
+from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
+from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, PartBytes, ZipBytes
+from wdskit.packing.rows import SAME_FIELD, Row, json_with_key, make_row, row_error
+from wdskit.storage.identity import FileIdentity
+from wdskit.storage.urls import LocalFile, is_local, local_path
+
+LEAVE_OUT = "leave the labels out: `wdskit reshard --drop cls`."
+"""What to do where labels of several sources mean different classes."""
+_NUMBER = re.compile(r"\d+")
+_ENCRYPTED = 0x2041  # and with a masked directory (PKWARE's APPNOTE.TXT 6.3.10, section 4.4.4)
+_IS_UTF8 = 0x800
+_log = logging.getLogger(__name__)
+
+
+class Tars:
+    """Local tars, as `dataset.patterns.list_shards` finds them.
+
+    Attributes:
+        num_other: Members read so far that belong to no sample.
+        classes: Number of each class by name, where all folders of the tars that have labels have a `classes.json`.
+
+    Raises:
+        PackError: One is not on this machine.
+        StorageError: There are none.
+        FolderIndexError: They are what a run has come to that is not finished; or two `classes.json` disagree, or one
+            does not read.
+    """
+
+    def __init__(self, shards: str) -> None:
+        found = list_shards(shards)
+        remote = next((url for url in found.urls if not is_local(url)), None)
+        if remote is not None:
+            raise PackError(f"{remote}: only local tars can be packed. Fetch it first.")
+        refuse_part(shards, found)
+        self._shards = [(local_path(url), entry) for url, entry in zip(found.urls, found.entries, strict=True)]
+        self.num_other = 0
+        self.classes = _classes_of(found)
+
+    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
+        """A row a sample, in their order: its members are its fields.
+
+        Raises:
+            ShardError: A tar is not right.
+            StorageError: One cannot be read.
+        """
+        for path, entry in self._shards:
+            file = LocalFile(path)
+            try:
+                if entry is not None:
+                    Verified().check(file, entry.identity, entry.sha256)
+                identity = FileIdentity.of(file.fd)
+                samples = HeaderReader(file, shard=path)
+                for sample in samples:
+                    fields = (
+                        (name, PartBytes(path, span.size, span.offset, *identity))
+                        for name, span in sample.items()
+                        if not name.startswith("__")
+                    )
+                    yield _row(sample["__key__"], fields, path, keys)
+                self.num_other += samples.num_ignored
+            finally:
+                file.close()
+
+
+def _classes_of(found: ShardList) -> dict[str, int]:
+    """The classes that the labels of all these shards stand for; none where that is not known of one.
+
+    Raises:
+        FolderIndexError: As `common_classes`.
+    """
+    folders = found.folders
+    classes = common_classes(folders, folders.__getitem__, way_out=LEAVE_OUT)
+    if classes.problem:
+        _log.warning("%s, so no %s is written.", classes.problem, CLASSES_NAME)
+    names = classes.names or ()
+    if classes.problem or len({*names}) < len(names):
+        return {}
+    return {name: number for number, name in enumerate(names)}
+
+
+class Zips:
+    """Zips on this machine. Only their directories are read here.
+
+    Attributes:
+        num_other: Members read so far that belong to no sample.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+        self.num_other = 0
+
+    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
+        """A row a sample, by their keys' bytes: its members are its fields.
+
+        Raises:
+            PackError: A zip cannot be read, or is not right.
+        """
+        for path in self._paths:
+            try:
+                identity = FileIdentity.of(path)
+                members = read_directory(path)
+            except OSError as err:
+                raise PackError(f"{path}: cannot be read: {err.strerror}.") from err
+            for key, found in groupby(self._sorted(members), key=itemgetter(0)):
+                try:
+                    fields = [_zip_field(path, key, field, member, identity) for _, field, member in found]
+                except RowError as err:
+                    yield err
+                else:
+                    yield _row(key, fields, path, keys)
+
+    def _sorted(self, members: Sequence[tuple[str, zipfile.ZipInfo]]) -> list[tuple[str, str, zipfile.ZipInfo]]:
+        """Key, field and member, so that those of a key stand together."""
+        found = []
+        for name, member in members:
+            split = split_name(name)
+            if split is None:
+                self.num_other += 1
+            else:
+                found.append((*split, member))
+        return sorted(found, key=lambda each: (each[0].encode(), each[1], each[2].header_offset))
+
+
+def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
+    """Name and record of each file in a zip, in the directory's order.
+
+    Raises:
+        PackError: It is no zip of stored and deflated plain files, or members overlap.
+        OSError: It cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            found, directory = file.infolist(), file.start_dir
+        named = [(_zip_name(path, member), member) for member in found]
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error, IndexError) as err:
+        _refuse(path, f"it cannot be read as a zip: {str(err).rstrip('.')}")
+    for name, member in named:
+        _check_member(path, name, member)
+    late = next((name for name, member in named if _stop(member) > directory or member.header_offset < 0), None)
+    if late is not None:
+        _refuse(path, f"{late!r} reaches beyond byte {directory}, where the directory begins")
+    # Members that share bytes make terabytes of a zip of some kilobytes (D. Fifield, 2019).
+    starts = sorted((member.header_offset, _stop(member)) for member in found)
+    if any(stop > start for (_, stop), (start, _) in pairwise(starts)):
+        _refuse(path, "members of it overlap, as they do in bombs")
+    return [(name, member) for name, member in named if not name.endswith("/")]
+
+
+def _stop(member: zipfile.ZipInfo) -> int:
+    """Where a member's bytes end at the earliest: its local header may have an extra field of its own."""
+    return member.header_offset + ZIP_HEADER_BYTES + len(member.orig_filename) + member.compress_size
+
+
+def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
+    """A member's name: UTF-8, which is written with its flag and, on macOS, without."""
+    name = member.orig_filename
+    if not member.flag_bits & _IS_UTF8:  # zipfile has read it as cp437
+        try:
+            name = name.encode("cp437").decode()
+        except UnicodeError as err:
+            msg = f"{path}: the name {name!r} of a member is no UTF-8. Unpack it, and pack the folder."
+            raise PackError(msg) from err
+    if not name or "\x00" in name:
+        _refuse(path, f"a member is called {name!r}")
+    return name
+
+
+def _check_member(path: str, name: str, member: zipfile.ZipInfo) -> None:
+    if member.flag_bits & _ENCRYPTED:
+        _refuse(path, f"{name!r} is encrypted")
+    if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        _refuse(path, f"{name!r} is compressed by method {member.compress_type}, and only deflate (8) is read")
+    if member.create_system == 3 and stat.S_ISLNK(member.external_attr >> 16):  # Unix: the upper half is a mode
+        _refuse(path, f"{name!r} is a symbolic link")
+
+
+def _zip_field(
+    path: str, key: str, field: str, member: zipfile.ZipInfo, identity: FileIdentity
+) -> tuple[str, FieldBytes]:
+    """A member as a field.
+
+    Raises:
+        RowError: It is a bomb; or the dot before the field's name is one in the key.
+    """
+    where = f"{path}: {key}"
+    num_bytes, packed_bytes = member.file_size, member.compress_size
+    is_deflated = member.compress_type == zipfile.ZIP_DEFLATED
+    if num_bytes > max(MAX_UNPACKED_BYTES, MAX_UNPACK_RATIO * packed_bytes):
+        problem = f"its {field!r} claims to unpack {packed_bytes} bytes to {num_bytes}, as bombs do"
+        raise row_error(where, problem, "Unpack it yourself, if it is right.")
+    if _NUMBER.fullmatch(field.partition(".")[0]):
+        problem = f"the dot in {key}.{field} cuts its key, and names that differ behind it would be one sample"
+        raise row_error(where, problem, "Unpack it, and pack the folder with --keys hashed.")
+    if not is_deflated and packed_bytes != num_bytes:
+        problem = f"its {field!r} is stored as {packed_bytes} bytes and claims to have {num_bytes}"
+        raise row_error(where, problem, "The zip is damaged. Make it again.")
+    at = member.header_offset
+    return field, ZipBytes(path, num_bytes, at, packed_bytes, is_deflated, member.CRC, *identity)
+
+
+def _refuse(path: str, problem: str) -> NoReturn:
+    raise PackError(f"{path}: {problem}.\n  It is damaged or no zip of plain files. Make it again, or unpack it.")
+
+
+def _row(key: str, members: Iterable[tuple[str, FieldBytes]], archive: str, keys: str) -> Row | RowError:
+    """The row of a key's members, `jpeg` as `jpg`; or what is wrong with it.
+
+    A leading `./`, as tars of a whole folder have it, is no part of the key. A key that is replaced stands in `json`.
+    """
+    where = f"{archive}: {key}"
+    key = key.removeprefix("./")
+    try:
+        fields: dict[str, FieldBytes] = {}
+        for name, data in members:
+            field = SAME_FIELD.get(name, name)
+            if field in fields:
+                raise row_error(where, f"it has the field {field!r} twice", "Rename one of its members.")
+            fields[field] = data
+        if keys != "given":
+            fields["json"] = json_with_key(fields.get("json", b"{}"), key, where)
+        return make_row(key, fields, where, keys=keys, path=key)
+    except RowError as err:
+        return err
