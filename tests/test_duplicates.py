@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from wdskit.packing import duplicates
 from wdskit.packing.duplicates import Digests, find_duplicates, image_digest
-from wdskit.packing.rows import Row
+from wdskit.packing.row import Row
 
 
 def rows_of(images):

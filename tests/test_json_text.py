@@ -13,7 +13,7 @@ from shards import samples_in, write_shard
 
 from wdskit import pack, reshard
 from wdskit.dataset.keys import hashed_key
-from wdskit.packing.facts import add_facts
+from wdskit.packing.json_merge import add_facts
 
 TEXTS = {
     "numbers": rb'{"a": 1.10, "b": 1E5, "c": -0.0, "d": 1e999, "e": 0.1000000000000000055511151231257827}',

@@ -22,7 +22,7 @@ from shards import bytes_in, samples_in
 from wdskit import PackError, RowError, pack, reshard
 from wdskit.packing import api, plan
 from wdskit.packing.plan import Limits, Names, RowTooLarge, divide, fill_in_turn, make_limits, row_bytes
-from wdskit.packing.rows import Row
+from wdskit.packing.row import Row
 
 ROWS = st.lists(st.lists(st.integers(0, 3000), min_size=1, max_size=3), min_size=1, max_size=30)
 LIMITS = {"max_samples": st.integers(1, 8), "max_bytes": st.integers(16_000, 40_000)}

@@ -57,7 +57,7 @@ def test_the_splits_are_those_of_wdskit_split(tmp_path):
 
 
 def test_another_draw_than_that_of_wdskit_split_is_caught(tmp_path, monkeypatch):
-    monkeypatch.setattr(splits, "_SEED", 1)
+    monkeypatch.setattr(splits, "SPLIT_SEED", 1)
     with pytest.raises(AssertionError):
         check_splits_are_those_of_wdskit_split(tmp_path)
 

@@ -26,7 +26,7 @@ from wdskit import PackError, RowError, pack
 from wdskit.dataset.hashes import SortedRuns
 from wdskit.files import DRAFT_SUFFIX
 from wdskit.packing import streamed_keys
-from wdskit.packing.rows import Row
+from wdskit.packing.row import Row
 from wdskit.packing.streamed_keys import StreamedKeys
 
 OPTIONS: dict[str, Any] = {"pattern": "p-%02d.tar", "disk": HastyDisk()}

@@ -31,9 +31,9 @@ from tests.test_pack_faults import (
 from tests.test_pack_power import check_replacing, lose_power
 from wdskit import PackError, WdskitError, pack, reshard, split
 from wdskit.files import Disk
-from wdskit.packing import reshard_fill
-from wdskit.packing import reshard_run as resharding
+from wdskit.packing import run as resharding
 from wdskit.packing.destination import Destination
+from wdskit.packing.samples import fill as reshard_fill
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
 

@@ -19,7 +19,7 @@ from wdskit import ConfigError, FolderIndexError, PackError, WdskitError, finish
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER, read_index
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.export.api import KINDS
-from wdskit.packing import reshard, reshard_sources, staging
+from wdskit.packing import reshard, staging
 from wdskit.packing.staging import read_description
 from wdskit.shards.index import index_folder
 
@@ -134,13 +134,29 @@ CHANGES = {
     "also": ({"also": ["timm"]}, "also was [] and is ['timm']."),
     "split_name": ({"split_name": "x"}, "split_name was '' and is 'x'."),
 }
-NO_OPTIONS_OF_SHARDS = {"source", "dest", "check", "workers", "dry_run", "overwrite", "restart", "progress", "disk"}
+AS_IN_PACK = {"split", "validate", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background"}
+AS_IN_PACK |= {"image_fields", "derive", "max_pixels"}
+NO_OPTIONS_OF_SHARDS = {
+    "on",
+    "part",
+    "only",
+    "threads",
+    "source",
+    "dest",
+    "check",
+    "workers",
+    "dry_run",
+    "overwrite",
+    "restart",
+    "progress",
+    "disk",
+}
 
 
 def test_every_option_that_a_shard_depends_on_is_tried():
     import inspect
 
-    known = {*inspect.signature(wdskit.reshard).parameters} - NO_OPTIONS_OF_SHARDS
+    known = {*inspect.signature(wdskit.reshard).parameters} - NO_OPTIONS_OF_SHARDS - AS_IN_PACK
     assert known == {*CHANGES} | {"max_bytes", "multiple_of"}  # as max_samples and num_shards
 
 
@@ -370,7 +386,7 @@ def test_of_samples_that_are_written_anew_too(source, tmp_path, workers):
 
 def test_what_is_read_at_once_changes_nothing(source, tmp_path, monkeypatch):
     whole = resharded(source, tmp_path / "whole", also=KINDS)
-    monkeypatch.setattr("wdskit.packing.reshard_fill.BATCH_BYTES", 3000)
+    monkeypatch.setattr("wdskit.packing.samples.fill.BATCH_BYTES", 3000)
     assert resharded(source, tmp_path / "out", also=KINDS) == {
         name: data.replace(b"whole-", b"out-") for name, data in whole.items()
     }
@@ -405,7 +421,7 @@ def expect_refusal(check: Callable[[], None]) -> None:
 
 
 def test_a_run_that_does_not_look_at_its_sources_is_caught(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(reshard, "digest_sources", lambda found: reshard_sources.Inputs(found.urls, 1, ()))
+    monkeypatch.setattr(reshard, "digest_sources", lambda found: (1, ()))
     expect_refusal(lambda: test_other_sources_are_refused_with_the_difference(source, tmp_path, other_bytes, "another"))
 
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from shards import bytes_in, samples_in
 
 from wdskit import RowError, pack
-from wdskit.packing import api, recorded, spool
+from wdskit.packing import api, recorded
+from wdskit.packing import store as spool
 from wdskit.packing.recorded import decode_rows, encode_row
 from wdskit.packing.references import KINDS, FileBytes
-from wdskit.packing.rows import Row
-from wdskit.packing.spool import Spool, check_unique
+from wdskit.packing.row import Row
+from wdskit.packing.store import Spool, check_unique
 
 TEXTS = st.text(st.characters(codec=None, min_codepoint=1), max_size=12)  # surrogates too
 REFERENCES = st.builds(

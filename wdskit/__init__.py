@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import finish_pack, pack
     from wdskit.packing.reshard import ReshardResult, reshard
-    from wdskit.packing.reshard_select import SelectResult, select
+    from wdskit.packing.select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
@@ -146,8 +146,8 @@ _HOMES = {
     "pack": "wdskit.packing.api",
     "finish_pack": "wdskit.packing.api",
     "reshard": "wdskit.packing.reshard",
-    "SelectResult": "wdskit.packing.reshard_select",
-    "select": "wdskit.packing.reshard_select",
+    "SelectResult": "wdskit.packing.select",
+    "select": "wdskit.packing.select",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.statistics.result",

@@ -19,7 +19,8 @@ from images import image_bytes
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, WdskitError, pack
-from wdskit.packing import api, parquet_cells, spool
+from wdskit.packing import api, parquet_cells
+from wdskit.packing import store as spool
 from wdskit.packing.parquet_cells import open_parquet, read_cell, read_group
 from wdskit.packing.references import CellBytes
 from wdskit.packing.sources.arrow import Parquet

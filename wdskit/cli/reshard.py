@@ -15,7 +15,7 @@ from wdskit.cli.shared_options import AlsoOption, SplitNameOption
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
-    from wdskit.packing.reshard_select import SelectResult
+    from wdskit.packing.select import SelectResult
 
 
 def reshard_command(
@@ -166,7 +166,7 @@ def _select(
     json: bool,
 ) -> None:
     """Store a selection, and say what is in it."""
-    from wdskit.packing.reshard_select import select
+    from wdskit.packing.select import select
 
     with show_progress() as show:
         result = select(

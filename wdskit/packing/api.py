@@ -25,17 +25,18 @@ from wdskit.packing.destination import (
 )
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.options import PackOptions, parse_part
-from wdskit.packing.plan import Names, make_limits, names_of
+from wdskit.packing.parts import finish_parts
+from wdskit.packing.plan import make_limits, names_of_all
 from wdskit.packing.planning import PackPlan
 from wdskit.packing.ray import import_ray
-from wdskit.packing.run import Work, finish_parts, pack_planned, plan_jobs
+from wdskit.packing.run import Work, pack_planned, plan_jobs, read_plan
 from wdskit.packing.sources import Progress, Source, SourceOptions, Tell, find_source
 from wdskit.packing.sources.class_names import find_class_names
 from wdskit.packing.sources.records import parse_fields
 from wdskit.packing.splits import Splitter
-from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
+from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
-from wdskit.packing.treatment import Treatment
+from wdskit.packing.transforms import Treatment
 from wdskit.shards.split_key import parse_shares
 
 
@@ -187,7 +188,7 @@ def pack(
             are renewed, and no others can be asked for.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         validate: How images are checked before they are packed; this and what follows to `max_pixels` is explained by
-            `packing.treatment.Treatment`. By default bytes pass untouched, and images are looked at but not decoded.
+            `packing.transforms.Treatment`. By default bytes pass untouched, and images are looked at but not decoded.
         resize: Pixels of a side that larger images get. With this, `format`, `orient` and `derive` shards go by count:
             their bytes are not known before.
         resize_mode: "shorter", "longer", "crop" or "pad".
@@ -252,7 +253,7 @@ def pack(
     )
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-        names = _names_of_all(folder, pattern, options.split)
+        names = names_of_all(folder, pattern, options.split)
     finish_what_was_stopped(folder, source, options, disk)
     how = SourceOptions(
         from_=from_,
@@ -283,10 +284,11 @@ def pack(
         most = None if found.is_held else ROWS_IN_MEMORY
         on_key = None if splitter is None else splitter.add
         spool = stack.enter_context(Spool(lambda: work.room, name=work.plan_name, disk=disk, most=most, on_key=on_key))
-        target, run, jobs = plan_jobs(work, spool)
-        plan = jobs.plan()
-        entries = None if dry_run else pack_planned(work, target, run, jobs)
-    return _result(target, found, entries, plan, start)
+        plan = read_plan(work, spool)
+        target, run, jobs = plan_jobs(work, plan)
+        shown = jobs.plan()  # reads the plan, which is gone behind this block
+        entries = None if dry_run else pack_planned(work, plan, target, run, jobs)
+    return _result(target, found, entries, shown, start)
 
 
 def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResult:
@@ -321,15 +323,6 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         seconds=time.perf_counter() - start,
         was_done=was_done,
     )
-
-
-def _names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
-    """What the shards are called, those of each split after it."""
-    if splits is None:
-        return [names_of(folder, pattern)]
-    if pattern is not None:
-        raise PackError("pattern and split do not go together: the shards are called after their splits.")
-    return [Names(f"{split}-%06d.tar") for split in splits]
 
 
 def _result(

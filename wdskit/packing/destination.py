@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -34,43 +34,20 @@ from wdskit.packing.journal import (
     remove_locks,
     shard_files,
 )
+from wdskit.packing.options import PackOptions
 from wdskit.packing.plan import Names
 from wdskit.packing.planning import PlannedShard
 from wdskit.packing.recorded import Ints
-from wdskit.packing.rows import Row, row_error
+from wdskit.packing.row import Row, row_error
 from wdskit.packing.sources import Progress, Source, Tell
-from wdskit.packing.spool import Spool, suspects
 from wdskit.packing.staging import differences, read_filled, remove_run
+from wdskit.packing.store import Spool, suspects
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 _PART = "part-{}-of-{}.lock"
 
 
-class Intent(Protocol):
-    """What may become of what stands in the folder: the options of `pack` that say so."""
-
-    @property
-    def append(self) -> bool:
-        """Add to it."""
-
-    @property
-    def overwrite(self) -> bool:
-        """Replace it."""
-
-    @property
-    def only(self) -> int | None:
-        """Fill this shard again."""
-
-    @property
-    def dry_run(self) -> bool:
-        """Nothing."""
-
-    @property
-    def may_add(self) -> bool:
-        """Whether there is a word for adding to it."""
-
-
-def check_place(folder: Path, source: object, options: Intent) -> None:
+def check_place(folder: Path, source: object, options: PackOptions) -> None:
     """Refuse what can be refused before a row is read.
 
     Raises:
@@ -91,12 +68,12 @@ def check_place(folder: Path, source: object, options: Intent) -> None:
         raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
 
 
-def refuse_other_options(folder: Path, intent: Intent, described: Mapping[str, Any], *, is_stream: bool) -> None:
+def refuse_other_options(folder: Path, intent: PackOptions, described: Mapping[str, Any], *, is_stream: bool) -> None:
     """Refuse a folder that a run with other options has packed, before any row is read.
 
     Args:
         folder: Where.
-        intent: What may become of what stands there.
+        intent: Its options: some say what may become of what stands there.
         described: The options of this run that a shard could depend on.
         is_stream: Whether its rows come once.
 
@@ -267,7 +244,7 @@ class Destination:
                 raise in_the_way(path)
 
 
-def look_at_destination(folder: Path, options: Intent, classes: Mapping[str, int]) -> Destination:
+def look_at_destination(folder: Path, options: PackOptions, classes: Mapping[str, int]) -> Destination:
     """Look at the folder to pack into. Whether its last run was the same is found out later.
 
     Raises:
@@ -380,7 +357,7 @@ def _tidy(folder: Path, disk: Disk) -> None:
     remove_locks(folder, disk)
 
 
-def finish_what_was_stopped(folder: Path, source: object, options: Intent, disk: Disk) -> None:
+def finish_what_was_stopped(folder: Path, source: object, options: PackOptions, disk: Disk) -> None:
     """Refuse what can be refused before a row is read, and end a run that was killed while it published.
 
     Raises:

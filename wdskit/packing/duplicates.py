@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.hashes import find_repeated, is_among
-from wdskit.packing.rows import Row
+from wdskit.packing.row import Row
 
 HASH_BYTES = 8
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.duplicates import image_digest
 from wdskit.packing.recorded import Rows
 from wdskit.packing.references import FileBytes, Reference
-from wdskit.packing.rows import Row
+from wdskit.packing.row import Row
+from wdskit.packing.samples.fill import HandOver, SampleFiller
+from wdskit.packing.samples.store import SampleRows
 from wdskit.packing.sources import Progress, Tell
+from wdskit.packing.transforms import UNTOUCHED, Treatment
 from wdskit.packing.treating import read_treated
-from wdskit.packing.treatment import UNTOUCHED, Treatment
-from wdskit.tar.writer import TarWriter
+from wdskit.tar.writer import END_BYTES, TarWriter
 
 _LARGE_BYTES = 16 << 10
 """From here on copying a file takes longer than what views cost more than bytes: 40 us of 200 for 100 KB."""
@@ -62,7 +65,7 @@ class ShardJob:
     """
 
     path: Path
-    rows: Rows | Iterable[Row]
+    rows: Rows | SampleRows | Iterable[Row]
     num_bytes: int
     also: Exports = NO_EXPORTS
     treatment: Treatment = UNTOUCHED
@@ -126,6 +129,42 @@ def _fill(
     job: ShardJob, sink: Draft | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
 ) -> _Filled:
     """Write the bytes of a shard to a draft, or only into a digest."""
+    if not isinstance(job.rows, SampleRows):
+        return _fill_rows(job, sink, record, on_sample)
+    filler = SampleFiller(job.rows, str(job.path), record)
+    try:
+        if not job.treatment.passes:
+            return _fill_rows(dataclasses.replace(job, rows=filler.rows()), sink, record, on_sample)
+        num_bytes = 0
+        for num_samples, added in filler.copy(sink.hand_over if isinstance(sink, Draft) else _update(sink)):
+            num_bytes += added
+            if on_sample:
+                on_sample(num_samples, added)
+    finally:
+        filler.close()
+    if num_bytes + END_BYTES != job.num_bytes:
+        raise PackError(f"{job.path}: it has {num_bytes + END_BYTES} bytes, {job.num_bytes} were planned.")
+    return _Filled(_digest_of(sink), job.num_bytes, tuple(sorted(filler.fields)), filler.offsets)
+
+
+def _update(digest: hashlib._Hash) -> HandOver:
+    """Take buffers into a digest only."""
+
+    def take(buffer: bytearray, num_bytes: int) -> bytearray:
+        digest.update(memoryview(buffer)[:num_bytes])
+        return buffer
+
+    return take
+
+
+def _digest_of(sink: Draft | hashlib._Hash) -> str:
+    return sink.sha256 if isinstance(sink, Draft) else sink.hexdigest()
+
+
+def _fill_rows(
+    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
+) -> _Filled:
+    """As `_fill`, of rows one by one."""
     fields: set[str] = set()
     offsets = [0]
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, Draft) else TarWriter(sink.update)
@@ -137,13 +176,17 @@ def _fill(
             on_sample(1, offsets[-1] - offsets[-2])
     writer.finish()
     assert job.num_bytes in {0, writer.offset}
-    sha256 = sink.sha256 if isinstance(sink, Draft) else sink.hexdigest()
-    return _Filled(sha256, writer.offset, tuple(sorted(fields)), offsets)
+    return _Filled(_digest_of(sink), writer.offset, tuple(sorted(fields)), offsets)
+
+
+def _rows_of(job: ShardJob) -> Iterable[Row]:
+    assert not isinstance(job.rows, SampleRows)
+    return job.rows
 
 
 def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
     """Add the samples, and give the names of the fields of each."""
-    for row, treated in read_treated(job.rows, job.treatment, threads=job.threads):
+    for row, treated in read_treated(_rows_of(job), job.treatment, threads=job.threads):
         for field, data in treated:
             name = f"{row.key}.{field}"
             if record:
@@ -154,7 +197,7 @@ def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -
 
 def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
     """As `_treat_rows`, of rows that pass through: large files are read to where they are written from."""
-    for row in job.rows:
+    for row in _rows_of(job):
         for field, source in row.fields:
             name = f"{row.key}.{field}"
             offset = writer.offset + BLOCK_BYTES

@@ -13,8 +13,8 @@ from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.fill import check_rows
 from wdskit.packing.recorded import Rows
 from wdskit.packing.sources import Progress, Tell
-from wdskit.packing.spool import Spool
-from wdskit.packing.treatment import Treatment
+from wdskit.packing.store import Spool
+from wdskit.packing.transforms import Treatment
 from wdskit.shards.parallel import map_shards
 
 _CHECK_ROWS = 256  # rows that a process checks at a time

@@ -11,7 +11,7 @@ from wdskit.errors import PackError
 from wdskit.export.api import parse_exports
 from wdskit.packing.plan import Limits
 from wdskit.packing.ray import check_address
-from wdskit.packing.treatment import UNTOUCHED, Treatment, treatment_versions
+from wdskit.packing.transforms import UNTOUCHED, Treatment, treatment_versions
 from wdskit.shards.split_key import Shares, format_shares
 
 
@@ -41,6 +41,7 @@ class PackOptions:
     on: str | None = None
     treatment: Treatment = UNTOUCHED
     threads: int = 1
+    command: str = "pack"
 
     def __post_init__(self) -> None:
         if self.keys not in ("given", "clean", "hashed"):
@@ -74,8 +75,8 @@ class PackOptions:
 
     @property
     def may_add(self) -> bool:
-        """`pack` can add to a folder."""
-        return True
+        """Whether there is a word for adding to a folder."""
+        return self.command == "pack"
 
     def described(self) -> dict[str, object]:
         """Those that a shard could depend on, by name."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wdskit.errors import PackError
 from wdskit.limits import BLOCK_BYTES
-from wdskit.packing.rows import Row, row_error, size_of
+from wdskit.packing.row import Row, row_error, size_of
 from wdskit.tar.writer import END_BYTES, member_bytes
 
 # Not in a name: what ends it, what a pattern of shards would read as more than a name, a second %.
@@ -321,3 +321,12 @@ def names_of(folder: Path, pattern: str | None) -> Names:
         raise PackError(
             f"{folder}: shards cannot be called after this folder. Name them: --pattern train-%06d.tar."
         ) from err
+
+
+def names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None) -> Sequence[Names]:
+    """What the shards are called, those of each split after it."""
+    if splits is None:
+        return [names_of(folder, pattern)]
+    if pattern is not None:
+        raise PackError("pattern and split do not go together: the shards are called after their splits.")
+    return [Names(f"{split}-%06d.tar") for split in splits]

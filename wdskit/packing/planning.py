@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,12 @@ from wdskit.packing.fill import ShardJob
 from wdskit.packing.looking import look_at_rows
 from wdskit.packing.plan import Limits, Names, RowTooLarge, Span, divide
 from wdskit.packing.recorded import Ints, Rows
-from wdskit.packing.rows import Row, row_error
+from wdskit.packing.row import Row, row_error
+from wdskit.packing.samples.store import SampleRows
 from wdskit.packing.sources import Progress, Source, Tell
-from wdskit.packing.spool import Spool, check_unique
+from wdskit.packing.store import Spool, check_unique
+from wdskit.packing.transforms import UNTOUCHED, Treatment
 from wdskit.packing.treating import packed_names, required_rows
-from wdskit.packing.treatment import UNTOUCHED, Treatment
 
 _TELL_ROWS = 1000
 
@@ -75,6 +76,33 @@ class PackPlan:
         return sum(shard.num_bytes for shard in self.shards)
 
 
+class Store(Protocol):
+    """All rows that may be packed, by their numbers: `store.Spool` of rows one by one, `samples.store.Samples`."""
+
+    @property
+    def blocks(self) -> Any:
+        """Blocks of 512 bytes that each takes in its shard: a buffer of uint32."""
+
+    @property
+    def num_fields(self) -> Mapping[tuple[str, ...], int]:
+        """Rows by the names of their fields; empty where that is not known."""
+
+    def __len__(self) -> int:
+        """Number of rows."""
+
+    def __getitem__(self, number: int) -> Row:
+        """One row."""
+
+    def take(self, numbers: Ints) -> Rows | SampleRows:
+        """Some rows in their order, for this process or another."""
+
+    def where(self, number: int) -> str:
+        """Where a row comes from, for messages."""
+
+    def forget_hashes(self) -> None:
+        """Keys are compared: what that needed may go."""
+
+
 class Series(NamedTuple):
     """Shards that are numbered on their own: all of them, or those of a split.
 
@@ -96,7 +124,7 @@ class Jobs(Sequence[ShardJob]):
     """The shards to fill, in order; each is made when it is asked for, as its rows take memory.
 
     Attributes:
-        spool: All rows.
+        store: All rows.
         order: Numbers of the rows in the order in which they are packed; None for all, in the source's.
         spans: The rows of each shard, by their places in that order.
         series: How the shards are numbered.
@@ -106,7 +134,7 @@ class Jobs(Sequence[ShardJob]):
         folder: Where they are written; `into` says so.
     """
 
-    spool: Spool
+    store: Store
     order: Ints | None
     spans: Sequence[Span]
     series: Sequence[Series]
@@ -145,8 +173,8 @@ class Jobs(Sequence[ShardJob]):
             number -= length
         raise IndexError(number)
 
-    def _rows(self, span: Span) -> Rows:
-        return self.spool.take(_places(self.order, span.start, span.stop))
+    def _rows(self, span: Span) -> Rows | SampleRows:
+        return self.store.take(_places(self.order, span.start, span.stop))
 
     def plan(self) -> PackPlan:
         """What is going to be written."""
@@ -160,9 +188,9 @@ class Jobs(Sequence[ShardJob]):
                 splits[series.split] = shards[done : done + series.length]
             done += series.length
         num_fields: Counter[str] = Counter()
-        for names, count in self.spool.num_fields.items():
+        for names, count in self.store.num_fields.items():
             num_fields.update(dict.fromkeys(packed_names(names, self.treatment), count))
-        first, last = (self.spool[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
+        first, last = (self.store[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
         return PackPlan(shards, dict(sorted((+num_fields).items())), first.key, last.key, splits)
 
 
@@ -219,7 +247,7 @@ def read_rows(
 
 
 def divide_rows(
-    spool: Spool, kept: Ints | None, *, limits: Limits, shuffle: int | None, by_count: bool = False
+    store: Store, kept: Ints | None, *, limits: Limits, shuffle: int | None, by_count: bool = False
 ) -> tuple[Ints | None, list[Span]]:
     """In which order rows are packed, None for all in the source's, and where in it each shard begins.
 
@@ -229,18 +257,17 @@ def divide_rows(
         RowError: A row alone is over the limit.
         PackError: So many shards cannot be made of them.
     """
-    spool.forget_hashes()
     order = kept
     if shuffle is not None:
-        order = permutation(len(spool) if kept is None else len(kept), "pack-shuffle", shuffle)
+        order = permutation(len(store) if kept is None else len(kept), "pack-shuffle", shuffle)
         order = order if kept is None else kept[order]
-    blocks = np.frombuffer(spool.blocks, dtype=np.uint32)
+    blocks = np.frombuffer(store.blocks, dtype=np.uint32)
     if by_count:
-        spans = divide(np.ones(len(spool) if order is None else len(order), np.uint32), limits)
+        spans = divide(np.ones(len(store) if order is None else len(order), np.uint32), limits)
         return order, [span._replace(num_bytes=0) for span in spans]
 
     def where(place: int) -> str:
-        return spool[int(_places(order, place, place + 1)[0])].where
+        return store.where(int(_places(order, place, place + 1)[0]))
 
     try:
         return order, divide(blocks if order is None else blocks[order], limits, name=where)

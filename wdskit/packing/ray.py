@@ -26,7 +26,7 @@ from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk, own_drafts
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.recorded import RecordedRows
-from wdskit.packing.rows import row_error
+from wdskit.packing.row import row_error
 from wdskit.packing.staging import Staging
 
 _MOST_TRIES = 4

@@ -14,7 +14,7 @@ import orjson
 from numpy.typing import NDArray
 
 from wdskit.packing.references import KINDS, FieldBytes, Reference
-from wdskit.packing.rows import Row
+from wdskit.packing.row import Row
 
 Ints = NDArray[np.int64]
 

@@ -1,27 +1,33 @@
-"""`reshard`: from finished shards to others, by ranges of bytes."""
+"""`reshard`: pack the samples of finished shards again, copied by ranges of bytes where nothing changes them."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.index import Exports, ShardEntry
+from wdskit.dataset.index import ShardEntry
 from wdskit.export.api import parse_exports
 from wdskit.files import DISK, Disk
-from wdskit.packing.destination import finish_what_was_stopped, folder_of
-from wdskit.packing.plan import Limits, Names, make_limits, names_of
+from wdskit.limits import MAX_PIXELS
+from wdskit.packing.destination import (
+    finish_what_was_stopped,
+    folder_of,
+    raised_as_pack_errors,
+    refuse_other_options,
+)
+from wdskit.packing.options import PackOptions, parse_part
+from wdskit.packing.plan import make_limits, names_of_all
 from wdskit.packing.planning import PlannedShard
-from wdskit.packing.reshard_choice import Choice, check_seed, check_word, check_workers, make_choice
-from wdskit.packing.reshard_fields import Changes, make_changes
-from wdskit.packing.reshard_plan import Jobs, divide_samples, join_sources, shuffle_samples
-from wdskit.packing.reshard_run import ReshardIntent, ReshardRun
-from wdskit.packing.reshard_samples import Samples
-from wdskit.packing.reshard_scan import Scanned
-from wdskit.packing.reshard_sources import (
+from wdskit.packing.ray import import_ray
+from wdskit.packing.run import Plan, Work, pack_planned, plan_jobs
+from wdskit.packing.samples.changes import make_changes
+from wdskit.packing.samples.choice import check_word, make_choice
+from wdskit.packing.samples.sources import (
     Seen,
     check_dest,
     digest_sources,
@@ -30,8 +36,12 @@ from wdskit.packing.reshard_sources import (
     scan_all,
     scan_jobs,
 )
-from wdskit.packing.sources import Progress, Tell
+from wdskit.packing.samples.store import Samples
+from wdskit.packing.sources import Progress, Source, Tell
+from wdskit.packing.splits import Splitter
+from wdskit.packing.transforms import Treatment
 from wdskit.shards.sampling import parse_share
+from wdskit.shards.split_key import parse_shares
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,23 @@ def reshard(
     keys: str = "given",
     duplicate_keys: str = "error",
     check: str = "headers",
+    split: str | Mapping[str, object] | None = None,
     workers: int = 1,
+    threads: int = 1,
+    on: str | None = None,
+    part: str | None = None,
+    only: int | None = None,
+    validate: str | None = None,
+    resize: int | None = None,
+    resize_mode: str | None = None,
+    upscale: bool = False,
+    format: str | None = None,  # noqa: A002 (as the command line has it)
+    quality: int | None = None,
+    orient: bool = False,
+    background: str | None = None,
+    image_fields: str | Sequence[str] = (),
+    derive: str | Sequence[str] = (),
+    max_pixels: int = MAX_PIXELS,
     pattern: str | None = None,
     dry_run: bool = False,
     overwrite: bool = False,
@@ -141,7 +167,11 @@ def reshard(
         duplicate_keys: "error", or "first": of samples with one key, the first.
         check: "headers", or "sha256": the whole of each source shard is compared with the digest in its folder's index
             before anything is written.
+        split: As `pack` takes it: shards of each split, into which a sample goes by its key alone.
         workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, as for all that spawns.
+        threads: As `pack` takes it, and so `on`, `part` and `only`.
+        validate: As `pack` takes it, and so what follows to `max_pixels`; but by default no image is looked at, and
+            samples are copied as they are.
         pattern: Names of the shards, `train-%06d.tar`; by default from the name of `dest`.
         dry_run: Plan everything and write nothing.
         overwrite: Replace what is packed in `dest`: its index goes first, then its shards, lists and selections.
@@ -161,107 +191,99 @@ def reshard(
         StorageError: A source cannot be read.
     """
     start = time.perf_counter()
-    check_workers(workers)
-    check_seed("shuffle", shuffle)
     check_word("check", check, ("headers", "sha256"))
     check_word("duplicate_keys", duplicate_keys, ("error", "first"))
-    task = _Task(
-        folder=folder_of(os.fsdecode(dest)),
-        limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of),
-        choice=make_choice(filter=filter, missing=missing, sample=sample, seed=seed),
-        changes=make_changes(keep=keep, drop=drop, rename=rename, keys=keys),
-        shuffle=shuffle,
-        first_of_key=duplicate_keys == "first",
-        has_check=check == "sha256",
-        also=parse_exports(also, split_name=split_name),
-        intent=ReshardIntent(overwrite, restart, dry_run),
-        told={
-            "shuffle": shuffle,
-            "filter": filter,
-            "missing": missing,
-            "sample": None if sample is None else str(parse_share(sample)),
-            "seed": seed,
-            "duplicate_keys": duplicate_keys,
-        },
-        workers=workers,
-        tell=progress or _say_nothing,
-        disk=disk,
+    treatment = Treatment(
+        validate=validate or ("structure" if resize or format or orient or derive else "none"),
+        resize=resize,
+        resize_mode=resize_mode,
+        upscale=upscale,
+        format=format,
+        quality=quality,
+        orient=orient,
+        background=background,
+        image_fields=image_fields,
+        derive=derive,
+        max_pixels=max_pixels,
     )
-    names = names_of(task.folder, pattern)
-    return task.run(source, names, start)
+    by_count = treatment.changes_bytes
+    changes = make_changes(keep=keep, drop=drop, rename=rename, keys=keys)
+    choice = make_choice(filter=filter, missing=missing, sample=sample, seed=seed)
+    options = PackOptions(
+        limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of, by_count=by_count),
+        shuffle=shuffle,
+        skip_bad=False,
+        keys=keys,
+        append=False,
+        workers=workers,
+        dry_run=dry_run,
+        overwrite=overwrite,
+        restart=restart,
+        part=None if part is None else parse_part(part),
+        only=only,
+        also=also,
+        split_name=split_name,
+        split=None if split is None else parse_shares(split),
+        on=on,
+        treatment=treatment,
+        threads=threads,
+        command="reshard",
+    )
+    with raised_as_pack_errors(Path(dest)):
+        folder = folder_of(os.fsdecode(dest))
+        names = names_of_all(folder, pattern, options.split)
+    found = list_sources(source)
+    check_dest(folder, found, overwrite=overwrite)
+    finish_what_was_stopped(folder, None, options, disk)
+    if on is not None and not dry_run:
+        import_ray()
+    classes, classes_lost = find_classes(found, changes)
+    described = {
+        "command": "reshard",
+        **changes.to_dict(),
+        "filter": filter,
+        "missing": missing,
+        "sample": None if sample is None else str(parse_share(sample)),
+        "seed": seed,
+        "duplicate_keys": duplicate_keys,
+        **{f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in classes.items()},
+    }
+    splitter = None if options.split is None else Splitter(options.split)
+    rows = Source(source if isinstance(source, str) else "the shards", (), kind="shards")
+    with contextlib.ExitStack() as stack:
+        work = Work(stack, folder, rows, names, options, described, splitter, progress or _say_nothing, disk)
+        beside = parse_exports(options.also, split_name=options.split_name)
+        refuse_other_options(folder, options, work.described(beside), is_stream=False)
+        block_shards, blocks = digest_sources(found)
+        seen = Seen()
+        jobs = scan_jobs(found, choice, changes, has_check=check == "sha256", has_draws=splitter is not None)
+        samples = Samples(seen.counted(scan_all(jobs, workers=workers, tell=work.tell)), changes)
+        kept = samples.unique(first_of_key=duplicate_keys == "first")
+        num_kept = len(samples) if kept is None else len(kept)
+        seen.check(num_kept, len(samples) - num_kept, changes)
+        if splitter is not None:
+            splitter.add_draws(samples.draws)
+        plan = Plan(samples, kept, len(found.urls), block_shards, blocks, found.urls.__getitem__, classes)
+        target, run, shards = plan_jobs(work, plan)
+        entries = () if dry_run else pack_planned(work, plan, target, run, shards)
+        planned = shards.plan().shards
+    if part is not None or only is not None:
+        planned = tuple(PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries)
+    return ReshardResult(
+        folder=folder,
+        entries=tuple(entries),
+        shards=planned,
+        num_source_shards=len(jobs),
+        num_source_samples=seen.num_samples,
+        num_duplicates=len(samples) - num_kept,
+        num_ignored=seen.num_ignored,
+        num_copied=samples.num_copied if treatment.passes else 0,
+        classes_lost=classes_lost,
+        was_done=target.is_done,
+        seconds=time.perf_counter() - start,
+        **vars(seen.gone),
+    )
 
 
 def _say_nothing(_: Progress) -> None:
     """Progress where nobody looks."""
-
-
-@dataclass(frozen=True)
-class _Task:
-    """The options of `reshard`, checked."""
-
-    folder: Path
-    limits: Limits
-    choice: Choice
-    changes: Changes
-    shuffle: int | None
-    first_of_key: bool
-    has_check: bool
-    also: Exports
-    intent: ReshardIntent
-    told: Mapping[str, object]  # the other options that a shard could depend on
-    workers: int
-    tell: Tell
-    disk: Disk
-
-    def run(self, source: str | Sequence[str], names: Names, start: float) -> ReshardResult:
-        found = list_sources(source)
-        check_dest(self.folder, found, overwrite=self.intent.overwrite)
-        finish_what_was_stopped(self.folder, None, self.intent, self.disk)
-        inputs = digest_sources(found)
-        classes, classes_lost = find_classes(found, self.changes)
-        seen = Seen()
-        jobs = scan_jobs(found, self.choice, self.changes, has_check=self.has_check)
-        samples, num_duplicates = self._samples(seen.counted(scan_all(jobs, workers=self.workers, tell=self.tell)))
-        seen.check(len(samples), num_duplicates, self.changes)
-        num_copied = int(samples.copied.sum())
-        if self.shuffle is not None:
-            shuffle_samples(samples, self.shuffle)
-        spans = divide_samples(samples, self.limits)
-        planned = Jobs(samples, spans, names, self.changes, self.also)
-        told = {
-            **self.limits.described(),
-            **self.changes.told(),
-            **self.told,
-            **_digests(classes),
-            "pattern": names.pattern,
-        }
-        rest = self.also, self.workers, self.tell, self.disk
-        run = ReshardRun(self.folder, self.intent, inputs, told, planned, classes, *rest)
-        entries: Sequence[ShardEntry] = ()
-        was_done = False
-        if self.intent.dry_run:
-            run.look()
-        else:
-            entries, was_done = run.write()
-        return ReshardResult(
-            folder=self.folder,
-            entries=tuple(entries),
-            shards=tuple(planned.shards),
-            num_source_shards=len(jobs),
-            num_source_samples=seen.num_samples,
-            num_duplicates=num_duplicates,
-            num_ignored=seen.num_ignored,
-            num_copied=num_copied,
-            classes_lost=classes_lost,
-            was_done=was_done,
-            seconds=time.perf_counter() - start,
-            **vars(seen.gone),
-        )
-
-    def _samples(self, scans: Iterable[Scanned]) -> tuple[Samples, int]:
-        return join_sources(scans, hashed=self.changes.hashed, first_of_key=self.first_of_key)
-
-
-def _digests(lists: Mapping[str, bytes]) -> dict[str, str]:
-    """Of files that are taken over, for the record of the run."""
-    return {f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in lists.items()}

@@ -10,47 +10,38 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdskit.dataset.index import Exports, ShardEntry, read_index
-from wdskit.dataset.lock import hold, lock_folder, share_folder, wait_for_workers
-from wdskit.dataset.unfinished import run_folders
+from wdskit.dataset.lock import hold, lock_folder, share_folder
 from wdskit.errors import PackError, WdskitError
 from wdskit.export.api import check_export_names
-from wdskit.files import Disk, publish_bytes, remove_drafts
+from wdskit.files import Disk, publish_bytes
 from wdskit.packing.destination import Destination, locked, look_at_destination, raised_as_pack_errors
 from wdskit.packing.fill import Count, ShardJob, fill_shard
 from wdskit.packing.journal import (
-    LIST_NAMES,
-    find_last_run,
-    finish_publishing,
     indexed_already,
-    is_publishing,
     publish_run,
     remove_finished,
-    remove_locks,
 )
 from wdskit.packing.options import PackOptions
-from wdskit.packing.plan import Names
-from wdskit.packing.planning import Chosen, Jobs, PlannedShard, Series, divide_rows, read_rows
+from wdskit.packing.plan import Names, Span
+from wdskit.packing.planning import Chosen, Jobs, PlannedShard, Series, Store, divide_rows, read_rows
 from wdskit.packing.ray import fill_on_ray
 from wdskit.packing.recorded import Ints
 from wdskit.packing.sources import Source, Tell
 from wdskit.packing.splits import Splitter, divide_splits
-from wdskit.packing.spool import Spool, digest_blocks
 from wdskit.packing.staging import (
     RunDescription,
     Staging,
     differences,
     open_staging,
-    read_description,
-    read_filled,
 )
+from wdskit.packing.store import Spool, digest_blocks
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
 
 _BEGINS = "begins.lock"
-_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -115,8 +106,35 @@ class Work:
 # The plan.
 
 
-def plan_jobs(work: Work, spool: Spool) -> tuple[Destination, RunDescription, Jobs]:
-    """Plan everything, and refuse what is wrong with the rows, before anything is written."""
+@dataclass(frozen=True)
+class Plan:
+    """All rows, before it is decided which shard each goes into.
+
+    Attributes:
+        store: The rows.
+        kept: Numbers of those that are packed; None for all.
+        num_sources: Rows of the source, bad ones included; or its shards.
+        block_rows: Rows, or shards, that each digest is over.
+        blocks: Their digests.
+        where_of: Where such a row comes from, or such a shard, by its number.
+        lists: Files of all shards together, by name; None for those that the source gives.
+    """
+
+    store: Store
+    kept: Ints | None
+    num_sources: int
+    block_rows: int
+    blocks: tuple[str, ...]
+    where_of: Callable[[int], str]
+    lists: Mapping[str, bytes] | None = None
+
+
+def read_plan(work: Work, spool: Spool) -> Plan:
+    """Read all rows of a source.
+
+    Raises:
+        RowError: A row is bad, or two rows have one key.
+    """
     options = work.options
     with raised_as_pack_errors(work.folder):
         kept = read_rows(
@@ -127,20 +145,39 @@ def plan_jobs(work: Work, spool: Spool) -> tuple[Destination, RunDescription, Jo
             workers=options.workers,
             tell=work.tell,
         )
+        return Plan(spool, kept, len(spool), *digest_blocks(spool), spool.where)
+
+
+def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs]:
+    """Decide everything, and refuse what is in the way, before anything is written."""
+    options = work.options
+    only = options.only is not None
+    if not options.append:  # whose keys are compared below
+        plan.store.forget_hashes()
+    divided = _divided(work, plan)
+    with raised_as_pack_errors(work.folder):
         target = work.look()
         also = target.beside(options.also, options.split_name)
-        blocks = digest_blocks(spool)
-        run = RunDescription(work.described(also), len(spool), *blocks, None)
-        target = resolve_last_run(target, run, lambda number: spool[number].where, only=options.only is not None)
-        if not target.is_done and options.only is None:
-            target.check_keys(spool, kept, work.tell)
-        jobs = _divided(work, target, spool, kept, also)
+        run = RunDescription(work.described(also), plan.num_sources, plan.block_rows, plan.blocks, None)
+        target = resolve_last_run(target, run, plan.where_of, only=only, may_add=options.may_add)
+        if isinstance(plan.store, Spool) and target.append and not target.is_done:
+            target.check_keys(plan.store, plan.kept, work.tell)
+        firsts = map(target.first_number, work.names)
+        lengths = map(len, divided.shards)
+        series = [Series(*each) for each in zip(work.names, firsts, lengths, divided.splits, strict=True)]
+        spans = [*itertools.chain(*divided.shards)]
+        jobs = Jobs(plan.store, divided.order, spans, series, also, options.treatment, options.threads)
         run = dataclasses.replace(run, shards=jobs.plan().shards, first=tuple(each.first for each in jobs.series))
         check_export_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also.kinds)
-        if options.only is None:
+        if not only:
             target.check_free(jobs.plan().shards, also)
-            target.check_lists(target.lists(work.found))
+            target.check_lists(lists_of(work, target, plan))
     return target, run, jobs
+
+
+def lists_of(work: Work, target: Destination, plan: Plan) -> Mapping[str, bytes]:
+    """The files of all shards together, by name."""
+    return target.lists(work.found) if plan.lists is None else plan.lists
 
 
 def resolve_last_run(
@@ -169,35 +206,37 @@ def resolve_last_run(
     return target
 
 
-def _divided(work: Work, target: Destination, spool: Spool, kept: Ints | None, also: Exports) -> Jobs:
-    """The shards that the rows make."""
+class _Divided(NamedTuple):
+    """The order in which rows are packed, None for the source's; the shards of each split, and the splits' names."""
+
+    order: Ints | None
+    shards: Sequence[Sequence[Span]]
+    splits: Sequence[str]
+
+
+def _divided(work: Work, plan: Plan) -> _Divided:
     options = work.options
     how: Any = {
         "limits": options.limits,
         "shuffle": options.shuffle,
         "by_count": options.treatment.changes_bytes,
     }
-    firsts = map(target.first_number, work.names)
     if work.splitter is None:
-        order, spans = divide_rows(spool, kept, **how)
-        shards, splits = [spans], [""]
-    else:
-        order, shards = divide_splits(spool, kept, work.splitter, **how)
-        splits = [*work.splitter.shares]
-    series = [Series(*each) for each in zip(work.names, firsts, map(len, shards), splits, strict=True)]
-    spans = [*itertools.chain(*shards)]
-    return Jobs(spool, order, spans, series, also, options.treatment, options.threads)
+        order, spans = divide_rows(plan.store, plan.kept, **how)
+        return _Divided(order, [spans], [""])
+    split_order, shards = divide_splits(plan.store, plan.kept, work.splitter, **how)
+    return _Divided(split_order, shards, [*work.splitter.shares])
 
 
 # Filling.
 
 
-def pack_planned(work: Work, target: Destination, run: RunDescription, jobs: Jobs) -> Sequence[ShardEntry]:
+def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescription, jobs: Jobs) -> Sequence[ShardEntry]:
     """Fill the shards, or some of them, and where they are all there then, publish them."""
     options = work.options
     part = options.part
     numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
-    lists = target.lists(work.found)
+    lists = lists_of(work, target, plan)
     with raised_as_pack_errors(work.folder):
         if options.only is not None:
             return [_fill_again(work, target, jobs, options.only)]
@@ -206,7 +245,7 @@ def pack_planned(work: Work, target: Destination, run: RunDescription, jobs: Job
             if part is None:
                 remove_finished(work.folder, work.disk)
             return [target.last_run.entries[number] for number in numbers]
-        staging = begin(work, run, lambda number: jobs.spool[number].where)
+        staging = begin(work, run, plan.where_of)
     spans = [jobs.spans[number] for number in numbers]
     num_bytes = sum(span.num_bytes - END_BYTES for span in spans)
     total_bytes = None if options.treatment.changes_bytes else num_bytes
@@ -334,58 +373,3 @@ def _fill_in_worker(job: ShardJob, *, held: Path, disk: Disk) -> ShardEntry:
     """`fill_shard` in a worker process, and there only: the log of its run is held until the process ends."""
     hold(held)
     return fill_shard(job, disk=disk)
-
-
-# Parts.
-
-
-def finish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
-    """Publish a run whose shards were filled in parts. The folder's lock is held.
-
-    Returns:
-        The shards, and whether they had been published already.
-
-    Raises:
-        PackError: Nothing was begun here, or shards are missing; it names them and their parts.
-    """
-    if is_publishing(folder):
-        finish_publishing(folder, disk)
-        last = find_last_run(folder)
-        return (last.entries if last is not None else ()), True
-    remove_finished(folder, disk)
-    runs = [(path, run) for path in run_folders(folder) if (run := read_description(path)) is not None]
-    if not runs:
-        last = find_last_run(folder)
-        if last is not None:
-            remove_locks(folder, disk)
-            return last.entries, True
-        raise PackError(f"{folder}: no part of a run has been packed here.")
-    [(path, run), *others] = runs
-    if others or not run.parts or run.shards is None:
-        msg = f"{folder}: a run that was stopped here is not divided into parts."
-        raise PackError(f"{msg}\n  Do the same again to go on with it.")
-    for log in path.glob("*.log"):
-        wait_for_workers(log)
-    entries = _gather(folder, path, run)
-    staging = Staging(folder, path, run, path / "shards.log", disk)
-    remove_drafts(path, disk=disk)
-    append = run.options["append"]
-    index = read_index(folder) if append else None
-    target = Destination(folder, append=append, index=index)
-    lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}
-    publish_all(target, staging, entries, lists, Exports(tuple(run.options["also"]), run.options["split_name"]))
-    return entries, False
-
-
-def _gather(folder: Path, path: Path, run: RunDescription) -> Sequence[ShardEntry]:
-    """What the parts have filled, in order."""
-    assert run.shards is not None
-    filled = read_filled(path)
-    missing = [number for number, shard in enumerate(run.shards) if shard.name not in filled]
-    if missing:
-        parts = ", ".join(f"{part}/{run.parts}" for part in sorted({number % run.parts for number in missing}))
-        names = ", ".join(run.shards[number].name for number in missing[:_SHOWN])
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        msg = f"{folder}: {len(missing)} of {len(run.shards)} shards are missing: {names}{more}."
-        raise PackError(f"{msg}\n  Run again the same with --part {parts}.")
-    return [filled[shard.name] for shard in run.shards]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.errors import PackError, RowError
 from wdskit.packing.plan import Limits, Span
-from wdskit.packing.planning import divide_rows
+from wdskit.packing.planning import Store, divide_rows
 from wdskit.packing.recorded import Ints
-from wdskit.packing.spool import Spool
-from wdskit.shards.split_key import Shares, choose_splits, draws_of, make_draw
+from wdskit.shards.split_key import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
 
-_SEED = 0  # the one that `wdskit split` has by default, so that both give a key the same split
 _DRAWN_ROWS = 4096
 
 
@@ -22,7 +21,7 @@ class Splitter:
 
     def __init__(self, shares: Shares) -> None:
         self.shares = shares
-        self._draw = make_draw(_SEED)
+        self._draw = make_draw(SPLIT_SEED)
         self._draws: list[bytes] = []
         self._splits = array("B")
 
@@ -31,6 +30,11 @@ class Splitter:
         self._draws.append(self._draw(key))
         if len(self._draws) == _DRAWN_ROWS:
             self._choose()
+
+    def add_draws(self, draws: NDArray[np.uint64]) -> None:
+        """Many keys more, by their draws."""
+        self._choose()
+        self._splits.frombytes(choose_splits(draws, self.shares).astype(np.uint8).tobytes())
 
     def _choose(self) -> None:
         if not self._draws:
@@ -49,7 +53,7 @@ class Splitter:
 
 
 def divide_splits(
-    spool: Spool, kept: Ints | None, splitter: Splitter, *, limits: Limits, shuffle: int | None, by_count: bool
+    store: Store, kept: Ints | None, splitter: Splitter, *, limits: Limits, shuffle: int | None, by_count: bool
 ) -> tuple[Ints, list[list[Span]]]:
     """As `divide_rows`, split by split: the order of all rows, and the shards of each split.
 
@@ -64,7 +68,7 @@ def divide_splits(
     for number, name in enumerate(splitter.shares):
         rows = splitter.rows_of(number, kept)
         try:
-            order, spans = _divide(spool, rows, limits, shuffle, by_count=by_count)
+            order, spans = _divide(store, rows, limits, shuffle, by_count=by_count)
         except RowError:
             raise
         except PackError as err:
@@ -76,12 +80,12 @@ def divide_splits(
 
 
 def _divide(
-    spool: Spool, rows: Ints, limits: Limits, shuffle: int | None, *, by_count: bool
+    store: Store, rows: Ints, limits: Limits, shuffle: int | None, *, by_count: bool
 ) -> tuple[Ints, list[Span]]:
     if not len(rows):
         if limits.num_shards is not None:
             raise PackError(f"it has no sample, and num_shards asks for {limits.num_shards} shards of it.")
         return rows, []
-    order, spans = divide_rows(spool, rows, limits=limits, shuffle=shuffle, by_count=by_count)
+    order, spans = divide_rows(store, rows, limits=limits, shuffle=shuffle, by_count=by_count)
     assert order is not None
     return order, spans

@@ -12,7 +12,7 @@ from wdskit.packing.fill import Count, ShardJob, fill_shard
 from wdskit.packing.journal import indexed_already, remove_finished
 from wdskit.packing.plan import fill_in_turn
 from wdskit.packing.planning import PlannedShard
-from wdskit.packing.rows import Row
+from wdskit.packing.row import Row
 from wdskit.packing.run import Work, begin, publish_all, resolve_last_run
 from wdskit.packing.sources import streamed_rows
 from wdskit.packing.staging import RunDescription, Staging

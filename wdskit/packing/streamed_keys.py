@@ -20,7 +20,7 @@ from wdskit.dataset.hashes import SortedRuns, is_among
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.packing.destination import Destination
 from wdskit.packing.recorded import Ints
-from wdskit.packing.rows import Row, key_taken
+from wdskit.packing.row import Row, key_taken
 from wdskit.packing.sources import Tell
 
 _BATCH_KEYS = 1 << 14

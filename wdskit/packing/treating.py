@@ -8,8 +8,8 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from wdskit.errors import DecodeError, RowError
-from wdskit.packing.rows import Row, row_error
-from wdskit.packing.treatment import Field, Treatment
+from wdskit.packing.row import Row, row_error
+from wdskit.packing.transforms import Field, Treatment
 
 _log = logging.getLogger(__name__)
 _SHOWN_MISSING = 5

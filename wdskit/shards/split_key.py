@@ -33,6 +33,9 @@ _DRAW_BYTES = 8
 _SHOWN_CHARS = 60
 _MAX_CHARS = 1000
 
+SPLIT_SEED = 0
+"""The seed that `wdskit split` has by default, so that `pack --split` gives a key the same split."""
+
 
 @dataclass(frozen=True)
 class SplitKey:

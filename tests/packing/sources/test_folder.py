@@ -18,9 +18,9 @@ from shards import bytes_in, samples_in, write_shard
 
 from wdskit import PackError, RowError, pack, verify
 from wdskit.dataset.keys import check_key
-from wdskit.packing.facts import add_facts
+from wdskit.packing.json_merge import add_facts
 from wdskit.packing.references import FileBytes
-from wdskit.packing.rows import clean_key, file_bytes
+from wdskit.packing.row import clean_key, file_bytes
 from wdskit.packing.sources.folder import FileNames, walk_files
 
 
@@ -186,9 +186,9 @@ def test_names_that_some_reader_loses_are_refused_or_hashed(tmp_path, name):
 
 
 def test_hashed_keys_that_collide_are_an_error(tmp_path, monkeypatch):
-    from wdskit.packing import rows
+    from wdskit.packing import row
 
-    monkeypatch.setattr(rows, "hashed_key", lambda path: "0" * 20)
+    monkeypatch.setattr(row, "hashed_key", lambda path: "0" * 20)
     with pytest.raises(RowError, match=r"0001.jpg: its key '0{20}' is that of .*0000.jpg too"):
         pack(make_folder(tmp_path / "photos", {".": 2}), tmp_path / "out", keys="hashed")
 

@@ -17,7 +17,7 @@ from wdskit.dataset.braces import expand_patterns, split_parts
 from wdskit.dataset.patterns import has_wildcards
 from wdskit.errors import PackError, RowError
 from wdskit.packing.duplicates import Duplicate
-from wdskit.packing.rows import Row, field_of, python_rows
+from wdskit.packing.row import Row, field_of, python_rows
 from wdskit.packing.sources.archives import Tars, Zips
 from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, Parquet, SavedDataset
 from wdskit.packing.sources.class_names import ClassNames, Labels
@@ -25,7 +25,7 @@ from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import ImageFolder, is_folder, list_folder
 from wdskit.packing.sources.records import Records
 from wdskit.packing.sources.tables import STDIN, SUFFIXES, PathList, TextTable
-from wdskit.packing.treatment import Treatment
+from wdskit.packing.transforms import Treatment
 
 _SHOWN_REJECTS = 3
 

@@ -21,7 +21,7 @@ from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
 from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, PartBytes, ZipBytes
-from wdskit.packing.rows import SAME_FIELD, Row, json_with_key, make_row, row_error
+from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 

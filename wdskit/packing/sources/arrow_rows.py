@@ -12,7 +12,7 @@ from wdskit.codecs.formats import field_of_bytes
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import Row, row_error
+from wdskit.packing.row import Row, row_error
 from wdskit.packing.sources.arrow_columns import ArrowColumns
 from wdskit.packing.sources.class_names import Labels, labels_of, whole_number
 from wdskit.packing.sources.records import CLASS_FIELD, Records, image_path, to_array

@@ -9,8 +9,8 @@ from typing import Any
 
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_COCO_BYTES
-from wdskit.packing.facts import refuse_constant, to_json, unique
-from wdskit.packing.rows import Row, make_row, row_error
+from wdskit.packing.json_merge import refuse_constant, to_json, unique
+from wdskit.packing.row import Row, make_row, row_error
 from wdskit.packing.sources.class_names import ClassNames, Labels
 from wdskit.packing.sources.records import CLASS_FIELD, Records, image_path, key_of_path
 

@@ -12,9 +12,9 @@ import orjson
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError, RowError
-from wdskit.packing.facts import field_with_facts
+from wdskit.packing.json_merge import field_with_facts
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
+from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.sources.class_names import ClassNames
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})

@@ -14,9 +14,9 @@ from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELD
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import check_field
 from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
-from wdskit.packing.facts import to_json
+from wdskit.packing.json_merge import to_json
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
+from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.sources.class_names import Labels, whole_number
 
 IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")

@@ -18,9 +18,9 @@ from typing import IO, Any, TypeAlias
 from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
-from wdskit.packing.facts import refuse_constant, to_json, unique
+from wdskit.packing.json_merge import refuse_constant, to_json, unique
 from wdskit.packing.references import FieldBytes
-from wdskit.packing.rows import Row, field_of, file_bytes, make_row, row_error
+from wdskit.packing.row import Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.sources.class_names import Labels, labels_of
 from wdskit.packing.sources.folder import utf8_name
 from wdskit.packing.sources.records import CLASS_FIELD, Records, key_of_path

@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 from wdskit.errors import ShardError, StorageError
 from wdskit.limits import BLOCK_BYTES
-from wdskit.packing.reshard_look import BlocksAt, Bytes, Ints
+from wdskit.packing.samples.headers import BlocksAt, Bytes, Ints
 from wdskit.storage.identity import FileChanged, FileIdentity
 from wdskit.storage.urls import LocalFile
 

@@ -5,37 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, StorageError, WdskitError
-from wdskit.packing.reshard_batch import Gone
-from wdskit.packing.reshard_choice import Choice
-from wdskit.packing.reshard_fields import Changes
-from wdskit.packing.reshard_scan import ScanJob, Scanned, scan_source
+from wdskit.packing.samples.batch import Gone
+from wdskit.packing.samples.changes import Changes
+from wdskit.packing.samples.choice import Choice
+from wdskit.packing.samples.scan import ScanJob, Scanned, scan_source
 from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.sources.archives import LEAVE_OUT
-from wdskit.packing.spool import blocks_of
+from wdskit.packing.store import blocks_of
 from wdskit.shards.parallel import map_shards
 from wdskit.storage.urls import is_local
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What is written anew, to know it again.
-
-    Attributes:
-        paths: Of the shards.
-        block_shards: Shards that each digest is over.
-        blocks: Hex digests of them, as `digest_sources` makes them.
-    """
-
-    paths: Sequence[str]
-    block_shards: int
-    blocks: tuple[str, ...]
 
 
 def list_sources(source: str | Sequence[str]) -> ShardList:
@@ -54,7 +38,9 @@ def list_sources(source: str | Sequence[str]) -> ShardList:
     return found
 
 
-def scan_jobs(found: ShardList, choice: Choice, changes: Changes | None, *, has_check: bool) -> list[ScanJob]:
+def scan_jobs(
+    found: ShardList, choice: Choice, changes: Changes | None, *, has_check: bool, has_draws: bool = False
+) -> list[ScanJob]:
     """What is to be looked at, and how.
 
     Raises:
@@ -66,7 +52,8 @@ def scan_jobs(found: ShardList, choice: Choice, changes: Changes | None, *, has_
             msg = f"{unknown}: its folder has no index, so its sha256 is not known."
             raise PackError(f"{msg}\n  Run `wdskit index {os.path.dirname(unknown) or '.'}`, or leave --check out.")
     return [
-        ScanJob(url, entry, choice, changes, has_check) for url, entry in zip(found.urls, found.entries, strict=True)
+        ScanJob(url, entry, choice, changes, has_check, has_draws)
+        for url, entry in zip(found.urls, found.entries, strict=True)
     ]
 
 
@@ -130,13 +117,16 @@ def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
         raise PackError(f"{folder}: the source's shards are links to files in this folder. Write to another one.")
 
 
-def digest_sources(found: ShardList) -> Inputs:
+def digest_sources(found: ShardList) -> tuple[int, tuple[str, ...]]:
     """The sources, to know them again: each by name and size, and by what its folder's index says of its bytes; where
     there is none, by the time when it was written.
+
+    Returns:
+        Shards that each digest is over, and hex digests.
     """
     each, blocks = blocks_of(len(found.urls))
     digests = (hashlib.sha256("".join(_source_lines(found, *block)).encode(errors="surrogatepass")) for block in blocks)
-    return Inputs(found.urls, each, tuple(digest.hexdigest()[:16] for digest in digests))
+    return each, tuple(digest.hexdigest()[:16] for digest in digests)
 
 
 def _source_lines(found: ShardList, start: int, stop: int) -> Iterator[str]:

@@ -15,9 +15,9 @@ from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import DecodeError, KeyRuleError, RowError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
-from wdskit.packing.facts import field_with_facts
+from wdskit.packing.json_merge import field_with_facts
 from wdskit.packing.references import FieldBytes, FileBytes
-from wdskit.packing.treatment import UNTOUCHED, Treatment
+from wdskit.packing.transforms import UNTOUCHED, Treatment
 from wdskit.storage.identity import FileChanged
 
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all

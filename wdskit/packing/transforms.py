@@ -17,7 +17,7 @@ from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
 from wdskit.packing.deriving import DERIVED, JSON_FIELD, derive_facts
-from wdskit.packing.facts import add_facts
+from wdskit.packing.json_merge import add_facts
 
 Field = tuple[str, bytes]
 
@@ -131,6 +131,11 @@ class Treatment:
     def changes_bytes(self) -> bool:
         """Whether the bytes of a row are known only once it was read and treated, so that shards go by count alone."""
         return self.changes_images or bool(self.derive)
+
+    @property
+    def passes(self) -> bool:
+        """Whether samples pass without anybody looking at their bytes."""
+        return self.validate == "none" and not self.changes_bytes
 
     def apply(self, fields: Sequence[Field]) -> list[Field]:
         """Treat one sample: a pure function.

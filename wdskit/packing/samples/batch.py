@@ -9,14 +9,16 @@ import numpy as np
 from typing_extensions import Self
 
 from wdskit.codecs.fields import decode_field
+from wdskit.dataset.keys import hashed_key
 from wdskit.dataset.samples import read_span
 from wdskit.errors import DecodeError, RowError, SelectionError, ShardError
 from wdskit.limits import BLOCK_BYTES, MAX_NAME_BYTES
-from wdskit.packing.reshard_choice import Choice
-from wdskit.packing.reshard_fields import Changes, Sample, find_fields
-from wdskit.packing.reshard_look import Bools, Ints, Look, Words, hash_keys
-from wdskit.packing.rows import row_error
+from wdskit.packing.row import row_error
+from wdskit.packing.samples.changes import Changes, Sample, find_fields
+from wdskit.packing.samples.choice import Choice
+from wdskit.packing.samples.headers import Bools, Ints, Look, Words, hash_keys
 from wdskit.shards.filters import ExpressionError, MissingValue
+from wdskit.shards.split_key import SPLIT_SEED, draws_of, make_draw
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import member_bytes
@@ -168,6 +170,12 @@ class Batch:
                 keys.append(key.encode())
             hashes[rows] = hash_keys(keys)
         return sizes, hashes, copied
+
+    def draws(self, changes: Changes, keep: Bools) -> Words:
+        """What decides the splits of the samples that stay."""
+        draw = make_draw(SPLIT_SEED)
+        keys = map(self.key, np.flatnonzero(keep).tolist())
+        return draws_of(draw(hashed_key(key) if changes.hashed else key) for key in keys)
 
     def _measure(self, changes: Changes, sizes: Ints, copied: Bools, slow: Bools) -> None:
         """Fill in the sizes of plain samples; those that cannot be written so are marked as slow, to say why."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key, split_name
 from wdskit.errors import KeyRuleError, PackError
-from wdskit.packing.facts import add_facts
-from wdskit.packing.reshard_choice import check_word
+from wdskit.packing.json_merge import add_facts
+from wdskit.packing.samples.choice import check_word
 from wdskit.tar.reader import locate_members
 
 
@@ -68,7 +68,7 @@ class Changes:
         """The fields that are spoken of: one that no sample has is a mistake."""
         return (self.keep or frozenset()) | self.drop | self.rename.keys()
 
-    def told(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         """As options, by name."""
         return {
             "keep": None if self.keep is None else sorted(self.keep),

@@ -24,7 +24,7 @@ from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.plan import row_bytes
 from wdskit.packing.recorded import Ints, RecordedRows, Rows, encode_row, read_exactly
-from wdskit.packing.rows import Row, key_taken
+from wdskit.packing.row import Row, key_taken
 
 ROWS_IN_MEMORY = 50_000
 """Rows from which on a plan is on disk: some 50 MB as objects."""
@@ -145,6 +145,10 @@ class Spool:
     def forget_hashes(self) -> None:
         """Give their memory back."""
         self.hashes = array("q")
+
+    def where(self, number: int) -> str:
+        """Where a row comes from."""
+        return self[number].where
 
     def __getitem__(self, number: int) -> Row:
         """One row."""

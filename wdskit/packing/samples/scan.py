@@ -17,11 +17,11 @@ from wdskit.dataset.samples import HeaderReader, read_span
 from wdskit.dataset.shard import LocalShard
 from wdskit.errors import FolderIndexError
 from wdskit.limits import BLOCK_BYTES
-from wdskit.packing.reshard_batch import Batch, Gone
-from wdskit.packing.reshard_choice import Choice
-from wdskit.packing.reshard_fields import Changes
-from wdskit.packing.reshard_look import Bools, Ints, Words, look_at
-from wdskit.packing.reshard_read import SourcePath, blocks_in, blocks_of, check_unchanged, open_path, read_into
+from wdskit.packing.samples.batch import Batch, Gone
+from wdskit.packing.samples.changes import Changes
+from wdskit.packing.samples.choice import Choice
+from wdskit.packing.samples.headers import Bools, Ints, Words, look_at
+from wdskit.packing.samples.read import SourcePath, blocks_in, blocks_of, check_unchanged, open_path, read_into
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import locate_members
@@ -45,6 +45,7 @@ class ScanJob:
         choice: Which samples stay.
         changes: What they become; None where nothing is written, and samples are numbered instead.
         has_check: Whether the whole shard is compared with its digest.
+        has_draws: Whether the draws that decide splits are wanted.
     """
 
     path: str
@@ -52,6 +53,7 @@ class ScanJob:
     choice: Choice
     changes: Changes | None
     has_check: bool = False
+    has_draws: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Scanned:
         hashes: 64 bits for its key as it becomes. Empty without changes.
         copied: Whether its bytes are copied as they are. Empty without changes.
         numbers: Which sample of the shard it is. Empty with changes.
+        draws: What decides its split, by its key as it becomes. Empty unless wanted.
     """
 
     path: SourcePath
@@ -83,6 +86,7 @@ class Scanned:
     hashes: Words
     copied: Bools
     numbers: Ints
+    draws: Words
 
 
 class _Part(NamedTuple):
@@ -94,10 +98,12 @@ class _Part(NamedTuple):
     hashes: Words
     copied: Bools
     numbers: Ints
+    draws: Words
 
 
 _NONE = np.zeros(0, np.uint32)
-_NOTHING = _Part(_NONE, _NONE, _NONE, np.zeros(0, np.uint64), np.zeros(0, np.bool_), np.zeros(0, np.int64))
+_NO_WORDS = np.zeros(0, np.uint64)
+_NOTHING = _Part(_NONE, _NONE, _NONE, _NO_WORDS, np.zeros(0, np.bool_), np.zeros(0, np.int64), _NO_WORDS)
 
 
 def scan_source(job: ScanJob) -> Scanned:
@@ -206,7 +212,8 @@ class _Scan:
         if self.job.changes is None:
             return _NOTHING._replace(starts=places[0], spans=places[1], numbers=number + np.flatnonzero(keep))
         sizes, hashes, copied = batch.become(self.job.changes, keep)
-        return _Part(*places, _blocks(sizes[keep]), hashes[keep], copied[keep], _NOTHING.numbers)
+        draws = batch.draws(self.job.changes, keep) if self.job.has_draws else _NO_WORDS
+        return _Part(*places, _blocks(sizes[keep]), hashes[keep], copied[keep], _NOTHING.numbers, draws)
 
 
 def _blocks(num_bytes: Ints) -> Blocks:
