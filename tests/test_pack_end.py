@@ -18,7 +18,7 @@ from wdskit import PackError, RowError, finish_pack, pack
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished import JOURNAL_NAME
 from wdskit.files import Disk
-from wdskit.packing import destination, journal
+from wdskit.packing import destination
 from wdskit.packing import run as packing_run
 
 OPTIONS: dict[str, Any] = {"max_samples": 2, "pattern": "p-%02d.tar"}
@@ -273,18 +273,6 @@ def test_no_power_loss_brings_back_a_journal_that_was_done(tmp_path):
 
 
 # Mutants.
-
-
-def test_a_journal_that_goes_before_the_rest_is_caught(tmp_path, scenarios, monkeypatch):
-    true_remove = journal.remove_run
-
-    def remove_journal_first(path: Path, disk: Disk) -> None:
-        disk.remove(path / JOURNAL_NAME)
-        true_remove(path, disk)
-
-    monkeypatch.setattr(journal, "remove_run", remove_journal_first)
-    with pytest.raises(AssertionError):
-        test_the_same_command_ends_it_and_leaves_nothing(tmp_path, scenarios, "rows")
 
 
 def test_an_index_that_may_come_back_is_caught(tmp_path, monkeypatch):

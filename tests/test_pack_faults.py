@@ -264,11 +264,19 @@ def test_files_for_other_readers_that_come_behind_the_index_are_caught(tmp_path,
 
 
 def test_offsets_that_come_first_are_caught(tmp_path, scenarios, monkeypatch):
-    true_files = journal.shard_files
+    true_link = journal._link_all
 
     def mutant(scenario, folder, disk):
+        waiting: list[list[str]] = []
+
+        def hasty(folder, path, names, disk):
+            waiting.append(names)
+            if len(waiting) == 2:
+                true_link(folder, path, waiting[1], disk)
+                true_link(folder, path, waiting[0], disk)
+
         with monkeypatch.context() as patch:
-            patch.setattr(journal, "shard_files", lambda *args: true_files(*args)[::-1])
+            patch.setattr(journal, "_link_all", hasty)
             scenario.pack(folder, disk)
 
     with pytest.raises(AssertionError):

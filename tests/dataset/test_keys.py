@@ -323,7 +323,7 @@ def test_packing_names_row_key_rule_and_way_out(tmp_path: Path, key: str, rule: 
         pack([{"__key__": "good", "cls": 0}, {"__key__": key, "cls": 1}], tmp_path / "out")
     message = str(caught.value)
     assert message.startswith(f"row 1 ({key!r}): key {key!r}: {rule}") or rule in message
-    assert message.endswith("Rename it, or use --keys hashed, which keeps the path in its json.")
+    assert message.endswith("Rename it, or use --keys clean, or --keys hashed, which keeps the path in its json.")
     assert not (tmp_path / "out" / "index.json").exists()
 
 

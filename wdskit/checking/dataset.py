@@ -82,7 +82,8 @@ def find_targets(path: str) -> Targets:
         targets.findings.append(Finding(kind, shard, problem))
 
     targets.shards = collect_shards(path, open_index=open_index, on_fault=note)
-    if not targets.shards and not targets.indexed and not targets.findings:
+    is_begun = any(finding.kind == "unfinished" for finding in targets.findings)
+    if not targets.shards and not targets.indexed and not is_begun:
         raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=path)
     return targets
 

@@ -353,7 +353,8 @@ def _tidy(folder: Path, disk: Disk) -> None:
         remove_drafts(path, disk=disk)
         if not (path / JOURNAL_NAME).exists() and not read_filled(path):
             remove_run(path, disk)
-    remove_drafts(folder / RUN_FOLDER, disk=disk)
+    for parent in (folder, folder / RUN_FOLDER):
+        remove_drafts(parent, disk=disk)
     remove_locks(folder, disk)
 
 

@@ -5,7 +5,7 @@ names the files that go and those that come. Once it is on the device the run is
 next, after a kill or a full disk, replays it first. Each step may be done twice.
 
 1. The index of what is replaced goes, then its other files. An addition removes nothing.
-2. The new files get their names in the folder, and keep those in the staging folder.
+2. The new shards, then what is beside them, get their names in the folder, and keep those in the staging folder.
 3. `.wdskit.last-run` says which run made the index that comes next.
 4. `index.bin`, `index.json`.
 5. The staging folder goes, the journal last.
@@ -40,7 +40,7 @@ from wdskit.dataset.selection import list_selections, selection_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
 from wdskit.export.api import folder_export_names, folder_files, shard_export_names
-from wdskit.files import Disk, make_folders, publish_bytes, remove_drafts
+from wdskit.files import Disk, draft_path, make_folders, publish_bytes, remove_drafts
 from wdskit.packing.staging import RunDescription, Staging, first_few, is_there, remove_run
 from wdskit.storage.urls import LocalFile
 
@@ -165,7 +165,9 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
         if journal["replaces"]:
             _remove(folder, [INDEX_NAME], disk)  # first, so that it never stands beside shards of another run
             _remove(folder, journal["go"], disk)
-        _link_all(folder, path, journal["come"], disk)
+        shards = {entry.name for entry in index.entries}
+        _link_all(folder, path, [name for name in journal["come"] if name in shards], disk)
+        _link_all(folder, path, [name for name in journal["come"] if name not in shards], disk)
         publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
         write_index(folder, _with_identities(folder, index.entries), also=index.also, disk=disk)
         disk.remove(path / INDEX_NAME)
@@ -206,8 +208,13 @@ def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> Non
         if target.exists():
             if target.samefile(source):
                 continue
-            disk.remove(target)
-        disk.link(source, target)
+            # A name is never without a file: a link cannot replace one, and a rename between two names of one file does
+            # nothing, so what was linked here before a kill goes first.
+            disk.remove(draft_path(target))
+            disk.link(source, draft_path(target))
+            disk.rename(draft_path(target), target)
+        else:
+            disk.link(source, target)
     for parent in parents:
         disk.fsync_folder(parent)
 

@@ -281,10 +281,13 @@ def publish_all(
 def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> Staging:
     """The staging folder of this run, begun or gone on with."""
     options = work.options
-    if options.part is None:
-        return open_staging(work.folder, run, where_of, restart=options.restart, disk=work.disk)
-    with lock_folder(work.room, _BEGINS, wait=True):
-        is_alone = work.stack.enter_context(share_folder(work.folder))
+    with contextlib.ExitStack() as stack:
+        is_alone = _yes
+        if options.part is not None:
+            stack.enter_context(lock_folder(work.room, _BEGINS, wait=True))
+            is_alone = work.stack.enter_context(share_folder(work.folder))
+        if not options.overwrite and is_alone():
+            remove_finished(work.folder, work.disk)
         return open_staging(
             work.folder,
             run,
@@ -294,6 +297,10 @@ def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> St
             is_alone=is_alone,
             disk=work.disk,
         )
+
+
+def _yes() -> bool:
+    return True
 
 
 def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:

@@ -187,11 +187,15 @@ def open_staging(
     path = folder / RUN_FOLDER / run.digest
     for other in run_folders(folder):
         old = read_description(other)
-        changes = ["it was stopped before it began."] if old is None else differences(old, run, where_of)
-        if not changes and old is not None and (old.parts == run.parts or is_alone()) and (part or not restart):
+        if old is None:  # it was stopped before it began, or in the middle of its removal
+            if is_alone():
+                remove_run(other, disk)
+            continue
+        changes = differences(old, run, where_of)
+        if not changes and (old.parts == run.parts or is_alone()) and (part or not restart):
             continue
         filled = read_filled(other)
-        if not changes and old is not None and part is not None:
+        if not changes and part is not None:
             msg = f"{folder}: part: this run is divided into {old.parts} parts, some of which are at work."
             raise PackError(f"{msg}\n  Give the same number of parts, or wait for their end.")
         if filled and not restart:
