@@ -30,7 +30,7 @@ from wdskit.cli import app
 from wdskit.cli.pack import parse_size
 from wdskit.cli.progress import _facts
 from wdskit.dataset.counts import read_timm_info
-from wdskit.packing.sources import Progress
+from wdskit.packing.row import Progress
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
 

@@ -16,7 +16,8 @@ import wdskit
 from wdskit import PackError, SelectionError, finish_pack, pack, split
 from wdskit.dataset.index import read_index
 from wdskit.dataset.selection import read_selection
-from wdskit.packing import api, splits
+from wdskit.packing import api
+from wdskit.packing import planning as splits
 
 SHARES = "train=0.7,val=0.3"
 OPTIONS: dict[str, Any] = {"max_samples": 4, "split": SHARES, "disk": HastyDisk()}

@@ -25,9 +25,9 @@ from shards import bytes_in, samples_in
 from wdskit import PackError, RowError, pack
 from wdskit.dataset.hashes import SortedRuns
 from wdskit.files import DRAFT_SUFFIX
-from wdskit.packing import streamed_keys
+from wdskit.packing import stream as streamed_keys
 from wdskit.packing.row import Row
-from wdskit.packing.streamed_keys import StreamedKeys
+from wdskit.packing.stream import StreamedKeys
 
 OPTIONS: dict[str, Any] = {"pattern": "p-%02d.tar", "disk": HastyDisk()}
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from shards import bytes_in, samples_in
 
 from wdskit import RowError, pack
-from wdskit.packing import api, recorded
+from wdskit.packing import api
+from wdskit.packing import store as recorded
 from wdskit.packing import store as spool
-from wdskit.packing.recorded import decode_rows, encode_row
 from wdskit.packing.references import KINDS, FileBytes
 from wdskit.packing.row import Row
-from wdskit.packing.store import Spool, check_unique
+from wdskit.packing.store import Spool, check_unique, decode_rows, encode_row
 
 TEXTS = st.text(st.characters(codec=None, min_codepoint=1), max_size=12)  # surrogates too
 REFERENCES = st.builds(

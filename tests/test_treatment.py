@@ -18,11 +18,10 @@ from PIL import Image
 from wdskit.codecs import checks
 from wdskit.codecs.checks import IMAGE_LEVELS
 from wdskit.errors import DecodeError, ImageTooLarge, PackError, RowError
-from wdskit.packing.deriving import DERIVED
+from wdskit.packing.fill import read_treated
 from wdskit.packing.json_merge import add_facts
 from wdskit.packing.row import Row, file_bytes
-from wdskit.packing.transforms import UNTOUCHED, Treatment, treatment_versions
-from wdskit.packing.treating import read_treated
+from wdskit.packing.transforms import DERIVED, UNTOUCHED, Treatment, treatment_versions
 
 JPEG, PNG, WEBP = FILES["jpeg"], FILES["png"], FILES["webp"]
 

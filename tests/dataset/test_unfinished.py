@@ -12,7 +12,6 @@ from disks import HastyDisk, Stopped, WatchedDisk
 from shards import bytes_in
 
 from wdskit import FolderIndexError, Pipeline, finish_pack, info, pack, reshard, verify
-from wdskit.cli import app
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, find_unfinished, run_folders
 from wdskit.shards.index import index_folder
@@ -184,16 +183,14 @@ def test_a_description_that_does_not_read_counts_as_a_run(tmp_path, text):
     index_folder(tmp_path)
 
 
-def test_nobody_is_sent_to_index_what_is_not_finished(tmp_path, capsys):
+def test_nobody_is_sent_to_index_what_is_not_finished(tmp_path, run):
     stop(tmp_path / "filling", rows(0, 6), 45)
     stop_publishing(tmp_path / "publishing")
     for name, problem in (("filling", "has begun here and is not finished"), ("publishing", "was stopped here while")):
         for command in ("verify", "info"):
-            with pytest.raises(SystemExit) as end:
-                app([command, str(tmp_path / name)])
-            captured = capsys.readouterr()
-            assert end.value.code == (0 if (name, command) == ("publishing", "info") else 1)
-            told = " ".join((captured.out + captured.err).split())
+            code, out, err = run(command, str(tmp_path / name))
+            assert code == (0 if (name, command) == ("publishing", "info") else 1)
+            told = " ".join((out + err).split())
             assert problem in told
             assert "wdskit index" not in told
 

@@ -12,7 +12,7 @@ from wdskit.cli.console import escape, format_bytes, format_count, make_console,
 if TYPE_CHECKING:
     from wdskit.dataset.index import ShardEntry
     from wdskit.packing.api import PackResult
-    from wdskit.packing.planning import PlannedShard
+    from wdskit.packing.plan import PlannedShard
 
 _SHOWN_REJECTS = 5
 WAS_DONE = "Nothing to do: {} holds all of it already."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from wdskit.cli.console import format_bytes, format_count, make_console
 
 if TYPE_CHECKING:
-    from wdskit.packing.sources import Progress, Tell
+    from wdskit.packing.row import Progress, Tell
 
 _TELL_S = 0.1
 

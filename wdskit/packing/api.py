@@ -26,14 +26,14 @@ from wdskit.packing.destination import (
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.options import PackOptions, parse_part
 from wdskit.packing.parts import finish_parts
-from wdskit.packing.plan import make_limits, names_of_all
-from wdskit.packing.planning import PackPlan
+from wdskit.packing.plan import PackPlan, make_limits, names_of_all
+from wdskit.packing.planning import Splitter
 from wdskit.packing.ray import import_ray
+from wdskit.packing.row import Progress, Tell
 from wdskit.packing.run import Work, pack_planned, plan_jobs, read_plan
-from wdskit.packing.sources import Progress, Source, SourceOptions, Tell, find_source
+from wdskit.packing.sources import Source, SourceOptions, find_source
 from wdskit.packing.sources.class_names import find_class_names
 from wdskit.packing.sources.records import parse_fields
-from wdskit.packing.splits import Splitter
 from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
 from wdskit.packing.transforms import Treatment

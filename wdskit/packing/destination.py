@@ -35,13 +35,11 @@ from wdskit.packing.journal import (
     shard_files,
 )
 from wdskit.packing.options import PackOptions
-from wdskit.packing.plan import Names
-from wdskit.packing.planning import PlannedShard
-from wdskit.packing.recorded import Ints
-from wdskit.packing.row import Row, row_error
-from wdskit.packing.sources import Progress, Source, Tell
+from wdskit.packing.plan import Names, PlannedShard
+from wdskit.packing.row import Progress, Row, Tell, row_error
+from wdskit.packing.sources import Source
 from wdskit.packing.staging import differences, read_filled, remove_run
-from wdskit.packing.store import Spool, suspects
+from wdskit.packing.store import Ints, Spool, suspects
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 _PART = "part-{}-of-{}.lock"

@@ -6,17 +6,23 @@ again, and their whole digests compared.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.hashes import find_repeated, is_among
-from wdskit.packing.row import Row
+from wdskit.errors import RowError, WdskitError
+from wdskit.limits import BLOCK_BYTES
+from wdskit.packing.row import Progress, Row, Tell
+from wdskit.packing.store import Rows, Spool
+from wdskit.packing.transforms import UNTOUCHED, Treatment
+from wdskit.shards.parallel import map_shards
 
 HASH_BYTES = 8
 
@@ -109,3 +115,81 @@ def find_duplicates(
         if first != (row.key, row.where):
             found.append(Duplicate(number, row.key, row.where, *first, digest.hex()))
     return found
+
+
+_CHECK_ROWS = 256  # rows that a process checks at a time
+
+
+def look_at_rows(
+    spool: Spool, treatment: Treatment, workers: int, tell: Tell, *, treats: bool
+) -> Iterator[tuple[int, RowError | bytes | None]]:
+    """What is wrong with each row, or where nothing is and duplicates count, the digest of its images.
+
+    Args:
+        spool: All rows.
+        treatment: What happens to them.
+        workers: Processes that read them.
+        tell: Told how far it is.
+        treats: Whether to treat them as packing will; otherwise they are read only.
+
+    Yields:
+        Number of the row and what was found, in their order.
+    """
+    check = functools.partial(check_rows, treatment=treatment, treats=treats)
+    blocks = np.frombuffer(spool.blocks, dtype=np.uint32)
+    total = int(blocks.sum(dtype=np.int64)) * BLOCK_BYTES
+    number = num_bytes = 0
+    for verdicts in map_shards(check, _Pieces(spool), workers=workers):
+        if isinstance(verdicts, WdskitError):
+            raise verdicts
+        yield from enumerate(verdicts, start=number)
+        num_bytes += int(blocks[number : number + len(verdicts)].sum(dtype=np.int64)) * BLOCK_BYTES
+        number += len(verdicts)
+        tell(Progress("checking", number, num_bytes, len(spool), total))
+
+
+class _Pieces(Sequence[Rows]):
+    """All rows of a spool, some hundred at a time."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def __len__(self) -> int:
+        return (len(self._spool) + _CHECK_ROWS - 1) // _CHECK_ROWS
+
+    @overload
+    def __getitem__(self, number: int) -> Rows: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Rows]: ...
+
+    def __getitem__(self, number: int | slice) -> Rows | Sequence[Rows]:
+        if isinstance(number, slice):
+            return [self[at] for at in range(len(self))[number]]
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        start = number * _CHECK_ROWS
+        return self._spool.take(np.arange(start, min(start + _CHECK_ROWS, len(self._spool))))
+
+
+def check_rows(
+    rows: Iterable[Row], treatment: Treatment = UNTOUCHED, *, treats: bool = True
+) -> list[RowError | bytes | None]:
+    """Read each row, and say what is wrong with it, or where nothing is and duplicates count, its images' digest.
+
+    Args:
+        rows: Some rows.
+        treatment: What happens to them.
+        treats: Whether to treat them as packing will; otherwise they are read only.
+    """
+    return [_check_row(row, treatment, treats=treats) for row in rows]
+
+
+def _check_row(row: Row, treatment: Treatment, *, treats: bool) -> RowError | bytes | None:
+    try:
+        fields = row.read_fields()
+        if treats:
+            row.treat(fields, treatment)
+    except RowError as err:
+        return err
+    return image_digest(fields, treatment.image_fields) if treatment.duplicates != "keep" else None

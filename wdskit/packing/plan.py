@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,49 @@ NO_LIMIT = 1 << 62
 _MOST_TIMES = 10  # as many equal shards as the limits need at least; more would be nearly empty but for one
 _SMALL_NUMBER = 64  # of shards, up to which all are tried
 _SHOWN = 5
+
+
+class PlannedShard(NamedTuple):
+    """One shard to be.
+
+    Attributes:
+        name: File name.
+        num_samples: Samples in it.
+        num_bytes: Bytes of its file; 0 where only its samples tell, once they are changed.
+    """
+
+    name: str
+    num_samples: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """What `pack` is going to write: `wdskit pack --dry-run`.
+
+    Attributes:
+        shards: In order.
+        num_fields: Samples that have each field, by its name, sorted.
+        first_key: Key of the first sample.
+        last_key: Key of the last sample.
+        splits: Those of the shards that each split has, by its name; empty where nothing is split.
+    """
+
+    shards: tuple[PlannedShard, ...]
+    num_fields: Mapping[str, int]
+    first_key: str
+    last_key: str
+    splits: Mapping[str, tuple[PlannedShard, ...]] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards."""
+        return sum(shard.num_samples for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all shards' files, 0 where they are not known."""
+        return sum(shard.num_bytes for shard in self.shards)
 
 
 @dataclass(frozen=True)

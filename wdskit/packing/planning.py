@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from array import array
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, overload
 
@@ -14,66 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.index import NO_EXPORTS, Exports
-from wdskit.errors import RowError
+from wdskit.errors import PackError, RowError
 from wdskit.order.keys import permutation
-from wdskit.packing.duplicates import Digests, find_duplicates
-from wdskit.packing.fill import ShardJob
-from wdskit.packing.looking import look_at_rows
-from wdskit.packing.plan import Limits, Names, RowTooLarge, Span, divide
-from wdskit.packing.recorded import Ints, Rows
-from wdskit.packing.row import Row, row_error
+from wdskit.packing.duplicates import Digests, find_duplicates, look_at_rows
+from wdskit.packing.fill import ShardJob, packed_names, required_rows
+from wdskit.packing.plan import Limits, Names, PackPlan, PlannedShard, RowTooLarge, Span, divide
+from wdskit.packing.row import Progress, Row, Tell, row_error
 from wdskit.packing.samples.store import SampleRows
-from wdskit.packing.sources import Progress, Source, Tell
-from wdskit.packing.store import Spool, check_unique
+from wdskit.packing.sources import Source
+from wdskit.packing.store import Ints, Rows, Spool, check_unique
 from wdskit.packing.transforms import UNTOUCHED, Treatment
-from wdskit.packing.treating import packed_names, required_rows
+from wdskit.shards.split_key import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
 
 _TELL_ROWS = 1000
 
 T = TypeVar("T")
-
-
-class PlannedShard(NamedTuple):
-    """One shard to be.
-
-    Attributes:
-        name: File name.
-        num_samples: Samples in it.
-        num_bytes: Bytes of its file; 0 where only its samples tell, once they are changed.
-    """
-
-    name: str
-    num_samples: int
-    num_bytes: int
-
-
-@dataclass(frozen=True)
-class PackPlan:
-    """What `pack` is going to write: `wdskit pack --dry-run`.
-
-    Attributes:
-        shards: In order.
-        num_fields: Samples that have each field, by its name, sorted.
-        first_key: Key of the first sample.
-        last_key: Key of the last sample.
-        splits: Those of the shards that each split has, by its name; empty where nothing is split.
-    """
-
-    shards: tuple[PlannedShard, ...]
-    num_fields: Mapping[str, int]
-    first_key: str
-    last_key: str
-    splits: Mapping[str, tuple[PlannedShard, ...]] = field(default_factory=dict)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples in all shards."""
-        return sum(shard.num_samples for shard in self.shards)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all shards' files, 0 where they are not known."""
-        return sum(shard.num_bytes for shard in self.shards)
 
 
 class Store(Protocol):
@@ -323,3 +279,81 @@ def _counted(rows: Iterable[Row | RowError], tell: Tell) -> Iterator[Row | RowEr
         if number % _TELL_ROWS == 0:
             tell(Progress("reading", number, 0, None, None))
         yield row
+
+
+_DRAWN_ROWS = 4096
+
+
+class Splitter:
+    """Finds the split of each key. One byte a key is kept: there are at most a hundred splits."""
+
+    def __init__(self, shares: Shares) -> None:
+        self.shares = shares
+        self._draw = make_draw(SPLIT_SEED)
+        self._draws: list[bytes] = []
+        self._splits = array("B")
+
+    def add(self, key: str) -> None:
+        """One key more."""
+        self._draws.append(self._draw(key))
+        if len(self._draws) == _DRAWN_ROWS:
+            self._choose()
+
+    def add_draws(self, draws: NDArray[np.uint64]) -> None:
+        """Many keys more, by their draws."""
+        self._choose()
+        self._splits.frombytes(choose_splits(draws, self.shares).astype(np.uint8).tobytes())
+
+    def _choose(self) -> None:
+        if not self._draws:
+            return
+        self._splits.frombytes(choose_splits(draws_of(self._draws), self.shares).astype(np.uint8).tobytes())
+        self._draws = []
+
+    def rows_of(self, split: int, kept: Ints | None) -> Ints:
+        """The numbers of its keys, of which only `kept` count, all where that is None."""
+        self._choose()
+        splits = np.frombuffer(self._splits, dtype=np.uint8)
+        if kept is None:
+            return np.flatnonzero(splits == split)
+        rows: Ints = kept[splits[kept] == split]
+        return rows
+
+
+def divide_splits(
+    store: Store, kept: Ints | None, splitter: Splitter, *, limits: Limits, shuffle: int | None, by_count: bool
+) -> tuple[Ints, list[list[Span]]]:
+    """As `divide_rows`, split by split: the order of all rows, and the shards of each split.
+
+    A split is shuffled and divided as if its rows were all there are. So its shards depend on its own rows only. One
+    without rows has no shards.
+
+    Raises:
+        RowError: A row alone is over the limit.
+        PackError: So many shards cannot be made of a split.
+    """
+    orders, shards, start = [], [], 0
+    for number, name in enumerate(splitter.shares):
+        rows = splitter.rows_of(number, kept)
+        try:
+            order, spans = _divide(store, rows, limits, shuffle, by_count=by_count)
+        except RowError:
+            raise
+        except PackError as err:
+            raise PackError(f"split {name}: {err}") from err
+        orders.append(order)
+        shards.append([Span(start + span.start, start + span.stop, span.num_bytes) for span in spans])
+        start += len(rows)
+    return np.concatenate(orders), shards
+
+
+def _divide(
+    store: Store, rows: Ints, limits: Limits, shuffle: int | None, *, by_count: bool
+) -> tuple[Ints, list[Span]]:
+    if not len(rows):
+        if limits.num_shards is not None:
+            raise PackError(f"it has no sample, and num_shards asks for {limits.num_shards} shards of it.")
+        return rows, []
+    order, spans = divide_rows(store, rows, limits=limits, shuffle=shuffle, by_count=by_count)
+    assert order is not None
+    return order, spans

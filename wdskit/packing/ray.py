@@ -25,9 +25,9 @@ from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
 from wdskit.files import Disk, own_drafts
 from wdskit.packing.fill import ShardJob, fill_shard
-from wdskit.packing.recorded import RecordedRows
 from wdskit.packing.row import row_error
 from wdskit.packing.staging import Staging
+from wdskit.packing.store import RecordedRows
 
 _MOST_TRIES = 4
 _LEAST_AHEAD = 64  # shards that wait at least, so that a cluster that grows with its work has some to grow for

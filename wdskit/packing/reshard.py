@@ -21,9 +21,10 @@ from wdskit.packing.destination import (
     refuse_other_options,
 )
 from wdskit.packing.options import PackOptions, parse_part
-from wdskit.packing.plan import make_limits, names_of_all
-from wdskit.packing.planning import PlannedShard
+from wdskit.packing.plan import PlannedShard, make_limits, names_of_all
+from wdskit.packing.planning import Splitter
 from wdskit.packing.ray import import_ray
+from wdskit.packing.row import Progress, Tell
 from wdskit.packing.run import Plan, Work, pack_planned, plan_jobs
 from wdskit.packing.samples.changes import make_changes
 from wdskit.packing.samples.choice import check_word, make_choice
@@ -37,8 +38,7 @@ from wdskit.packing.samples.sources import (
     scan_jobs,
 )
 from wdskit.packing.samples.store import Samples
-from wdskit.packing.sources import Progress, Source, Tell
-from wdskit.packing.splits import Splitter
+from wdskit.packing.sources import Source
 from wdskit.packing.transforms import Treatment
 from wdskit.shards.sampling import parse_share
 from wdskit.shards.split_key import parse_shares

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from wdskit.codecs.fields import encode_field
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key
@@ -23,6 +23,28 @@ from wdskit.storage.identity import FileChanged
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
 _SHOWN_CHARS = 1000
 _UNCLEAN = re.compile(r"[^A-Za-z0-9_+-]")
+
+
+class Progress(NamedTuple):
+    """How far packing is.
+
+    Attributes:
+        stage: What is done now: rows are listed ("reading"), with `skip_bad` their files are checked, in an addition
+            their keys are compared with those that are there, and shards are written ("packing").
+        num_samples: Samples that this stage is done with.
+        num_bytes: Bytes that they take in their shards.
+        total_samples: Samples in all, None where that is unknown.
+        total_bytes: Bytes that all take, None where that is unknown.
+    """
+
+    stage: Literal["reading", "checking", "comparing", "packing"]
+    num_samples: int
+    num_bytes: int
+    total_samples: int | None
+    total_bytes: int | None
+
+
+Tell = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)

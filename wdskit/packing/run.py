@@ -25,19 +25,18 @@ from wdskit.packing.journal import (
     remove_finished,
 )
 from wdskit.packing.options import PackOptions
-from wdskit.packing.plan import Names, Span
-from wdskit.packing.planning import Chosen, Jobs, PlannedShard, Series, Store, divide_rows, read_rows
+from wdskit.packing.plan import Names, PlannedShard, Span
+from wdskit.packing.planning import Chosen, Jobs, Series, Splitter, Store, divide_rows, divide_splits, read_rows
 from wdskit.packing.ray import fill_on_ray
-from wdskit.packing.recorded import Ints
-from wdskit.packing.sources import Source, Tell
-from wdskit.packing.splits import Splitter, divide_splits
+from wdskit.packing.row import Tell
+from wdskit.packing.sources import Source
 from wdskit.packing.staging import (
     RunDescription,
     Staging,
     differences,
     open_staging,
 )
-from wdskit.packing.store import Spool, digest_blocks
+from wdskit.packing.store import Ints, Spool, digest_blocks
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
 

@@ -18,10 +18,10 @@ from wdskit.dataset.selection import check_selection_name, read_head, selection_
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_RECIPE_BYTES
+from wdskit.packing.row import Tell
 from wdskit.packing.samples.choice import check_word, check_workers, make_choice
 from wdskit.packing.samples.scan import Scanned
 from wdskit.packing.samples.sources import Seen, list_sources, scan_all, scan_jobs
-from wdskit.packing.sources import Tell
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
 from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_drafts
-from wdskit.packing.planning import PlannedShard
+from wdskit.packing.plan import PlannedShard
 
 DESCRIPTION_VERSION = 2
 _SHOWN = 5

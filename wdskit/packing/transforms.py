@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast, get_args
 
-from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image, check_image_field, check_json
+from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image, check_image_field, check_json, read_header
 from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
 from wdskit.codecs.edit.recode import Recoding
 from wdskit.codecs.edit.resize import RESIZE_MODES, ResizeMode, resizer_versions
 from wdskit.codecs.fields import is_json_field
 from wdskit.codecs.formats import check_magic, is_image_field, promised_format
+from wdskit.codecs.structure import check_pixels
 from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
-from wdskit.packing.deriving import DERIVED, JSON_FIELD, derive_facts
 from wdskit.packing.json_merge import add_facts
 
 Field = tuple[str, bytes]
@@ -321,3 +322,22 @@ def _in_range(option: str, value: object, most: int) -> None:
 
 UNTOUCHED = Treatment()
 """Bytes are checked and pass through."""
+
+
+DERIVED = ("width", "height", "bytes", "sha256")
+JSON_FIELD = "json"
+
+
+def derive_facts(image: bytes, names: Sequence[str], *, max_pixels: int) -> dict[str, int | str]:
+    """The wanted facts in the order of `DERIVED`: width and height as the header has them, whatever EXIF says.
+
+    Raises:
+        DecodeError: The header is damaged, or promises more than `max_pixels`.
+    """
+    facts: dict[str, int | str] = {}
+    if "width" in names or "height" in names:
+        header = read_header(lambda size: image[:size])
+        check_pixels(header.width, header.height, max_pixels=max_pixels)
+        facts = {"width": header.width, "height": header.height}
+    facts |= {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest() if "sha256" in names else ""}
+    return {name: facts[name] for name in DERIVED if name in names}

@@ -11,11 +11,11 @@ from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, StorageError, WdskitError
+from wdskit.packing.row import Progress, Tell
 from wdskit.packing.samples.batch import Gone
 from wdskit.packing.samples.changes import Changes
 from wdskit.packing.samples.choice import Choice
 from wdskit.packing.samples.scan import ScanJob, Scanned, scan_source
-from wdskit.packing.sources import Progress, Tell
 from wdskit.packing.sources.archives import LEAVE_OUT
 from wdskit.packing.store import blocks_of
 from wdskit.shards.parallel import map_shards

@@ -10,7 +10,7 @@ import glob
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.braces import expand_patterns, split_parts
@@ -28,28 +28,6 @@ from wdskit.packing.sources.tables import STDIN, SUFFIXES, PathList, TextTable
 from wdskit.packing.transforms import Treatment
 
 _SHOWN_REJECTS = 3
-
-
-class Progress(NamedTuple):
-    """How far packing is.
-
-    Attributes:
-        stage: What is done now: rows are listed ("reading"), with `skip_bad` their files are checked, in an addition
-            their keys are compared with those that are there, and shards are written ("packing").
-        num_samples: Samples that this stage is done with.
-        num_bytes: Bytes that they take in their shards.
-        total_samples: Samples in all, None where that is unknown.
-        total_bytes: Bytes that all take, None where that is unknown.
-    """
-
-    stage: Literal["reading", "checking", "comparing", "packing"]
-    num_samples: int
-    num_bytes: int
-    total_samples: int | None
-    total_bytes: int | None
-
-
-Tell = Callable[[Progress], None]
 
 
 @dataclass
