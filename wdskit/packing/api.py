@@ -36,7 +36,7 @@ from wdskit.packing.splits import Splitter
 from wdskit.packing.spool import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
 from wdskit.packing.treatment import Treatment
-from wdskit.shards.split_key import parse_shares
+from wdskit.shards.shares import parse_shares
 
 
 @dataclass(frozen=True)

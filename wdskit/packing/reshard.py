@@ -31,7 +31,7 @@ from wdskit.packing.reshard_sources import (
     scan_jobs,
 )
 from wdskit.packing.sources import Progress, Tell
-from wdskit.shards.sampling import parse_share
+from wdskit.shards.shares import parse_share
 
 
 @dataclass(frozen=True)

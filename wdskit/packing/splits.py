@@ -11,7 +11,7 @@ from wdskit.packing.plan import Limits, Span
 from wdskit.packing.planning import divide_rows
 from wdskit.packing.recorded import Ints
 from wdskit.packing.spool import Spool
-from wdskit.shards.split_key import Shares, choose_splits, draws_of, make_draw
+from wdskit.shards.shares import Shares, choose_splits, draws_of, make_draw
 
 _SEED = 0  # the one that `wdskit split` has by default, so that both give a key the same split
 _DRAWN_ROWS = 4096
