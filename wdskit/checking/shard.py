@@ -154,7 +154,7 @@ class _Pass:
         self.num_images = self.num_large = self.num_ignored = 0
 
     def report(self) -> ShardReport:
-        """Read the file and tell."""
+        """Read the file."""
         is_whole = False
         try:
             if not stat.S_ISREG(Path(self._job.path).stat().st_mode):  # opening a named pipe would wait for ever
@@ -172,7 +172,7 @@ class _Pass:
                 self._found.add("structure", f"{err.problem} ({len(self._starts)} samples read)", offset=err.offset)
             while self._read(file, DRAIN_BYTES):
                 pass
-            if self._job.share is not None:
+            if self._job.share is not None and self._job.images != "none":
                 self._look_at_share(file, self._job.share)
         except StorageError as err:
             self._found.add("unreadable", str(err))
@@ -279,7 +279,7 @@ class _Pass:
         self._starts.append(start)
         self._stop = stop
         self._hashes += hash_key(key)
-        names = tuple(fields)
+        names = tuple(sorted(fields))
         known = self._field_sets.get(names)
         if known is None:
             if len(self._field_sets) >= MAX_FIELD_SETS:
@@ -331,19 +331,9 @@ class _Pass:
             findings=findings,
             starts=starts,
             hashes=np.frombuffer(bytes(self._hashes), dtype=np.uint64),
-            field_sets=sorted_sets(self._field_sets),
+            field_sets=self._field_sets,
             quirks=self._quirks,
         )
-
-
-def sorted_sets(found: dict[Fields, FieldSet]) -> dict[Fields, FieldSet]:
-    """The order of the members in a sample says nothing."""
-    joined: dict[Fields, FieldSet] = {}
-    for names, one in found.items():
-        known = joined.setdefault(tuple(sorted(names)), FieldSet())
-        known.count += one.count
-        known.keys = (known.keys + one.keys)[:3]
-    return joined
 
 
 def compare_offsets(

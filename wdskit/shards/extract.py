@@ -14,6 +14,7 @@ from wdskit.dataset.keys import split_name
 from wdskit.dataset.patterns import find_shards
 from wdskit.errors import KeyRuleError, StorageError
 from wdskit.files import Disk, draft_path, make_folders, publish
+from wdskit.shards.index import refuse_filled
 from wdskit.shards.payloads import Payloads
 from wdskit.storage.urls import is_local, local_path
 from wdskit.text import shorten
@@ -139,9 +140,7 @@ def extract(
     missing_keys, missing_fields = set(keys), set(fields)
     try:
         make_folders(folder, disk=disk)
-        if any(folder.iterdir()):
-            msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
-            raise StorageError(msg, url=str(folder))
+        refuse_filled(folder)
         for shard, sample in islice(_choose(urls, folder, set(keys)), limit):
             num_before = done.num_files
             for name, data in sample.items():

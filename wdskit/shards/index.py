@@ -14,7 +14,7 @@ from typing import NamedTuple
 from wdskit.dataset.counts import counts_told
 from wdskit.dataset.identities import identity_of
 from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, write_index
-from wdskit.dataset.lock import hold, lock_folder, wait_for_workers
+from wdskit.dataset.lock import LOCK_NAME, hold, lock_folder, wait_for_workers
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.unfinished import refuse_unfinished
@@ -224,6 +224,17 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
     return path
 
 
+def refuse_filled(folder: Path) -> None:
+    """Refuse to write into a folder that holds anything but its lock.
+
+    Raises:
+        StorageError: It does.
+    """
+    if any(one.name != LOCK_NAME for one in folder.iterdir()):
+        msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
+        raise StorageError(msg, url=str(folder))
+
+
 @dataclass(frozen=True)
 class ScannedShard:
     """What a full read found.
@@ -263,14 +274,12 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
         return part
 
     fields: set[str] = set()
-    identity = identity_of(file)
-    try:
+    with contextlib.closing(file):
+        identity = identity_of(file)
         hold_bytes = MAX_HELD_BYTES if on_member is None else MAX_CHECKED_BYTES  # `on_member` may want a JSON
         reader = ShardReader(read, shard=path, on_member=on_member, hold_bytes=hold_bytes)
         for sample in reader:
             fields.update(sample)
-    finally:
-        file.close()
     offsets = array("Q", (*reader.starts, reader.stop))
     entry = ShardEntry(
         name=name,

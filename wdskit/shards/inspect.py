@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -265,12 +266,9 @@ def list_samples(url: str) -> Iterator[SampleRow]:
 
 def list_members(url: str) -> Iterator[MemberRow]:
     """One row a member of a tar, those of no sample included: `wdskit ls SHARD --members`. Raises as `list_samples`."""
-    stream = open_stream(url)
-    try:
+    with contextlib.closing(open_stream(url)) as stream:
         for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
             yield MemberRow(name, offset, size_of(data))
-    finally:
-        stream.close()
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ def read_shards(
     """As `map_shards`, with processes by the size of the data, and progress.
 
     Args:
-        function: As `map_shards` takes it.
-        shards: As `map_shards` takes them.
+        function: As for `map_shards`, and so `shards`.
+        shards: What is handed to it.
         sizes: Bytes of each, None where that is not known.
         workers: Processes; None for what `choose_workers` says.
         progress: Called after each shard.

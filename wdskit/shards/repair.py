@@ -11,12 +11,12 @@ from pathlib import Path
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
-from wdskit.dataset.lock import LOCK_NAME, lock_folder
+from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.patterns import Fault, collect_shards
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
-from wdskit.shards.index import scan_shard
+from wdskit.shards.index import refuse_filled, scan_shard
 from wdskit.shards.parallel import Progress, open_path
 from wdskit.shards.payloads import file_pieces
 from wdskit.shards.salvage import Loss, salvage
@@ -33,7 +33,7 @@ class RepairedShard:
         num_saved: Samples that were saved; with 0, no shard was written.
         lost: What was not.
         is_suspect: Its sha256 is not the one in the index. Where bytes inside of a field changed, nothing but that
-            digest can tell, so samples that were saved may have other contents than they had.
+            digest can show, so samples that were saved may have other contents than they had.
     """
 
     path: str
@@ -116,9 +116,7 @@ def repair(
     except OSError as err:
         raise StorageError(f"{folder}: cannot be made: {err.strerror}.", url=str(folder)) from err
     with lock_folder(folder):
-        if any(one.name != LOCK_NAME for one in folder.iterdir()):
-            msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
-            raise StorageError(msg, url=str(folder))
+        refuse_filled(folder)
         try:
             return RepairResult(folder, (*missing, *_repair_all(shards, folder, images, progress, disk)))
         except OSError as err:

@@ -81,7 +81,7 @@ def parse_shares(shares: str | Mapping[str, object]) -> Shares:
             (`80%`); a float means the decimal that it is written as.
 
     Raises:
-        SelectionError: One cannot be read, is 0 or less, a name comes twice or is none, or they do not add up to 1.
+        SelectionError: One cannot be read, is 0 or less, a name is invalid or comes twice, or they do not add up to 1.
     """
     pairs = _split_text(shares) if isinstance(shares, str) else list(shares.items()) or _split_text("")
     if len(pairs) > _MAX_SPLITS:

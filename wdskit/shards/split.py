@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shlex
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -122,7 +122,7 @@ def split(
     with lock_folder(path):
         index = read_index(str(folder))
         index.check_files()
-        BinaryIndex(path)  # which binds the selections to the shards: a damaged one is told before anything is read
+        BinaryIndex(path)  # which binds the selections to the shards: a damaged one is reported before anything is read
         in_the_way = _find_others(path, parsed, recipe)
         if in_the_way and not overwrite:
             raise _refusal(path, in_the_way)
@@ -142,7 +142,12 @@ def _recipe(shares: Shares, split_key: SplitKey, missing: str | None) -> str:
     words += ["--by", split_key.text] if split_key.field else []
     words += ["--missing", missing] if missing else []
     words += ["--seed", str(split_key.seed)] if split_key.seed else []
-    return shlex.join(words)
+    return " ".join(map(_quote, words))
+
+
+def _quote(word: str) -> str:
+    """The word as a shell reads it."""
+    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else "'" + word.replace("'", "'\\''") + "'"
 
 
 def _find_others(folder: Path, shares: Shares, recipe: str) -> dict[str, str]:

@@ -266,13 +266,12 @@ class _Pass:
         for name, payload in fields.items():
             size = _size(payload)
             total += size
-            known = tally.fields.get(name)
-            if known is None:
+            if name not in tally.fields:
                 if len(tally.fields) >= MAX_FIELDS:
                     tally.num_more_fields += 1
                     continue
-                known = tally.fields[name] = Numbers()
-            known.add(size)
+                tally.fields[name] = Numbers()
+            tally.fields[name].add(size)
             try:
                 has_image |= self._add_value(name, payload, size)
             except DecodeError as err:
