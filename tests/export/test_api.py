@@ -280,7 +280,7 @@ def test_packing_never_overwrites_either(tmp_path):
     (tmp_path / "t").mkdir()
     for name in ("t-000000.idx", "sizes.json"):
         (tmp_path / "t" / name).write_bytes(b"mine")
-        with pytest.raises(WdskitError, match=f"{name}: this file exists already and holds something else"):
+        with pytest.raises(WdskitError, match=f"{name}: this file exists already"):
             packed(tmp_path / "t")
         assert not (tmp_path / "t" / "index.json").exists()
         (tmp_path / "t" / name).unlink()
