@@ -15,6 +15,7 @@ import tracemalloc
 import zlib
 from collections import Counter
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -40,13 +41,13 @@ from wdskit import (
     stats,
     verify,
 )
-from wdskit.checking import api as verifying
 from wdskit.checking import dataset as uniqueness
+from wdskit.checking import shard as checking
 from wdskit.checking.dataset import find_repeats
 from wdskit.dataset.index import read_index, write_index
 from wdskit.limits import MAX_LISTED
 from wdskit.shards.index import index_folder
-from wdskit.shards.sampling import choose_samples, parse_share
+from wdskit.shards.shares import choose_samples, parse_share
 from wdskit.storage.urls import LocalFile
 
 JPG, PNG = image_bytes("JPEG"), image_bytes("PNG")
@@ -198,8 +199,6 @@ def test_many_repeated_keys_are_counted_and_the_first_are_listed(tmp_path):
 
 def test_keys_whose_hashes_collide_are_told_apart(tmp_path, monkeypatch):
     """Equal hashes alone are no finding; without the second look they would be."""
-    from wdskit.checking import shard as checking
-
     monkeypatch.setattr(checking, "hash_key", lambda key: bytes(8))
     folder = shards(tmp_path / "d", *numbered(2, 1))
     assert verify(folder, workers=1).is_clean
@@ -312,24 +311,26 @@ def test_pixels_that_do_not_decode_are_found_by_decoding_alone(tmp_path):
 # A share of the samples.
 
 
-def test_a_share_is_exact_for_all_counts_and_shares():
-    for counts in [(1,), (3, 0, 5), (100,), (7, 7, 7), (1, 1, 1, 1), (0,)]:
+def test_a_share_is_within_one_of_each_shard_and_exact_of_shards_of_one_size():
+    for count in (0, 1, 3, 7, 100):
         for percent in (1, 3, 10, 33, 50, 99, 100):
             share = Fraction(percent, 100)
             for seed in (0, 1):
-                chosen = choose_samples(counts, share, seed)
-                total = share * sum(counts)
-                assert sum(map(len, chosen)) == -(-total.numerator // total.denominator)
-                for count, numbers in zip(counts, chosen, strict=True):
-                    assert sorted(set(numbers.tolist())) == numbers.tolist()
+                total = 0
+                for place in range(8):
+                    numbers = choose_samples(count, share, seed=seed, shard=place, purpose="verify").tolist()
+                    assert sorted(set(numbers)) == numbers
                     assert all(0 <= number < count for number in numbers)
                     assert abs(len(numbers) - share * count) < 1
+                    total += len(numbers)
+                    assert total == ceil(share * count * (place + 1))
 
 
 def test_a_share_is_another_for_each_seed_and_reaches_all():
     seen: Counter[int] = Counter()
     for seed in range(400):
-        seen.update(choose_samples([20], Fraction(1, 10), seed)[0].tolist())
+        chosen = choose_samples(20, Fraction(1, 10), seed=seed, shard=0, purpose="verify")
+        seen.update(chosen.tolist())
     assert sorted(seen) == list(range(20))
     assert min(seen.values()) > 15
 
@@ -360,17 +361,18 @@ def test_a_sample_of_a_cut_shard_is_of_what_is_whole(tmp_path):
     assert result.num_images == result.num_samples > 0
 
 
-def test_a_shard_that_goes_while_it_is_verified_is_found(tmp_path, monkeypatch):
+def test_a_shard_that_changes_while_it_is_verified_is_found(tmp_path, monkeypatch):
     folder = shards(tmp_path / "d", {"a": {"jpg": JPG}}, {"b": {"jpg": JPG}})
-    plan = verifying.plan_images
+    choose = checking.choose_samples
 
-    def planned(*args, **options):
-        (folder / "s-1.tar").unlink()
-        return plan(*args, **options)
+    def chosen(*args, shard, **options):
+        with (folder / "s-1.tar").open("r+b") as file:
+            file.truncate(700 if shard else 1 << 20)
+        return choose(*args, shard=shard, **options)
 
-    monkeypatch.setattr(verifying, "plan_images", planned)
-    result = verify(folder, sample="100%")
-    assert told(result) == [("unreadable", "s-1.tar")]
+    monkeypatch.setattr(checking, "choose_samples", chosen)
+    result = verify(folder, sample="100%", workers=1)
+    assert ("unreadable", "s-1.tar") in told(result)
     assert result.num_images == 1
 
 
@@ -492,8 +494,8 @@ def test_a_damaged_shard_is_safe_for_nobody(tmp_path):
         ("sizes.json", {"s-0.tar": 1}, {"s-0.tar": 2}, "open_clip"),
         (
             "_info.json",
-            {"splits": {"train": {"filenames": ["s-0.tar"], "shard_lengths": [1]}}},
-            {"splits": {"train": {"filenames": ["s-0.tar"], "shard_lengths": [3]}}},
+            {"splits": {"train": {"filenames": ["s-0.tar"], "shard_lengths": [1], "num_samples": 1}}},
+            {"splits": {"train": {"filenames": ["s-0.tar"], "shard_lengths": [3], "num_samples": 3}}},
             "timm",
         ),
     ],

@@ -24,9 +24,8 @@ from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.selection import list_selections, read_selection, selection_path
 from wdskit.dataset.shard import LocalShard
 from wdskit.shards import split as splitting
-from wdskit.shards import split_key
 from wdskit.shards.index import index_folder
-from wdskit.shards.split_key import canonical_text, draw_shard, parse_by
+from wdskit.shards.split import canonical_text, draw_shard, parse_by
 
 SHARES = "train=0.6,val=0.2,test=0.2"
 
@@ -371,7 +370,7 @@ def test_keys_come_from_headers_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     samples = {key: {"jpg": bytes(300_000), **fields} for key, fields in numbered(10).items()}
     folder = make_folder(tmp_path / "data", [samples])
     num_bytes = 0
-    read_at = split_key.LocalFile.read_at
+    read_at = splitting.LocalFile.read_at
 
     def counted(self, offset, size):
         nonlocal num_bytes
@@ -379,7 +378,7 @@ def test_keys_come_from_headers_alone(tmp_path: Path, monkeypatch: pytest.Monkey
         num_bytes += len(data)
         return data
 
-    monkeypatch.setattr(split_key.LocalFile, "read_at", counted)
+    monkeypatch.setattr(splitting.LocalFile, "read_at", counted)
     for by in ("key", "json:patient.id"):
         num_bytes = 0
         draw_shard(str(folder / "s-000.tar"), parse_by(by, seed=0, may_miss=False))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ class Targets:
         """Whether an .idx belongs beside a shard: there is an index, or the .idx itself."""
         return Path(shard).parent in self.indexed or offsets_path(shard).exists()
 
-    def beside(self, shard: str, entry: ShardEntry | None) -> tuple[str, ...]:
+    def exports(self, shard: str, entry: ShardEntry | None) -> tuple[str, ...]:
         """What is kept beside a shard for other readers, by the index that lists it."""
         if entry is None:
             return ()
@@ -82,8 +83,7 @@ def find_targets(path: str) -> Targets:
         targets.findings.append(Finding(kind, shard, problem))
 
     targets.shards = collect_shards(path, open_index=open_index, on_fault=note)
-    is_begun = any(finding.kind == "unfinished" for finding in targets.findings)
-    if not targets.shards and not targets.indexed and not is_begun:
+    if not targets.shards and not targets.indexed and all(one.kind == "missing" for one in targets.findings):
         raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=path)
     return targets
 
@@ -95,19 +95,26 @@ def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]
         if twin.exists():
             return None, (Finding("index", str(path), f"it is missing beside {BINARY_NAME}"),)
         return None, ()
-    found = _look_at_classes(folder)
+    problems: dict[Path, str] = {}
+    classes = folder / CLASSES_NAME
+    try:
+        if classes.is_file():
+            json.loads(read_bytes(str(classes), limit=MAX_CLASSES_BYTES))
+    except (ValueError, RecursionError, WdskitError) as err:
+        problems[classes] = f"it is no JSON: {shorten(str(err))}"
     index = None
     try:
         index = read_index(folder)
     except FolderIndexError as err:
-        found += (Finding("index", str(path), _plain(err, path)),)
-    if not twin.is_file():
-        return index, (*found, Finding("index", str(twin), "it is missing beside index.json"))
+        problems[path] = _plain(err, path)
     try:
-        problem = _compare(BinaryIndex(folder), index) if index else ""
+        if not twin.is_file():
+            problems[twin] = "it is missing beside index.json"
+        elif index and (problem := _compare(BinaryIndex(folder), index)):
+            problems[twin] = problem
     except FolderIndexError as err:
-        problem = _plain(err, twin)
-    return index, (*found, Finding("index", str(twin), problem)) if problem else found
+        problems[twin] = _plain(err, twin)
+    return index, tuple(Finding("index", str(file), problem) for file, problem in problems.items())
 
 
 def _compare(twin: BinaryIndex, index: FolderIndex) -> str:
@@ -123,17 +130,6 @@ def _compare(twin: BinaryIndex, index: FolderIndex) -> str:
         and all(twin.idx_sha256(number) == one.idx_sha256 for number, one in enumerate(entries))
     )
     return "" if same else "it says something else of a shard than index.json"
-
-
-def _look_at_classes(folder: Path) -> tuple[Finding, ...]:
-    path = folder / CLASSES_NAME
-    if not path.is_file():
-        return ()
-    try:
-        json.loads(read_bytes(str(path), limit=MAX_CLASSES_BYTES))
-    except (ValueError, RecursionError, WdskitError) as err:
-        return (Finding("index", str(path), f"it is no JSON: {shorten(str(err))}"),)
-    return ()
 
 
 def _plain(err: WdskitError, path: Path) -> str:
@@ -187,8 +183,7 @@ def _difference(names: Spellings, kinds: Fields, common: Spellings, common_kinds
     less, more = Counter(common_kinds) - Counter(kinds), Counter(kinds) - Counter(common_kinds)
     lacking, extra = _listed(less, common), _listed(more, names)
     parts = [f"it has no {lacking}" if lacking else "", f"it has {extra} besides" if extra else ""]
-    told = ", ".join(part for part in parts if part)
-    return f"{shorten(told)}, most have {shorten(_listed(common_kinds, common))}"
+    return f"{shorten(', '.join(filter(None, parts)))}, most have {shorten(_listed(common_kinds, common))}"
 
 
 def _listed(kinds: Iterable[str], spellings: Spellings) -> str:
@@ -252,8 +247,7 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
     found = [finding for known in places.values() if (finding := _confirm(folder, known))]
     more = len(repeated) - len(places)
     if found and more > 0:
-        last = found[-1]
-        found[-1] = Finding("repeated", last.file, last.problem, last.offset, last.key, more)
+        found[-1] = replace(found[-1], more=more)
     return tuple(found)
 
 
@@ -278,11 +272,8 @@ def read_key(report: ShardReport, number: int) -> str | None:
     if stop <= start or stop - start > MAX_CHECKED_BYTES:
         stop = start + MAX_CHECKED_BYTES
     try:
-        file = LocalFile(report.path)
-        try:
+        with contextlib.closing(LocalFile(report.path)) as file:
             data = file.read_at(start, stop - start)
-        finally:
-            file.close()
         members = locate_members(data, shard=report.path, offset=start, stop=len(data))
         return next(split[0] for name, _, _ in members if (split := split_name(name)))
     except (WdskitError, StopIteration):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from wdskit.limits import MAX_LISTED
@@ -88,7 +88,7 @@ class VerifyResult:
         num_large: Members that are too large to be looked at; only their bytes were compared with the digest.
         num_ignored: Members that belong to no sample.
         is_indexed: Whether there was an index to compare with.
-        findings: All that is not right, in the order of the shards, and notes.
+        findings: All that is invalid, in the order of the shards, and notes.
         verdicts: One for each reader that was asked for.
     """
 
@@ -129,6 +129,5 @@ class FindingList:
         for kind, count in self._counts.items():
             if count > MAX_LISTED:
                 last = max(at for at, one in enumerate(found) if one.kind == kind)
-                one = found[last]
-                found[last] = Finding(kind, one.file, one.problem, one.offset, one.key, count - MAX_LISTED)
+                found[last] = replace(found[last], more=count - MAX_LISTED)
         return tuple(found)

@@ -71,7 +71,10 @@ class QuirkFinder:
         """
         self._start = start
         self._look_at_headers(name, start)
-        self._look_at_name(name)
+        if " " in name:
+            self._note("space", name)
+        if "\n" in name:
+            self._note("newline", name)
         split = split_name(name)
         if split is None:
             hidden = name.rpartition("/")[2].startswith(".")
@@ -103,12 +106,6 @@ class QuirkFinder:
             self._note("prefix", name)
         if block[135] not in b"\x00 " or block[124] & 0x80:
             self._note("size", name)
-
-    def _look_at_name(self, name: str) -> None:
-        if " " in name:
-            self._note("space", name)
-        if "\n" in name:
-            self._note("newline", name)
 
     def _look_at_value(self, name: str, field_name: str, data: bytes) -> None:
         kind = field_name.rpartition(".")[2]

@@ -6,19 +6,19 @@ NVIDIA DALI 2.4 without an index, with that of its own tool, and with ours.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from wdskit.checking.findings import Finding, ReaderVerdict
 from wdskit.checking.quirks import Quirk
 from wdskit.checking.shard import ShardReport
+from wdskit.dataset.counts import INFO_NAMES, SIZES_NAME, counts_told
 from wdskit.dataset.offsets import offsets_path
-from wdskit.errors import ConfigError, WdskitError
+from wdskit.errors import ConfigError
 from wdskit.export.api import shard_export_names
 from wdskit.limits import MAX_LISTED
 from wdskit.storage.urls import read_bytes
@@ -53,116 +53,6 @@ _RULES: dict[str, tuple[Quirk, ...]] = {
 }
 _DALI_WITH_INDEX: tuple[Quirk, ...] = ("upper_case",)
 """What is left where `--also dali` has written an index. DALI and its own tool read headers in their own ways."""
-
-
-def choose_readers(names: Sequence[str]) -> tuple[str, ...]:
-    """The readers to judge for, each once; `all` stands for all.
-
-    Raises:
-        ConfigError: One is not known; it lists those that are.
-    """
-    for name in names:
-        if name not in (*READERS, ALL):
-            raise ConfigError(f"{name!r} is no reader whose rules are known. There are: {', '.join(READERS)}, {ALL}.")
-    return READERS if ALL in names else tuple(dict.fromkeys(names))
-
-
-def judge(readers: Sequence[str], judged: ReaderInput) -> tuple[tuple[ReaderVerdict, ...], tuple[Finding, ...]]:
-    """Whether readers give these samples back as they are.
-
-    Args:
-        readers: Some of `READERS`.
-        judged: What was seen.
-
-    Returns:
-        A verdict for each, and a finding for each rule and shard, which names all readers that have the rule.
-    """
-    found = {reader: list(_incompatibilities(reader, judged)) for reader in readers}
-    who: dict[Incompatibility, list[str]] = {}
-    for reader, rules_broken in found.items():
-        for one in rules_broken:
-            who.setdefault(one, []).append(reader)
-    verdicts = tuple(ReaderVerdict(name, _reasons(ones), sum(one.num for one in ones)) for name, ones in found.items())
-    return verdicts, tuple(_findings(who))
-
-
-def _incompatibilities(reader: str, judged: ReaderInput) -> Iterator[Incompatibility]:
-    """Rule by rule, the shards in their order."""
-    damaged = {one.file for one in judged.findings if one.kind in ("structure", "unreadable", "digest", "bytes")}
-    for file in sorted(damaged):
-        yield Incompatibility("damage", file, "it is damaged, and others drop what is behind it without a word")
-    with_index = {one.path for one in judged.reports if reader == "dali" and _has_dali_index(one.path)}
-    for quirk in _RULES[reader]:
-        for report in judged.reports:
-            if report.path in with_index and quirk not in _DALI_WITH_INDEX:
-                continue
-            if report.quirks and quirk in report.quirks.counts:
-                name, offset = report.quirks.first[quirk]
-                yield Incompatibility(
-                    quirk, report.path, f"{_WHY[quirk]}: {name!r}", offset, None, report.quirks.counts[quirk]
-                )
-    if reader in _OWN:
-        yield from _OWN[reader](judged)
-
-
-def _has_dali_index(path: str) -> bool:
-    return any((Path(path).parent / name).is_file() for name in shard_export_names(Path(path).name, ["dali"]))
-
-
-def _reasons(rules_broken: Sequence[Incompatibility]) -> tuple[str, ...]:
-    """A line for each rule: how often, and the first."""
-    first: dict[str, Incompatibility] = {}
-    counts: dict[str, int] = {}
-    for one in rules_broken:
-        first.setdefault(one.rule, one)
-        counts[one.rule] = counts.get(one.rule, 0) + one.num
-    return tuple(f"{one.file}: {one.problem}{_more(counts[rule] - 1)}" for rule, one in first.items())
-
-
-def _more(num: int) -> str:
-    return f" (and {num:,} more like it)" if num else ""
-
-
-def _findings(who: dict[Incompatibility, list[str]]) -> Iterator[Finding]:
-    """One each, of a rule and its readers up to `MAX_LISTED`; the last says how many more there are."""
-    groups: dict[tuple[str, ...], list[Incompatibility]] = {}
-    for one, readers in who.items():
-        groups.setdefault((one.rule, *readers), []).append(one)
-    for (rule, *readers), ones in groups.items():
-        rest = sum(one.num for one in ones[MAX_LISTED:])
-        for number, one in enumerate(ones[:MAX_LISTED], start=1):
-            more = one.num - 1 + (rest if number == MAX_LISTED else 0)
-            problem = f"{', '.join(readers)}: {one.problem}"
-            yield Finding("reader", one.file, problem, one.offset, one.key, more, rule)
-
-
-MAX_COUNTS_BYTES = 256 << 20
-
-IMAGES = {"open_clip": ("jpg", "png", "jpeg", "webp"), "timm": ("jpg", "png", "webp")}
-LABELS = {"open_clip": "txt", "timm": "cls"}
-
-
-# As `infer_module_for_data_files_list` and `data_files.py` of datasets 5.2 have it.
-_HF_IGNORED = {
-    *("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"),
-    *("metadata.csv", "metadata.jsonl", "metadata.parquet"),
-}
-_HF_SPLITS = [
-    re.compile(rf"(\A|[-._ 0-9])({words})[-._ 0-9]")
-    for words in ("train|training", "validation|valid|dev|val", "test|testing|eval|evaluation")
-]
-_HF_KINDS = {
-    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
-    **dict.fromkeys((".csv", ".tsv"), "csv"),
-    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"), "image"),
-    ".tar": "webdataset",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".txt": "text",
-    ".xml": "xml",
-}
-_HF_FAVOURITES = ".csv .json .jsonl .arrow .parquet"
-"""Of as many the last; the others by the alphabet."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +91,112 @@ class Incompatibility:
     num: int = 1
 
 
+def choose_readers(names: Sequence[str]) -> tuple[str, ...]:
+    """The readers to judge for, each once; `all` stands for all.
+
+    Raises:
+        ConfigError: One is not known; it lists those that are.
+    """
+    for name in names:
+        if name not in (*READERS, ALL):
+            raise ConfigError(f"{name!r} is no reader whose rules are known. There are: {', '.join(READERS)}, {ALL}.")
+    return READERS if ALL in names else tuple(dict.fromkeys(names))
+
+
+def judge(readers: Sequence[str], judged: ReaderInput) -> tuple[tuple[ReaderVerdict, ...], tuple[Finding, ...]]:
+    """Whether readers give these samples back as they are.
+
+    Args:
+        readers: Some of `READERS`.
+        judged: What was seen.
+
+    Returns:
+        A verdict for each, and a finding for each rule and shard, which names all readers that have the rule.
+    """
+    found = {reader: list(_incompatibilities(reader, judged)) for reader in readers}
+    who: dict[Incompatibility, list[str]] = {}
+    for reader, rules_broken in found.items():
+        for one in rules_broken:
+            who.setdefault(one, []).append(reader)
+    verdicts = tuple(ReaderVerdict(name, _reasons(ones), sum(one.num for one in ones)) for name, ones in found.items())
+    return verdicts, tuple(_findings(who))
+
+
+def _incompatibilities(reader: str, judged: ReaderInput) -> Iterator[Incompatibility]:
+    """Rule by rule, the shards in their order."""
+    damaged = {one.file for one in judged.findings if one.kind in ("structure", "unreadable", "digest", "bytes")}
+    for file in sorted(damaged):
+        yield Incompatibility("damage", file, "it is damaged, and others drop what is behind it without a word")
+    dali = [reader] if reader == "dali" else []
+    with_index = {
+        one.path
+        for one in judged.reports
+        if any(Path(one.path).with_name(name).is_file() for name in shard_export_names(Path(one.path).name, dali))
+    }
+    for quirk in _RULES[reader]:
+        for report in judged.reports:
+            if report.path in with_index and quirk not in _DALI_WITH_INDEX:
+                continue
+            if report.quirks and quirk in report.quirks.counts:
+                name, offset = report.quirks.first[quirk]
+                num = report.quirks.counts[quirk]
+                yield Incompatibility(quirk, report.path, f"{_WHY[quirk]}: {name!r}", offset, num=num)
+    if reader in _OWN:
+        yield from _OWN[reader](judged)
+
+
+def _reasons(rules_broken: Sequence[Incompatibility]) -> tuple[str, ...]:
+    """A line for each rule: how often, and the first."""
+    first: dict[str, Incompatibility] = {}
+    counts: dict[str, int] = {}
+    for one in rules_broken:
+        first.setdefault(one.rule, one)
+        counts[one.rule] = counts.get(one.rule, 0) + one.num
+    return tuple(
+        f"{one.file}: {one.problem}{f' (and {counts[rule] - 1:,} more like it)' if counts[rule] > 1 else ''}"
+        for rule, one in first.items()
+    )
+
+
+def _findings(who: dict[Incompatibility, list[str]]) -> Iterator[Finding]:
+    """One each, of a rule and its readers up to `MAX_LISTED`; the last says how many more there are."""
+    groups: dict[tuple[str, ...], list[Incompatibility]] = {}
+    for one, readers in who.items():
+        groups.setdefault((one.rule, *readers), []).append(one)
+    for (rule, *readers), ones in groups.items():
+        rest = sum(one.num for one in ones[MAX_LISTED:])
+        for number, one in enumerate(ones[:MAX_LISTED], start=1):
+            more = one.num - 1 + (rest if number == MAX_LISTED else 0)
+            problem = f"{', '.join(readers)}: {one.problem}"
+            yield Finding("reader", one.file, problem, one.offset, one.key, more, rule)
+
+
+_MAX_CARD_BYTES = 256 << 20
+
+
+# As `infer_module_for_data_files_list` and `data_files.py` of datasets 5.2 have it.
+_HF_IGNORED = {
+    *("README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"),
+    *("metadata.csv", "metadata.jsonl", "metadata.parquet"),
+}
+_HF_SPLITS = [
+    re.compile(rf"(\A|[-._ 0-9])({words})[-._ 0-9]")
+    for words in ("train|training", "validation|valid|dev|val", "test|testing|eval|evaluation")
+]
+_HF_KINDS = {
+    **dict.fromkeys((".json", ".jsonl", ".ndjson"), "json"),
+    **dict.fromkeys((".csv", ".tsv"), "csv"),
+    **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"), "image"),
+    ".tar": "webdataset",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".txt": "text",
+    ".xml": "xml",
+}
+_HF_FAVOURITES = ".csv .json .jsonl .arrow .parquet"
+"""Of as many the last; the others by the alphabet."""
+
+
 def for_hf(judged: ReaderInput) -> Iterator[Incompatibility]:
     """Files of other kinds may outnumber the shards of a folder. The columns come from the first five samples; what
     appears later is dropped without a word.
@@ -235,13 +231,13 @@ def _hf_kinds(folder: Path) -> set[str]:
     parts of names between dots belong. `a.tar.idx` counts as a tar too.
     """
     card = folder / "README.md"
-    if card.is_file() and b"data_files" in read_bytes(str(card), limit=MAX_COUNTS_BYTES):
+    if card.is_file() and b"data_files" in read_bytes(str(card), limit=_MAX_CARD_BYTES):
         return set()  # the files are named there
     names = [path.name for path in folder.iterdir() if not path.name.startswith(".") and path.is_file()]
     names = [name for name in names if name not in _HF_IGNORED]
-    told = [[name for name in names if pattern.search(name)] for pattern in _HF_SPLITS]
+    splits = [[name for name in names if pattern.search(name)] for pattern in _HF_SPLITS]
     kinds = set()
-    for split in [split for split in told if split] or [names]:
+    for split in list(filter(None, splits)) or [names]:
         counts = Counter(f".{part.lower()}" for name in split for part in name.split(".")[1:])
         known = [(count, _HF_FAVOURITES.find(ext), ext) for ext, count in counts.items() if ext in _HF_KINDS]
         if known:
@@ -282,52 +278,22 @@ def for_wids(judged: ReaderInput) -> Iterator[Incompatibility]:
         seen.setdefault(name, report.path)
 
 
-def for_open_clip(judged: ReaderInput) -> Iterator[Incompatibility]:
-    """It counts by sizes.json, and passes over samples without an image and a text."""
-    yield from _counts(judged, "sizes.json", lambda document: document)
-    yield from _training_fields("open_clip", judged)
-
-
-def for_timm(judged: ReaderInput) -> Iterator[Incompatibility]:
-    """It counts by _info.json, and passes over samples without an image and a label."""
-
-    def lengths(document: Any) -> dict[str, Any]:
-        splits = document["splits"].values()
-        return {k: v for one in splits for k, v in zip(one["filenames"], one["shard_lengths"], strict=True)}
-
-    yield from _counts(judged, "_info.json", lengths)
-    yield from _training_fields("timm", judged)
-
-
-def _counts(judged: ReaderInput, name: str, read: Callable[[Any], Mapping[str, Any]]) -> Iterator[Incompatibility]:
-    """Compare a file of counts, where there is one beside the shards."""
+def _for_trainer(
+    judged: ReaderInput, *, counts_file: str, images: Sequence[str], label: str
+) -> Iterator[Incompatibility]:
+    """It counts by a file beside the shards, and passes over samples without one image and one label."""
     for folder in sorted({Path(one.path).parent for one in judged.reports}):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            told = read(json.loads(read_bytes(str(path), limit=MAX_COUNTS_BYTES)))
-            wrong = [
-                one.path
-                for one in judged.reports
-                if Path(one.path).parent == folder and told.get(Path(one.path).name) != one.num_samples
-            ]
-        except (ValueError, RecursionError, LookupError, AttributeError, TypeError, WdskitError) as err:
-            yield Incompatibility("counts", str(path), f"it does not read: {shorten(str(err))}")
-            continue
-        if wrong:
-            yield Incompatibility("counts", str(path), f"it has a wrong count of {Path(wrong[0]).name}", num=len(wrong))
-
-
-def _training_fields(reader: str, judged: ReaderInput) -> Iterator[Incompatibility]:
-    """Samples that these trainers pass over: they want one image and one label."""
-    images, label = IMAGES[reader], LABELS[reader]
+        counts = counts_told(str(folder)).get(counts_file)
+        here = [one for one in judged.reports if Path(one.path).parent == folder]
+        wrong = [one.path for one in here if counts is not None and counts.get(Path(one.path).name) != one.num_samples]
+        if counts is None and (folder / counts_file).is_file():
+            yield Incompatibility("counts", str(folder / counts_file), "it does not read")
+        elif wrong:
+            problem = f"it has a wrong count of {Path(wrong[0]).name}"
+            yield Incompatibility("counts", str(folder / counts_file), problem, num=len(wrong))
     for report in judged.reports:
-        lacking = [
-            one
-            for names, one in report.field_sets.items()
-            if label not in names or not any(name in names for name in images)
-        ]
+        sets = report.field_sets.items()
+        lacking = [one for names, one in sets if label not in names or not any(name in names for name in images)]
         if lacking:
             problem = f"samples without {label} or one of {', '.join(images)}"
             num = sum(one.count for one in lacking)
@@ -342,6 +308,6 @@ _OWN: dict[str, Callable[[ReaderInput], Iterator[Incompatibility]]] = {
     "hf": for_hf,
     "energon": for_energon,
     "wids": for_wids,
-    "open_clip": for_open_clip,
-    "timm": for_timm,
+    "open_clip": partial(_for_trainer, counts_file=SIZES_NAME, images=("jpg", "png", "jpeg", "webp"), label="txt"),
+    "timm": partial(_for_trainer, counts_file=INFO_NAMES[0], images=("jpg", "png", "webp"), label="cls"),
 }

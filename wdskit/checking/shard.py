@@ -6,8 +6,9 @@ import hashlib
 import re
 import stat
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +19,18 @@ from wdskit.checking.findings import Finding, FindingList
 from wdskit.checking.quirks import QuirkFinder, Quirks
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import is_json_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.hashes import hash_key
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import split_name
 from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
+from wdskit.dataset.samples import read_sample
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_shard_exports, new_members
+from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
+from wdskit.shards.parallel import open_path
+from wdskit.shards.shares import choose_samples
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.reader import TarReader, WatchedReader
 from wdskit.tar.window import Passed
@@ -33,7 +39,7 @@ from wdskit.text import shorten
 Fields = tuple[str, ...]
 
 MAX_FIELD_SETS = 100
-"""Different sets of fields that are told apart in one shard."""
+"""Most sets of fields that are counted separately in one shard."""
 
 OTHER_FIELDS: Fields = ("...",)
 """What stands for all field sets beyond that."""
@@ -53,21 +59,27 @@ class ShardJob:
 
     Attributes:
         path: The file.
+        number: Its place among the shards.
         entry: Its line in the folder's index; None without one.
         has_offsets: Whether an .idx belongs beside it.
-        images: How each image is checked in this pass.
+        images: How each image is checked.
+        share: Of its samples whose images are checked, None for all.
+        seed: Chooses them.
         max_pixels: Most pixels of an image.
         with_quirks: Whether to collect what other readers trip over.
-        also: What is kept beside the shard for other readers, which is compared with it.
+        exports: What is kept beside the shard for other readers, which is compared with it.
     """
 
     path: str
+    number: int = 0
     entry: ShardEntry | None = None
     has_offsets: bool = False
     images: ImageCheck = "none"
+    share: Fraction | None = None
+    seed: int = 0
     max_pixels: int = MAX_PIXELS
     with_quirks: bool = False
-    also: tuple[str, ...] = ()
+    exports: tuple[str, ...] = ()
 
 
 @dataclass
@@ -138,20 +150,20 @@ class _Pass:
         self._field_sets: dict[Fields, FieldSet] = {}
         self._checks: dict[str, tuple[Check, bool] | None] = {}  # what looks at a field, and whether it is an image
         self._quirks = Quirks() if job.with_quirks else None
-        self._members = new_members(job.also)
+        self._members = new_members(job.exports)
         self.num_images = self.num_large = self.num_ignored = 0
 
     def report(self) -> ShardReport:
-        """Read the file and tell."""
+        """Read the file."""
         is_whole = False
         try:
             if not stat.S_ISREG(Path(self._job.path).stat().st_mode):  # opening a named pipe would wait for ever
                 self._found.add("unreadable", "this is no file")
-                return self._told(is_whole=False)
-            file = LocalFile(f"./{self._job.path}" if self._job.path.lower().startswith("file:") else self._job.path)
+                return self._report(is_whole=False)
+            file = open_path(self._job.path)
         except (OSError, StorageError) as err:
             self._found.add("unreadable", f"it cannot be opened: {getattr(err, 'strerror', None) or err}")
-            return self._told(is_whole=False)
+            return self._report(is_whole=False)
         try:
             try:
                 self._walk(file)
@@ -160,13 +172,15 @@ class _Pass:
                 self._found.add("structure", f"{err.problem} ({len(self._starts)} samples read)", offset=err.offset)
             while self._read(file, DRAIN_BYTES):
                 pass
+            if self._job.share is not None and self._job.images != "none":
+                self._look_at_share(file, self._job.share)
         except StorageError as err:
             self._found.add("unreadable", str(err))
-            return self._told(is_whole=False)
+            return self._report(is_whole=False)
         finally:
             file.close()
         self._compare_entry(is_whole=is_whole)
-        return self._told(is_whole=is_whole)
+        return self._report(is_whole=is_whole)
 
     def _read(self, file: LocalFile, size: int) -> bytes:
         part = file.read(size)
@@ -223,13 +237,14 @@ class _Pass:
                 self._found.add("name", problem, offset=start, key=key)
 
     def _new_check(self, name: str) -> tuple[Check, bool] | None:
-        found = field_check(name, self._job.images, self._job.max_pixels)
+        images = self._job.images if self._job.share is None else "none"
+        found = field_check(name, images, self._job.max_pixels)
         check = (found, not is_json_field(name)) if found else None
         if len(self._checks) < MAX_FIELD_SETS:
             self._checks[name] = check
         return check
 
-    def _look(self, check: Check, is_image: bool, name: str, data: bytes, start: int, key: str) -> None:  # noqa: FBT001
+    def _look(self, check: Check, is_image: bool, name: str, data: Buffer, start: int, key: str) -> None:  # noqa: FBT001
         if isinstance(data, Passed):
             self.num_large += 1
             return
@@ -240,12 +255,31 @@ class _Pass:
             problem = str(err) if not is_image else f"{name}: {err}"
             self._found.add("image" if is_image else "json", problem, offset=start, key=key)
 
+    def _look_at_share(self, file: LocalFile, share: Fraction) -> None:
+        """Check the images of a share of the samples, which are read again."""
+        job, num = self._job, len(self._starts)
+        for number in choose_samples(num, share, seed=job.seed, shard=job.number, purpose="verify").tolist():
+            start, stop = self._starts[number], self._starts[number + 1] if number + 1 < num else self._stop
+            if stop - start > 2 * MAX_CHECKED_BYTES:
+                self.num_large += 1
+                continue
+            try:
+                key, fields = read_sample(file, start, stop)
+            except ShardError as err:
+                problem = f"{err.problem}: it changed while it was verified"
+                self._found.add("structure", problem, offset=err.offset)
+                continue
+            for name, data in fields.items():
+                check = field_check(name, job.images, job.max_pixels) if is_image_field(name) else None
+                if check:
+                    self._look(check, True, name, data, start, key)
+
     def _close(self, key: str, start: int, stop: int, fields: dict[str, None]) -> None:
         """Count a sample that is whole."""
         self._starts.append(start)
         self._stop = stop
         self._hashes += hash_key(key)
-        names = tuple(fields)
+        names = tuple(sorted(fields))
         known = self._field_sets.get(names)
         if known is None:
             if len(self._field_sets) >= MAX_FIELD_SETS:
@@ -273,17 +307,18 @@ class _Pass:
             self._found.add("samples", f"it has {len(self._starts)} samples, the index says {entry.num_samples}")
         fields = tuple(sorted({name for names in self._field_sets if names != OTHER_FIELDS for name in names}))
         if fields != tuple(sorted(entry.fields)) and OTHER_FIELDS not in self._field_sets:
-            told = ", ".join(fields), ", ".join(entry.fields)
-            self._found.add("fields", f"its fields are {told[0]}; the index says {told[1]}")
+            problem = f"its fields are {', '.join(fields)}; the index says {', '.join(entry.fields)}"
+            self._found.add("fields", problem)
 
-    def _told(self, *, is_whole: bool) -> ShardReport:
+    def _report(self, *, is_whole: bool) -> ShardReport:
         starts = np.append(np.array(self._starts, dtype=np.uint64), np.uint64(self._stop))
         findings = self._found.listed()
         if self._job.has_offsets:
             entry = self._job.entry
-            findings += compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
+            problem = compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
+            findings += (Finding("offsets", f"{self._job.path}{SUFFIX}", problem),) if problem else ()
         if self._members is not None and is_whole:
-            problems = check_shard_exports(self._job.path, self._members, self._job.also)
+            problems = check_shard_exports(self._job.path, self._members, self._job.exports)
             findings += tuple(Finding(*problem) for problem in problems)
         return ShardReport(
             path=self._job.path,
@@ -296,68 +331,49 @@ class _Pass:
             findings=findings,
             starts=starts,
             hashes=np.frombuffer(bytes(self._hashes), dtype=np.uint64),
-            field_sets=sorted_sets(self._field_sets),
+            field_sets=self._field_sets,
             quirks=self._quirks,
         )
-
-
-def sorted_sets(found: dict[Fields, FieldSet]) -> dict[Fields, FieldSet]:
-    """The order of the members in a sample says nothing."""
-    joined: dict[Fields, FieldSet] = {}
-    for names, one in found.items():
-        known = joined.setdefault(tuple(sorted(names)), FieldSet())
-        known.count += one.count
-        known.keys = (known.keys + one.keys)[:3]
-    return joined
 
 
 def compare_offsets(
     path: str,
     num_bytes: int,
-    starts: Sequence[int] | NDArray[np.uint64],
+    starts: NDArray[np.uint64],
     *,
     is_whole: bool,
     entry: ShardEntry | None = None,
-) -> tuple[Finding, ...]:
-    """What is invalid with a shard's .idx.
+) -> str:
+    """What is invalid with a shard's .idx, "" where nothing is.
 
     Args:
         path: The shard.
         num_bytes: Its size, where no index says which it should have.
-        starts: Where its samples start; if `is_whole`, and where the last one ends.
+        starts: Where its samples start, and where the last one ends.
         is_whole: Whether these are all; else the offsets behind them are not compared.
         entry: What the index says of the shard; then their number is compared with that.
     """
     if entry is not None:
         num_bytes = entry.num_bytes
-    file = f"{path}{SUFFIX}"
+    if offsets_path(path).exists() and not offsets_path(path).is_file():
+        return "this is no file"
     try:
-        if offsets_path(path).exists() and not offsets_path(path).is_file():
-            return (Finding("offsets", file, "this is no file"),)
-        told = read_offsets(path, num_bytes=num_bytes)
+        offsets = read_offsets(path, num_bytes=num_bytes)
     except FolderIndexError as err:
-        problem = str(err).removeprefix(f"{file}: ").partition("\n")[0].rstrip(".")
-        return (Finding("offsets", file, problem),)
-    found = np.asarray(starts).astype(np.int64)
-    if is_whole and len(told) != len(found):
-        problem = f"it has the offsets of {len(told) - 1} samples, the shard has {len(found) - 1}"
-        return (Finding("offsets", file, problem),)
-    if not is_whole and entry is not None and entry.num_samples != len(told) - 1:
-        problem = f"it has the offsets of {len(told) - 1} samples, the index says {entry.num_samples}"
-        return (Finding("offsets", file, problem),)
-    num = min(len(told), len(found) - (not is_whole))
-    wrong = np.flatnonzero(told[:num] != found[:num])
-    if not len(wrong):
-        return _compare_digest(path, num_bytes, entry.idx_sha256 if entry else None)
-    at = int(wrong[0])
-    what = "the last sample ends" if at == len(found) - 1 else f"sample {at} starts"
-    return (Finding("offsets", file, f"it says {told[at]} where {what} at byte {found[at]}"),)
-
-
-def _compare_digest(path: str, num_bytes: int, sha256: str | None) -> tuple[Finding, ...]:
-    """Offsets that are right, but not those that the index has the digest of: planned sources refuse them."""
-    try:
-        read_offsets(path, num_bytes=num_bytes, sha256=sha256)
+        return str(err).removeprefix(f"{path}{SUFFIX}: ").partition("\n")[0].rstrip(".")
+    num = len(offsets) - 1
+    if is_whole and num != len(starts) - 1:
+        return f"it has the offsets of {num} samples, the shard has {len(starts) - 1}"
+    if not is_whole and entry is not None and entry.num_samples != num:
+        return f"it has the offsets of {num} samples, the index says {entry.num_samples}"
+    known = min(len(offsets), len(starts) - (not is_whole))
+    wrong = np.flatnonzero(offsets[:known] != starts.astype(np.int64)[:known])
+    if len(wrong):
+        at = int(wrong[0])
+        what = "the last sample ends" if at == len(starts) - 1 else f"sample {at} starts"
+        return f"it says {offsets[at]} where {what} at byte {starts[at]}"
+    try:  # they are valid, but planned sources refuse them where the index has another digest
+        read_offsets(path, num_bytes=num_bytes, sha256=entry.idx_sha256 if entry else None)
     except FolderIndexError:
-        return (Finding("offsets", f"{path}{SUFFIX}", "it is not the file that the index has the sha256 of"),)
-    return ()
+        return "it is not the file that the index has the sha256 of"
+    return ""

@@ -37,7 +37,7 @@ from wdskit.packing.sources.records import parse_fields
 from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
 from wdskit.packing.transforms import Treatment
-from wdskit.shards.split_key import parse_shares
+from wdskit.shards.shares import parse_shares
 
 
 @dataclass(frozen=True)

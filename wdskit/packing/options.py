@@ -12,7 +12,7 @@ from wdskit.export.api import parse_exports
 from wdskit.packing.plan import Limits
 from wdskit.packing.ray import check_address
 from wdskit.packing.transforms import UNTOUCHED, Treatment, treatment_versions
-from wdskit.shards.split_key import Shares, format_shares
+from wdskit.shards.shares import Shares, format_shares
 
 
 @dataclass(frozen=True)

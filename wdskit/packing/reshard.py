@@ -40,8 +40,7 @@ from wdskit.packing.samples.sources import (
 from wdskit.packing.samples.store import Samples
 from wdskit.packing.sources import Source
 from wdskit.packing.transforms import Treatment
-from wdskit.shards.sampling import parse_share
-from wdskit.shards.split_key import parse_shares
+from wdskit.shards.shares import parse_share, parse_shares
 
 
 @dataclass(frozen=True)

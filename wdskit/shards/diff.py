@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from wdskit.dataset.hashes import hash_key
 from wdskit.dataset.patterns import find_shards
 from wdskit.errors import StorageError, WdskitError
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.shards.payloads import Payload, Payloads, payload_size
+from wdskit.shards.payloads import Payloads, payload_size
 from wdskit.storage.urls import is_local
 from wdskit.text import shorten
 
@@ -80,11 +81,29 @@ class _Side:
 
     urls: tuple[str, ...]
     num_samples: int
-    num_repeated: int
     keys: NDArray[np.uint64]
     fields: NDArray[np.uint64]
     shards: NDArray[np.int32]
     starts: NDArray[np.uint64]
+
+    def first(self, numbers: NDArray[np.intp], limit: int) -> list[int]:
+        """The first of these samples in the order of the shards."""
+        order = np.lexsort((self.starts[numbers], self.shards[numbers]))
+        first: list[int] = numbers[order[:limit]].tolist()
+        return first
+
+    def url(self, number: int) -> str:
+        return self.urls[int(self.shards[number])]
+
+    def key(self, number: int) -> str:
+        with self.sample(number) as (_, sample):
+            return shorten(sample["__key__"])
+
+    @contextlib.contextmanager
+    def sample(self, number: int) -> Iterator[tuple[Payloads, dict[str, Any]]]:
+        """A sample again, and what reads its fields."""
+        with Payloads(self.url(number), start=int(self.starts[number])) as shard:
+            yield shard, next(iter(shard))
 
 
 def diff(
@@ -103,40 +122,31 @@ def diff(
         ShardError: A shard is invalid.
         StorageError: There is nothing, it is not local, or it cannot be read.
     """
-    urls = [_local_shards(path) for path in (a, b)]
+    urls = [find_shards(path).urls for path in (a, b)]
     every = [url for side in urls for url in side]
-    read = read_shards(hash_samples, every, file_sizes(every), workers=workers, progress=progress)
-    side_a, side_b = (_gather(side, read) for side in urls)
-    at = np.searchsorted(side_b.keys, side_a.keys)
-    at_safe = np.minimum(at, max(0, len(side_b.keys) - 1))
-    is_both = side_b.keys[at_safe] == side_a.keys if len(side_b.keys) else np.zeros(len(side_a.keys), dtype=np.bool_)
-    partner = np.where(is_both, at_safe, -1)
-    is_other = np.zeros(len(side_a.keys), dtype=np.bool_)
-    is_other[is_both] = side_a.fields[is_both] != side_b.fields[partner[is_both]]
-    is_only_b = np.ones(len(side_b.keys), dtype=np.bool_)
-    is_only_b[partner[is_both]] = False
-    only_a, other, only_b = (np.flatnonzero(found) for found in (~is_both, is_other, is_only_b))
-    listed = [Difference(_key(side_a, n), _url(side_a, n), None) for n in _first(side_a, only_a, limit)]
-    for number in _first(side_a, other, limit):
-        listed += _compare(side_a, number, side_b, int(partner[number]))
-    listed += [Difference(_key(side_b, n), None, _url(side_b, n)) for n in _first(side_b, only_b, limit)]
+    for url in every:
+        if not is_local(url):
+            raise StorageError(f"{url}: only local shards can be compared. Fetch it first.", url=url)
+    results = read_shards(hash_samples, every, file_sizes(every), workers=workers, progress=progress)
+    side_a, side_b = (_gather(side, results) for side in urls)
+    both, in_a, in_b = np.intersect1d(side_a.keys, side_b.keys, assume_unique=True, return_indices=True)
+    is_other = side_a.fields[in_a] != side_b.fields[in_b]
+    other, partner = in_a[is_other], in_b[is_other]  # rising, as the keys are
+    only_a = np.delete(np.arange(len(side_a.keys)), in_a)
+    only_b = np.delete(np.arange(len(side_b.keys)), in_b)
+    listed = [Difference(side_a.key(n), side_a.url(n), None) for n in side_a.first(only_a, limit)]
+    for number in side_a.first(other, limit):
+        listed += _compare(side_a, number, side_b, int(partner[np.searchsorted(other, number)]))
+    listed += [Difference(side_b.key(n), None, side_b.url(n)) for n in side_b.first(only_b, limit)]
     return DiffResult(
         num_samples=(side_a.num_samples, side_b.num_samples),
-        num_equal=int(is_both.sum() - is_other.sum()),
+        num_equal=len(both) - len(other),
         num_only_a=len(only_a),
         num_only_b=len(only_b),
         num_differ=len(other),
-        num_repeated=(side_a.num_repeated, side_b.num_repeated),
+        num_repeated=(side_a.num_samples - len(side_a.keys), side_b.num_samples - len(side_b.keys)),
         differences=tuple(listed),
     )
-
-
-def _local_shards(path: str) -> tuple[str, ...]:
-    urls = find_shards(path).urls
-    remote = [url for url in urls if not is_local(url)]
-    if remote:
-        raise StorageError(f"{remote[0]}: only local shards can be compared. Fetch it first.", url=remote[0])
-    return urls
 
 
 _Read = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
@@ -174,53 +184,22 @@ def _gather(urls: tuple[str, ...], read: Iterator[_Read | WdskitError]) -> _Side
         parts.append(part)
     keys, fields, starts = (np.concatenate([part[at] for part in parts]) for at in range(3))
     shards = np.repeat(np.arange(len(urls), dtype=np.int32), [len(part[0]) for part in parts])
-    order = np.argsort(keys, kind="stable")
-    is_first = np.ones(len(keys), dtype=np.bool_)
-    is_first[1:] = keys[order][1:] != keys[order][:-1]
-    kept = order[is_first]
-    num_repeated = len(keys) - len(kept)
-    return _Side(urls, len(keys), num_repeated, keys[kept], fields[kept], shards[kept], starts[kept])
-
-
-def _first(side: _Side, numbers: NDArray[np.intp], limit: int) -> list[int]:
-    """The first of these samples in the order of the shards."""
-    order = np.lexsort((side.starts[numbers], side.shards[numbers]))
-    return [int(number) for number in numbers[order[:limit]]]
+    _, first = np.unique(keys, return_index=True)
+    return _Side(urls, len(keys), keys[first], fields[first], shards[first], starts[first])
 
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
     """In what two samples with one hash differ; two differences where their keys do."""
-    with _sample(a, number) as (shard_a, sample_a), _sample(b, other) as (shard_b, sample_b):
-        key_a, key_b = shorten(sample_a["__key__"]), shorten(sample_b["__key__"])
-        if sample_a["__key__"] != sample_b["__key__"]:
-            return [Difference(key_a, _url(a, number), None), Difference(key_b, None, _url(b, other))]
-        names = sorted(name for name in {*sample_a, *sample_b} if not name.startswith("__"))
+    with a.sample(number) as (shard_a, sample_a), b.sample(other) as (shard_b, sample_b):
+        key_a, key_b = sample_a["__key__"], sample_b["__key__"]
+        if key_a != key_b:
+            return [Difference(shorten(key_a), a.url(number), None), Difference(shorten(key_b), None, b.url(other))]
         fields = []
-        for name in names:
+        for name in sorted(name for name in {*sample_a, *sample_b} if not name.startswith("__")):
             if name not in sample_b or name not in sample_a:
                 fields.append(shorten(f"-{name}" if name in sample_a else f"+{name}"))
-            elif not _are_equal(shard_a, sample_a[name], shard_b, sample_b[name]):
+            elif payload_size(sample_a[name]) != payload_size(sample_b[name]) or any(
+                map(operator.ne, shard_a.pieces(sample_a[name]), shard_b.pieces(sample_b[name]))
+            ):
                 fields.append(shorten(name))
-    return [Difference(key_a, _url(a, number), _url(b, other), tuple(fields))]
-
-
-def _are_equal(shard_a: Payloads, a: Payload, shard_b: Payloads, b: Payload) -> bool:
-    if payload_size(a) != payload_size(b):
-        return False
-    return all(one == other for one, other in zip(shard_a.pieces(a), shard_b.pieces(b), strict=True))
-
-
-def _url(side: _Side, number: int) -> str:
-    return side.urls[int(side.shards[number])]
-
-
-def _key(side: _Side, number: int) -> str:
-    with _sample(side, number) as (_, sample):
-        return shorten(str(sample["__key__"]))
-
-
-@contextlib.contextmanager
-def _sample(side: _Side, number: int) -> Iterator[tuple[Payloads, dict[str, Any]]]:
-    """A sample again, and what reads its fields."""
-    with Payloads(_url(side, number), start=int(side.starts[number])) as shard:
-        yield shard, next(iter(shard))
+    return [Difference(shorten(key_a), a.url(number), b.url(other), tuple(fields))]

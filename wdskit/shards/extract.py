@@ -8,11 +8,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from wdskit.dataset.keys import split_name
 from wdskit.dataset.patterns import find_shards
 from wdskit.errors import KeyRuleError, StorageError
 from wdskit.files import Disk, draft_path, make_folders, publish
+from wdskit.shards.index import refuse_filled
 from wdskit.shards.payloads import Payloads
 from wdskit.storage.urls import is_local, local_path
 from wdskit.text import shorten
@@ -70,10 +72,7 @@ class Extracted:
 
 
 def cat(url: str, name: str) -> bytes:
-    """One field of one sample: `wdskit cat`.
-
-    Args, Raises: As `cat_pieces`.
-    """
+    """One field of one sample: `wdskit cat`. Arguments and errors as `cat_pieces`."""
     return b"".join(cat_pieces(url, name))
 
 
@@ -128,72 +127,43 @@ def extract(
         to: A folder that is empty or not there yet.
         fields: Only these; without, all.
         keys: Only these samples; without, all.
-        limit: Stop after so many samples.
+        limit: Stop after so many samples with these keys.
         disk: What writes.
 
     Raises:
         ShardError: A shard is invalid; the whole samples before are written.
         StorageError: A shard cannot be read, `to` is not empty, or it cannot be written.
     """
-    target = find_shards(path)
+    urls = find_shards(path).urls
     folder = Path(to)
     done = Extracted(folder)
-    wanted = _Wanted(set(fields), set(keys))
+    missing_keys, missing_fields = set(keys), set(fields)
     try:
         make_folders(folder, disk=disk)
-        if any(folder.iterdir()):
-            msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
-            raise StorageError(msg, url=str(folder))
-        for url in target.urls:
-            left = None if limit is None else limit - done.num_samples
-            if left == 0:
-                return done
-            _extract_shard(url, done, wanted, left, disk)
+        refuse_filled(folder)
+        for shard, sample in islice(_choose(urls, folder, set(keys)), limit):
+            num_before = done.num_files
+            for name, data in sample.items():
+                if not name.startswith("__") and (not fields or name in fields):
+                    _write(done, f"{sample['__key__']}.{name}", shard.pieces(data), disk)
+                    missing_fields.discard(name)
+            missing_keys.discard(sample["__key__"])
+            done.num_samples += done.num_files > num_before
     except OSError as err:
         raise StorageError(f"{folder}: cannot be written: {err.strerror}.", url=str(folder)) from err
     if limit is None or done.num_samples < limit:
-        done.missing_keys = tuple(sorted(wanted.keys - wanted.found_keys))
-        done.missing_fields = tuple(sorted(wanted.fields - wanted.found_fields))
+        done.missing_keys = tuple(sorted(missing_keys))
+        done.missing_fields = tuple(sorted(missing_fields))
     return done
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What is asked for, all where it is empty, and what of it was found."""
-
-    fields: set[str]
-    keys: set[str]
-    found_fields: set[str] = field(default_factory=set)
-    found_keys: set[str] = field(default_factory=set)
-
-    def has_sample(self, key: str) -> bool:
-        if not self.keys:
-            return True
-        if key in self.keys:
-            self.found_keys.add(key)
-            return True
-        return False
-
-    def has_field(self, name: str) -> bool:
-        if name.startswith("__"):
-            return False
-        if not self.fields:
-            return True
-        if name in self.fields:
-            self.found_fields.add(name)
-            return True
-        return False
-
-
-def _extract_shard(url: str, done: Extracted, wanted: _Wanted, limit: int | None, disk: Disk) -> None:
-    with Payloads(url, spill_folder=done.folder) as shard:
-        samples = (one for one in shard if wanted.has_sample(one["__key__"]))
-        for sample in islice(samples, limit):
-            before = done.num_files
-            for name, data in sample.items():
-                if wanted.has_field(name):
-                    _write(done, f"{sample['__key__']}.{name}", shard.pieces(data), disk)
-            done.num_samples += done.num_files > before
+def _choose(urls: Iterable[str], folder: Path, keys: Collection[str]) -> Iterator[tuple[Payloads, dict[str, Any]]]:
+    """The samples with these keys, all where there are none, and what reads their fields."""
+    for url in urls:
+        with Payloads(url, spill_folder=folder) as shard:
+            for sample in shard:
+                if not keys or sample["__key__"] in keys:
+                    yield shard, sample
 
 
 def _write(done: Extracted, name: str, pieces: Iterable[bytes], disk: Disk) -> None:

@@ -202,22 +202,17 @@ def _problem(node: ast.AST) -> str:
             return f"{node.attr!r} begins with an underscore" if node.attr.startswith("_") else ""
         case ast.Subscript():
             return "a part of a list or text cannot be asked for" if isinstance(node.slice, ast.Slice) else ""
+        case ast.Call() if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
+            return "arguments are given by their place"
+        case ast.Call(func=ast.Name(id=name)):
+            return "" if name in _FUNCTIONS else f"there is no function {name}(); there are {', '.join(_FUNCTIONS)}"
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return "" if name in _METHODS else f"there is no method {name}(); there are {', '.join(sorted(_METHODS))}"
         case ast.Call():
-            return _call_problem(node)
+            return "only functions and methods with a name can be called"
         case ast.BinOp() | ast.UnaryOp():
             return "" if type(node.op) in _OPERATORS else f"{type(node.op).__name__} is no operation that it may have"
     return "" if isinstance(node, (*_PLAIN_NODES, *_HELPERS)) else f"{type(node).__name__} has no place in it"
-
-
-def _call_problem(node: ast.Call) -> str:
-    if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
-        return "arguments are given by their place"
-    match node.func:
-        case ast.Name(id=name):
-            return "" if name in _FUNCTIONS else f"there is no function {name}(); there are {', '.join(_FUNCTIONS)}"
-        case ast.Attribute(attr=name):
-            return "" if name in _METHODS else f"there is no method {name}(); there are {', '.join(sorted(_METHODS))}"
-    return "only functions and methods with a name can be called"
 
 
 def _refused(text: str, problem: str, column: int | None = None) -> SelectionError:

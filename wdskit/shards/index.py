@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import stat
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from wdskit.dataset.counts import counts_told
 from wdskit.dataset.identities import identity_of
 from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, write_index
-from wdskit.dataset.lock import hold, lock_folder, wait_for_workers
+from wdskit.dataset.lock import LOCK_NAME, hold, lock_folder, wait_for_workers
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.unfinished import refuse_unfinished
@@ -22,8 +22,8 @@ from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitErro
 from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_HELD_BYTES
-from wdskit.shards.parallel import Progress, choose_workers, read_shards
-from wdskit.storage.urls import LocalFile, is_local, local_path
+from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
+from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.reader import OnMember
 
 
@@ -60,12 +60,6 @@ class _WriteError(StorageError):
     """No fault of a shard, but of the disk that is written to."""
 
 
-class _Scan(NamedTuple):
-    entry: ShardEntry
-    offsets: array[int]  # 8 bytes a sample, where a tuple takes 40
-    num_ignored: int
-
-
 def index_folder(
     folder: str | Path,
     *,
@@ -84,7 +78,7 @@ def index_folder(
         folder: A local folder.
         also: Files for other readers to keep beside the shards: some of `export.api.KINDS`, besides those that the
             index before says are kept; or `none` alone. They are written in the same pass, those of a shard at once.
-        split_name: The split that timm and energon are told for all shards; by default what the shards are called.
+        split_name: The split of all shards for timm and energon; by default what the shards are called.
         workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,
             fewer where there is little to read.
         progress: Called after each shard with the bytes read so far and the bytes in all.
@@ -110,7 +104,7 @@ def index_folder(
             remove_drafts(path, disk=disk)
             worker_disk = disk if new_members(kept.kinds) else None
             jobs = [_Job(str(path / name), kept, before.also, worker_disk) for name in sizes]
-            scans = _scan_all(path, jobs, sizes, num_workers, progress)
+            scans = list(_scan_all(path, jobs, sizes, num_workers, progress))
             entries = [scan.entry for scan in scans]
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
@@ -123,7 +117,11 @@ def index_folder(
         index=index,
         num_ignored=sum(scan.num_ignored for scan in scans),
         workers=min(num_workers, len(sizes)),
-        changed=_changed(before, entries),
+        changed=tuple(
+            now.name
+            for now in entries
+            if (old := before.by_name.get(now.name)) and old.num_bytes == now.num_bytes and old.sha256 != now.sha256
+        ),
         disagreeing=_disagreeing(path, index),
     )
 
@@ -132,12 +130,10 @@ def _disagreeing(folder: Path, index: FolderIndex) -> dict[str, tuple[str, ...]]
     """What open_clip's `sizes.json` and timm's `_info.json`, where they stand, say otherwise of these shards."""
     found: dict[str, tuple[str, ...]] = {}
     for file, counts in counts_told(str(folder)).items():
-        if counts is None:
-            found[file] = ()
-            continue
-        entries = [entry for entry in index.entries if counts.get(entry.name, entry.num_samples) != entry.num_samples]
-        if entries:
-            found[file] = tuple(entry.name for entry in entries)
+        known = counts or {}
+        names = [one.name for one in index.entries if known.get(one.name, one.num_samples) != one.num_samples]
+        if names or counts is None:
+            found[file] = tuple(names)
     return found
 
 
@@ -147,16 +143,6 @@ def _index_before(folder: Path) -> FolderIndex:
         return read_index(folder) if has_index(str(folder)) else FolderIndex(str(folder), ())
     except FolderIndexError:
         return FolderIndex(str(folder), ())  # it is damaged, which is why it is made again
-
-
-def _changed(before: FolderIndex, entries: Iterable[ShardEntry]) -> tuple[str, ...]:
-    """Shards of which the index that is to be replaced has the size, but another digest."""
-    pairs = ((before.by_name.get(entry.name), entry) for entry in entries)
-    return tuple(
-        now.name
-        for old, now in pairs
-        if old is not None and old.num_bytes == now.num_bytes and old.sha256 != now.sha256
-    )
 
 
 def _find_shards(folder: Path) -> dict[str, int]:
@@ -169,18 +155,15 @@ def _find_shards(folder: Path) -> dict[str, int]:
     for name, status in stats.items():
         if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
             raise StorageError(f"{folder / name}: this is no file. Move it away, or rename it.", url=str(folder / name))
-    sizes = {name: status.st_size for name, status in stats.items()}
-    if not sizes:
-        msg = f"{folder}: no shard (*.tar) stands in this folder."
-        raise StorageError(msg, url=str(folder))
-    return sizes
+    if not stats:
+        raise StorageError(f"{folder}: no shard (*.tar) stands in this folder.", url=str(folder))
+    return {name: status.st_size for name, status in stats.items()}
 
 
 def _scan_all(
     folder: Path, jobs: list[_Job], sizes: dict[str, int], workers: int, progress: Progress | None
-) -> list[_Scan]:
+) -> Iterator[ScannedShard]:
     """Scan the shards; an error that lists every shard at fault if there is one."""
-    scans: list[_Scan] = []
     faults: list[WdskitError] = []
     scan = _scan if workers == 1 or len(jobs) < 2 else _scan_in_worker
     with contextlib.closing(read_shards(scan, jobs, [*sizes.values()], workers=workers, progress=progress)) as results:
@@ -190,20 +173,21 @@ def _scan_all(
             if isinstance(result, WdskitError):
                 faults.append(result)
             else:
-                scans.append(result)
+                yield result
     if faults:
-        raise _listed(folder, faults, len(sizes)) from faults[0]
-    return scans
+        are = "is" if len(faults) == 1 else "are"
+        msg = f"{folder}: {len(faults)} of {len(sizes)} shards {are} invalid, so no index was written.\n"
+        raise FolderIndexError(msg + "\n".join(map(str, faults)), folder=str(folder)) from faults[0]
 
 
-def _scan_in_worker(job: _Job) -> _Scan:
+def _scan_in_worker(job: _Job) -> ScannedShard:
     """`_scan` in a worker process, which holds the folder until it ends if it writes."""
     if job.disk is not None:
         hold(Path(job.path).parent)
     return _scan(job)
 
 
-def _scan(job: _Job) -> _Scan:
+def _scan(job: _Job) -> ScannedShard:
     path = job.path
     name = Path(path).name
     if not name.isprintable():
@@ -216,15 +200,7 @@ def _scan(job: _Job) -> _Scan:
             export_shard(Path(path), members, also=job.also, before=job.before, disk=job.disk)
         except OSError as err:
             raise _WriteError(f"{path}: what belongs beside it cannot be written: {err.strerror}.", url=path) from err
-    return _Scan(scanned.entry, array("Q", scanned.offsets), scanned.num_ignored)
-
-
-def _listed(folder: Path, faults: Iterable[WdskitError], num_shards: int) -> FolderIndexError:
-    """All faults in one error."""
-    faults = list(faults)
-    are = "is" if len(faults) == 1 else "are"
-    msg = f"{folder}: {len(faults)} of {num_shards} shards {are} invalid, so no index was written.\n"
-    return FolderIndexError(msg + "\n".join(map(str, faults)), folder=str(folder))
+    return scanned
 
 
 def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
@@ -248,6 +224,17 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
     return path
 
 
+def refuse_filled(folder: Path) -> None:
+    """Refuse to write into a folder that holds anything but its lock.
+
+    Raises:
+        StorageError: It does.
+    """
+    if any(one.name != LOCK_NAME for one in folder.iterdir()):
+        msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
+        raise StorageError(msg, url=str(folder))
+
+
 @dataclass(frozen=True)
 class ScannedShard:
     """What a full read found.
@@ -259,7 +246,7 @@ class ScannedShard:
     """
 
     entry: ShardEntry
-    offsets: tuple[int, ...]
+    offsets: array[int]  # 8 bytes a sample, where a tuple takes 40
     num_ignored: int
 
 
@@ -275,7 +262,7 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
         ShardError: It is invalid.
         StorageError: It cannot be read.
     """
-    file = LocalFile(f"./{path}" if path.lower().startswith("file:") else path)  # a path, whatever it looks like
+    file = open_path(path)
     digest = hashlib.sha256()
     num_bytes = 0
 
@@ -287,16 +274,20 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
         return part
 
     fields: set[str] = set()
-    identity = identity_of(file)
-    try:
-        hold_bytes = MAX_HELD_BYTES if on_member is None else MAX_CHECKED_BYTES  # who is told may want a JSON
+    with contextlib.closing(file):
+        identity = identity_of(file)
+        hold_bytes = MAX_HELD_BYTES if on_member is None else MAX_CHECKED_BYTES  # `on_member` may want a JSON
         reader = ShardReader(read, shard=path, on_member=on_member, hold_bytes=hold_bytes)
         for sample in reader:
             fields.update(sample)
-    finally:
-        file.close()
-    fields -= {"__key__", "__url__"}
-    offsets = (*reader.starts, reader.stop)
-    told = digest.hexdigest(), tuple(sorted(fields)), digest_offsets(offsets)
-    entry = ShardEntry(name, reader.num_samples, num_bytes, *told, identity=identity)
+    offsets = array("Q", (*reader.starts, reader.stop))
+    entry = ShardEntry(
+        name=name,
+        num_samples=reader.num_samples,
+        num_bytes=num_bytes,
+        sha256=digest.hexdigest(),
+        fields=tuple(sorted(fields - {"__key__", "__url__"})),
+        idx_sha256=digest_offsets(offsets),
+        identity=identity,
+    )
     return ScannedShard(entry, offsets, reader.num_ignored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,9 +17,9 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import Target, find_shards
 from wdskit.dataset.selection import list_selections, read_head
 from wdskit.dataset.unfinished import find_unfinished
-from wdskit.errors import ConfigError, FolderIndexError, SelectionError, WdskitError
+from wdskit.errors import ConfigError, FolderIndexError, SelectionError
 from wdskit.limits import MAX_HELD_BYTES
-from wdskit.shards.parallel import Progress, file_sizes, join_faults, read_shards
+from wdskit.shards.parallel import Progress, file_sizes, read_shards, unwrap
 from wdskit.shards.payloads import Payloads, payload_size
 from wdskit.storage.urls import is_local, local_path, open_stream
 from wdskit.tar.reader import TarReader
@@ -47,7 +48,6 @@ class SelectionSummary:
     """One selection of a folder.
 
     Attributes:
-        name: `train`, `val`, ...
         num_samples: Samples in it; None where it is damaged.
         recipe: How it was made: a command of wdskit with its arguments, the folder left out.
         problem: Why it cannot be used, None where it can.
@@ -61,12 +61,12 @@ class SelectionSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What `wdskit info` tells.
+    """What `wdskit info` shows.
 
     Attributes:
         path: As the user wrote it.
         kind: `shard`, `folder` or `pattern`.
-        source: `index` where the folder's index told it all, `scan` where the shards were read.
+        source: `index` where the folder's index was enough, `scan` where the shards were read.
         num_shards: Shards.
         num_samples: Samples in all of them.
         num_bytes: Size of the files.
@@ -75,8 +75,7 @@ class Summary:
         num_ignored: Members that belong to no sample; None from an index.
         classes: Names by class number, from `classes.json` beside the shards; None where there is none.
         selections: Those of a local folder, sorted by name.
-        unfinished: What a run of `pack` that has begun in this folder has come to, and how it goes on; None where all
-            runs have finished.
+        unfinished: How far an unfinished run of `pack` in this folder has come, and how to resume it; None without one.
     """
 
     path: str
@@ -94,10 +93,7 @@ class Summary:
 
 
 def info(path: str, *, workers: int | None = None, progress: Progress | None = None) -> Summary:
-    """Tell what a shard, a folder or a pattern holds: `wdskit info`.
-
-    A folder with an index is told from it, without opening a shard. A single shard is always read, and so are shards
-    without an index.
+    """Summarize a shard, a folder or a pattern: `wdskit info`. Shards are opened only where no index describes them.
 
     Args:
         path: As `find_shards` takes it.
@@ -105,78 +101,45 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         progress: Called while shards are read.
 
     Raises:
-        ShardError: A shard is invalid; where several are read, all that are not are listed.
+        ShardError: A shard is invalid; where several are read, all that are not valid are listed.
         StorageError: There is nothing, or it cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)
-    classes = _read_classes(target)
-    if target.entries is not None:
-        return _summarize_entries(target, target.entries, classes)
-    contents: list[ShardContents] = []
-    faults: list[WdskitError] = []
-    for result in _read_all(target.urls, workers, progress):
-        if isinstance(result, WdskitError):
-            faults.append(result)
-        else:
-            contents.append(result)
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        raise join_faults(path, faults, len(target.urls)) from faults[0]
-    return _summarize_contents(target, contents, classes)
-
-
-def _summarize_entries(target: Target, entries: tuple[ShardEntry, ...], classes: tuple[str, ...] | None) -> Summary:
-    num_shards = Counter(name for entry in entries for name in entry.fields)
-    fields = tuple(FieldSummary(name, num_shards[name], None, None) for name in sorted(num_shards))
-    counts = [entry.num_samples for entry in entries]
-    num_bytes = sum(entry.num_bytes for entry in entries)
-    return _summary(target, "index", counts, num_bytes, fields, None, classes)
-
-
-def _summarize_contents(target: Target, contents: list[ShardContents], classes: tuple[str, ...] | None) -> Summary:
     num_shards: Counter[str] = Counter()
-    samples: Counter[str] = Counter()
+    num_samples: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for name, (num_samples, num_bytes) in (item for shard in contents for item in shard.fields.items()):
-        num_shards[name] += 1
-        samples[name] += num_samples
-        sizes[name] += num_bytes
-    fields = tuple(FieldSummary(name, num_shards[name], samples[name], sizes[name]) for name in sorted(num_shards))
-    counts = [shard.num_samples for shard in contents]
-    total = sum(shard.num_bytes for shard in contents)
-    num_ignored = sum(shard.num_ignored for shard in contents)
-    return _summary(target, "scan", counts, total, fields, num_ignored, classes)
-
-
-def _summary(
-    target: Target,
-    source: Literal["index", "scan"],
-    counts: list[int],
-    num_bytes: int,
-    fields: tuple[FieldSummary, ...],
-    num_ignored: int | None,
-    classes: tuple[str, ...] | None,
-) -> Summary:
-    spread = (min(counts), statistics.median(counts), max(counts)) if counts else (0, 0, 0)
+    num_ignored = None
+    shards: Sequence[ShardEntry | ShardContents]
+    if target.entries is not None:
+        shards = target.entries
+    else:
+        shards = found = list(_read_all(target, target.urls, workers, progress))
+        num_ignored = sum(shard.num_ignored for shard in found)
+        for name, (count, num_bytes) in (item for shard in found for item in shard.fields.items()):
+            num_samples[name] += count
+            sizes[name] += num_bytes
+    num_shards.update(name for shard in shards for name in shard.fields)
+    counts = [shard.num_samples for shard in shards]
     return Summary(
         path=target.path,
         kind=target.kind,
-        source=source,
+        source="index" if num_ignored is None else "scan",
         num_shards=len(counts),
         num_samples=sum(counts),
-        num_bytes=num_bytes,
-        samples_per_shard=spread,
-        fields=fields,
+        num_bytes=sum(shard.num_bytes for shard in shards),
+        samples_per_shard=(min(counts), statistics.median(counts), max(counts)) if counts else (0, 0, 0),
+        fields=tuple(
+            FieldSummary(name, num_shards[name], num_samples.get(name), sizes.get(name)) for name in sorted(num_shards)
+        ),
         num_ignored=num_ignored,
-        classes=classes,
+        classes=read_target_classes(target),
         selections=_read_selections(target),
-        unfinished=_read_record(target),
+        unfinished=_describe_unfinished(target),
     )
 
 
-def _read_record(target: Target) -> str | None:
+def _describe_unfinished(target: Target) -> str | None:
     if target.kind != "folder" or not is_local(target.path):
         return None
     found = find_unfinished(Path(local_path(target.path)))
@@ -193,19 +156,19 @@ def _read_selections(target: Target) -> tuple[SelectionSummary, ...]:
         shards = BinaryIndex(folder).digest if names else b""
     except FolderIndexError:
         shards = b""
-    return tuple(_read_selection(folder, name, shards) for name in names)
+    found = []
+    for name in names:
+        try:
+            head = read_head(folder, name)
+        except SelectionError:
+            found.append(SelectionSummary(name, None, "", "damaged, split again"))
+            continue
+        problem = None if head.shards == shards else "made for other shards, split again"
+        found.append(SelectionSummary(name, head.num_samples, head.recipe, problem))
+    return tuple(found)
 
 
-def _read_selection(folder: Path, name: str, shards: bytes) -> SelectionSummary:
-    try:
-        head = read_head(folder, name)
-    except SelectionError:
-        return SelectionSummary(name, None, "", "damaged, split again")
-    problem = None if head.shards == shards else "made for other shards, split again"
-    return SelectionSummary(name, head.num_samples, head.recipe, problem)
-
-
-def _read_classes(target: Target) -> tuple[str, ...] | None:
+def read_target_classes(target: Target) -> tuple[str, ...] | None:
     """The class names beside local shards that stand in one folder."""
     folders = {Path(local_path(url)).parent.resolve() for url in target.urls if is_local(url)}
     return read_classes(folders.pop()) if len(folders) == 1 else None
@@ -260,7 +223,7 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
     Raises:
         ConfigError: `members` of what is not one shard.
-        ShardError: A shard is invalid; what is right has been yielded, of several shards those behind it too.
+        ShardError: A shard is invalid; what is valid has been yielded, of several shards those behind it too.
         StorageError: There is nothing, or it cannot be read.
         FolderIndexError: The folder's index does not match its files.
     """
@@ -276,39 +239,16 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
 
 def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
-    """The rows of the shards that are right; then an error that lists the others, if there are any."""
-    faults: list[WdskitError] = []
-    for row in list_shard_rows(target, limit=limit):
-        if isinstance(row, WdskitError):
-            faults.append(row)
-        else:
-            yield row
-    if faults:
-        raise join_faults(target.path, faults, len(target.urls[:limit])) from faults[0]
-
-
-def list_shard_rows(
-    target: Target, *, limit: int | None = None, workers: int | None = None
-) -> Iterator[ShardRow | WdskitError]:
-    """One row a shard, in order: `wdskit ls FOLDER`.
-
-    Args:
-        target: What `find_shards` found.
-        limit: Stop after so many shards.
-        workers: Processes that read where there is no index; default as for `shards.index.index_folder`.
-
-    Yields:
-        A row, or the error of a shard that is not right.
-    """
+    """The rows of the shards that are valid, in order; then an error that lists the others, if there are any."""
+    urls = target.urls[:limit]
+    names = [url.rpartition("/")[2] if target.kind == "folder" else url for url in urls]
     if target.entries is not None:
-        for url, entry in zip(target.urls[:limit], target.entries, strict=False):
-            yield ShardRow(_name(target, url), entry.num_samples, entry.num_bytes, entry.fields)
+        for name, entry in zip(names, target.entries, strict=False):
+            yield ShardRow(name, entry.num_samples, entry.num_bytes, entry.fields)
         return
-    for result in _read_all(target.urls[:limit], workers, None):
-        if isinstance(result, WdskitError):
-            yield result
-        else:
-            yield ShardRow(_name(target, result.url), result.num_samples, result.num_bytes, tuple(result.fields))
+    known = dict(zip(urls, names, strict=True))
+    for found in _read_all(target, urls, None, None):
+        yield ShardRow(known[found.url], found.num_samples, found.num_bytes, tuple(found.fields))
 
 
 def list_samples(url: str) -> Iterator[SampleRow]:
@@ -326,20 +266,9 @@ def list_samples(url: str) -> Iterator[SampleRow]:
 
 def list_members(url: str) -> Iterator[MemberRow]:
     """One row a member of a tar, those of no sample included: `wdskit ls SHARD --members`. Raises as `list_samples`."""
-    stream = open_stream(url)
-    try:
+    with contextlib.closing(open_stream(url)) as stream:
         for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
             yield MemberRow(name, offset, size_of(data))
-    finally:
-        stream.close()
-
-
-def _name(target: Target, url: str) -> str:
-    """What a listing calls a shard."""
-    return url.rpartition("/")[2] if target.kind == "folder" else url
-
-
-_TELL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -360,6 +289,9 @@ class ShardContents:
     num_bytes: int
     num_ignored: int
     fields: dict[str, tuple[int, int]]
+
+
+_REPORT_BYTES = 1 << 20
 
 
 def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> ShardContents:
@@ -383,7 +315,7 @@ def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> 
                     counts[name] += 1
                     sizes[name] += payload_size(data)
             start = shard.reader.starts[-1]
-            if on_read and start - behind >= _TELL_BYTES:
+            if on_read and start - behind >= _REPORT_BYTES:
                 on_read(start - behind)
                 behind = start
         num_bytes = shard.num_bytes
@@ -394,6 +326,8 @@ def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> 
 
 
 def _read_all(
-    urls: Sequence[str], workers: int | None, progress: Progress | None
-) -> Iterator[ShardContents | WdskitError]:
-    return read_shards(read_contents, urls, file_sizes(urls), workers=workers, progress=progress, counts_reads=True)
+    target: Target, urls: Sequence[str], workers: int | None, progress: Progress | None
+) -> Iterator[ShardContents]:
+    sizes = file_sizes(urls)
+    results = read_shards(read_contents, urls, sizes, workers=workers, progress=progress, counts_reads=True)
+    return unwrap(results, path=target.path, num_shards=len(urls))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from wdskit.errors import ShardError, WdskitError
+from wdskit.limits import MAX_LISTED
 from wdskit.processes import deaf_to_ctrl_c, end_with_parent, hear_ctrl_c
-from wdskit.storage.urls import is_local, local_path
+from wdskit.storage.urls import LocalFile, is_local, local_path
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -88,8 +89,8 @@ def read_shards(
     """As `map_shards`, with processes by the size of the data, and progress.
 
     Args:
-        function: As `map_shards` takes it.
-        shards: As `map_shards` takes them.
+        function: As for `map_shards`, and so `shards`.
+        shards: What is handed to it.
         sizes: Bytes of each, None where that is not known.
         workers: Processes; None for what `choose_workers` says.
         progress: Called after each shard.
@@ -127,6 +128,11 @@ def file_sizes(urls: Iterable[str]) -> list[int | None]:
     return sizes
 
 
+def open_path(path: str) -> LocalFile:
+    """Open a path, also one that looks like a file URL."""
+    return LocalFile(f"./{path}" if path.lower().startswith("file:") else path)
+
+
 def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
     try:
         return function(shard)
@@ -135,15 +141,37 @@ def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
 
 
 def _start_worker() -> None:
-    """Let Ctrl-C end a worker without a traceback of its own, as the main process tells the user; and let no worker
-    outlive the main process, to write beside the next run.
-    """
+    """End a worker at Ctrl-C without a traceback of its own, and with the main process, not to write beside another."""
     hear_ctrl_c()
     end_with_parent()
 
 
-def join_faults(path: str, faults: Iterable[WdskitError], num_shards: int) -> ShardError:
-    """One error that lists those of several shards."""
-    faults = list(faults)
-    head = f"{path}: {len(faults)} of {num_shards} shards are invalid.\n"
-    return ShardError(head + "\n".join(map(str, faults)), shard=path)
+def unwrap(
+    results: Iterable[T | WdskitError],
+    *,
+    path: str,
+    num_shards: int,
+    so: str = "are invalid",
+    error: Callable[[str], WdskitError] = ShardError,
+) -> Iterator[T]:
+    """Yield the results; behind the last, raise the fault of the one shard at fault, or an error that lists several.
+
+    Args:
+        results: As `map_shards` yields them.
+        path: What the shards were named by.
+        num_shards: How many they are.
+        so: What follows the number of the shards at fault.
+        error: Makes the error of several.
+    """
+    faults: list[WdskitError] = []
+    for result in results:
+        if isinstance(result, WdskitError):
+            faults.append(result)
+        else:
+            yield result
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        lines = [f"{path}: {len(faults)} of {num_shards} shards {so}.", *map(str, faults[:MAX_LISTED])]
+        lines += [f"... and {len(faults) - MAX_LISTED} more."] if len(faults) > MAX_LISTED else []
+        raise error("\n".join(lines)) from faults[0]

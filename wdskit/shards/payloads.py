@@ -4,8 +4,6 @@ a member is.
 
 from __future__ import annotations
 
-import os
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +45,7 @@ class Payloads:
         self._num_read = 0
         self._spill_folder = spill_folder
         self._spilled: list[IO[bytes]] = []
-        self._file = stream if isinstance(stream, LocalFile) and _is_regular(stream) else None
+        self._file = stream if isinstance(stream, LocalFile) and stream.is_regular else None
         self.reader: ShardReader
         if self._file is not None:
             self.reader = HeaderReader(self._file, shard=url, start=start)
@@ -92,7 +90,8 @@ class Payloads:
             StorageError: The file cannot be read, or has become shorter.
         """
         if isinstance(payload, Span):
-            yield from self._pieces_of_file(payload)
+            assert self._file is not None
+            yield from file_pieces(self._file, payload.offset, payload.offset + payload.size)
         elif not isinstance(payload, Passed):
             for start in range(0, len(payload), PIECE_BYTES):
                 yield payload[start : start + PIECE_BYTES]
@@ -111,14 +110,15 @@ class Payloads:
         self._num_read += len(part)
         return part
 
-    def _pieces_of_file(self, span: Span) -> Iterator[bytes]:
-        assert self._file is not None
-        for start in range(span.offset, span.offset + span.size, PIECE_BYTES):
-            yield read_span(self._file, Span(start, min(PIECE_BYTES, span.offset + span.size - start)))
 
+def file_pieces(file: LocalFile, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes of a file from `start` to `stop`, in pieces of `PIECE_BYTES`, of which the last may be smaller.
 
-def _is_regular(file: LocalFile) -> bool:
-    return stat.S_ISREG(os.fstat(file.fd).st_mode)
+    Raises:
+        StorageError: The file cannot be read, or has become shorter.
+    """
+    for at in range(start, stop, PIECE_BYTES):
+        yield read_span(file, Span(at, min(PIECE_BYTES, stop - at)))
 
 
 def payload_size(payload: Payload) -> int:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
-from wdskit.dataset.lock import LOCK_NAME, lock_folder
+from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.patterns import Fault, collect_shards
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
-from wdskit.files import DISK, Disk, Draft, make_folders, publish, publish_bytes
-from wdskit.shards.index import scan_shard
-from wdskit.shards.parallel import Progress
-from wdskit.shards.salvage import COPY_BYTES, Loss, Salvage, salvage
-from wdskit.storage.urls import LocalFile, read_bytes
+from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
+from wdskit.shards.index import refuse_filled, scan_shard
+from wdskit.shards.parallel import Progress, open_path
+from wdskit.shards.payloads import file_pieces
+from wdskit.shards.salvage import Loss, salvage
+from wdskit.storage.urls import read_bytes
 from wdskit.tar.writer import END_BYTES
 
 
@@ -31,7 +33,7 @@ class RepairedShard:
         num_saved: Samples that were saved; with 0, no shard was written.
         lost: What was not.
         is_suspect: Its sha256 is not the one in the index. Where bytes inside of a field changed, nothing but that
-            digest can tell, so samples that were saved may have other contents than they had.
+            digest can show, so samples that were saved may have other contents than they had.
     """
 
     path: str
@@ -114,9 +116,7 @@ def repair(
     except OSError as err:
         raise StorageError(f"{folder}: cannot be made: {err.strerror}.", url=str(folder)) from err
     with lock_folder(folder):
-        if any(one.name != LOCK_NAME for one in folder.iterdir()):
-            msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
-            raise StorageError(msg, url=str(folder))
+        refuse_filled(folder)
         try:
             return RepairResult(folder, (*missing, *_repair_all(shards, folder, images, progress, disk)))
         except OSError as err:
@@ -163,60 +163,27 @@ def _repair_shard(
     path: str, entry: ShardEntry | None, target: Path, images: ImageCheck, disk: Disk
 ) -> tuple[RepairedShard, int]:
     """Write what can be saved of one shard; what became of it, and its size."""
+    num_bytes = 0
     if not Path(path).is_file():
         return RepairedShard(path, 0, (Loss(path, 0, 0, None, "this is no file"),), is_suspect=False), 0
     try:
-        file = LocalFile(f"./{path}" if path.lower().startswith("file:") else path)
-    except StorageError as err:
-        return RepairedShard(path, 0, (Loss(path, 0, 0, None, str(err)),), is_suspect=False), 0
-    num_bytes = file.num_bytes
-    try:
-        digest = _digest(file) if entry else ""
-        is_suspect = entry is not None and digest != entry.sha256
-        found = salvage(path, file, images=images, with_offsets=entry is None or is_suspect)
-        if found.groups:
-            with publish(target, disk=disk) as draft:
-                for start, stop in _ranges(found, num_bytes):
-                    _copy(file, start, stop, draft)
-                if found.lost:
-                    draft.write(bytes(END_BYTES))
+        with contextlib.closing(open_path(path)) as file:
+            num_bytes = file.num_bytes
+            digest = hashlib.sha256()
+            for part in file_pieces(file, 0, num_bytes if entry else 0):
+                digest.update(part)
+            is_suspect = entry is not None and digest.hexdigest() != entry.sha256
+            found = salvage(path, file, images=images, with_offsets=entry is None or is_suspect)
+            ranges = [(one.start, one.stop) for one in found.groups] if found.lost else [(0, num_bytes)]
+            if found.groups:
+                with publish(target, disk=disk) as draft:
+                    for part in (part for start, stop in ranges for part in file_pieces(file, start, stop)):
+                        draft.write(part)
+                    if found.lost:
+                        draft.write(bytes(END_BYTES))
     except StorageError as err:
         return RepairedShard(path, 0, (Loss(path, 0, num_bytes, None, str(err)),), is_suspect=False), num_bytes
-    finally:
-        file.close()
     return RepairedShard(path, len(found.groups), tuple(found.lost), is_suspect), num_bytes
-
-
-def _ranges(found: Salvage, num_bytes: int) -> Iterator[tuple[int, int]]:
-    """The bytes to copy: all of a shard that lost nothing, else those of its samples, neighbours in one go."""
-    if not found.lost:
-        yield 0, num_bytes
-        return
-    start, stop = found.groups[0].start, found.groups[0].stop
-    for group in found.groups[1:]:
-        if group.start != stop:
-            yield start, stop
-            start = group.start
-        stop = group.stop
-    yield start, stop
-
-
-def _copy(file: LocalFile, start: int, stop: int, draft: Draft) -> None:
-    while start < stop:
-        part = file.read_at(start, min(COPY_BYTES, stop - start))
-        if not part:
-            raise StorageError(f"{file.url}: it was cut while it was read.", url=file.url)
-        draft.write(part)
-        start += len(part)
-
-
-def _digest(file: LocalFile) -> str:
-    digest = hashlib.sha256()
-    at = 0
-    while part := file.read_at(at, COPY_BYTES):
-        digest.update(part)
-        at += len(part)
-    return digest.hexdigest()
 
 
 def _copy_classes(shards: Iterable[str], folder: Path, disk: Disk) -> None:

@@ -122,11 +122,8 @@ class _Walk:
         while at is not None:
             at = self._run_from(at)
         self._judge()
-        lost = [
-            Loss(self._path, one.start, one.stop, shorten(one.key), shorten(one.problem))
-            for one in self._groups
-            if one.problem
-        ]
+        bad = [one for one in self._groups if one.problem]
+        lost = [Loss(self._path, one.start, one.stop, shorten(one.key), shorten(one.problem)) for one in bad]
         lost += self._lost
         lost += self._loose if lost else []
         lost.sort(key=lambda loss: (loss.start, loss.stop))

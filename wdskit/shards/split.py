@@ -1,37 +1,41 @@
-"""Splitting a folder of shards into selections, the same for a sample for ever: `wdskit split`."""
+"""Splitting a folder of shards into selections, the same for a sample for ever: `wdskit split`.
+
+Where a sample goes is drawn by its key or a value of its JSON: a keyed hash of that text alone, from 0 to 2**64. So a
+sample keeps its draw wherever it stands, and all samples of one patient, in whatever folder, have the same one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wdskit.codecs.fields import JSON_FIELDS, decode_field
 from wdskit.dataset.binary import BinaryIndex
-from wdskit.dataset.index import FolderIndex, ShardEntry, read_index
+from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
+from wdskit.dataset.samples import HeaderReader, read_span
 from wdskit.dataset.selection import list_selections, read_head, selection_path, write_selection
-from wdskit.errors import FolderIndexError, SelectionError, StorageError, WdskitError
+from wdskit.errors import DecodeError, FolderIndexError, SelectionError, StorageError, WdskitError
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.shards.index import local_folder
-from wdskit.shards.parallel import Progress, choose_workers, read_shards
-from wdskit.shards.split_key import (
-    Drawn,
-    Shares,
-    SplitKey,
-    choose_splits,
-    draw_shard,
-    format_shares,
-    parse_by,
-    parse_shares,
-)
+from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards, unwrap
+from wdskit.shards.shares import Shares, choose_splits, draws_of, format_shares, make_draw, parse_shares
+from wdskit.storage.urls import LocalFile
+from wdskit.tar.walk import Span
 
 _SAMPLE_BYTES = 1 << 10  # a process is worth its start for some 65,000 samples: 30 us each against half a second
-_SHOWN_FAULTS = 20
+_SHOWN_CHARS = 60
+_MAX_CHARS = 1000
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ def split(
     with lock_folder(path):
         index = read_index(str(folder))
         index.check_files()
-        BinaryIndex(path)  # which binds the selections to the shards: a damaged one is told before anything is read
+        BinaryIndex(path)  # which binds the selections to the shards: a damaged one is reported before anything is read
         in_the_way = _find_others(path, parsed, recipe)
         if in_the_way and not overwrite:
             raise _refusal(path, in_the_way)
@@ -128,8 +132,8 @@ def split(
             _publish(path, parts, in_the_way, recipe, disk)
         except OSError as err:
             raise StorageError(f"{path}: the split cannot be written: {err.strerror}.", url=str(path)) from err
-    told = _count(parsed, parts, drawn if split_key.field else None)
-    return SplitReport(str(folder), told, recipe, sum(int(shard.missing.sum()) for shard in drawn))
+    counts = _count(parsed, parts, drawn if split_key.field else None)
+    return SplitReport(str(folder), counts, recipe, sum(int(shard.missing.sum()) for shard in drawn))
 
 
 def _recipe(shares: Shares, split_key: SplitKey, missing: str | None) -> str:
@@ -158,16 +162,11 @@ def _find_others(folder: Path, shares: Shares, recipe: str) -> dict[str, str]:
             other = read_head(folder, name).recipe
         except SelectionError:
             other = ""
-        if other != recipe and not shares.keys().isdisjoint({name, *_names_in(other)}):
+        command, *words = other.split(" ")
+        others = [part.partition("=")[0] for part in words[0].split(",")] if command == "split" and words else []
+        if other != recipe and not shares.keys().isdisjoint({name, *others}):
             found[name] = other
     return found
-
-
-def _names_in(recipe: str) -> list[str]:
-    """The names of the splits that a recipe makes."""
-    command, _, rest = recipe.partition(" ")
-    shares = rest.partition(" ")[0] if command == "split" else ""
-    return [part.partition("=")[0] for part in shares.split(",")]
 
 
 def _refusal(folder: Path, in_the_way: dict[str, str]) -> SelectionError:
@@ -183,36 +182,22 @@ def _draw_all(
     entries = index.entries
     num_workers = choose_workers(len(entries), index.num_samples * _SAMPLE_BYTES) if workers is None else workers
     paths = [str(folder / entry.name) for entry in entries]
-    found: list[Drawn] = []
-    faults: list[WdskitError] = []
-    draw = partial(draw_shard, split_key=split_key)
     sizes = [entry.num_bytes for entry in entries]
+    draw = partial(draw_shard, split_key=split_key)
     results = read_shards(draw, paths, sizes, workers=num_workers, progress=progress)
-    for entry, result in zip(entries, results, strict=True):
-        if isinstance(result, WdskitError):
-            faults.append(result)
-        elif len(result.draws) != entry.num_samples:
-            faults.append(_miscounted(folder, entry, len(result.draws)))
-        else:
-            found.append(result)
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        raise _listed(folder, faults, len(entries)) from faults[0]
-    return found
 
+    def counted() -> Iterator[Drawn | WdskitError]:
+        for path, entry, result in zip(paths, entries, results, strict=True):
+            if isinstance(result, Drawn) and len(result.draws) != entry.num_samples:
+                msg = f"{path}: it has {len(result.draws)} samples, the folder's index says {entry.num_samples}."
+                msg += f"\n  If the shard is right, run `wdskit index {folder}`."
+                yield FolderIndexError(msg, folder=str(folder))
+            else:
+                yield result
 
-def _miscounted(folder: Path, entry: ShardEntry, num_samples: int) -> FolderIndexError:
-    msg = f"{folder / entry.name}: it has {num_samples} samples, the folder's index says {entry.num_samples}."
-    return FolderIndexError(f"{msg}\n  If the shard is right, run `wdskit index {folder}`.", folder=str(folder))
-
-
-def _listed(folder: Path, faults: list[WdskitError], num_shards: int) -> SelectionError:
-    lines = [str(fault) for fault in faults[:_SHOWN_FAULTS]]
-    if len(faults) > _SHOWN_FAULTS:
-        lines.append(f"... and {len(faults) - _SHOWN_FAULTS} more.")
-    msg = f"{folder}: {len(faults)} of {num_shards} shards cannot be split, so nothing was written.\n"
-    return SelectionError(msg + "\n".join(lines), folder=str(folder))
+    error = partial(SelectionError, folder=str(folder))
+    so = "cannot be split, so nothing was written"
+    return list(unwrap(counted(), path=str(folder), num_shards=len(entries), so=so, error=error))
 
 
 def _assign(drawn: list[Drawn], shares: Shares, missing: str | None) -> dict[str, list[NDArray[np.uint32]]]:
@@ -245,12 +230,136 @@ def _count(
     shares: Shares, parts: dict[str, list[NDArray[np.uint32]]], drawn: list[Drawn] | None
 ) -> tuple[SplitPart, ...]:
     """The splits in numbers; `drawn` where the groups are to be counted."""
-    told = []
+    counts = []
     for name, share in shares.items():
         num_groups = None
         if drawn is not None:
             pairs = zip(drawn, parts[name], strict=True)
             groups = [np.unique(shard.draws[samples[~shard.missing[samples]]]) for shard, samples in pairs]
             num_groups = len(np.unique(np.concatenate([np.zeros(0, np.uint64), *groups])))
-        told.append(SplitPart(name, float(share), sum(map(len, parts[name])), num_groups))
-    return tuple(told)
+        counts.append(SplitPart(name, float(share), sum(map(len, parts[name])), num_groups))
+    return tuple(counts)
+
+
+@dataclass(frozen=True)
+class SplitKey:
+    """Which text of a sample decides where it goes.
+
+    Attributes:
+        field: The JSON field that holds it, None for the sample's key.
+        path: Names that lead to the value inside the field.
+        seed: Another seed gives other draws.
+        may_miss: Whether a sample may have no such value.
+    """
+
+    field: str | None
+    path: tuple[str, ...]
+    seed: int
+    may_miss: bool = False
+
+    @property
+    def text(self) -> str:
+        """As `parse_by` reads it."""
+        return "key" if self.field is None else f"{self.field}:{'.'.join(self.path)}"
+
+
+class Drawn(NamedTuple):
+    """The draws of a shard's samples: uint64 (num_samples,). `missing` is true where a sample has no value."""
+
+    draws: NDArray[np.uint64]
+    missing: NDArray[np.bool_]
+
+
+def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
+    """`key`, or a JSON field and the way to a value in it: `json:patient.id`.
+
+    Raises:
+        SelectionError: It is neither, or the seed is out of range.
+    """
+    if type(seed) is not int or not 0 <= seed < 1 << 64:
+        raise SelectionError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
+    if by == "key":
+        if may_miss:
+            raise SelectionError("missing: every sample has a key, so nothing can be missing. Leave it out.")
+        return SplitKey(None, (), seed)
+    field, colon, way = by.partition(":")
+    path = tuple(way.split("."))
+    is_json = bool(colon) and field.rpartition(".")[2] in JSON_FIELDS
+    if not is_json or "" in path or len(by) > _MAX_CHARS or not by.isprintable():
+        raise SelectionError(f"by: {by!r} is neither `key` nor a value of a JSON field. Write key or json:patient.id.")
+    return SplitKey(field, path, seed, may_miss)
+
+
+def draw_shard(path: str, split_key: SplitKey) -> Drawn:
+    """The draws of a local shard's samples, in order. Read are the headers, and of the payloads the one JSON field.
+
+    Raises:
+        ShardError: The shard is invalid.
+        SelectionError: A sample has no such value, or none that can be one; it names shard, key and field.
+        StorageError: It cannot be read.
+    """
+    draw = make_draw(split_key.seed)
+    digests: list[bytes] = []
+    missing: list[bool] = []
+    with contextlib.closing(open_path(path)) as file:
+        for sample in HeaderReader(file, shard=path):
+            text = sample["__key__"] if split_key.field is None else _text_of(file, path, sample, split_key)
+            missing.append(text is None)
+            digests.append(draw(text or ""))
+    return Drawn(draws_of(digests), np.array(missing, dtype=np.bool_))
+
+
+def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
+    """The text of the value that a sample belongs to; None where it has none and may miss it."""
+    span: Span | None = sample.get(split_key.field or "")
+    try:
+        value: Any = None if span is None else decode_field(split_key.field or "", read_span(file, span))
+        for name in split_key.path:
+            value = value.get(name) if isinstance(value, dict) else None
+        text = canonical_text(value)
+    except DecodeError as err:
+        raise _error(path, sample["__key__"], split_key, str(err)) from err
+    except ValueError as err:
+        raise _error(path, sample["__key__"], split_key, f"{split_key.text} {err}") from err
+    if text is None and not split_key.may_miss:
+        problem = f"it has no field {split_key.field}" if span is None else f"{split_key.text} is missing or empty"
+        remedy = "To put the samples without it in one split, name that split with --missing."
+        raise _error(path, sample["__key__"], split_key, f"{problem}.\n  {remedy}", stop="")
+    return text
+
+
+def canonical_text(value: Any) -> str | None:
+    """The text of a JSON value as a group's name; None where it says nothing: null, NaN and the empty text.
+
+    A number and its text are one group, 17 and 17.0 and "17": where a table was written twice, types differ, and a
+    group that is torn is worse than two that share a split.
+
+    Raises:
+        ValueError: It is a list or an object.
+    """
+    match value:
+        case None | "":
+            return None
+        case bool():
+            return "true" if value else "false"
+        case int() | str():
+            return str(value)
+        case float():
+            if math.isnan(value):
+                return None
+            return str(int(value)) if value.is_integer() else repr(value)
+    shown = json.dumps(value)
+    shown = f"{shown[:_SHOWN_CHARS]}..." if len(shown) > _SHOWN_CHARS else shown
+    kind, remedy = ("an object", "a value inside it") if isinstance(value, dict) else ("a list", "a single value")
+    msg = f"is {kind}, {shown}. Name {remedy}"
+    raise ValueError(msg)
+
+
+def _error(path: str, key: str, split_key: SplitKey, problem: str, *, stop: str = ".") -> SelectionError:
+    return SelectionError(
+        f"{path}: sample {key!r}: {problem}{stop}",
+        folder=str(Path(path).parent),
+        shard=path,
+        key=key,
+        field=split_key.text,
+    )

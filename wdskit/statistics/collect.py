@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import heapq
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +19,17 @@ from numpy.typing import NDArray
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.classes import read_classes
 from wdskit.dataset.hashes import find_repeated, is_among
 from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.patterns import Target, find_shards
 from wdskit.dataset.samples import HeaderReader, read_sample, read_span
 from wdskit.dataset.shard import LocalShard
-from wdskit.errors import DecodeError, StorageError, WdskitError
+from wdskit.errors import DecodeError, StorageError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
-from wdskit.order.keys import permutation, philox
-from wdskit.shards.parallel import Progress, join_faults, read_shards
-from wdskit.shards.sampling import parse_share
+from wdskit.order.keys import philox
+from wdskit.shards.inspect import read_target_classes
+from wdskit.shards.parallel import Progress, read_shards, unwrap
+from wdskit.shards.shares import choose_samples, parse_share
 from wdskit.statistics.counts import MAX_FIELDS, Counts, ImageTally, JsonTally, Numbers, Tally
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
 from wdskit.statistics.result import BadField, ClassStats, Duplicates, ShardStats
@@ -71,7 +72,7 @@ def stats(
         progress: Called while shards are read, with the bytes so far and the bytes in all.
 
     Raises:
-        ShardError: A shard is not right; where several are not, all are listed. Bad fields are counted instead.
+        ShardError: A shard is invalid; where several are, all are listed. Bad fields are counted instead.
         StorageError: There is nothing, it is not local, or it cannot be read; or the report cannot be written.
         FolderIndexError: The folder's index does not match its files.
         ConfigError: `sample` is no share, or jinja2 is missing.
@@ -110,13 +111,14 @@ def collect(
     ]
     sizes = [Path(local_path(url)).stat().st_size for url in target.urls]
     tally, counts = Tally(), []
-    parts: list[ShardTally] = []
-    for found in _tally_all(str(path), jobs, sizes, workers, progress):
-        counts.append(found.tally.num_samples)
-        tally.merge(found.tally)
-        tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *found.tally.shown))
+    contents: list[Contents] = []
+    results = read_shards(tally_shard, jobs, sizes, workers=workers, progress=progress, counts_reads=True)
+    for found, content in unwrap(results, path=str(path), num_shards=len(jobs)):
+        counts.append(found.num_samples)
+        tally.merge(found)
+        tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *found.shown))
         if digests:
-            parts.append(replace(found, tally=Tally()))
+            contents.append(content)
     result = ShardStats(
         path=target.path,
         sample=sample,
@@ -139,37 +141,16 @@ def collect(
         num_more_keys=sum(keys.num_more for keys in tally.json.values()),
         num_bad=tally.num_bad,
         bad=tuple(tally.bad),
-        duplicates=find_duplicates(target.urls, parts) if digests else None,
+        duplicates=find_duplicates(target.urls, contents) if digests else None,
     )
     return result, tuple((target.urls[shard], start) for _, shard, start in tally.shown)
-
-
-def _tally_all(
-    path: str, jobs: Sequence[StatsJob], sizes: Sequence[int], workers: int | None, progress: Progress | None
-) -> Iterator[ShardTally]:
-    """The pass over every shard, in order.
-
-    Raises:
-        WdskitError: That of the shard that is not right, or one that lists all.
-    """
-    faults: list[WdskitError] = []
-    for result in read_shards(tally_shard, jobs, sizes, workers=workers, progress=progress, counts_reads=True):
-        if isinstance(result, WdskitError):
-            faults.append(result)
-        elif not faults:
-            yield result
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        raise join_faults(path, faults, len(jobs)) from faults[0]
 
 
 def _classes(target: Target, counts: Counts[int]) -> tuple[ClassStats, ...] | None:
     """The classes that samples have, and those that only classes.json names."""
     if not counts.total or not counts.is_exact:
         return None
-    folders = {Path(local_path(url)).parent.resolve() for url in target.urls}
-    names = (read_classes(folders.pop()) if len(folders) == 1 else None) or ()
+    names = read_target_classes(target) or ()
     numbers = sorted({*counts.by_value, *range(len(names))})
     return tuple(
         ClassStats(number, names[number] if 0 <= number < len(names) else None, counts.by_value.get(number, 0))
@@ -200,94 +181,82 @@ class StatsJob:
     idx_sha256: str | None = None
 
 
-@dataclass(frozen=True)
-class ShardTally:
-    """What a pass found.
+class Contents(NamedTuple):
+    """Where digests are wanted, of each sample that was read: its offset, and 64 bits of what it holds; uint64 each."""
 
-    Attributes:
-        tally: Numbers.
-        starts: Offset of each sample that was read, where digests were wanted.
-        digests: 64 bits of what each of them holds, where they were wanted.
-    """
-
-    tally: Tally
     starts: NDArray[np.uint64]
     digests: NDArray[np.uint64]
 
 
-def tally_shard(job: StatsJob, *, on_read: Callable[[int], None] | None = None) -> ShardTally:
+def tally_shard(job: StatsJob, *, on_read: Callable[[int], None] | None = None) -> tuple[Tally, Contents]:
     """Look at a shard; `on_read` is called now and then with the number of bytes read since its last call.
 
     Raises:
-        ShardError: The shard is not right.
+        ShardError: The shard is invalid.
         StorageError: It cannot be read.
         FolderIndexError: Its offsets are another shard's.
     """
-    return _Pass(job).run(on_read)
+    with contextlib.closing(LocalFile(job.url)) as file:
+        return _Pass(job, file).run(on_read)
 
 
 class _Pass:
     """The state of one pass."""
 
-    def __init__(self, job: StatsJob) -> None:
+    def __init__(self, job: StatsJob, file: LocalFile) -> None:
         self._job = job
         self._tally = Tally()
-        self._file = LocalFile(job.url)
+        self._file = file
 
-    def run(self, on_read: Callable[[int], None] | None) -> ShardTally:
-        """Read all samples of the job, and close the file."""
+    def run(self, on_read: Callable[[int], None] | None) -> tuple[Tally, Contents]:
+        """Read all samples of the job."""
         starts, with_image, digests = array("Q"), array("Q"), bytearray()
         behind = 0
-        try:
-            for key, start, fields in self._samples():
-                if self._add_sample(key, fields):
-                    with_image.append(start)
-                if self._job.digests:
-                    starts.append(start)
-                    digests += self._digest(fields)
-                if on_read and start - behind >= 1 << 20:
-                    on_read(start - behind)
-                    behind = start
-        finally:
-            self._file.close()
+        for key, start, fields in self._samples():
+            if self._add_sample(key, fields):
+                with_image.append(start)
+            if self._job.digests:
+                starts.append(start)
+                digests += self._digest(fields)
+            if on_read and start - behind >= 1 << 20:
+                on_read(start - behind)
+                behind = start
         if on_read:
-            on_read(Path(local_path(self._job.url)).stat().st_size - behind)
+            on_read(self._file.num_bytes - behind)
         draws = philox("stats-shown", self._job.seed, self._job.number).random_raw(len(with_image))
         for at in np.argsort(draws, kind="stable")[: self._job.num_shown].tolist():  # the least of all shards are shown
             self._tally.shown.append((int(draws[at]), self._job.number, with_image[at]))
-        return ShardTally(self._tally, np.array(starts, np.uint64), np.frombuffer(bytes(digests), np.uint64))
+        return self._tally, Contents(np.array(starts, np.uint64), np.frombuffer(bytes(digests), np.uint64))
 
     def _samples(self) -> Iterator[tuple[str, int, Fields]]:
         """Key, start and fields of the samples to be read."""
-        if self._job.share is None:
-            reader = HeaderReader(self._file, shard=self._job.url)
+        job, share = self._job, self._job.share
+        if share is None:
+            reader = HeaderReader(self._file, shard=job.url)
             for sample in reader:
                 del sample["__url__"]
                 yield sample.pop("__key__"), reader.starts[-1], sample
             self._tally.num_samples, self._tally.num_ignored = reader.num_samples, reader.num_ignored
             return
         self._tally.num_ignored = None
-        if offsets_path(local_path(self._job.url)).exists():
-            with LocalShard(local_path(self._job.url), idx_sha256=self._job.idx_sha256) as shard:
-                self._tally.num_samples = len(shard)
-                for number in self._chosen(len(shard), self._job.share):
-                    key, fields = shard.read(number)
-                    yield key, shard.offsets[number], dict(fields)
-            return
-        reader = HeaderReader(self._file, shard=self._job.url)
-        for _ in reader:
-            pass
-        self._tally.num_samples = reader.num_samples
-        edges = [*reader.starts, reader.stop]
-        for number in self._chosen(reader.num_samples, self._job.share):
-            key, found = read_sample(self._file, edges[number], edges[number + 1])
-            yield key, edges[number], dict(found)
-
-    def _chosen(self, count: int, share: Fraction) -> list[int]:
-        """Numbers of the samples to read: the share of each shard within one, and of equal shards in all."""
-        number = self._job.number
-        quota = ceil(share * (number + 1) * count) - ceil(share * number * count)
-        return sorted(permutation(count, "stats", self._job.seed, number)[:quota].tolist())
+        with contextlib.ExitStack() as stack:
+            edges: Sequence[int]
+            read: Callable[[int], tuple[str, Mapping[str, Payload]]]
+            if offsets_path(local_path(job.url)).exists():
+                path, sha256 = local_path(job.url), job.idx_sha256
+                shard = stack.enter_context(LocalShard(path, idx_sha256=sha256))
+                edges, read = shard.offsets.tolist(), shard.read
+            else:
+                reader = HeaderReader(self._file, shard=job.url)
+                for _ in reader:
+                    pass
+                edges = [*reader.starts, reader.stop]
+                read = lambda number: read_sample(self._file, edges[number], edges[number + 1])  # noqa: E731
+            count = self._tally.num_samples = len(edges) - 1
+            chosen = choose_samples(count, share, seed=job.seed, shard=job.number, purpose="stats")
+            for number in chosen.tolist():
+                key, fields = read(number)
+                yield key, edges[number], dict(fields)
 
     def _add_sample(self, key: str, fields: Fields) -> bool:
         """Count a sample; whether it has an image with a header."""
@@ -297,13 +266,12 @@ class _Pass:
         for name, payload in fields.items():
             size = _size(payload)
             total += size
-            known = tally.fields.get(name)
-            if known is None:
+            if name not in tally.fields:
                 if len(tally.fields) >= MAX_FIELDS:
                     tally.num_more_fields += 1
                     continue
-                known = tally.fields[name] = Numbers()
-            known.add(size)
+                tally.fields[name] = Numbers()
+            tally.fields[name].add(size)
             try:
                 has_image |= self._add_value(name, payload, size)
             except DecodeError as err:
@@ -354,7 +322,7 @@ def _size(payload: Payload) -> int:
     return payload.size if isinstance(payload, Span) else len(payload)
 
 
-def find_duplicates(urls: Sequence[str], parts: Sequence[ShardTally]) -> Duplicates:
+def find_duplicates(urls: Sequence[str], parts: Sequence[Contents]) -> Duplicates:
     """Count the samples that hold what an earlier one holds, and name the first.
 
     They are found among digests of 64 bits: two different contents have one digest once in 370,000 data sets of 10**7
@@ -377,9 +345,6 @@ def find_duplicates(urls: Sequence[str], parts: Sequence[ShardTally]) -> Duplica
                 continue
             known = places.setdefault(digest, [])
             if len(known) < MAX_PLACES:
-                file = LocalFile(url)
-                try:
+                with contextlib.closing(LocalFile(url)) as file:
                     known.append((url, shorten(read_sample(file, start)[0])))
-                finally:
-                    file.close()
     return Duplicates(num_samples - len(repeated), len(repeated), tuple(map(tuple, places.values())))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import accumulate
 from itertools import count as count_up
 from math import ceil, floor, log10
 from typing import Any, Generic, TypeVar
@@ -55,7 +57,7 @@ class Counts(Generic[T]):
 
     def __init__(self, limit: int = MAX_DIFFERENT, coarse: Callable[[T], T] | None = None) -> None:
         self.total = 0
-        self.by_value: dict[T, int] = {}
+        self.by_value: Counter[T] = Counter()
         self.is_exact = True
         self._limit = limit
         self._coarse = coarse
@@ -67,7 +69,7 @@ class Counts(Generic[T]):
             if self._coarse is None:
                 return
             value = self._coarse(value)
-        self.by_value[value] = self.by_value.get(value, 0) + times
+        self.by_value[value] += times
         if self.is_exact and len(self.by_value) > self._limit:
             self._coarsen()
 
@@ -75,26 +77,22 @@ class Counts(Generic[T]):
         """Count what another one did."""
         if self.is_exact and not other.is_exact:
             self._coarsen()
-        before = self.total
+        total = self.total + other.total
         for value, times in other.by_value.items():
             self.add(value, times)
-        self.total = before + other.total
+        self.total = total
 
     def _coarsen(self) -> None:
-        fine, self.by_value = self.by_value, {}
+        fine, self.by_value = self.by_value, Counter()
         self.is_exact = False
         if self._coarse is not None:
             for value, times in fine.items():
-                coarse = self._coarse(value)
-                self.by_value[coarse] = self.by_value.get(coarse, 0) + times
+                self.by_value[self._coarse(value)] += times
 
     def ranked(self) -> list[tuple[T, int]]:
         """Values and how often they came, the commonest first; of equally common ones the least."""
-
-        def rank(item: tuple[Any, int]) -> tuple[int, Any]:
-            return -item[1], item[0]
-
-        return sorted(self.by_value.items(), key=rank)
+        items: list[tuple[Any, int]] = sorted(self.by_value.items())
+        return sorted(items, key=lambda item: -item[1])
 
 
 def round_number(value: int) -> int:
@@ -133,12 +131,9 @@ class Numbers:
 
     def merge(self, other: Numbers) -> None:
         """Count those of another."""
-        if other.least is None or other.most is None:
-            return
         self.counts.merge(other.counts)
         self.total += other.total
-        self.least = other.least if self.least is None else min(self.least, other.least)
-        self.most = other.most if self.most is None else max(self.most, other.most)
+        self.least, self.most = _range(self.least, self.most, other.least, other.most)
 
     def result(self) -> NumberStats:
         """The numbers in a few."""
@@ -157,16 +152,13 @@ class Numbers:
         )
 
     def quantiles(self, shares: Iterable[Fraction]) -> list[int]:
-        """For each share, rising, the least number so that at least this share of all numbers is no greater."""
-        found = []
-        items = iter(sorted(self.counts.by_value.items()))
-        below, value = 0, 0
-        for share in shares:
-            while below < ceil(share * self.counts.total):
-                value, times = next(items)
-                below += times
-            found.append(min(max(value, self.least or 0), self.most or 0))
-        return found
+        """For each share the least number so that at least this share of all numbers is no greater."""
+        if self.least is None or self.most is None:
+            return [0 for _ in shares]
+        values = sorted(self.counts.by_value)
+        behind = list(accumulate(map(self.counts.by_value.__getitem__, values)))
+        found = [values[bisect_left(behind, ceil(share * self.counts.total))] for share in shares]
+        return [min(max(value, self.least), self.most) for value in found]
 
     def bins(self) -> tuple[tuple[int, int, int], ...]:
         """(low, high, count): how many are from `low` to below `high`, rising, without a gap.
@@ -187,7 +179,7 @@ def _even_edges(least: int, most: int) -> list[int]:
     """Multiples of 1, 2 or 5 times a power of ten."""
     steps = (digit * 10**power for power in count_up() for digit in (1, 2, 5))
     step = next(step for step in steps if (most - least) // step < MAX_BINS)
-    return list(range(least // step * step, most + step + 1, step))[: (most // step) - (least // step) + 2]
+    return list(range(least // step * step, (most // step + 1) * step + 1, step))
 
 
 def _log_edges(least: int, most: int) -> list[int]:
@@ -201,12 +193,18 @@ def _log_edges(least: int, most: int) -> list[int]:
     raise AssertionError
 
 
+def _range(*values: float | None) -> tuple[Any, Any]:
+    """The least and the most, None without any."""
+    known = [value for value in values if value is not None]
+    return min(known, default=None), max(known, default=None)
+
+
 @dataclass
 class KeyTally:
     """One key."""
 
     num_samples: int = 0
-    types: dict[str, int] = field(default_factory=dict)
+    types: Counter[str] = field(default_factory=Counter)
     least: float | None = None
     most: float | None = None
     last: int = -1  # the document in which it came last
@@ -217,20 +215,15 @@ class KeyTally:
             self.num_samples += 1
             self.last = document
         kind = _TYPES[type(value)]
-        self.types[kind] = self.types.get(kind, 0) + 1
+        self.types[kind] += 1
         if kind == "integer" or (kind == "number" and math.isfinite(value)):
-            self.least = value if self.least is None else min(self.least, value)
-            self.most = value if self.most is None else max(self.most, value)
+            self.least, self.most = _range(self.least, self.most, value)
 
     def merge(self, other: KeyTally) -> None:
         """Count those of other samples."""
         self.num_samples += other.num_samples
-        for kind, count in other.types.items():
-            self.types[kind] = self.types.get(kind, 0) + count
-        for value in (other.least, other.most):
-            if value is not None:
-                self.least = value if self.least is None else min(self.least, value)
-                self.most = value if self.most is None else max(self.most, value)
+        self.types.update(other.types)
+        self.least, self.most = _range(self.least, self.most, other.least, other.most)
 
 
 class JsonTally:
@@ -276,13 +269,10 @@ class JsonTally:
         """Count those of the samples that come next."""
         self.num_more += other.num_more
         for path, tally in other.keys.items():
-            known = self.keys.get(path)
-            if known is None and len(self.keys) >= MAX_KEYS:
-                self.num_more += sum(tally.types.values())
+            if path not in self.keys and len(self.keys) >= MAX_KEYS:
+                self.num_more += tally.types.total()
                 continue
-            if known is None:
-                known = self.keys[path] = KeyTally()
-            known.merge(tally)
+            self.keys.setdefault(path, KeyTally()).merge(tally)
 
     def result(self, name: str) -> list[JsonKeyStats]:
         """The keys of the field `name`."""

@@ -8,6 +8,7 @@ how long a bar is, one of 101 classes of its style sheet says.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -100,11 +101,8 @@ def write_report(stats: ShardStats, places: Sequence[tuple[str, int]], path: str
 
 def _show(url: str, start: int) -> Shown:
     """Read one sample of the contact sheet."""
-    file = LocalFile(url)
-    try:
+    with contextlib.closing(LocalFile(url)) as file:
         key, fields = read_sample(file, start)
-    finally:
-        file.close()
     shard = Path(local_path(url))
     names = read_classes(shard.parent) or ()
     label = bytes(fields.get(CLASS_FIELD, b"")[:20]).decode(errors="replace").strip()

@@ -18,7 +18,7 @@ from wdskit.packing.samples.changes import Changes, Sample, find_fields
 from wdskit.packing.samples.choice import Choice
 from wdskit.packing.samples.headers import Bools, Ints, Look, Words, hash_keys
 from wdskit.shards.filters import ExpressionError, MissingValue
-from wdskit.shards.split_key import SPLIT_SEED, draws_of, make_draw
+from wdskit.shards.shares import SPLIT_SEED, draws_of, make_draw
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import member_bytes
