@@ -22,7 +22,7 @@ from wdskit import PackError, WdskitError, pack
 from wdskit.packing import api, parquet_cells, spool
 from wdskit.packing.parquet_cells import open_parquet, read_cell, read_group
 from wdskit.packing.references import CellBytes
-from wdskit.packing.sources.arrow import Parquet
+from wdskit.packing.sources.arrow import read_parquet
 from wdskit.packing.sources.records import Records
 from wdskit.storage.identity import FileIdentity
 
@@ -88,7 +88,7 @@ def test_cells_that_were_passed_over_are_read_again(tmp_path, monkeypatch, held)
     monkeypatch.setattr(parquet_cells, "_HELD_BYTES", held)
     data = [image_bytes("PNG", number=number) for number in range(20)]
     path = write(tmp_path / "m.parquet", pa.array(data), row_group_size=7)
-    rows = list(Parquet([str(path)], ANY).rows(keys="given"))
+    rows = list(read_parquet([str(path)], ANY).rows(keys="given"))
     for number in [*range(20), *range(19, -1, -1), 3, 3, 15, 2, 6]:
         assert dict(rows[number].fields)["png"].read() == data[number]
 
@@ -191,6 +191,17 @@ def test_a_row_group_larger_than_the_memory_that_packing_takes(tmp_path, order):
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
     assert int(done.stdout) < 240, "the group has 250 MB"
     assert len(list((tmp_path / "out").glob("*.tar"))) > 4
+
+
+@pytest.mark.parametrize("order", ["rows", "shuffled"])
+def test_a_row_group_of_large_pages_is_packed_in_under_400_mb(tmp_path, order):
+    """Pyarrow writes 1,024 values a page, here 100 MB, and holds a page packed and unpacked, and the dictionary."""
+    table = pa.table({"image": [b"\xff\xd8\xff\xe0" + os.urandom(100_000) for _ in range(3500)]})
+    pq.write_table(table, tmp_path / "m.parquet", row_group_size=3500)
+    words = [sys.executable, "-c", MEMORY, str(tmp_path / "m.parquet"), str(tmp_path / "out"), order]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    assert int(done.stdout) < 400
+    assert len(list((tmp_path / "out").glob("*.tar"))) > 6
 
 
 # Another order.

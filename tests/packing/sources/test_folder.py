@@ -440,7 +440,7 @@ def test_a_file_that_comes_in_parts_is_read_whole_or_an_error(tmp_path, monkeypa
 LARGE = {"a": 16_383, "b": 16_384, "c": (1 << 20) - 512, "d": (1 << 20) - 511, "e": 100_000, "f": 3 << 20, "g": 70_000}
 
 
-@pytest.mark.parametrize("also", [(), ("energon", "dali", "parquet")])
+@pytest.mark.parametrize("also", [(), ("energon", "dali")])
 def test_large_files_are_packed_as_small_ones(tmp_path, also):
     """They are read to where they are written from, unless several threads read ahead."""
     for number, (name, size) in enumerate(LARGE.items()):
