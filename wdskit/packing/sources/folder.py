@@ -242,11 +242,11 @@ def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[
         classes.check(names, root)
         return classes.numbers
     if names and all(name.lower() in _SPLITS for name in names):
-        told = f"it holds nothing but {' and '.join(names)}, which would be its classes"
+        problem = f"it holds nothing but {' and '.join(names)}, which would be its classes"
         remedy = f"Pack each by itself: `wdskit pack {os.path.join(root, names[0])} DEST`."
         if len(names) > 1:
             remedy = f"{remedy[:-1]}, then the others with `--classes DEST`, so that all number their classes alike."
-        raise PackError(f"{root}: {told}.\n  {remedy} If they are the classes, name them: --classes FILE.")
+        raise PackError(f"{root}: {problem}.\n  {remedy} If they are the classes, name them: --classes FILE.")
     return {name: number for number, name in enumerate(names)}
 
 
