@@ -27,8 +27,8 @@ from rays import FakeRay
 from shards import bytes_in, samples_in
 
 from wdskit.cli import app
+from wdskit.cli.console import _rates
 from wdskit.cli.pack import parse_size
-from wdskit.cli.progress import _facts
 from wdskit.dataset.counts import read_timm_info
 from wdskit.packing.row import Progress
 
@@ -174,8 +174,8 @@ def test_a_part_says_what_comes_last(run, photos):
 )  # fmt: skip
 def test_the_facts_beside_the_bar(now, text):
     """After two seconds; the time left goes by bytes."""
-    assert _facts(now, 2.0) == text
-    assert _facts(now, 0.0) == text.split("  ")[0]
+    assert _rates(now, 2.0) == text
+    assert _rates(now, 0.0) == text.split("  ")[0]
 
 
 # What it refuses.

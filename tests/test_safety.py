@@ -253,7 +253,7 @@ MODULES = {"subprocess", "shlex", "marshal", "shelve", "runpy", "code", "codeop"
 ALLOWED = {
     ("__init__.py", "importlib.import_module"),  # our own modules, by the table of lazy names
     ("loader/factory.py", "importlib.import_module"),  # plugins, named in Python
-    ("cli/plugins.py", "importlib.import_module"),  # plugins, named on the command line
+    ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
     ("packing/select.py", "shlex"),  # quotes a command that is shown, and runs none
     ("loader/messages.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
     ("loader/failures.py", "pickle.loads"),  # their errors, from the same processes; and where they are made, as a test

@@ -18,7 +18,7 @@ from wdskit.cli.console import (
     print_json,
     show_steps,
 )
-from wdskit.cli.plugins import Plugins, import_plugins
+from wdskit.cli.options import Plugins, import_plugins
 
 if TYPE_CHECKING:
     from rich.table import Table

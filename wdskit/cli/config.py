@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wdskit.cli.console import escape, print_error
-from wdskit.cli.plugins import Plugins, import_plugins
+from wdskit.cli.options import Plugins, import_plugins
 
 if TYPE_CHECKING:
     from wdskit.pipeline.config import Config

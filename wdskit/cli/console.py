@@ -1,22 +1,31 @@
-"""What the commands share: consoles, errors, numbers and names as people read them, a progress bar."""
+"""What the commands share: consoles, errors, numbers and names as people read them, tables, progress bars."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from wdskit import text as wording
+from wdskit.errors import WdskitError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from wdskit.packing.row import Progress, Tell
+
 PIPE_WIDTH = 100
 """Columns of a table that goes to a file or a pipe, where COLUMNS says nothing."""
+_REFRESH_S = 0.1
 
 
 escape = wording.printable
@@ -48,28 +57,74 @@ def print_json(value: object) -> None:
     print(json.dumps(value))
 
 
+def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
+    """Dataclasses for JSON, by their `name`."""
+    found = [dataclasses.asdict(row) for row in rows]
+    return {row.pop("name"): row for row in found}
+
+
 def plural(count: int, noun: str) -> str:
     """A number and what it counts: `1 shard`, `1,281 shards`, `2 classes`."""
     ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
     return f"{format_count(count)} {noun}{ending}"
 
 
-def split_kinds(text: str | None) -> list[str]:
+def split_names(text: str | None) -> list[str]:
     """`dali,timm` as a list; empty for nothing."""
     return [name.strip() for name in text.split(",")] if text else []
 
 
-def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+@contextlib.contextmanager
+def exit_2_on_error() -> Iterator[None]:
+    """End the program with code 2 where the block raises an error of wdskit, which is printed."""
+    try:
+        yield
+    except WdskitError as err:
+        print_error(err)
+        raise typer.Exit(2) from err
+
+
+def facts_table(facts: Iterable[tuple[str, str]], title: str | None = None) -> Table:
     """One fact a line."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(box=box.SIMPLE, show_edge=False, show_header=False)
+    table = Table(box=box.SIMPLE, show_edge=False, show_header=False, title_justify="left")
+    table.title = None if title is None else Text(escape(title), style="bold")
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for fact in facts:
         table.add_row(*fact)
     return table
+
+
+def numbers_table(name: str, *titles: str) -> Table:
+    """A table with a column of names, then columns of numbers."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    table.add_column(name, style="bold", overflow="fold")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    return table
+
+
+def print_summary(facts: Iterable[tuple[str, str]], notes: Iterable[str]) -> None:
+    """What a run wrote: a line a fact, then notes. Where nobody reads it (`| head`), the run was good nevertheless."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name, value in facts:
+        table.add_row(name, escape(value))
+    console = make_console()
+    with console.capture() as text:
+        console.print(table)
+    with contextlib.suppress(BrokenPipeError):
+        print(text.get(), end="")
+        for note in notes:
+            print(escape(note))
 
 
 def ignored_note(num_ignored: int) -> str:
@@ -78,38 +133,93 @@ def ignored_note(num_ignored: int) -> str:
 
 
 @contextlib.contextmanager
+def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
+    """A bar of rich on stderr while the block runs, where that is a terminal."""
+    from rich.progress import Progress
+
+    console = make_console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal, **options) as bar:
+        yield bar
+
+
+@contextlib.contextmanager
 def show_bytes(title: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar with MB/s and the time left on stderr while the block runs, where that is a terminal.
+    """A bar with MB/s and the time left.
 
     Yields:
-        The function to tell: bytes so far, bytes in all or None where that is unknown.
+        The function to call: bytes so far, bytes in all or None where that is unknown.
     """
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = make_console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    numbers = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with _show_bar(TextColumn("{task.description}"), BarColumn(), *numbers) as bar:
         task = bar.add_task(escape(title), total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextlib.contextmanager
 def show_steps() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar with the time left on stderr while the block runs, where that is a terminal.
+    """A bar with the time left.
 
     Yields:
-        The function to tell: what comes next, steps so far, steps in all.
+        The function to call: what comes next, steps so far, steps in all.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = make_console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with _show_bar(*columns) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda what, done, total: bar.update(task, description=escape(what), completed=done, total=total)
+
+
+@contextlib.contextmanager
+def show_packing() -> Iterator[Tell]:
+    """A bar with samples/s, MB/s and the time left, one after the other for each stage of packing. Where Ctrl-C ends
+    the block, a line says what that leaves.
+    """
+    from rich.progress import BarColumn, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[rates]}"))
+    try:
+        with _show_bar(*columns, expand=True) as bar:
+            yield (lambda _: None) if bar.disable else _PackingBar(bar)
+    except KeyboardInterrupt:
+        print("Stopped. What has its name is whole, and the same command goes on with it.", file=sys.stderr)
+        raise
+
+
+class _PackingBar:
+    """Shows how far packing is, a few times a second."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+        self._stage = ""
+        self._next = 0.0
+
+    def __call__(self, now: Progress) -> None:
+        seconds = time.monotonic()
+        if now.stage != self._stage:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._task = self._bar.add_task(now.stage, total=now.total_samples, rates="")
+            self._stage, self._start = now.stage, seconds
+        elif seconds < self._next and now.num_samples != now.total_samples:
+            return
+        self._next = seconds + _REFRESH_S
+        done, rates = now.num_samples, _rates(now, seconds - self._start)
+        self._bar.update(self._task, completed=done, rates=rates, refresh=done == now.total_samples)
+
+
+def _rates(now: Progress, seconds: float) -> str:
+    """`1,200 of 40,000  812 samples/s  95.1 MB/s  0:00:48 left`, as far as that is known."""
+    rates = [format_count(now.num_samples)]
+    if now.total_samples is not None:
+        rates[0] += f" of {format_count(now.total_samples)}"
+    if seconds > 0 and now.num_samples:
+        rates.append(f"{format_count(round(now.num_samples / seconds))} samples/s")
+        if now.num_bytes:
+            rates.append(f"{format_bytes(now.num_bytes / seconds)}/s")
+        if now.total_bytes is not None:
+            left = seconds * (now.total_bytes - now.num_bytes) / now.num_bytes
+            rates.append(f"{timedelta(seconds=round(left))} left")
+    return "  ".join(rates)

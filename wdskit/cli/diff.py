@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_count, plural, print_error, print_json, show_bytes
+from wdskit.cli.console import escape, exit_2_on_error, format_count, plural, print_json, show_bytes
+from wdskit.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from wdskit.shards.diff import Difference, DiffResult
@@ -17,7 +18,7 @@ def diff_command(
     a: Annotated[str, typer.Argument(metavar="A", help="A shard, a folder, or a pattern.", show_default=False)],
     b: Annotated[str, typer.Argument(metavar="B", help="Another.", show_default=False)],
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Most lines of each kind.")] = 100,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Compare the samples of A and B by key, wherever they stand.
 
@@ -28,15 +29,10 @@ def diff_command(
 
     In Python: wdskit.diff
     """
-    from wdskit.errors import WdskitError
     from wdskit.shards.diff import diff
 
-    try:
-        with show_bytes("comparing") as show:
-            result = diff(a, b, limit=limit, progress=show)
-    except WdskitError as err:
-        print_error(err)
-        raise typer.Exit(2) from err
+    with exit_2_on_error(), show_bytes("comparing") as show:
+        result = diff(a, b, limit=limit, progress=show)
     if json:
         print_json({**dataclasses.asdict(result), "is_same": result.is_same})
     else:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import escape, format_bytes, format_count, plural, print_json
+from wdskit.cli.options import EmptyFolderOption, JsonOption, PathArgument
 
 if TYPE_CHECKING:
     from wdskit.shards.extract import Extracted
 
 
 def extract_command(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
-    to: Annotated[
-        str, typer.Option("--to", metavar="DEST", help="Folder to write to, empty or not there.", show_default=False)
-    ],
+    path: PathArgument,
+    to: EmptyFolderOption,
     fields: Annotated[
         list[str] | None, typer.Option("--field", metavar="NAME", help="Only this field. Repeatable.")
     ] = None,
@@ -27,7 +26,7 @@ def extract_command(
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Stop after so many samples.", show_default=False)
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Write the fields of samples as files called KEY.FIELD.
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, ignored_note, plural, print_json, show_bytes, split_kinds
-from wdskit.cli.shared_options import SplitNameOption
+from wdskit.cli.console import escape, format_bytes, ignored_note, plural, print_json, show_bytes, split_names
+from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
 
 
 def index_command(
@@ -24,16 +24,8 @@ def index_command(
         ),
     ] = None,
     split_name: SplitNameOption = "",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Processes that read. Default: the CPUs, fewer for little data.",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    workers: ReadersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Index a folder of shards that others wrote.
 
@@ -48,7 +40,7 @@ def index_command(
 
     start = time.perf_counter()
     with show_bytes("indexing") as show:
-        report = index_folder(folder, also=split_kinds(also), split_name=split_name, workers=workers, progress=show)
+        report = index_folder(folder, also=split_names(also), split_name=split_name, workers=workers, progress=show)
     seconds = time.perf_counter() - start
     index = report.index
     num_bytes = sum(entry.num_bytes for entry in index.entries)

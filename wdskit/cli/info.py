@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, ignored_note, make_console, print_json, show_bytes
+from wdskit.cli.console import (
+    by_name,
+    escape,
+    facts_table,
+    format_bytes,
+    format_count,
+    ignored_note,
+    make_console,
+    numbers_table,
+    print_json,
+    show_bytes,
+)
+from wdskit.cli.options import PathArgument
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -17,7 +31,7 @@ NUM_CLASSES_SHOWN = 8
 
 
 def info_command(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
+    path: PathArgument,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> None:
     """Show what a shard or a folder of shards holds.
@@ -35,7 +49,7 @@ def info_command(
         print_json(_to_json(summary))
         return
     console = make_console()
-    console.print(_numbers(summary))
+    console.print(facts_table(_facts(summary), summary.path))
     if summary.fields:
         console.print()
         console.print(_fields(summary))
@@ -51,103 +65,43 @@ def info_command(
 
 
 def _to_json(summary: Summary) -> dict[str, object]:
-    least, median, most = summary.samples_per_shard
     return {
-        "path": summary.path,
-        "kind": summary.kind,
-        "source": summary.source,
-        "num_shards": summary.num_shards,
-        "num_samples": summary.num_samples,
-        "num_bytes": summary.num_bytes,
-        "samples_per_shard": {"min": least, "median": median, "max": most},
-        "fields": {
-            field.name: {
-                "num_shards": field.num_shards,
-                "num_samples": field.num_samples,
-                "num_bytes": field.num_bytes,
-            }
-            for field in summary.fields
-        },
-        "num_ignored": summary.num_ignored,
-        "unfinished": summary.unfinished,
-        "classes": None if summary.classes is None else list(summary.classes),
-        "selections": {
-            selection.name: {
-                "num_samples": selection.num_samples,
-                "recipe": selection.recipe,
-                "problem": selection.problem,
-            }
-            for selection in summary.selections
-        },
+        **dataclasses.asdict(summary),
+        "samples_per_shard": dict(zip(("min", "median", "max"), summary.samples_per_shard, strict=True)),
+        "fields": by_name(summary.fields),
+        "selections": by_name(summary.selections),
     }
 
 
-def _numbers(summary: Summary) -> Table:
-    """The first table: one fact a line."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
+def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
     from wdskit.storage.urls import is_local
 
-    table = Table(
-        box=box.SIMPLE,
-        show_edge=False,
-        show_header=False,
-        title=Text(escape(summary.path), style="bold"),
-        title_justify="left",
-    )
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("samples", format_count(summary.num_samples))
-    table.add_row("size", _size(summary))
-    if summary.kind != "shard":
-        table.add_row("shards", format_count(summary.num_shards))
-        table.add_row("samples a shard", _spread(summary))
-    if summary.classes is not None:
-        table.add_row("classes", _classes(summary.classes))
-    source = "a full read"
-    if summary.source == "index":
-        was_compared = is_local(summary.path)
-        source = "the folder's index; "
-        source += "names and sizes of the files agree" if was_compared else "its files were not looked at"
-    table.add_row("told by", source)
-    return table
-
-
-def _size(summary: Summary) -> str:
+    yield "samples", format_count(summary.num_samples)
     mean = summary.num_bytes / summary.num_samples if summary.num_samples else 0
-    return f"{format_bytes(summary.num_bytes)} ({format_bytes(mean)} a sample)"
-
-
-def _spread(summary: Summary) -> str:
-    least, median, most = map(format_count, summary.samples_per_shard)
-    if least == most:
-        return f"{least} in each"
-    return f"{least} to {most}, median {median}"
-
-
-def _classes(classes: tuple[str, ...]) -> str:
-    shown = ", ".join(map(escape, classes[:NUM_CLASSES_SHOWN]))
-    more = ", ..." if len(classes) > NUM_CLASSES_SHOWN else ""
-    return f"{format_count(len(classes))}: {shown}{more}"
+    yield "size", f"{format_bytes(summary.num_bytes)} ({format_bytes(mean)} a sample)"
+    if summary.kind != "shard":
+        yield "shards", format_count(summary.num_shards)
+        least, median, most = map(format_count, summary.samples_per_shard)
+        yield "samples a shard", f"{least} in each" if least == most else f"{least} to {most}, median {median}"
+    if summary.classes is not None:
+        shown = ", ".join(map(escape, summary.classes[:NUM_CLASSES_SHOWN]))
+        more = ", ..." if len(summary.classes) > NUM_CLASSES_SHOWN else ""
+        yield "classes", f"{format_count(len(summary.classes))}: {shown}{more}"
+    if summary.source == "scan":
+        yield "told by", "a full read"
+    else:
+        compared = "names and sizes of the files agree" if is_local(summary.path) else "its files were not looked at"
+        yield "told by", f"the folder's index; {compared}"
 
 
 def _fields(summary: Summary) -> Table:
-    """The second table: one field a line."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("field", style="bold", overflow="fold")
-    if summary.kind != "shard":
-        table.add_column("shards", justify="right", no_wrap=True)
-    if summary.source == "scan":
-        for title in ("samples", "mean size", "size"):
-            table.add_column(title, justify="right", no_wrap=True)
+    """One field a line."""
+    is_folder, is_counted = summary.kind != "shard", summary.source == "scan"
+    counts = ("samples", "mean size", "size") if is_counted else ()
+    table = numbers_table("field", *(("shards",) if is_folder else ()), *counts)
     for field in summary.fields:
         cells = [escape(field.name)]
-        if summary.kind != "shard":
+        if is_folder:
             cells.append(_part(field.num_shards, summary.num_shards))
         if field.num_samples is not None and field.num_bytes is not None:
             mean = field.num_bytes / field.num_samples
@@ -157,14 +111,8 @@ def _fields(summary: Summary) -> Table:
 
 
 def _selections(summary: Summary) -> Table:
-    """The third table: one selection a line."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("selection", style="bold", no_wrap=True)
-    for title in ("samples", "share"):
-        table.add_column(title, justify="right", no_wrap=True)
+    """One selection a line."""
+    table = numbers_table("selection", "samples", "share")
     has_problems = any(selection.problem for selection in summary.selections)
     if has_problems:
         table.add_column("problem", no_wrap=True)

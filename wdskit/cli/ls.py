@@ -2,68 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wdskit.cli.console import escape, format_bytes, format_count, print_json
+from wdskit.cli.options import PathArgument
 from wdskit.errors import WdskitError
 
 if TYPE_CHECKING:
     from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow
 
-Row = TypeVar("Row")
-
 NUM_ALIGNED = 200
 """Lines that are held back to make their columns equally wide."""
 
 
-@dataclass(frozen=True)
-class _View(Generic[Row]):
-    """How one kind of row is shown: columns whose titles start with `>` are flushed right."""
-
-    titles: tuple[str, ...]
-    cells: Callable[[Row], tuple[str, ...]]
-    document: Callable[[Row], dict[str, object]]
+def _shard_cells(row: ShardRow) -> tuple[str, ...]:
+    return escape(row.name), format_count(row.num_samples), format_bytes(row.num_bytes), escape(" ".join(row.fields))
 
 
-_SHARDS: _View[ShardRow] = _View(
-    ("shard", ">samples", ">size", "fields"),
-    lambda row: (
-        escape(row.name),
-        format_count(row.num_samples),
-        format_bytes(row.num_bytes),
-        escape(" ".join(row.fields)),
-    ),
-    lambda row: {
-        "shard": row.name,
-        "num_samples": row.num_samples,
-        "num_bytes": row.num_bytes,
-        "fields": list(row.fields),
-    },
-)
-_SAMPLES: _View[SampleRow] = _View(
-    (">number", ">offset", "key", "fields"),
-    lambda row: (
-        str(row.number),
-        str(row.offset),
-        escape(row.key),
-        ", ".join(f"{escape(name)} {format_bytes(size)}" for name, size in row.fields),
-    ),
-    lambda row: {"number": row.number, "offset": row.offset, "key": row.key, "fields": dict(row.fields)},
-)
-_MEMBERS: _View[MemberRow] = _View(
-    (">offset", ">size", "member"),
-    lambda row: (str(row.offset), format_bytes(row.num_bytes), escape(row.name)),
-    lambda row: {"offset": row.offset, "num_bytes": row.num_bytes, "member": row.name},
-)
+def _shard_document(row: ShardRow) -> dict[str, object]:
+    known = dataclasses.asdict(row)
+    return {"shard": known.pop("name"), **known}
+
+
+def _sample_cells(row: SampleRow) -> tuple[str, ...]:
+    fields = ", ".join(f"{escape(name)} {format_bytes(size)}" for name, size in row.fields)
+    return str(row.number), str(row.offset), escape(row.key), fields
+
+
+def _sample_document(row: SampleRow) -> dict[str, object]:
+    return {"number": row.number, "offset": row.offset, "key": row.key, "fields": dict(row.fields)}
+
+
+def _member_cells(row: MemberRow) -> tuple[str, ...]:
+    return str(row.offset), format_bytes(row.num_bytes), escape(row.name)
+
+
+def _member_document(row: MemberRow) -> dict[str, object]:
+    return {"offset": row.offset, "num_bytes": row.num_bytes, "member": row.name}
 
 
 def ls_command(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
+    path: PathArgument,
     limit: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Stop after so many lines.", show_default=False)
     ] = None,
@@ -85,28 +69,33 @@ def ls_command(
     if target.kind != "shard" and members:
         msg = f"{escape(path)} is a {target.kind}, but --members lists one shard."
         raise typer.BadParameter(msg)
+    lines: Iterator[object]
     if target.kind != "shard":
-        _show(_SHARDS, list_right_shards(target, limit=limit), json=json)
+        shards = list_right_shards(target, limit=limit)
+        lines = (
+            map(_shard_document, shards) if json else _align("shard >samples >size fields", map(_shard_cells, shards))
+        )
     elif members:
-        _show(_MEMBERS, islice(list_members(target.urls[0]), limit), json=json)
+        rows = islice(list_members(target.urls[0]), limit)
+        lines = map(_member_document, rows) if json else _align(">offset >size member", map(_member_cells, rows))
     else:
-        _show(_SAMPLES, islice(list_samples(target.urls[0]), limit), json=json)
-
-
-def _show(view: _View[Row], rows: Iterator[Row], *, json: bool) -> None:
-    """Print rows as they come."""
-    if json:
-        for row in rows:
-            print_json(view.document(row))
-    else:
-        for line in _align(view.titles, map(view.cells, rows)):
+        samples = islice(list_samples(target.urls[0]), limit)
+        titles = ">number >offset key fields"
+        lines = map(_sample_document, samples) if json else _align(titles, map(_sample_cells, samples))
+    for line in lines:
+        if json:
+            print_json(line)
+        else:
             print(line)
 
 
-def _align(titles: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
-    """The rows as lines under a line of titles; rows that came before an error are shown before it."""
+def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
+    """The rows as lines under a line of titles, those flushed right that start with `>`; rows that came before an error
+    are shown before it.
+    """
     from rich.cells import cell_len
 
+    titles = header.split()
     to_right = [title.startswith(">") for title in titles]
     batch = [tuple(title.lstrip(">") for title in titles)]
     widths = [0] * len(titles)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import escape, print_json, split_kinds
-from wdskit.cli.packed import print_summary, to_json
-from wdskit.cli.progress import show_progress, told_when_stopped
-from wdskit.cli.shared_options import AlsoOption, SplitNameOption
+from wdskit.cli.console import escape, print_json, show_packing, split_names
+from wdskit.cli.options import AlsoOption, JsonOption, PatternOption, RestartOption, SplitNameOption
+from wdskit.cli.packed import print_result, to_json
+
+if TYPE_CHECKING:
+    from wdskit.packing.api import PackResult
 
 _UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
@@ -66,10 +68,7 @@ def pack_command(
         str | None,
         typer.Option(metavar="ray[://HOST:PORT]", help="A Ray cluster that packs; its nodes see SOURCE and DEST."),
     ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Names of the shards. Default: DEST's name and -%06d.tar."),
-    ] = None,
+    pattern: PatternOption = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad rows out and list them in DEST/rejected.jsonl.")
     ] = False,
@@ -82,9 +81,7 @@ def pack_command(
     append: Annotated[bool, typer.Option("--append", help="Add to a folder that is indexed already.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is packed there.")] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Remove what a run has written that was stopped, and begin anew.")
-    ] = False,
+    restart: RestartOption = False,
     part: Annotated[
         str | None,
         typer.Option(metavar="I/N", help="Fill part I, from 0, of N; then `wdskit pack-finish DEST`."),
@@ -169,7 +166,7 @@ def pack_command(
         int | None, typer.Option(metavar="N", min=1, help="Most pixels of an image. Default: 100 million.")
     ] = None,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of each process, for images.")] = 1,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Pack images and tables into shards.
 
@@ -198,12 +195,11 @@ def pack_command(
     from wdskit.limits import MAX_PIXELS
     from wdskit.packing.api import pack
 
-    tell = (lambda result: print_json(to_json(result))) if json else print_summary
     if source == "finish" and not Path(source).exists():
         hint = f"Did you mean `wdskit pack-finish {dest}`?"
         raise PackError(f"{source}: there is no such folder or file. {hint}")
     size = None if max_bytes is None else parse_size(max_bytes)
-    with told_when_stopped(), show_progress() as show:
+    with show_packing() as show:
         result = pack(
             source,
             dest,
@@ -225,15 +221,15 @@ def pack_command(
             part=part,
             only=only,
             from_=from_,
-            side_cars=[name.strip() for name in side_cars.split(",")] if side_cars else (),
-            files=[name.strip() for name in files.split(",")] if files else (),
+            side_cars=split_names(side_cars),
+            files=split_names(files),
             fields=field or (),
             images=images,
             classes=classes,
             image_column=image_column,
             key_column=key_column,
             allow_no_image=allow_no_image,
-            also=split_kinds(also),
+            also=split_names(also),
             split_name=split_name,
             validate=validate,
             resize=resize,
@@ -252,14 +248,14 @@ def pack_command(
             threads=threads,
             progress=show,
         )
-    tell(result)
+    _print(result, json=json)
     if part is not None and not json:
         print(f"That is part {escape(part)}. When all are through: wdskit pack-finish {escape(dest)}")
 
 
 def pack_finish_command(
     dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder whose shards are there.", show_default=False)],
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Write the index of a folder whose shards `wdskit pack --part` has filled in parts.
 
@@ -270,8 +266,11 @@ def pack_finish_command(
     """
     from wdskit.packing.api import finish_pack
 
-    result = finish_pack(dest)
+    _print(finish_pack(dest), json=json)
+
+
+def _print(result: PackResult, *, json: bool) -> None:
     if json:
         print_json(to_json(result))
     else:
-        print_summary(result)
+        print_result(result)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from wdskit.cli.console import escape, plural, print_error, print_json, show_bytes
+from wdskit.cli.console import escape, exit_2_on_error, plural, print_json, show_bytes
+from wdskit.cli.options import EmptyFolderOption, JsonOption, PathArgument
 
 if TYPE_CHECKING:
     from wdskit.codecs.checks import ImageCheck
@@ -15,15 +16,13 @@ if TYPE_CHECKING:
 
 
 def repair_command(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
-    to: Annotated[
-        str, typer.Option("--to", metavar="DEST", help="Folder to write to, empty or not there.", show_default=False)
-    ],
+    path: PathArgument,
+    to: EmptyFolderOption,
     images: Annotated[
         str,
         typer.Option(metavar="none|structure|decode", help="A sample with an image that fails this check is lost."),
     ] = "structure",
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Save the whole samples of damaged shards in another folder.
 
@@ -35,15 +34,10 @@ def repair_command(
 
     In Python: wdskit.repair
     """
-    from wdskit.errors import WdskitError
     from wdskit.shards.repair import repair
 
-    try:
-        with show_bytes("repairing") as show:
-            result = repair(path, to, images=cast("ImageCheck", images), progress=show)
-    except WdskitError as err:
-        print_error(err)
-        raise typer.Exit(2) from err
+    with exit_2_on_error(), show_bytes("repairing") as show:
+        result = repair(path, to, images=cast("ImageCheck", images), progress=show)
     suspects = [one.path for one in result.shards if one.is_suspect]
     if json:
         shards = [dataclasses.asdict(one) for one in result.shards]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, format_count, make_console, plural, print_json, split_kinds
+from wdskit.cli.console import format_bytes, format_count, plural, print_json, print_summary, show_packing, split_names
+from wdskit.cli.options import AlsoOption, JsonOption, PatternOption, RestartOption, SplitNameOption
 from wdskit.cli.pack import parse_size
-from wdskit.cli.packed import WAS_DONE
-from wdskit.cli.progress import show_progress, told_when_stopped
-from wdskit.cli.shared_options import AlsoOption, SplitNameOption
+from wdskit.cli.packed import WAS_DONE, format_names, format_rates
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
@@ -81,18 +80,13 @@ def reshard_command(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what is packed in DEST, or another selection of that name.")
     ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Remove what a run has written that was stopped, and begin anew.")
-    ] = False,
+    restart: RestartOption = False,
     also: AlsoOption = None,
     split_name: SplitNameOption = "",
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that read and write.")] = 1,
-    pattern: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Names of the shards. Default: DEST's name and -%06d.tar."),
-    ] = None,
+    pattern: PatternOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Write finished shards anew: merge, split, re-size, shuffle, filter.
 
@@ -103,6 +97,7 @@ def reshard_command(
     In Python: wdskit.reshard, and wdskit.select for --selection
     """
     from wdskit.packing.reshard import reshard
+    from wdskit.packing.select import select
 
     if selection is not None:
         others = {
@@ -115,12 +110,30 @@ def reshard_command(
         ignored = [option for option, value in others.items() if value is not None]
         if ignored:
             raise typer.BadParameter(f"{ignored[0]} says how shards are written, and --selection writes none.")
-        how = {"filter": filter, "missing": missing, "sample": sample}
-        _select(source, selection, how, seed=seed, check=check, overwrite=overwrite, workers=workers, json=json)
+        with show_packing() as show:
+            selected = select(
+                source,
+                selection,
+                filter=filter,
+                missing=missing,
+                sample=sample,
+                seed=seed,
+                check=check,
+                overwrite=overwrite,
+                workers=workers,
+                progress=show,
+            )
+        if json:
+            print_json({**vars(selected), "folders": [str(folder) for folder in selected.folders]})
+            return
+        print(f"Selected {format_count(selected.num_samples)} of {_read(selected)} as {selection}.")
+        for reason, count in _left_out(selected).items():
+            if count:
+                print(f"{reason.replace('_', ' ')}: {format_count(count)}")
         return
     if dest is None:
         raise typer.BadParameter("name DEST, the folder to write to, or --selection.")
-    with told_when_stopped(), show_progress() as show:
+    with show_packing() as show:
         result = reshard(
             source,
             dest,
@@ -144,45 +157,21 @@ def reshard_command(
             dry_run=dry_run,
             overwrite=overwrite,
             restart=restart,
-            also=split_kinds(also),
+            also=split_names(also),
             split_name=split_name,
             progress=show,
         )
     if json:
         print_json(_to_json(result, dry_run=dry_run))
     else:
-        _print_summary(result, dry_run=dry_run)
+        print_summary(_facts(result, dry_run=dry_run), _notes(result, dry_run=dry_run))
 
 
-def _select(
-    source: str,
-    name: str,
-    how: dict[str, Any],
-    *,
-    seed: int,
-    check: str,
-    overwrite: bool,
-    workers: int,
-    json: bool,
-) -> None:
-    """Store a selection, and say what is in it."""
-    from wdskit.packing.select import select
-
-    with show_progress() as show:
-        result = select(
-            source, name, **how, seed=seed, check=check, overwrite=overwrite, workers=workers, progress=show
-        )
-    if json:
-        print_json({**vars(result), "folders": [str(folder) for folder in result.folders]})
-        return
-    read = f"{plural(result.num_source_samples, 'sample')} in {plural(result.num_source_shards, 'shard')}"
-    print(f"Selected {format_count(result.num_samples)} of {read} as {name}.")
-    for reason, count in _gone(result).items():
-        if count:
-            print(f"{reason.replace('_', ' ')}: {format_count(count)}")
+def _read(result: ReshardResult | SelectResult) -> str:
+    return f"{plural(result.num_source_samples, 'sample')} in {plural(result.num_source_shards, 'shard')}"
 
 
-def _gone(result: ReshardResult | SelectResult) -> dict[str, int]:
+def _left_out(result: ReshardResult | SelectResult) -> dict[str, int]:
     """How many samples did not stay, by the reason."""
     return {
         "sampled_out": result.num_sampled_out,
@@ -200,7 +189,7 @@ def _to_json(result: ReshardResult, *, dry_run: bool) -> dict[str, object]:
         "num_source_shards": result.num_source_shards,
         "num_source_samples": result.num_source_samples,
         "num_samples": result.num_samples,
-        **{f"num_{reason}": count for reason, count in _gone(result).items()},
+        **{f"num_{reason}": count for reason, count in _left_out(result).items()},
         "num_copied": result.num_copied,
         "num_ignored": result.num_ignored,
         "num_bytes": result.num_bytes,
@@ -208,48 +197,30 @@ def _to_json(result: ReshardResult, *, dry_run: bool) -> dict[str, object]:
     }
 
 
-def _print_summary(result: ReshardResult, *, dry_run: bool) -> None:
-    """The table that says what was written, and where every other sample is."""
-    from rich.table import Table
-
-    table = Table(show_header=False, box=None, pad_edge=False)
-    first, last = result.shards[0].name, result.shards[-1].name
-    names = first if first == last else f"{first} to {last}"
-    table.add_row("folder", escape(str(result.folder)))
-    table.add_row(
-        "read", f"{plural(result.num_source_samples, 'sample')} in {plural(result.num_source_shards, 'shard')}"
-    )
-    for reason, count in _gone(result).items():
+def _facts(result: ReshardResult, *, dry_run: bool) -> Iterator[tuple[str, str]]:
+    """What was written, and where every other sample is."""
+    yield "folder", str(result.folder)
+    yield "read", _read(result)
+    for reason, count in _left_out(result).items():
         if count:
-            table.add_row(reason.replace("_", " "), format_count(count))
-    table.add_row("planned" if dry_run else "written", f"{format_count(result.num_samples)}, {_form(result)}")
-    table.add_row("shards", f"{format_count(len(result.shards))} ({escape(names)}), {_sizes(result)}")
-    table.add_row("bytes", format_bytes(result.num_bytes))
-    if not dry_run and not result.was_done:
-        rate = f"{format_count(round(result.num_samples / result.seconds))} samples/s"
-        table.add_row("time", f"{result.seconds:.1f} s, {rate}, {format_bytes(result.num_bytes / result.seconds)}/s")
-    console = make_console()
-    with console.capture() as text:
-        console.print(table)
-    with contextlib.suppress(BrokenPipeError):  # nobody reads (`| head`), and the shards are written nevertheless
-        print(text.get(), end="")
-        if result.was_done:
-            print(WAS_DONE.format(escape(str(result.folder))))
-        if result.num_ignored:
-            print(f"Note: {plural(result.num_ignored, 'member')} in no sample, left out.")
-        if result.classes_lost:
-            print(f"Note: {escape(result.classes_lost)}")
-        if dry_run:
-            print("Nothing was written (--dry-run).")
-
-
-def _form(result: ReshardResult) -> str:
-    """How samples are written: `copied as they are`, or with how many new headers."""
+            yield reason.replace("_", " "), format_count(count)
     anew = result.num_samples - result.num_copied
-    return "copied as they are" if not anew else f"{format_count(anew)} with new headers"
+    form = f"{format_count(anew)} with new headers" if anew else "copied as they are"
+    yield "planned" if dry_run else "written", f"{format_count(result.num_samples)}, {form}"
+    least, most = (pick(shard.num_samples for shard in result.shards) for pick in (min, max))
+    sizes = f"{plural(most, 'sample')} each" if least == most else f"{format_count(least)} to {plural(most, 'sample')}"
+    yield "shards", f"{format_names(result.shards)}, {sizes}"
+    yield "bytes", format_bytes(result.num_bytes)
+    if not dry_run and not result.was_done:
+        yield "time", format_rates(result)
 
 
-def _sizes(result: ReshardResult) -> str:
-    counts = [shard.num_samples for shard in result.shards]
-    least, most = min(counts), max(counts)
-    return f"{plural(most, 'sample')} each" if least == most else f"{format_count(least)} to {plural(most, 'sample')}"
+def _notes(result: ReshardResult, *, dry_run: bool) -> Iterator[str]:
+    if result.was_done:
+        yield WAS_DONE.format(result.folder)
+    if result.num_ignored:
+        yield f"Note: {plural(result.num_ignored, 'member')} in no sample, left out."
+    if result.classes_lost:
+        yield f"Note: {result.classes_lost}"
+    if dry_run:
+        yield "Nothing was written (--dry-run)."

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_count, make_console, plural, print_json, show_bytes
+from wdskit.cli.console import (
+    by_name,
+    escape,
+    format_count,
+    make_console,
+    numbers_table,
+    plural,
+    print_json,
+    show_bytes,
+)
+from wdskit.cli.options import JsonOption, ReadersOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,16 +50,8 @@ def split_command(
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace splits that were made otherwise.")] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Processes that read. Default: the CPUs, fewer for little data.",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    workers: ReadersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Split a folder into train, val and test.
 
@@ -92,28 +94,15 @@ def _to_json(report: SplitReport) -> dict[str, object]:
         "folder": report.folder,
         "num_samples": report.num_samples,
         "num_missing": report.num_missing,
-        "splits": {
-            part.name: {
-                "num_samples": part.num_samples,
-                "num_groups": part.num_groups,
-                "wanted_ratio": part.wanted_ratio,
-            }
-            for part in report.parts
-        },
+        "splits": by_name(report.parts),
         "recipe": report.recipe,
     }
 
 
 def _table(report: SplitReport) -> Table:
     """One split a line."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("split", style="bold", no_wrap=True)
     grouped = report.parts[0].num_groups is not None
-    for title in ("samples", "share", "wanted", *(["groups"] if grouped else [])):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = numbers_table("split", "samples", "share", "wanted", *(["groups"] if grouped else []))
     for part in report.parts:
         share = part.num_samples / report.num_samples if report.num_samples else 0
         cells = [part.name, format_count(part.num_samples), f"{share:.2%}", f"{part.wanted_ratio:.2%}"]

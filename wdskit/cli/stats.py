@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +15,12 @@ from wdskit.cli.console import (
     format_count,
     ignored_note,
     make_console,
+    numbers_table,
     plural,
     print_json,
     show_bytes,
 )
+from wdskit.cli.options import JsonOption, PathArgument, ReadersOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,7 +32,7 @@ NUM_KEYS_SHOWN = 40
 
 
 def stats_command(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
+    path: PathArgument,
     sample: Annotated[
         str | None,
         typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.", show_default=False),
@@ -41,16 +43,8 @@ def stats_command(
         Path | None,
         typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too.", show_default=False),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Processes that read. Default: the CPUs, fewer for little data.",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    workers: ReadersOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Count what shards hold: classes, sizes, resolutions, JSON keys.
 
@@ -78,24 +72,15 @@ def stats_command(
 
 
 def _tables(found: ShardStats) -> Iterator[Table]:
-    table = facts_table(_facts(found))
-    yield _titled(table, found.path)
+    yield facts_table(_facts(found), found.path)
     if found.fields:
         yield _fields(found)
     if found.classes:
         yield _classes(found)
     for images in found.images:
-        yield _titled(facts_table(_of_images(images)), f"images, field {images.field}")
+        yield facts_table(_of_images(images), f"images, field {images.field}")
     if found.json_keys:
         yield _keys(found)
-
-
-def _titled(table: Table, title: str) -> Table:
-    from rich.text import Text
-
-    table.title = Text(escape(title), style="bold")
-    table.title_justify = "left"
-    return table
 
 
 def _facts(found: ShardStats) -> Iterator[tuple[str, str]]:
@@ -111,37 +96,19 @@ def _facts(found: ShardStats) -> Iterator[tuple[str, str]]:
     yield "bytes a sample", _range(found.sample_sizes, format_bytes)
     if found.num_bad:
         yield "bad fields", format_count(found.num_bad)
-    if found.duplicates is not None:
-        yield "duplicates", _duplicates(found)
+    if (twice := found.duplicates) is not None:
+        samples, contents = plural(twice.num_samples, "sample"), plural(twice.num_contents, "content")
+        yield "duplicates", f"{samples} of {contents} that came before" if twice.num_samples else "none"
 
 
-def _duplicates(found: ShardStats) -> str:
-    twice = found.duplicates
-    if twice is None or not twice.num_samples:
-        return "none"
-    return f"{plural(twice.num_samples, 'sample')} of {plural(twice.num_contents, 'content')} that came before"
-
-
-def _range(numbers: NumberStats, show: object) -> str:
-    assert callable(show)
+def _range(numbers: NumberStats, show: Callable[[float], str]) -> str:
     if numbers.min == numbers.max:
         return f"{show(numbers.max)} each"
     return f"{show(numbers.min)} to {show(numbers.max)}, median {show(numbers.p50)}"
 
 
-def _head_table(first: str, others: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column(first, style="bold", overflow="fold")
-    for title in others:
-        table.add_column(title, justify="right", no_wrap=True)
-    return table
-
-
 def _fields(found: ShardStats) -> Table:
-    table = _head_table("field", ("samples", "size", "min", "mean", "p50", "p99", "max"))
+    table = numbers_table("field", "samples", "size", "min", "mean", "p50", "p99", "max")
     for field in found.fields:
         sizes = field.sizes
         numbers = (sizes.total, sizes.min, sizes.mean, sizes.p50, sizes.p99, sizes.max)
@@ -157,7 +124,7 @@ def _classes(found: ShardStats) -> Table:
     """All classes in their order where they are few, else the commonest and the rarest."""
     classes = found.classes or ()
     shown = list(classes)
-    table = _head_table("class", ("number", "samples", "share"))
+    table = numbers_table("class", "number", "samples", "share")
     if len(classes) > NUM_CLASSES_SHOWN:
         ranked = sorted(classes, key=lambda one: -one.num_samples)
         half = NUM_CLASSES_SHOWN // 2
@@ -194,7 +161,7 @@ def _counted(counts: dict[str, int], total: int) -> str:
 
 def _keys(found: ShardStats) -> Table:
     several = len({one.field for one in found.json_keys}) > 1
-    table = _head_table("JSON key", ("samples", "types", "least", "most"))
+    table = numbers_table("JSON key", "samples", "types", "least", "most")
     for one in found.json_keys[:NUM_KEYS_SHOWN]:
         name = f"{one.field}: {one.key}" if several else one.key or "(whole value)"
         types = ", ".join(one.types)

@@ -11,20 +11,22 @@ import typer
 
 from wdskit.cli.console import (
     escape,
+    exit_2_on_error,
     format_bytes,
     format_count,
     ignored_note,
     make_console,
     plural,
-    print_error,
     print_json,
     show_bytes,
+    split_names,
 )
+from wdskit.cli.options import JsonOption, PathArgument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from wdskit.checking.findings import Finding, VerifyResult
+    from wdskit.checking.findings import VerifyResult
     from wdskit.codecs.checks import ImageCheck
 
 _DAMAGE = {"structure", "digest", "bytes", "missing"}
@@ -32,7 +34,7 @@ _STALE = {"index", "unlisted", "offsets", "beside", "samples", "fields"}
 
 
 def verify_command(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)],
+    path: PathArgument,
     images: Annotated[
         str,
         typer.Option(
@@ -68,7 +70,7 @@ def verify_command(
         int | None,
         typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs.", show_default=False),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Check shards against their index, and what is in them.
 
@@ -80,45 +82,43 @@ def verify_command(
     In Python: wdskit.verify
     """
     from wdskit.checking.api import verify
-    from wdskit.errors import WdskitError
 
     if workers is not None and world_size is None:
         raise typer.BadParameter("--workers goes with --world-size; --processes says how many read.")
     start = time.perf_counter()
-    try:
-        with show_bytes("verifying") as show:
-            result = verify(
-                path,
-                images=cast("ImageCheck", images),
-                sample=sample,
-                seed=seed,
-                readers=[name.strip() for name in readers.split(",")] if readers else (),
-                world_size=world_size,
-                loader_workers=workers or 1,
-                workers=processes,
-                progress=show,
-            )
-    except WdskitError as err:
-        print_error(err)
-        raise typer.Exit(2) from err
+    with exit_2_on_error(), show_bytes("verifying") as show:
+        result = verify(
+            path,
+            images=cast("ImageCheck", images),
+            sample=sample,
+            seed=seed,
+            readers=split_names(readers),
+            world_size=world_size,
+            loader_workers=workers or 1,
+            workers=processes,
+            progress=show,
+        )
     if json:
-        print_json(_to_json(result))
+        print_json({**dataclasses.asdict(result), "is_clean": result.is_clean})
     else:
         _print(result, time.perf_counter() - start)
     raise typer.Exit(0 if result.is_clean else 1)
 
 
-def _to_json(result: VerifyResult) -> dict[str, object]:
-    return {**dataclasses.asdict(result), "is_clean": result.is_clean}
-
-
 def _print(result: VerifyResult, seconds: float) -> None:
+    from rich import box
+    from rich.table import Table
+
     from wdskit.checking.findings import NOTES
 
     for finding in result.findings:
-        print(_line(finding))
+        print(escape(f"Note: {finding}" if finding.kind in NOTES else str(finding)))
     if result.verdicts:
-        _print_verdicts(result)
+        table = Table("reader", "safe", box=box.SIMPLE, show_edge=False)
+        table.add_column("findings", justify="right")
+        for one in result.verdicts:
+            table.add_row(one.reader, "yes" if one.is_safe else "no", format_count(one.num_findings))
+        make_console().print(table)
     for line in _advice(result):
         print(line)
     if result.num_ignored:
@@ -127,8 +127,8 @@ def _print(result: VerifyResult, seconds: float) -> None:
         print(f"Note: {plural(result.num_large, 'field')} over 32 MiB, digested but not looked into.")
     num = sum(1 + one.more for one in result.findings if one.kind not in NOTES)
     num_notes = sum(1 + one.more for one in result.findings if one.kind in NOTES)
-    what = "clean" if not num else f"{format_count(num)} finding{'' if num == 1 else 's'}"
-    what += f", {format_count(num_notes)} note{'' if num_notes == 1 else 's'}" if num_notes else ""
+    what = plural(num, "finding") if num else "clean"
+    what += f", {plural(num_notes, 'note')}" if num_notes else ""
     print(
         f"Verified {escape(result.path)}: {what}. {plural(result.num_shards, 'shard')}, "
         f"{plural(result.num_samples, 'sample')}, {plural(result.num_images, 'image')}, "
@@ -139,7 +139,8 @@ def _print(result: VerifyResult, seconds: float) -> None:
 def _advice(result: VerifyResult) -> Iterator[str]:
     """What to do about it."""
     kinds = {one.kind for one in result.findings}
-    folder = escape(_folder_of(result.path))
+    path = Path(result.path)
+    folder = escape(result.path if path.is_dir() else str(path.parent) if path.is_file() else "FOLDER")
     if not result.is_indexed and "unfinished" not in kinds:
         yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` makes one."
     if kinds & _DAMAGE:
@@ -147,30 +148,3 @@ def _advice(result: VerifyResult) -> Iterator[str]:
         yield f"Damaged or missing shards: {ways}: `wdskit repair {escape(result.path)} --to DEST`."
     elif kinds & _STALE:
         yield f"If the shards are right, `wdskit index {folder}` makes what stands beside them anew."
-
-
-def _folder_of(path: str) -> str:
-    """The folder to index, as far as a path names one."""
-    if Path(path).is_dir():
-        return path
-    return str(Path(path).parent) if Path(path).is_file() else "FOLDER"
-
-
-def _print_verdicts(result: VerifyResult) -> None:
-    """A line a reader: is it safe, and how much is not."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, show_edge=False)
-    table.add_column("reader")
-    table.add_column("safe")
-    table.add_column("findings", justify="right")
-    for one in result.verdicts:
-        table.add_row(one.reader, "yes" if one.is_safe else "no", format_count(one.num_findings))
-    make_console().print(table)
-
-
-def _line(finding: Finding) -> str:
-    from wdskit.checking.findings import NOTES
-
-    return escape(f"Note: {finding}" if finding.kind in NOTES else str(finding))

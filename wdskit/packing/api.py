@@ -180,7 +180,7 @@ def pack(
             line; or names, or numbers by name. What is none of them is an error. By default the sub-folders, or the
             texts in the column, sorted.
         image_column: Of a table; see `packing.sources.records.Records`, and
-            `packing.sources.arrow_columns.sort_columns`.
+            `packing.sources.arrow.read_parquet`.
         key_column: Of a table.
         allow_no_image: Of a table, also of Parquet or saved by `datasets`: rows without an image are samples too.
             Otherwise each is an error. Rows from Python, tars and zips name their fields themselves, and need no image.

@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 20
 _MOST_ROWS = 1024
 _FEW_ROWS = 8
 """Rows at a time where a page may say in a few bytes that all of them hold the same megabytes."""
-_BATCH_BYTES = 16 << 20
+_BATCH_BYTES = 4 << 20  # also what the pool may keep of batches that are gone
 _HELD_BYTES = 64 << 20  # of cells that were passed over
 _MOST_OPEN = 4  # row groups: threads may ask for the last rows of one behind the first of the next
 
@@ -45,7 +45,7 @@ def check_group(file: pq.ParquetFile, group: int, path: str) -> None:
 
 
 def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group in batches of some 16 MB. Besides, memory holds a page of each column, which is 1 MB or
+    """The rows of a row group in batches of some 4 MB. Besides, memory holds a page of each column, which is 1 MB or
     1,024 values where pyarrow has written it.
 
     Raises:
@@ -65,7 +65,7 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None =
     for batch in file.iter_batches(max(1, num_rows), row_groups=[group], columns=columns, use_threads=False):
         num_bytes += batch.nbytes
         yield batch
-        if num_bytes >= _HELD_BYTES:  # what pages took is else kept for others of their size
+        if num_bytes >= _BATCH_BYTES:  # what pages took is else kept for others of their size
             pa.default_memory_pool().release_unused()
             num_bytes = 0
 

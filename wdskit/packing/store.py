@@ -36,7 +36,7 @@ ROWS_IN_MEMORY = 50_000
 
 _FLUSH_BYTES = 1 << 20
 _MOST_BLOCKS = 1024
-_HELD_BYTES = 16 << 20
+_HELD_BYTES = 4 << 20
 """Bytes of fields in rows from which on these are on disk: images of a table that is shuffled stand in its rows."""
 
 

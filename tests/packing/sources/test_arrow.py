@@ -20,7 +20,7 @@ import wdskit
 from wdskit import PackError, RowError
 from wdskit.packing import parquet_cells
 from wdskit.packing.sources import arrow
-from wdskit.packing.sources.arrow import Parquet, SavedDataset
+from wdskit.packing.sources.arrow import read_parquet, read_saved_dataset
 from wdskit.packing.sources.records import Records
 
 pack = functools.partial(wdskit.pack, allow_no_image=True)
@@ -209,7 +209,7 @@ def test_a_parquet_file_cut_at_any_byte_is_an_error(tmp_path):
     for size in range(0, len(whole), 7):
         path.write_bytes(whole[:size])
         with pytest.raises(PackError, match=r"m.parquet: it cannot be read as Parquet"):
-            Parquet([str(path)], ANY)
+            read_parquet([str(path)], ANY)
 
 
 def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
@@ -312,7 +312,7 @@ def test_a_large_data_file_does_not_stay_in_memory(tmp_path, monkeypatch, forget
     (tmp_path / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     (tmp_path / "dataset_info.json").write_text("{}")
     found, most, before = 0, 0, mapped_bytes()
-    for row in SavedDataset(str(tmp_path), ANY).rows(keys="given"):
+    for row in read_saved_dataset(str(tmp_path), ANY).rows(keys="given"):
         assert not isinstance(row, RowError)
         found, most = found + 1, max(most, mapped_bytes() - before)
     assert found == 640
@@ -382,7 +382,7 @@ def test_a_flipped_byte_of_a_data_file_is_an_error_or_other_data_and_never_a_cra
     for at in range(0, len(whole), 11):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x81]) + whole[at + 1 :])
         try:
-            rows = list(SavedDataset(str(folder), ANY).rows(keys="given"))
+            rows = list(read_saved_dataset(str(folder), ANY).rows(keys="given"))
             num_errors += any(isinstance(row, RowError) for row in rows)
         except PackError:
             num_errors += 1

@@ -19,7 +19,7 @@ from wdskit.errors import PackError, RowError
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.row import Row, field_of, python_rows
 from wdskit.packing.sources.archives import Tars, Zips
-from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, Parquet, SavedDataset
+from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, read_parquet, read_saved_dataset
 from wdskit.packing.sources.class_names import ClassNames, Labels
 from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import ImageFolder, is_folder, list_folder
@@ -78,27 +78,29 @@ def streamed_rows(source: Source, treatment: Treatment, *, skip_bad: bool) -> Ge
     Raises:
         RowError: A row is bad, and bad rows are not to be skipped.
     """
-    with contextlib.ExitStack() as stack:
-        # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
-        if isinstance(source.rows, Generator):
-            stack.callback(source.rows.close)
-        for row in (_checked(row, treatment) for row in source.rows) if skip_bad else source.rows:
-            if isinstance(row, Row):
-                yield row
-            elif skip_bad:
-                source.rejected.append(row)
+    with _closed(source.rows) as rows:
+        for row in rows:
+            try:
+                if not isinstance(row, Row):
+                    raise row
+                if skip_bad:
+                    row.read(treatment)
+            except RowError as err:
+                if not skip_bad:
+                    raise
+                source.rejected.append(err)
             else:
-                raise row
+                yield row
 
 
-def _checked(row: Row | RowError, treatment: Treatment) -> Row | RowError:
-    """The row, or what is wrong with it."""
-    if isinstance(row, Row):
-        try:
-            row.read(treatment)
-        except RowError as err:
-            return err
-    return row
+@contextlib.contextmanager
+def _closed(rows: Iterable[Row | RowError]) -> Iterator[Iterable[Row | RowError]]:
+    """What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it."""
+    try:
+        yield rows
+    finally:
+        if isinstance(rows, Generator):
+            rows.close()
 
 
 class Reader(Protocol):
@@ -173,44 +175,42 @@ class Kind:
     options: tuple[str, ...] = ()
 
 
-def _read_folder(path: str, how: SourceOptions) -> Reader:
-    return ImageFolder(path, sidecars=how.side_cars, files=how.files, classes=how.classes)
-
-
-def _read_table(path: str, how: SourceOptions) -> Reader:
-    return TextTable(path, how.records, how.labels)
-
-
-def _read_saved(path: str, how: SourceOptions) -> Reader:
-    return SavedDataset(path, how.records, how.labels)
-
-
-def _read_coco(path: str, how: SourceOptions) -> Reader:
-    return Coco(path, images=how.images, fields=how.fields, labels=how.labels)
-
-
-def _read_parquet(path: str, how: SourceOptions) -> Reader:
-    return Parquet(expand_files(path, ".parquet"), how.records, how.labels, in_order=how.in_order)
-
-
 _NOT_GIVEN: tuple[object, ...] = (None, (), [], {})
+_FILES = ("file", "folder", "pattern")
 _COLUMNS = ("image_column", "key_column", "fields", "classes")
 
 KINDS: dict[str, Kind] = {
-    "folder": Kind("an image folder", ("folder",), _read_folder, ("side_cars", "files", "classes")),
-    "table": Kind("a table of text", ("file", "stdin"), _read_table, _COLUMNS),
+    "folder": Kind(
+        "an image folder",
+        ("folder",),
+        lambda path, how: ImageFolder(path, sidecars=how.side_cars, files=how.files, classes=how.classes),
+        ("side_cars", "files", "classes"),
+    ),
+    "table": Kind(
+        "a table of text", ("file", "stdin"), lambda path, how: TextTable(path, how.records, how.labels), _COLUMNS
+    ),
     "list": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path)),
     "list0": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path, b"\x00")),
-    "parquet": Kind("a Parquet table", ("file", "folder", "pattern"), _read_parquet, _COLUMNS),
+    "parquet": Kind(
+        "a Parquet table",
+        _FILES,
+        lambda path, how: read_parquet(expand_files(path, ".parquet"), how.records, how.labels, in_order=how.in_order),
+        _COLUMNS,
+    ),
     "hf": Kind(
         "a saved data set of Hugging Face",
         ("folder",),
-        _read_saved,
+        lambda path, how: read_saved_dataset(path, how.records, how.labels),
         _COLUMNS,
     ),
-    "coco": Kind("COCO annotations", ("file",), _read_coco, ("images", "fields", "classes")),
-    "tar": Kind("tars", ("file", "folder", "pattern"), lambda path, _: Tars(path)),
-    "zip": Kind("zips", ("file", "folder", "pattern"), lambda path, _: Zips(expand_files(path, ".zip"))),
+    "coco": Kind(
+        "COCO annotations",
+        ("file",),
+        lambda path, how: Coco(path, images=how.images, fields=how.fields, labels=how.labels),
+        ("images", "fields", "classes"),
+    ),
+    "tar": Kind("tars", _FILES, lambda path, _: Tars(path)),
+    "zip": Kind("zips", _FILES, lambda path, _: Zips(expand_files(path, ".zip"))),
 }
 """The kinds, by the name that `--from` takes."""
 
@@ -266,9 +266,7 @@ def _counted(source: Source) -> Source:
     rows = source.rows
 
     def counted() -> Iterator[Row | RowError]:
-        with contextlib.ExitStack() as stack:
-            if isinstance(rows, Generator):
-                stack.callback(rows.close)
+        with _closed(rows):
             for row in rows:
                 source.num_cleaned += isinstance(row, Row) and row.is_cleaned
                 yield row
@@ -283,8 +281,7 @@ def _kind_of(path: str) -> str:
         return "list"
     if os.path.isdir(path):
         return _kind_of_folder(path)
-    if not os.path.exists(path) and not is_pattern(path):
-        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
+    _check_exists(path, may_be_pattern=True)
     parts = split_parts(path)
     if len(parts) > 1:
         kinds = sorted({_kind_of(part) for part in parts})
@@ -331,16 +328,16 @@ def _check_path(path: str, kind: Kind) -> None:
             able = ", ".join(name for name, kind in KINDS.items() if "stdin" in kind.takes)
             raise PackError(f"standard input: {kind.what} cannot be read from there. --from can be {able}.")
         return
-    if not os.path.exists(path) and not ("pattern" in kind.takes and is_pattern(path)):
-        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
+    _check_exists(path, may_be_pattern="pattern" in kind.takes)
     what = "folder" if os.path.isdir(path) else "file" if os.path.exists(path) else "pattern"
     if what not in kind.takes:
         raise PackError(f"{path}: this is a {what}, and {kind.what} cannot be one.")
 
 
-def is_pattern(path: str) -> bool:
-    """Whether a path that does not exist names several."""
-    return has_wildcards(path) or "{" in path or "::" in path
+def _check_exists(path: str, *, may_be_pattern: bool) -> None:
+    is_pattern = has_wildcards(path) or "{" in path or "::" in path
+    if not os.path.exists(path) and not (may_be_pattern and is_pattern):
+        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
 
 
 def expand_files(path: str, suffix: str) -> list[str]:

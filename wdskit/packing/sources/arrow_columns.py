@@ -1,25 +1,28 @@
-"""What the columns of an Arrow table become: an image, a key, a class, and JSON."""
+"""What the columns of an Arrow table become: an image, a key, a class, fields, and JSON."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from wdskit.codecs.fields import NPY_FIELDS
+from wdskit.codecs.fields import NPY_FIELDS, encode_field
 from wdskit.errors import PackError
-from wdskit.packing.sources.records import CLASS_FIELD, IMAGE_COLUMNS, Records
+from wdskit.packing.row import row_error
+from wdskit.packing.sources.records import CLASS_FIELD, IMAGE_COLUMNS, Records, to_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    Converters: TypeAlias = Mapping[str, Callable[[pa.Array], list[Any]]]
+
 _EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 (plain arithmetic; the zone is written behind it)
+_IMAGE_STRUCT = {"bytes": "bytes", "path": "path"}
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class ArrowColumns:
     """What each column of a table is.
 
@@ -35,37 +38,11 @@ class ArrowColumns:
     labels: Mapping[str, list[str]]
     class_column: str | None
     own: Mapping[str, str]
-    to_json: Mapping[str, Callable[[pa.Array], list[Any]]] = field(repr=False)
-
-    @property
-    def classes(self) -> dict[str, int]:
-        """Number of each class by name; empty where the table has none."""
-        names = self.labels.get(self.class_column or "", [])
-        return {name: number for number, name in enumerate(names)}
-
-
-def need_pyarrow(path: str) -> Any:
-    """The module.
-
-    Raises:
-        PackError: It is not installed.
-    """
-    try:
-        import pyarrow as pa
-    except ImportError as err:
-        raise PackError(f"{path}: this is read by pyarrow. Install it: pip install 'wdskit[tables]'.") from err
-    return pa
+    to_json: Converters
 
 
 def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, records: Records) -> ArrowColumns:
     """What the columns of a table are.
-
-    Args:
-        schema: Their names and types.
-        features: What Hugging Face's `datasets` says of them; empty where it says nothing.
-        path: Of the table, for messages.
-        records: Column with the image, by default one of `IMAGE_COLUMNS`, or the only one of Image features; and which
-            fields are made of columns.
 
     Raises:
         PackError: A column is missing, stands twice, or has a type that JSON has not.
@@ -83,7 +60,7 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
             raise PackError(f"{path}: it has no column {column!r}; it has {there}. Mend --{option}.")
     image = image_column if image_column is not None else _find_image(schema)
     kind = _image_kind(schema.field(image).type) if image is not None else ""
-    labels = {name: _class_names(features[name]) for name in names if _is_class_label(features.get(name))}
+    labels = {name: found for name in names if (found := _class_names(features.get(name))) is not None}
     for name in labels:
         if f"{name}_name" in names:
             raise PackError(f"{path}: its column '{name}_name' stands where the name of {name!r} should. Rename it.")
@@ -99,26 +76,11 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
     return ArrowColumns(encoded, labels, class_column if class_column in labels else None, own, to_json)
 
 
-def read_features(text: bytes | None, path: str) -> dict[str, Any]:
-    """The features in the JSON that `datasets` writes, below `features` or `info`.
-
-    Raises:
-        PackError: It is no such JSON.
-    """
-    try:
-        found = json.loads(text or b"{}")
-        features = found.get("features") or (found.get("info") or {}).get("features") or {}
-    except (ValueError, RecursionError, AttributeError) as err:
-        raise PackError(f"{path}: what it says of its features is no JSON of `datasets`: {err}.") from err
-    return features if isinstance(features, dict) else {}
-
-
 def _find_image(schema: pa.Schema) -> str | None:
-    names = [name for name in IMAGE_COLUMNS if name in schema.names and _image_kind(schema.field(name).type)]
-    if names:
-        return names[0]
-    structs = [name for name in schema.names if _image_kind(schema.field(name).type) == "struct"]
-    return structs[0] if len(structs) == 1 else None
+    kinds = {name: _image_kind(schema.field(name).type) for name in schema.names}
+    structs = [name for name, kind in kinds.items() if kind == "struct"]
+    named = next((name for name in IMAGE_COLUMNS if kinds.get(name)), None)
+    return named or (structs[0] if len(structs) == 1 else None)
 
 
 def _image_kind(kind: pa.DataType) -> str:
@@ -128,46 +90,40 @@ def _image_kind(kind: pa.DataType) -> str:
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_struct(kind):
-        below = {kind.field(number).name: _image_kind(kind.field(number).type) for number in range(kind.num_fields)}
-        return "struct" if below == {"bytes": "bytes", "path": "path"} else ""
-    is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    if is_bytes or types.is_fixed_size_binary(kind):
+        return "struct" if {part.name: _image_kind(part.type) for part in kind} == _IMAGE_STRUCT else ""
+    if any(check(kind) for check in _checks("binary large_binary binary_view fixed_size_binary")):
         return "bytes"
-    return "path" if _is_text(kind) else ""
+    return "path" if any(check(kind) for check in _checks("string large_string string_view")) else ""
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _checks(names: str) -> list[Callable[[pa.DataType], bool]]:
     from pyarrow import types
 
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    return [getattr(types, f"is_{name}") for name in names.split()]
 
 
-def _is_class_label(feature: Any) -> bool:
-    return isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
-
-
-def _class_names(feature: Mapping[str, Any]) -> list[str]:
+def _class_names(feature: Any) -> list[str] | None:
+    """The names of the classes, by number; None where this is no feature of classes."""
+    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
+        return None
     names = feature.get("names")
     return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _class_column(labels: Mapping[str, list[str]], names: list[str]) -> str | None:
     if "cls" in names:
-        return "cls" if "cls" in labels else None
-    if "label" in labels:
-        return "label"
-    return next(iter(labels)) if len(labels) == 1 else None
-
-
-# Values for JSON.
+        return "cls"
+    return "label" if "label" in labels else next(iter(labels)) if len(labels) == 1 else None
 
 
 def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], list[Any]]:
+    """What makes values for JSON of a column of this type."""
     from pyarrow import types
 
     storage = getattr(kind, "storage_type", None)
     if storage is not None:
-        return _of_storage(_converter(path, name, storage))
+        convert = _converter(path, name, storage)
+        return lambda array: convert(array.storage)
     if types.is_timestamp(kind):
         return _timestamps(kind.unit, "Z" if kind.tz else "")
     if types.is_date(kind):
@@ -176,10 +132,10 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
         return lambda array: [None if value is None else format(value, "f") for value in array.to_pylist()]
     if _image_kind(kind) == "bytes":
         msg = f"{path}: its column {name!r} holds bytes ({kind}), which JSON has not."
-        remedy = (
-            f"If these are the images, say so: --image-column {name}. If not, name their field: --field EXT={name}."
+        raise PackError(
+            f"{msg}\n  If these are the images, say so: --image-column {name}. "
+            f"If not, name their field: --field EXT={name}."
         )
-        raise PackError(f"{msg}\n  {remedy}")
     if not _is_plain(kind):
         msg = f"{path}: its column {name!r} has the type {kind}, which JSON has not."
         raise PackError(
@@ -196,9 +152,7 @@ def _is_plain(kind: pa.DataType) -> bool:
         return _is_plain(kind.value_type)
     if types.is_nested(kind):
         return all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
-    return bool(
-        types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
-    ) or _is_text(kind)
+    return _image_kind(kind) == "path" or any(check(kind) for check in _checks("null boolean integer floating"))
 
 
 def _to_list(array: pa.Array) -> list[Any]:
@@ -215,10 +169,6 @@ def _to_list(array: pa.Array) -> list[Any]:
     return [None if at is None else known[at] for at in indices.to_pylist()]
 
 
-def _of_storage(convert: Callable[[pa.Array], list[Any]]) -> Callable[[pa.Array], list[Any]]:
-    return lambda array: convert(array.storage)
-
-
 def _timestamps(unit: str, zone: str) -> Callable[[pa.Array], list[Any]]:
     """ISO 8601 with as many digits as the unit has; instants of a zone in UTC. No zone's table is asked."""
     per_second = _PER_SECOND[unit]
@@ -229,8 +179,42 @@ def _timestamps(unit: str, zone: str) -> Callable[[pa.Array], list[Any]]:
         stamp = (_EPOCH + dt.timedelta(seconds=seconds)).isoformat()
         return f"{stamp}.{part:0{digits}d}{zone}" if digits else f"{stamp}{zone}"
 
-    def convert(array: pa.Array) -> list[Any]:
-        values = array.view("int64").to_pylist()
-        return [None if value is None else text(value) for value in values]
+    return lambda array: [None if value is None else text(value) for value in array.view("int64").to_pylist()]
 
-    return convert
+
+def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
+    """The bytes of a field that is made of a column of bytes, or of one of numbers.
+
+    Raises:
+        RowError: It holds neither, or not a number everywhere.
+    """
+    value = cell.as_py()
+    if isinstance(value, bytes):
+        return value
+    try:
+        dtype = None
+        if isinstance(value, list):
+            numbers = cell.values
+            while hasattr(numbers.type, "value_type") and not numbers.null_count:
+                numbers = numbers.flatten()
+            if numbers.null_count:
+                raise ValueError("one of its numbers is null")  # noqa: TRY301
+            dtype = numbers.type.to_pandas_dtype()
+        return encode_field(field, to_array(value, dtype))
+    except (ValueError, TypeError, NotImplementedError) as err:
+        raise row_error(where, f"its column {column!r}: {err}", "Mend it, or use --skip-bad.") from err
+
+
+def json_values(converters: Converters, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...] | str]:
+    """The values of each row for its JSON, or what is wrong with them."""
+    parts = [(batch.column(name), convert) for name, convert in converters.items()]
+    try:
+        found = [convert(array) for array, convert in parts]
+    except (ValueError, OverflowError):  # text that is no UTF-8, a year 200,000: one row's fault
+        for number in range(batch.num_rows):
+            try:
+                yield tuple(convert(array.slice(number, 1))[0] for array, convert in parts)
+            except (ValueError, OverflowError) as err:
+                yield f"one of its values cannot be written as JSON: {err}"
+    else:
+        yield from zip(*found, strict=True) if found else ((),) * batch.num_rows

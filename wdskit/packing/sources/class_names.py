@@ -10,7 +10,8 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class ClassNames:
     names: tuple[str, ...]
     where: str
 
-    @property
+    @cached_property
     def numbers(self) -> dict[str, int]:
         """Number of each class by name."""
         return {name: number for number, name in enumerate(self.names)}
@@ -49,8 +50,7 @@ class ClassNames:
         Raises:
             PackError: Names the first.
         """
-        known = {*self.names}
-        unknown = [name for name in folders if name not in known]
+        unknown = [name for name in folders if name not in self.numbers]
         if not unknown:
             return
         more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -71,14 +71,14 @@ class Labels:
 
     Attributes:
         names: The classes; None where the values are numbers already, of which nobody knows the names.
-        numbers: Number of each class by name.
     """
 
     names: ClassNames | None = None
-    numbers: Mapping[str, int] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "numbers", {} if self.names is None else self.names.numbers)
+    @property
+    def numbers(self) -> dict[str, int]:
+        """Number of each class by name."""
+        return {} if self.names is None else self.names.numbers
 
     def number_of(self, value: Any) -> int:
         """The class number of a value.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import orjson
@@ -242,27 +242,12 @@ def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[
         classes.check(names, root)
         return classes.numbers
     if names and all(name.lower() in _SPLITS for name in names):
-        told = f"it holds nothing but {' and '.join(names)}, which would be its classes"
+        problem = f"it holds nothing but {' and '.join(names)}, which would be its classes"
         remedy = f"Pack each by itself: `wdskit pack {os.path.join(root, names[0])} DEST`."
         if len(names) > 1:
             remedy = f"{remedy[:-1]}, then the others with `--classes DEST`, so that all number their classes alike."
-        raise PackError(f"{root}: {told}.\n  {remedy} If they are the classes, name them: --classes FILE.")
+        raise PackError(f"{root}: {problem}.\n  {remedy} If they are the classes, name them: --classes FILE.")
     return {name: number for number, name in enumerate(names)}
-
-
-@dataclass(frozen=True)
-class _Level:
-    """A folder that is being walked.
-
-    Attributes:
-        prefix: Its path below the root, with a slash at its end; empty for the root.
-        real: Its real path and those of the folders above it.
-        groups: What is left of its names.
-    """
-
-    prefix: str
-    real: tuple[str, ...]
-    groups: Iterator[list[bytes]]
 
 
 def walk_files(root: str, *, together: bool = False) -> Iterator[list[str]]:
@@ -281,42 +266,36 @@ def walk_files(root: str, *, together: bool = False) -> Iterator[list[str]]:
     Raises:
         PackError: A folder cannot be listed.
     """
-    levels = [_level(root, "", (), together=together)]
+
+    def enter(prefix: str, above: tuple[str, ...]) -> None:
+        folder = os.path.join(root, prefix.rstrip("/")) if prefix else root
+        real = os.path.realpath(folder)
+        if real in above:
+            return
+        # A slash behind a folder's name, as it stands in the paths below it, puts it between the others.
+        names = sorted(os.fsencode(entry.name) + (b"/" if is_folder(entry) else b"") for entry in list_folder(folder))
+        levels.append((prefix, (*above, real), _groups(names) if together else ([name] for name in names)))
+
+    levels: list[tuple[str, tuple[str, ...], Iterator[list[bytes]]]] = []  # path, real paths above, names that are left
+    enter("", ())
     while levels:
-        level = levels[-1]
-        names = next(level.groups, None)
+        prefix, above, groups = levels[-1]
+        names = next(groups, None)
         if names is None:
             levels.pop()
-        elif not names[0].endswith(b"/"):
-            yield [level.prefix + os.fsdecode(name) for name in names]
+        elif names[0].endswith(b"/"):
+            enter(prefix + os.fsdecode(names[0]), above)
         else:
-            levels.append(_level(root, level.prefix + os.fsdecode(names[0]), level.real, together=together))
-
-
-def _level(root: str, prefix: str, above: tuple[str, ...], *, together: bool) -> _Level:
-    folder = os.path.join(root, prefix.rstrip("/")) if prefix else root
-    real = os.path.realpath(folder)
-    if real in above:
-        return _Level(prefix, (*above, real), iter(()))
-    # A slash behind a folder's name, as it stands in the paths below it, puts it between the others.
-    names = sorted(os.fsencode(entry.name) + (b"/" if is_folder(entry) else b"") for entry in list_folder(folder))
-    return _Level(prefix, (*above, real), _groups(names) if together else ([name] for name in names))
+            yield [prefix + os.fsdecode(name) for name in names]
 
 
 def _groups(names: list[bytes]) -> Iterator[list[bytes]]:
     """Names of files that are the same up to their first dot; folders between them come behind them, alone."""
-    files: list[bytes] = []
-    folders: list[bytes] = []
-    stem = None
-    for name in names:
-        own = name.partition(b".")[0]
-        if own != stem:
-            yield from ([files] if files else [])
-            yield from ([folder] for folder in folders)
-            files, folders, stem = [], [], own
-        (folders if name.endswith(b"/") else files).append(name)
-    yield from ([files] if files else [])
-    yield from ([folder] for folder in folders)
+    for _, group in groupby(names, key=lambda name: name.partition(b".")[0]):
+        alike = list(group)
+        if files := [name for name in alike if not name.endswith(b"/")]:
+            yield files
+        yield from ([name] for name in alike if name.endswith(b"/"))
 
 
 def list_folder(folder: str) -> Iterator[os.DirEntry[str]]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,13 +23,6 @@ IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
 KEY_COLUMN = "key"
 CLASS_FIELD = "cls"
 _ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
-
-
-class _Key(NamedTuple):
-    """A row's key, and what is hashed in its stead when that is asked for."""
-
-    text: str
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -101,8 +94,8 @@ class Records:
         label = None if CLASS_FIELD in self.fields else whole_number(record.get(CLASS_FIELD))
         if label is not None:
             fields.setdefault(CLASS_FIELD, b"%d" % label)
-        key = self._key(record, image, number, where)
-        row = make_row(key.text, fields, where, keys=keys, path=key.origin)
+        key, origin = self._key(record, image, number, where)
+        row = make_row(key, fields, where, keys=keys, path=origin)
         if not self.allow_no_image and not any(map(is_image_field, fields)):
             raise self._no_image(record, column, where)
         return row
@@ -114,10 +107,7 @@ class Records:
         for name, column in self.fields.items():
             if name in there:
                 continue
-            if column not in record:
-                problem = f"it has no column {column!r}; it has {', '.join(map(repr, record))}"
-                raise row_error(where, problem, "Mend --field.")
-            value = record[column]
+            value = _column(record, column, "field", where)
             if value is None or value == "":
                 continue
             try:
@@ -158,15 +148,12 @@ class Records:
 
     def _image(self, record: Mapping[str, Any], where: str) -> str | None:
         """The path in the image column, None where a row has no image."""
-        if self.image_column is not None and self.image_column not in record:
-            problem = f"it has no column {self.image_column!r}; it has {', '.join(map(repr, record))}"
-            raise row_error(where, problem, "Mend --image-column.")
-        names = IMAGE_COLUMNS if self.image_column is None else (self.image_column,)
-        for name in names:
+        if self.image_column is not None:
+            _column(record, self.image_column, "image-column", where)
+        for name in IMAGE_COLUMNS if self.image_column is None else (self.image_column,):
             value = record.get(name)
-            if value is None or value == "":
-                continue
-            return image_path(value, name, where)
+            if value is not None and value != "":
+                return image_path(value, name, where)
         return None
 
     def _no_image(self, record: Mapping[str, Any], column: str | None, where: str) -> RowError:
@@ -175,32 +162,42 @@ class Records:
             remedy = "Give it one; or pack it without, with --allow-no-image; or leave it out, with --skip-bad."
             return row_error(where, f"it has no image: its column {column!r} is empty", remedy)
         there = ", ".join(map(repr, record))
+        listed = f"{', '.join(IMAGE_COLUMNS[:-1])} or {IMAGE_COLUMNS[-1]}"
         texts = {name: value for name, value in record.items() if isinstance(value, str)}
         near = next((name for name, value in texts.items() if is_image_field(field_of(value))), "NAME")
-        problem = f"it has no image: of its columns ({there}) none is called {_LISTED}"
+        problem = f"it has no image: of its columns ({there}) none is called {listed}"
         remedy = f"Name the one with the image: --image-column {near}. Or pack samples without one: --allow-no-image."
         return row_error(where, problem, remedy)
 
-    def _key(self, record: Mapping[str, Any], image: str | None, number: int, where: str) -> _Key:
-        """The key of a row: what its key column holds, else from the image's path, else from the row's number."""
-        if self.key_column is not None and self.key_column not in record:
-            problem = f"it has no column {self.key_column!r}; it has {', '.join(map(repr, record))}"
-            raise row_error(where, problem, "Mend --key-column.")
-        value = record.get(self.key_column or KEY_COLUMN)
+    def _key(self, record: Mapping[str, Any], image: str | None, number: int, where: str) -> tuple[str, str]:
+        """The key: from its column, else the image's path, else the row's number; and what is hashed in its stead."""
+        if self.key_column is None:
+            value = record.get(KEY_COLUMN)
+        else:
+            value = _column(record, self.key_column, "key-column", where)
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if value is not None and not isinstance(value, str):
             raise row_error(where, f"its key {value!r} is neither text nor a whole number")
         if value:
-            return _Key(value, value)
+            return value, value
         if self.key_column is not None:
             raise row_error(where, f"its column {self.key_column!r} is empty", "Give each row a key.")
         if image is None:
-            return _Key(f"row-{number:09d}", f"row-{number:09d}")
-        return _Key(key_of_path(image), image)
+            return f"row-{number:09d}", f"row-{number:09d}"
+        return key_of_path(image), image
 
 
-_LISTED = f"{', '.join(IMAGE_COLUMNS[:-1])} or {IMAGE_COLUMNS[-1]}"
+def _column(record: Mapping[str, Any], column: str, option: str, where: str) -> Any:
+    """The value of a column that the option names.
+
+    Raises:
+        RowError: There is no such column.
+    """
+    if column not in record:
+        problem = f"it has no column {column!r}; it has {', '.join(map(repr, record))}"
+        raise row_error(where, problem, f"Mend --{option}.")
+    return record[column]
 
 
 def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
@@ -255,15 +252,18 @@ def image_path(value: Any, column: str, where: str) -> str:
     Raises:
         RowError: It is none.
     """
-    if not isinstance(value, str) or "\x00" in value or (not value.isascii() and not _is_utf8(value)):
+    if not isinstance(value, str) or "\x00" in value or not is_utf8(value):
         raise row_error(where, f"its column {column!r} holds {value!r}, no path")
     return value
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 has the text: it has no half of a surrogate pair, which JSON can write, and which stands for a byte
+    that was no UTF-8 in text that was read with `surrogateescape`.
+    """
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can write
+    except UnicodeEncodeError:
         return False
     return True
 

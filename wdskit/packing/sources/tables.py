@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
@@ -23,7 +23,7 @@ from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.sources.class_names import Labels, labels_of
 from wdskit.packing.sources.folder import utf8_name
-from wdskit.packing.sources.records import CLASS_FIELD, Records, key_of_path
+from wdskit.packing.sources.records import CLASS_FIELD, Records, is_utf8, key_of_path
 
 STDIN = "-"
 _MAX_PATH_BYTES = 4096  # Linux's PATH_MAX
@@ -115,7 +115,7 @@ def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
         where = f"{path}:{number}"
         if not line.strip():
             continue
-        if not _is_utf8(line):
+        if not is_utf8(line):
             yield where, _no_utf8(where), None
             continue
         try:
@@ -129,14 +129,14 @@ def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
             yield where, row_error(where, f"it holds a {type(row).__name__}", "One JSON object a line."), None
 
 
-def _lines(file: IO[str], path: str) -> Iterator[str]:
+def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[str]:
     """The lines of a file, none of which fills the memory."""
-    number = 0
-    while line := file.readline(MAX_ROW_BYTES + 1):
-        number += 1
+    for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), ""), start=1):
         if len(line) > MAX_ROW_BYTES:
             msg = f"{path}:{number}: this line is longer than the {MAX_ROW_BYTES} bytes that a row may have"
             raise PackError(f"{msg}. Is this one row a line?")
+        if refuse_nul and "\x00" in line:
+            raise PackError(f"{path}:{number}: it holds a NUL, as text in UTF-16 does. Save it as UTF-8.")
         yield line
 
 
@@ -150,11 +150,8 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
         PackError: The header is not right; or a row cannot be told from those behind it, as after a quote that is never
             closed.
     """
-    lines = _without_nul(_lines(file, path), path)
-    if is_tsv:
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-    else:
-        reader = csv.reader(lines, strict=True)
+    quoting: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
+    reader = csv.reader(_lines(file, path, refuse_nul=True), strict=True, **quoting)
     start = 1
     limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process: 131,072 characters unless somebody says more
     try:
@@ -169,7 +166,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
             if len(cells) != len(header):
                 problem = f"it has {len(cells)} columns, the header {len(header)}"
                 yield where, row_error(where, problem, "Mend the row."), None
-            elif not all(map(_is_utf8, cells)):
+            elif not all(map(is_utf8, cells)):
                 yield where, _no_utf8(where), None
             else:
                 yield where, dict(zip(header, cells, strict=True)), None
@@ -185,29 +182,13 @@ def _check_header(header: list[str], path: str, separator: str) -> None:
     where = f"{path}:1: the header {header}"
     if not header or len(set(header)) < len(header) or not all(header):
         raise PackError(f"{where} must name each column once.")
-    if not all(map(_is_utf8, header)):
+    if not all(map(is_utf8, header)):
         raise PackError(f"{path}:1: the header is no UTF-8. Save it as UTF-8.")
     padded = next((name for name in header if name != name.strip()), None)
     if padded is not None:
         raise PackError(f"{where}: {padded!r} has white space around it, which belongs to the name. Remove it.")
     if len(header) == 1 and any(mark in header[0] for mark in _OTHER_SEPARATORS if mark != separator):
         raise PackError(f"{where} is one column. Separate columns by {'tabs' if separator != ',' else 'commas'}.")
-
-
-def _without_nul(lines: Iterable[str], path: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if "\x00" in line:
-            raise PackError(f"{path}:{number}: it holds a NUL, as text in UTF-16 does. Save it as UTF-8.")
-        yield line
-
-
-def _is_utf8(text: str) -> bool:
-    """Whether the text came from bytes in UTF-8: others were read as surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _no_utf8(where: str) -> RowError:
