@@ -18,9 +18,8 @@ from wdskit.checking.findings import Finding, FindingList
 from wdskit.checking.quirks import QuirkFinder, Quirks
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import is_json_field
-from wdskit.dataset.hashes import hash_key
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import split_name
+from wdskit.dataset.keys import hash_key, split_name
 from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_shard_exports, new_members

@@ -14,14 +14,13 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from wdskit.dataset.binary import BINARY_NAME, build_binary
-from wdskit.dataset.identities import UNKNOWN, Identity, read_identities, write_identities
+from wdskit.dataset.binary import BINARY_NAME, UNKNOWN, Identity, build_binary, read_identities, write_identities
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
@@ -30,6 +29,8 @@ from wdskit.storage.urls import is_local, local_path, read_bytes
 INDEX_NAME = "index.json"
 RUN_FOLDER = ".wdskit-run"  # where a run that has not finished keeps its shards: packing.staging
 INDEX_VERSION = 1
+SIZES_NAME = "sizes.json"
+INFO_NAMES = ("_info.json", "info.json")
 
 _KIND = "wids-shard-index-v1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -291,3 +292,66 @@ def _entry_problem(item: Any, seen: set[str]) -> str | None:
     if not all(isinstance(field, str) and not _SURROGATE.search(field) for field in item["fields"]):
         return f"`fields` is {_SHORT.repr(item['fields'])}"
     return None
+
+
+def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:
+    """The counts that other programs keep beside shards: open_clip's `sizes.json` and timm's `_info.json`.
+
+    Args:
+        folder: Path or http(s) URL of the folder that holds them.
+
+    Returns:
+        For each file that is there, by its usual name, the samples of each shard by its path below the folder, in the
+        order of the file; None where the file is not what its program reads, or its numbers contradict each other.
+    """
+    found: dict[str, dict[str, int] | None] = {}
+    for names, parse in (((SIZES_NAME,), _parse_sizes), (INFO_NAMES, _parse_timm_info)):
+        for name in names:
+            try:
+                data = read_bytes(join_url(folder, name), limit=MAX_INDEX_BYTES)
+            except StorageError:
+                continue  # it is not there
+            try:
+                document = json.loads(data, object_pairs_hook=_unique)
+                found[names[0]] = dict(parse(document))
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                found[names[0]] = None
+            break
+    return found
+
+
+def _parse_sizes(document: Any) -> Iterator[tuple[str, int]]:
+    for name, count in document.items():
+        is_text = isinstance(count, str) and count.isascii() and count.isdecimal() and len(count) < 19
+        yield _checked_count(name, int(count) if is_text else count, is_nested=False)  # open_clip calls int()
+
+
+def _parse_timm_info(document: Any) -> Iterator[tuple[str, int]]:
+    for name, split in document["splits"].items():
+        filenames, lengths = split["filenames"], split["shard_lengths"]
+        if not isinstance(filenames, list) or not isinstance(lengths, list) or split.get("name", name) != name:
+            raise ValueError("no split")
+        counts = _unique([_checked_count(*pair, is_nested=True) for pair in zip(filenames, lengths, strict=True)])
+        if type(split["num_samples"]) is not int or split["num_samples"] != sum(counts.values()):
+            raise ValueError("its shards have another number of samples in all")
+        if not isinstance(split.get("alt_label", ""), str):
+            raise TypeError("its label is no field")
+        yield from counts.items()
+
+
+def _checked_count(path: Any, count: Any, *, is_nested: bool) -> tuple[str, int]:
+    parts = path.split("/")
+    if not path.isprintable() or any(part in ("", ".", "..") for part in parts) or (len(parts) > 1 and not is_nested):
+        raise ValueError("no path below the folder")
+    if type(count) is not int or not 0 <= count < 1 << 63:
+        raise ValueError("no count")
+    return path, count
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object; the last of two with one name would win without a word."""
+    several = list(pairs)
+    found = dict(several)
+    if len(found) < len(several):
+        raise ValueError("a name stands there twice")
+    return found

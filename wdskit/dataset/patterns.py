@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 from urllib.parse import unquote
@@ -77,23 +77,21 @@ class Target:
 Fault = Literal["missing", "unlisted"]
 
 
-@dataclass
 class _Folders:
     """The indexes of the folders met so far; None for a folder without one."""
 
-    known: dict[str, FolderIndex | None] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._known: dict[str, FolderIndex | None] = {}
 
     def index_of(self, folder: str) -> FolderIndex | None:
         """Of a local folder that has one."""
-        if folder not in self.known:
-            self.known[folder] = read_index(folder) if is_local(folder) and has_index(folder) else None
-        return self.known[folder]
+        if folder not in self._known:
+            self._known[folder] = read_index(folder) if is_local(folder) and has_index(folder) else None
+        return self._known[folder]
 
     def needed_index(self, folder: str) -> FolderIndex:
         """Of a folder that must have one, local or remote."""
-        index = self.known.get(folder)
-        if index is None:
-            index = self.known[folder] = read_index(folder)
+        index = self._known[folder] = self._known.get(folder) or read_index(folder)
         return index
 
 
@@ -280,8 +278,7 @@ def _match_folder(folder: str, name: str, folders: _Folders) -> list[str]:
         raise not_listed(folder, stray[0])
     missing = sorted(names - on_disk)
     if missing:
-        msg = f"{join_url(folder, missing[0])}: the folder's index lists this shard, but there is no such file."
-        raise FolderIndexError(msg, folder=folder)
+        raise no_such_file(folder, missing[0])
     return [index.url(entry) for entry in listed]
 
 
@@ -323,6 +320,12 @@ def not_listed(folder: str, name: str) -> FolderIndexError:
     msg = (
         f"{join_url(folder, name)}: the folder's index does not list this shard.\n  Run `wdskit index {folder or '.'}`."
     )
+    return FolderIndexError(msg, folder=folder)
+
+
+def no_such_file(folder: str, name: str) -> FolderIndexError:
+    """The error for a shard that only its folder's index has."""
+    msg = f"{join_url(folder, name)}: the folder's index lists this shard, but there is no such file."
     return FolderIndexError(msg, folder=folder)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.hashes import find_repeated, is_among
+from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.packing.rows import Row
 
 HASH_BYTES = 8

@@ -20,9 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.binary import BINARY_NAME
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.identities import IDENTITIES_NAME
 from wdskit.dataset.index import (
     INDEX_NAME,
     NO_EXPORTS,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from wdskit.dataset.hashes import find_repeated, is_among
+from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.plan import row_bytes

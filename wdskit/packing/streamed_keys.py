@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from typing_extensions import Self
 
-from wdskit.dataset.hashes import SortedRuns, is_among
+from wdskit.dataset.keys import SortedRuns, is_among
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.packing.destination import Destination
 from wdskit.packing.recorded import Ints

@@ -11,9 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.counts import counts_told
-from wdskit.dataset.identities import identity_of
-from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, write_index
+from wdskit.dataset.binary import identity_of
+from wdskit.dataset.index import (
+    Exports,
+    FolderIndex,
+    ShardEntry,
+    has_index,
+    read_index,
+    read_other_counts,
+    write_index,
+)
 from wdskit.dataset.lock import hold, lock_folder, wait_for_workers
 from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.dataset.samples import ShardReader
@@ -131,7 +138,7 @@ def index_folder(
 def _disagreeing(folder: Path, index: FolderIndex) -> dict[str, tuple[str, ...]]:
     """What open_clip's `sizes.json` and timm's `_info.json`, where they stand, say otherwise of these shards."""
     found: dict[str, tuple[str, ...]] = {}
-    for file, counts in counts_told(str(folder)).items():
+    for file, counts in read_other_counts(str(folder)).items():
         if counts is None:
             found[file] = ()
             continue

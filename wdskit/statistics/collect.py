@@ -19,7 +19,7 @@ from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.classes import read_classes
-from wdskit.dataset.hashes import find_repeated, is_among
+from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.patterns import Target, find_shards
 from wdskit.dataset.samples import HeaderReader, read_sample, read_span
