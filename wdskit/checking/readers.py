@@ -17,7 +17,7 @@ from typing import Any
 from wdskit.checking.findings import Finding, ReaderVerdict
 from wdskit.checking.quirks import Quirk
 from wdskit.checking.shard import ShardReport
-from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.shard import offsets_path
 from wdskit.errors import ConfigError, WdskitError
 from wdskit.export.api import shard_export_names
 from wdskit.limits import MAX_LISTED

@@ -20,12 +20,12 @@ from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import is_json_field
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key, split_name
-from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
+from wdskit.dataset.shard import IDX_SUFFIX, offsets_path, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_shard_exports, new_members
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import TarReader, WatchedReader
+from wdskit.tar.reader import TarReader, watch_members
 from wdskit.tar.window import Passed
 from wdskit.text import shorten
 
@@ -182,7 +182,7 @@ class _Pass:
             ShardError: The tar is invalid.
         """
         reader = TarReader(partial(self._read, file), shard=self._job.path, hold_bytes=MAX_CHECKED_BYTES)
-        members = WatchedReader(reader, self._members.add) if self._members is not None else reader
+        members = watch_members(reader, self._members.add) if self._members is not None else reader
         quirks = QuirkFinder(self._quirks, file) if self._quirks is not None else None
         current = None
         first = 0
@@ -329,7 +329,7 @@ def compare_offsets(
     """
     if entry is not None:
         num_bytes = entry.num_bytes
-    file = f"{path}{SUFFIX}"
+    file = f"{path}{IDX_SUFFIX}"
     try:
         if offsets_path(path).exists() and not offsets_path(path).is_file():
             return (Finding("offsets", file, "this is no file"),)
@@ -358,5 +358,5 @@ def _compare_digest(path: str, num_bytes: int, sha256: str | None) -> tuple[Find
     try:
         read_offsets(path, num_bytes=num_bytes, sha256=sha256)
     except FolderIndexError:
-        return (Finding("offsets", f"{path}{SUFFIX}", "it is not the file that the index has the sha256 of"),)
+        return (Finding("offsets", f"{path}{IDX_SUFFIX}", "it is not the file that the index has the sha256 of"),)
     return ()

@@ -112,16 +112,15 @@ class FolderIndex:
         if not is_local(self.folder):
             return
         folder = Path(local_path(self.folder) or ".")
-        known = self.by_name
         try:
-            names = fnmatch.filter((path.name for path in folder.iterdir()), "[!.]*.tar")
-            found = {name: _size_of(folder / name) for name in names}
+            paths = [path for path in folder.iterdir() if fnmatch.fnmatch(path.name, "[!.]*.tar")]
+            found = {path.name: path.stat().st_size if path.exists() else None for path in paths}  # of no dead link
         except OSError as err:
             msg = f"{err.filename}: cannot be compared with the folder's index: {err.strerror}."
             raise FolderIndexError(msg, folder=self.folder) from err
-        for name in sorted(found.keys() - known.keys()):
+        for name in sorted(found.keys() - self.by_name.keys()):
             raise self._mismatch(f"{name} stands in the folder but not in the index")
-        for name, entry in known.items():
+        for name, entry in self.by_name.items():
             if found.get(name) is None:
                 raise self._mismatch(f"{name} stands in the index but not in the folder")
             if found[name] != entry.num_bytes:
@@ -131,11 +130,6 @@ class FolderIndex:
         msg = f"{join_url(self.folder, INDEX_NAME)}: {problem}."
         msg += f"\n  If the shards are right, run `wdskit index {self.folder}`."
         return FolderIndexError(msg, folder=self.folder)
-
-
-def _size_of(path: Path) -> int | None:
-    """Size of a file in bytes, None where a link points nowhere."""
-    return path.stat().st_size if path.exists() else None
 
 
 def join_url(folder: str, name: str) -> str:
@@ -212,8 +206,7 @@ def read_index(folder: str | Path) -> FolderIndex:
         document = json.loads(data)
     except StorageError as err:
         where = f"Run `wdskit index {folder or '.'}`" if is_local(folder) else "Run `wdskit index` where the shards are"
-        msg = f"{err}\n  {where} to make it."
-        raise FolderIndexError(msg, folder=folder) from err
+        raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
     except (ValueError, RecursionError) as err:
         msg = f"{url}: it is no JSON: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
@@ -225,44 +218,36 @@ def read_index(folder: str | Path) -> FolderIndex:
         raise FolderIndexError(msg, folder=folder) from err
     if is_local(folder):
         identities = read_identities(Path(local_path(folder)) / BINARY_NAME, len(entries))
-        told = itertools.repeat(UNKNOWN) if identities is None else map(tuple, identities.tolist())
-        entries = tuple(replace(entry, identity=identity) for entry, identity in zip(entries, told, strict=False))
+        known = itertools.repeat(UNKNOWN) if identities is None else map(tuple, identities.tolist())
+        entries = tuple(replace(entry, identity=identity) for entry, identity in zip(entries, known, strict=False))
     return FolderIndex(folder, entries, also)
 
 
 def _parse_exports(value: Any) -> Exports:
-    if not isinstance(value, dict):
-        msg = f"`also` is {_SHORT.repr(value)}"
-        raise ValueError(msg)  # noqa: TRY004 (what is wrong is the file)
-    kinds, split_name = value.get("kinds", []), value.get("split_name", "")
+    kinds, split_name = (value.get("kinds", []), value.get("split_name", "")) if isinstance(value, dict) else (None, "")
     texts = [*kinds, split_name] if isinstance(kinds, list) else [None]
-    if not all(isinstance(text, str) and text.isprintable() for text in texts):
-        msg = f"`also` is {_SHORT.repr(value)}"
-        raise ValueError(msg)
+    if kinds is None or not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise ValueError(f"`also` is {_SHORT.repr(value)}")
     return Exports(tuple(kinds), split_name)
 
 
 def _parse(document: Any) -> Iterable[ShardEntry]:
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
-        msg = f"`__kind__` is not {_KIND!r}"
-        raise ValueError(msg)
+        raise ValueError(f"`__kind__` is not {_KIND!r}")
     version = document.get("wdskit_index_version")
     if type(version) is int and version > INDEX_VERSION:
         msg = f"a newer wdskit wrote it, in version {_SHORT.repr(version)}; this one reads {INDEX_VERSION}. Upgrade it"
         raise ValueError(msg)
     if version != INDEX_VERSION:
-        msg = f"`wdskit_index_version` is {_SHORT.repr(version)}, this version reads {INDEX_VERSION}"
-        raise ValueError(msg)
+        raise ValueError(f"`wdskit_index_version` is {_SHORT.repr(version)}, this version reads {INDEX_VERSION}")
     shards = document.get("shardlist")
     if not isinstance(shards, list):
-        msg = f"`shardlist` is {_SHORT.repr(shards)}, not a list"
-        raise ValueError(msg)  # noqa: TRY004 (what is wrong is the file)
+        raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (what is wrong is the file)
     seen: set[str] = set()
     for number, item in enumerate(shards):
         problem = _entry_problem(item, seen)
         if problem:
-            msg = f"entry {number} of its shardlist: {problem}"
-            raise ValueError(msg)
+            raise ValueError(f"entry {number} of its shardlist: {problem}")
         seen.add(item["url"])
         numbers = item["nsamples"], item["filesize"]
         yield ShardEntry(item["url"], *numbers, item["sha256"], tuple(item["fields"]), item.get("idx_sha256"))

@@ -50,8 +50,7 @@ def check_key(key: str) -> None:
     """
     problem = _key_problem(key)
     if problem:
-        msg = f"key {key!r}: {problem}."
-        raise KeyRuleError(msg, name=key)
+        raise KeyRuleError(f"key {key!r}: {problem}.", name=key)
 
 
 def _key_problem(key: str) -> str | None:

@@ -200,8 +200,7 @@ def collect_shards(
 
 def _local_places(pattern: str) -> list[Place]:
     if not is_local(pattern):
-        msg = f"{pattern}: only local shards can be looked at. Run this where the files are."
-        raise StorageError(msg, url=pattern)
+        raise StorageError(f"{pattern}: only local shards can be looked at. Run this where the files are.", url=pattern)
     return [place for place in find_places(pattern) if os.path.isdir(place.folder or ".")]
 
 
@@ -364,5 +363,4 @@ def nothing_matches(pattern: str) -> NoReturn:
         msg = f"{pattern}: no shard matches: a run has begun here and is not finished.\n  "
         remedy = "Run the same command again; it goes on with what is there. Parts are ended by `wdskit pack-finish`."
         raise FolderIndexError(msg + remedy, folder=folder)
-    msg = f"{pattern}: no shard matches."
-    raise StorageError(msg, url=pattern)
+    raise StorageError(f"{pattern}: no shard matches.", url=pattern)

@@ -15,8 +15,8 @@ import numpy as np
 
 from wdskit.dataset.index import NO_EXPORTS, Exports, ShardEntry
 from wdskit.dataset.lock import hold
-from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.dataset.samples import read_span
+from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import PackError, ShardError
 from wdskit.export.api import export_shard, new_members
 from wdskit.export.dali import ShardMembers

@@ -22,8 +22,8 @@ from wdskit.dataset.index import (
     write_index,
 )
 from wdskit.dataset.lock import hold, lock_folder, wait_for_workers
-from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
 from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
