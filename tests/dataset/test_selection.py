@@ -80,6 +80,7 @@ def test_the_layout_is_as_documented(folder: Path) -> None:
 def test_a_small_selection_reads_as_it_was_written(folder: Path) -> None:
     chosen = read_selection(str(folder), "train")
     assert (len(chosen), chosen.num_samples, chosen.recipe) == (3, 4, RECIPE)
+    assert list(chosen.shards) == ["s-0.tar", "s-1.tar", "s-2.tar"]
     assert chosen.counts.dtype == np.int64
     assert chosen.counts.tolist() == [3, 0, 1]
     assert chosen.samples(0).dtype == np.int64
@@ -121,6 +122,8 @@ def test_take_is_indexing(folder: Path) -> None:
     for shard in (-1, 3):
         with pytest.raises(IndexError, match="out of range"):
             chosen.samples(shard)
+        with pytest.raises(IndexError, match="out of range"):
+            chosen.shards[shard]
 
 
 def test_the_callers_array_is_his_own(folder: Path) -> None:

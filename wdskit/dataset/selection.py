@@ -167,6 +167,11 @@ class Selection:
         """Number of shards."""
         return len(self.counts)
 
+    @property
+    def shards(self) -> Sequence[str]:
+        """The file names of the shards, in the order of the index."""
+        return _Names(self._index)
+
     def samples(self, shard: int) -> NDArray[np.int64]:
         """The numbers of the samples selected of a shard, rising; owned by the caller.
 
@@ -212,6 +217,22 @@ class Selection:
     def _forged(self) -> SelectionError:
         """The error of numbers that nobody could have written by mistake: their digests hold."""
         return _error(self._path, "its numbers are not those of samples", self.recipe)
+
+
+class _Names(Sequence[str]):
+    """The names of an index's shards, each made when it is asked for."""
+
+    def __init__(self, index: BinaryIndex) -> None:
+        self._index = index
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __getitem__(self, at: int) -> str:  # type: ignore[override]  # slices are not needed
+        if not 0 <= at < len(self._index):
+            msg = f"shard {at} is out of range: there are {len(self._index)}"
+            raise IndexError(msg)
+        return self._index.name(at)
 
 
 def _reopen(folder: Path, name: str, digest: str) -> Selection:

@@ -201,9 +201,11 @@ class LocalShard:
         """Exactly these bytes of the file."""
         if not self._closing.alive:
             raise StorageError(f"{self.path}: it has been closed.", url=self.path)
-        data = self.file.read_whole(offset, size)
-        if len(data) < size:
-            raise self._error(offset + len(data), "the shard stops where its offsets go on")
+        data = self.file.read_at(offset, size)
+        if len(data) < size:  # hardly ever: see `read_whole`, which takes a call more
+            data += self.file.read_whole(offset + len(data), size - len(data))
+            if len(data) < size:
+                raise self._error(offset + len(data), "the shard stops where its offsets go on")
         return data
 
     def _check_ends(self) -> None:
