@@ -23,7 +23,7 @@ from pack_cases import remains_of, staged, without_drafts
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
-from wdskit.dataset.hashes import SortedRuns
+from wdskit.dataset.keys import SortedRuns
 from wdskit.files import DRAFT_SUFFIX
 from wdskit.packing import stream as streamed_keys
 from wdskit.packing.row import Row

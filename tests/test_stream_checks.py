@@ -15,8 +15,8 @@ import pytest
 from shards import write_shard
 
 from wdskit import Pipeline
-from wdskit.dataset.offsets import offsets_path, read_offsets
 from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import FolderIndexError, ShardError
 from wdskit.shards.index import index_folder
 

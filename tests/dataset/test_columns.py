@@ -29,8 +29,7 @@ from wdskit import Pipeline, verify
 from wdskit.dataset import columns as many_module
 from wdskit.dataset.columns import Many, Run, read_samples
 from wdskit.dataset.index import read_index, write_index
-from wdskit.dataset.offsets import digest_offsets, offsets_path
-from wdskit.dataset.shard import LocalShard
+from wdskit.dataset.shard import LocalShard, digest_offsets, offsets_path
 from wdskit.errors import FolderIndexError, ShardError, WdskitError
 from wdskit.shards.index import index_folder
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from wdskit import Pipeline, pack, reshard
-from wdskit.dataset import identities
+from wdskit.dataset import binary
 from wdskit.dataset.index import read_index
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import LocalShard
@@ -157,8 +157,8 @@ def test_a_shard_that_was_only_touched_is_digested_once_and_read(tmp_path, way, 
     path = write_folder(tmp_path / "d")
     before = [list(map(repr, pipe.loader(workers=0))) for pipe in pipes(path.parent)]
     digested: list[str] = []
-    check = identities.check_digest
-    monkeypatch.setattr(identities, "check_digest", lambda file, sha: digested.append(file.url) or check(file, sha))
+    check = binary.check_digest
+    monkeypatch.setattr(binary, "check_digest", lambda file, sha: digested.append(file.url) or check(file, sha))
     by_rename(path, path.read_bytes())
     loader = pipes(path.parent)[way].loader(workers=0)
     for _ in range(3):
@@ -184,7 +184,7 @@ def moved(folder: Path, to: Path) -> None:
 @pytest.mark.parametrize("way", range(3), ids=["exact", "sequential", "stream"])
 def test_a_folder_that_was_copied_or_moved_is_not_digested(tmp_path, how, way, monkeypatch):
     path = write_folder(tmp_path / "d")
-    monkeypatch.setattr(identities, "check_digest", lambda *_: pytest.fail("digested"))
+    monkeypatch.setattr(binary, "check_digest", lambda *_: pytest.fail("digested"))
     how(path.parent, tmp_path / "e")
     assert list(pipes(tmp_path / "e")[way].loader(workers=0))
 
@@ -229,7 +229,7 @@ def test_what_was_replaced_before_an_addition_is_still_found_behind_it(tmp_path)
 @pytest.mark.parametrize("data", [b"", b"x" * 100, None])
 def test_a_damaged_or_missing_note_of_files_says_nothing(tmp_path, data):
     path = write_folder(tmp_path / "d")
-    note = path.parent / identities.IDENTITIES_NAME
+    note = path.parent / binary.IDENTITIES_NAME
     note.unlink()
     if data is not None:
         note.write_bytes(data)

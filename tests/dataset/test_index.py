@@ -25,6 +25,7 @@ from wdskit.dataset.index import (
     has_index,
     join_url,
     read_index,
+    read_other_counts,
     write_index,
 )
 from wdskit.dataset.patterns import list_shards
@@ -382,3 +383,147 @@ def test_damage_to_the_json_is_found_by_its_twin(golden: Path) -> None:
         with pytest.raises(FolderIndexError, match=f"{BINARY_NAME}: it does not belong to the index.json"):
             BinaryIndex(golden)
         data[at] ^= 1
+
+
+# --- counts that other programs keep beside shards
+
+SIZES = """{
+  "cc3m-train-0000.tar": 5046,
+  "cc3m-train-0001.tar": 0,
+  "cc3m-train-0002.tar": "4999"
+}"""
+
+INFO = """{
+  "splits": {
+    "train": {
+      "name": "train",
+      "num_samples": 12,
+      "filenames": ["imagenet-train-0000.tar", "imagenet-train-0001.tar"],
+      "shard_lengths": [7, 5],
+      "alt_label": ""
+    },
+    "validation": {
+      "name": "validation",
+      "num_samples": 0,
+      "filenames": ["val/imagenet-0000.tar"],
+      "shard_lengths": [0],
+      "alt_label": "synset"
+    }
+  },
+  "description": "what else stands there is passed over"
+}"""
+
+
+def test_sizes_of_open_clip_are_read(tmp_path: Path) -> None:
+    """Numbers as text too, which open_clip takes."""
+    (tmp_path / "sizes.json").write_text(SIZES)
+    found = read_other_counts(str(tmp_path))["sizes.json"]
+    assert found is not None
+    assert list(found.items()) == [
+        ("cc3m-train-0000.tar", 5046),
+        ("cc3m-train-0001.tar", 0),
+        ("cc3m-train-0002.tar", 4999),
+    ]
+
+
+@pytest.mark.parametrize("name", ["_info.json", "info.json"])
+def test_splits_of_timm_are_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(INFO)
+    expected = {"imagenet-train-0000.tar": 7, "imagenet-train-0001.tar": 5, "val/imagenet-0000.tar": 0}
+    assert read_other_counts(str(tmp_path)) == {"_info.json": expected}
+
+
+def test_the_first_of_timms_names_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "info.json").write_text("{")
+    (tmp_path / "_info.json").write_text(INFO)
+    found = read_other_counts(str(tmp_path))["_info.json"]
+    assert found is not None
+    assert len(found) == 3
+
+
+def test_counts_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    assert read_other_counts(str(tmp_path)) == {}
+
+
+tars = st.text(st.characters(categories=["L", "N"]), min_size=1).map(lambda stem: f"{stem}.tar")
+
+
+@given(st.dictionaries(tars, counts))
+def test_any_counts_are_read_as_they_were_written(tmp_path_factory, drawn: dict[str, int]) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "sizes.json").write_text(json.dumps(drawn))
+    lengths = {name: count % 1000 for name, count in drawn.items()}
+    split = {"name": "x", "num_samples": sum(lengths.values()), "filenames": list(lengths)}
+    (folder / "_info.json").write_text(
+        json.dumps({"splits": {"x": {**split, "shard_lengths": list(lengths.values())}}})
+    )
+    assert read_other_counts(str(folder)) == {"sizes.json": drawn, "_info.json": lengths}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[" * 100_000,
+        "[1]",
+        "\xff",
+        '{"a.tar": 1, "b.tar": 2, "a.tar": 1}',
+        '{"a.tar": -1}',
+        '{"a.tar": 1.5}',
+        '{"a.tar": true}',
+        '{"a.tar": null}',
+        '{"a.tar": NaN}',
+        '{"a.tar": "1e3"}',
+        '{"a.tar": "\u0661"}',
+        '{"a.tar": 9223372036854775808}',
+        '{"a.tar": "' + "9" * 5000 + '"}',
+        '{"../a.tar": 1}',
+        '{"x/a.tar": 1}',
+        '{"": 1}',
+        '{"..": 1}',
+        '{"a\\u001b[2J.tar": 1}',
+        '{"a\\ud800.tar": 1}',
+    ],
+)
+def test_sizes_that_are_wrong_are_not_believed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sizes.json").write_bytes(text.encode("latin-1" if text == "\xff" else "utf-8"))
+    assert read_other_counts(str(tmp_path)) == {"sizes.json": None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_samples": 11},
+        {"num_samples": "12"},
+        {"num_samples": None},
+        {"filenames": ["a.tar"]},
+        {"filenames": "ab"},
+        {"filenames": [1, 2]},
+        {"shard_lengths": None},
+        {"shard_lengths": [7, True]},
+        {"shard_lengths": [13, -1]},
+        {"filenames": ["a.tar", "a.tar"]},
+        {"filenames": ["a.tar", "../b.tar"]},
+        {"filenames": ["a.tar", "/b.tar"]},
+        {"filenames": ["a.tar", "x//b.tar"]},
+        {"name": "val"},
+        {"alt_label": 3},
+    ],
+)
+def test_splits_that_are_wrong_are_not_believed(tmp_path: Path, change: dict[str, Any]) -> None:
+    document = json.loads(INFO)
+    document["splits"]["train"].update(change)
+    (tmp_path / "_info.json").write_text(json.dumps(document))
+    assert read_other_counts(str(tmp_path)) == {"_info.json": None}
+
+
+@pytest.mark.parametrize("text", ["{}", '{"splits": []}', '{"splits": {"train": 3}}', '{"splits": null}', "[1]"])
+def test_an_info_without_splits_is_not_believed(tmp_path: Path, text: str) -> None:
+    (tmp_path / "_info.json").write_text(text)
+    assert read_other_counts(str(tmp_path)) == {"_info.json": None}
+
+
+def test_no_cut_of_a_file_is_believed(tmp_path: Path) -> None:
+    for length in range(len(INFO)):
+        (tmp_path / "_info.json").write_text(INFO[:length])
+        assert read_other_counts(str(tmp_path)) == {"_info.json": None}

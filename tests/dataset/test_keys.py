@@ -6,9 +6,12 @@ import io
 import re
 import string
 import tarfile
+import tracemalloc
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import webdataset.tariterators
 from hypothesis import HealthCheck, assume, example, given, settings
@@ -16,7 +19,15 @@ from hypothesis import strategies as st
 
 from wdskit import pack
 from wdskit.dataset import keys as keys_module
-from wdskit.dataset.keys import check_field, check_key, check_member_name, hashed_key, split_name
+from wdskit.dataset.keys import (
+    check_field,
+    check_key,
+    check_member_name,
+    find_repeated,
+    hashed_key,
+    is_among,
+    split_name,
+)
 from wdskit.dataset.samples import ShardReader
 from wdskit.errors import KeyRuleError, RowError
 from wdskit.limits import MAX_NAME_BYTES
@@ -333,3 +344,44 @@ def test_packing_with_hashed_keys_takes_any_path(tmp_path: Path) -> None:
     assert result.num_samples == 4
     data = (tmp_path / "out" / "out-000000.tar").read_bytes()
     assert [sample["__key__"] for sample in by_webdataset(data)] == [hashed_key(row["__key__"]) for row in rows]
+
+
+# --- 64-bit hashes, as Python's own counters find them
+
+NUMBERS = st.lists(st.integers(-40, 40) | st.integers(-(1 << 63), (1 << 63) - 1), max_size=50)
+
+
+@pytest.fixture
+def _small_pieces(monkeypatch):
+    monkeypatch.setattr(keys_module, "_PIECE", 7)
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(NUMBERS)
+def test_those_that_come_twice_are_found_once_each_in_order(numbers):
+    expected = sorted(number for number, count in Counter(numbers).items() if count > 1)
+    assert find_repeated(np.array(numbers, np.int64)).tolist() == expected
+    unsigned = [number % (1 << 64) for number in numbers]
+    expected = sorted(number for number, count in Counter(unsigned).items() if count > 1)
+    assert find_repeated(np.array(unsigned, np.uint64)).tolist() == expected
+
+
+@pytest.mark.usefixtures("_small_pieces")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(NUMBERS, NUMBERS)
+def test_those_that_are_known_are_found(known, numbers):
+    found = is_among(np.array(numbers, np.int64), np.array(sorted(known), np.int64))
+    assert found.tolist() == [number in known for number in numbers]
+
+
+def test_both_take_little_memory():
+    numbers = np.random.default_rng(0).integers(0, 1 << 62, 1_000_000)
+    numbers[-1] = numbers[0]
+    tracemalloc.start()
+    twice = find_repeated(numbers)
+    found = is_among(numbers, twice)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert np.flatnonzero(found).tolist() == [0, 999_999]
+    assert peak < numbers.nbytes * 3

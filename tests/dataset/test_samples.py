@@ -243,7 +243,7 @@ class CarriesOver(ShardReader):
     kept: ClassVar[dict] = {}
 
     def __iter__(self) -> Iterator[dict]:
-        for name, _, data in TarReader(self._members._window._read, shard=self.shard):
+        for name, _, data in TarReader(self._reader._window._read, shard=self.shard):
             key, _, field = name.partition(".")
             if CarriesOver.kept and CarriesOver.kept["__key__"] != key:
                 yield CarriesOver.kept

@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 from shards import write_shard
 
 from wdskit.dataset import shard as local_module
-from wdskit.dataset.offsets import offsets_path, write_offsets
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import LocalShard
+from wdskit.dataset.shard import LocalShard, offsets_path, write_offsets
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
 from wdskit.shards.index import scan_shard
 

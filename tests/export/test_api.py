@@ -22,8 +22,7 @@ from shards import bytes_in, write_shard
 from tar_corpus import END, long_name, member, pax, record
 
 from wdskit import ConfigError, FolderIndexError, PackError, StorageError, WdskitError, pack, verify
-from wdskit.dataset.counts import read_sizes, read_timm_info
-from wdskit.dataset.index import read_index
+from wdskit.dataset.index import read_index, read_other_counts
 from wdskit.dataset.keys import split_name
 from wdskit.export import api
 from wdskit.export.api import KINDS
@@ -192,12 +191,17 @@ def test_the_split_is_the_last_word_of_a_shards_name(name, split):
     assert split_of(name) == split
 
 
+def timm_splits(folder: Path) -> dict[str, Any]:
+    splits: dict[str, Any] = json.loads((folder / "_info.json").read_bytes())["splits"]
+    return splits
+
+
 def test_a_folder_of_several_splits_and_a_split_by_name(tmp_path):
     for number, name in enumerate(["train-0", "train-1", "val-0", "train-2", "train-10", "dev-00", "test-0"]):
         write_shard(tmp_path / f"{name}.tar", {f"k{number}": {"cls": b"1"}} if name != "train-2" else {})
     index_folder(tmp_path, also=["timm", "energon"], disk=HastyDisk())
-    splits = read_timm_info(str(tmp_path))
-    assert {name: split.num_samples for name, split in splits.items()} == {"dev": 1, "test": 1, "train": 3, "val": 1}
+    splits = timm_splits(tmp_path)
+    assert {name: split["num_samples"] for name, split in splits.items()} == {"dev": 1, "test": 1, "train": 3, "val": 1}
     assert (tmp_path / ".nv-meta/split.yaml").read_text() == (
         'split_parts:\n  train:\n  - "train-{0..1}.tar"\n  - "train-10.tar"\n'
         '  val:\n  - "dev-00.tar"\n  - "val-0.tar"\n  test:\n  - "test-0.tar"\nexclude: []\n'
@@ -205,9 +209,9 @@ def test_a_folder_of_several_splits_and_a_split_by_name(tmp_path):
     assert "train-2.tar" not in json.loads((tmp_path / ".nv-meta/.info.json").read_bytes())["shard_counts"]
     assert verify(tmp_path).is_clean
     index_folder(tmp_path, split_name="all", disk=HastyDisk())
-    assert list(read_timm_info(str(tmp_path))) == ["all"]
+    assert list(timm_splits(tmp_path)) == ["all"]
     index_folder(tmp_path, disk=HastyDisk())
-    assert list(read_timm_info(str(tmp_path))) == ["all"]
+    assert list(timm_splits(tmp_path)) == ["all"]
 
 
 @given(st.lists(st.from_regex(r"[a-c0-9-]{0,6}\.tar", fullmatch=True), max_size=12))
@@ -234,8 +238,9 @@ def test_an_addition_renews_what_is_kept(tmp_path):
     folder = packed(tmp_path / "t")
     pack(rows(3, 4), folder, append=True, disk=HastyDisk())
     assert verify(folder).is_clean
-    assert read_sizes(str(folder)) == {"t-000000.tar": 2, "t-000001.tar": 1, "t-000002.tar": 1}
-    assert read_timm_info(str(folder))["train"].num_samples == 4
+    expected = {"t-000000.tar": 2, "t-000001.tar": 1, "t-000002.tar": 1}
+    assert read_other_counts(str(folder)) == {"sizes.json": expected, "_info.json": expected}
+    assert timm_splits(folder)["train"]["num_samples"] == 4
     assert "{000000..000002}" in (folder / ".nv-meta/split.yaml").read_text()
     assert (folder / "t-000002.idx").exists()
 
@@ -251,7 +256,7 @@ def test_indexing_again_renews_what_is_kept_and_adds_kinds(tmp_path):
     folder = packed(tmp_path / "t", also=["open_clip"])
     write_shard(folder / "t-000000.tar", {"x": {"cls": b"1", "json": b"{}", "txt": b""}})
     assert index_folder(folder, disk=HastyDisk()).disagreeing == {}
-    assert read_sizes(str(folder))["t-000000.tar"] == 1
+    assert json.loads((folder / "sizes.json").read_bytes())["t-000000.tar"] == 1
     assert index_folder(folder, also=["dali"], disk=HastyDisk()).index.also.kinds == ("open_clip", "dali")
     assert index_folder(folder, also=["none"], disk=HastyDisk()).index.also.kinds == ()
     assert (folder / "sizes.json").exists()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shards import write_shard
 
 from wdskit import ShardError, StorageError
-from wdskit.dataset.hashes import hash_key
+from wdskit.dataset.keys import hash_key
 from wdskit.shards import diff as comparing
 from wdskit.shards.diff import Difference, diff
 

@@ -16,8 +16,8 @@ import pytest
 from tar_corpus import CASES, GNU_TAR, Case, plant, write_with_gnu_tar
 
 from wdskit import LocalShard
-from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.shard import write_offsets
 from wdskit.errors import ShardError
 from wdskit.shards.index import scan_shard
 from wdskit.storage.urls import open_stream

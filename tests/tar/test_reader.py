@@ -309,7 +309,7 @@ def _eager(patch) -> None:
     def group(self):
         sample: dict[str, Any] = {}
         try:
-            for name, _, data in self._members:
+            for name, _, data in self._reader:
                 key, _, field = name.partition(".")
                 if sample and sample["__key__"] != key:
                     self.num_samples += 1

@@ -16,11 +16,10 @@ from wdskit.checking.shard import Fields, ShardReport
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
-from wdskit.dataset.hashes import find_repeated, is_among
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, read_index
-from wdskit.dataset.keys import split_name
-from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.keys import find_repeated, is_among, split_name
 from wdskit.dataset.patterns import Fault, collect_shards
+from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED

@@ -16,8 +16,8 @@ from pathlib import Path
 from wdskit.checking.findings import Finding, ReaderVerdict
 from wdskit.checking.quirks import Quirk
 from wdskit.checking.shard import ShardReport
-from wdskit.dataset.counts import INFO_NAMES, SIZES_NAME, counts_told
-from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.index import INFO_NAMES, SIZES_NAME, read_other_counts
+from wdskit.dataset.shard import offsets_path
 from wdskit.errors import ConfigError
 from wdskit.export.api import shard_export_names
 from wdskit.limits import MAX_LISTED
@@ -283,7 +283,7 @@ def _for_trainer(
 ) -> Iterator[Incompatibility]:
     """It counts by a file beside the shards, and passes over samples without one image and one label."""
     for folder in sorted({Path(one.path).parent for one in judged.reports}):
-        counts = counts_told(str(folder)).get(counts_file)
+        counts = read_other_counts(str(folder)).get(counts_file)
         here = [one for one in judged.reports if Path(one.path).parent == folder]
         wrong = [one.path for one in here if counts is not None and counts.get(Path(one.path).name) != one.num_samples]
         if counts is None and (folder / counts_file).is_file():

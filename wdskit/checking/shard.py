@@ -20,11 +20,10 @@ from wdskit.checking.quirks import QuirkFinder, Quirks
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import is_json_field
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.hashes import hash_key
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import split_name
-from wdskit.dataset.offsets import SUFFIX, offsets_path, read_offsets
+from wdskit.dataset.keys import hash_key, split_name
 from wdskit.dataset.samples import read_sample
+from wdskit.dataset.shard import IDX_SUFFIX, offsets_path, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_shard_exports, new_members
 from wdskit.files import Buffer
@@ -32,7 +31,7 @@ from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 from wdskit.shards.parallel import open_path
 from wdskit.shards.shares import choose_samples
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import TarReader, WatchedReader
+from wdskit.tar.reader import TarReader, watch_members
 from wdskit.tar.window import Passed
 from wdskit.text import shorten
 
@@ -197,7 +196,7 @@ class _Pass:
             ShardError: The tar is invalid.
         """
         reader = TarReader(partial(self._read, file), shard=self._job.path, hold_bytes=MAX_CHECKED_BYTES)
-        members = WatchedReader(reader, self._members.add) if self._members is not None else reader
+        members = watch_members(reader, self._members.add) if self._members is not None else reader
         quirks = QuirkFinder(self._quirks, file) if self._quirks is not None else None
         current = None
         first = 0
@@ -316,7 +315,7 @@ class _Pass:
         if self._job.has_offsets:
             entry = self._job.entry
             problem = compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
-            findings += (Finding("offsets", f"{self._job.path}{SUFFIX}", problem),) if problem else ()
+            findings += (Finding("offsets", f"{self._job.path}{IDX_SUFFIX}", problem),) if problem else ()
         if self._members is not None and is_whole:
             problems = check_shard_exports(self._job.path, self._members, self._job.exports)
             findings += tuple(Finding(*problem) for problem in problems)
@@ -360,7 +359,7 @@ def compare_offsets(
     try:
         offsets = read_offsets(path, num_bytes=num_bytes)
     except FolderIndexError as err:
-        return str(err).removeprefix(f"{path}{SUFFIX}: ").partition("\n")[0].rstrip(".")
+        return str(err).removeprefix(f"{path}{IDX_SUFFIX}: ").partition("\n")[0].rstrip(".")
     num = len(offsets) - 1
     if is_whole and num != len(starts) - 1:
         return f"it has the offsets of {num} samples, the shard has {len(starts) - 1}"

@@ -38,6 +38,53 @@ AlsoOption = Annotated[
 SplitNameOption = Annotated[
     str, typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names.")
 ]
+SplitOption = Annotated[
+    str | None,
+    typer.Option(metavar="SHARES", help="By key, each split with shards of its own: train=0.9,val=0.1."),
+]
+OnOption = Annotated[
+    str | None,
+    typer.Option(metavar="ray[://HOST:PORT]", help="A Ray cluster that packs; its nodes see SOURCE and DEST."),
+]
+PartOption = Annotated[
+    str | None,
+    typer.Option(metavar="I/N", help="Fill part I, from 0, of N; then `wdskit pack-finish DEST`."),
+]
+OnlyOption = Annotated[
+    int | None, typer.Option(metavar="NUMBER", min=0, help="Fill this shard again, which is lost or damaged.")
+]
+ValidateOption = Annotated[
+    str | None,
+    typer.Option(metavar="LEVEL", help="Check images: none, magic, structure, decode. Default: see above."),
+]
+ResizeOption = Annotated[
+    int | None, typer.Option(metavar="PIXELS", min=1, help="Make larger images smaller: pixels of a side.")
+]
+ResizeModeOption = Annotated[
+    str | None,
+    typer.Option(metavar="MODE", help="Side: shorter, longer, crop, pad (to a square). Default: shorter."),
+]
+UpscaleOption = Annotated[bool, typer.Option("--upscale", help="Make smaller images larger too.")]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="jpg|webp|png", help="What images become. Default: as they are.")
+]
+QualityOption = Annotated[
+    int | None, typer.Option(metavar="1..100", min=1, max=100, help="Of jpg and webp that are made. Default: 90.")
+]
+OrientOption = Annotated[bool, typer.Option("--orient", help="Turn images as EXIF says, and remove that tag.")]
+BackgroundOption = Annotated[
+    str | None, typer.Option(metavar="COLOUR", help="Behind transparent and around padded images: white, #ff0000.")
+]
+ImageFieldsOption = Annotated[
+    str, typer.Option(metavar="FIELDS", help="Which images of a sample to change. Default: its only one.")
+]
+DeriveOption = Annotated[
+    str, typer.Option(metavar="FACTS", help="Facts of the image for json: width,height,bytes,sha256.")
+]
+MaxPixelsOption = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Most pixels of an image. Default: 100 million.")
+]
+ThreadsOption = Annotated[int, typer.Option(metavar="N", min=1, help="Threads of each process, for images.")]
 Plugins = Annotated[
     list[str] | None,
     typer.Option(

@@ -8,7 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import escape, print_json, show_packing, split_names
-from wdskit.cli.options import AlsoOption, JsonOption, PatternOption, RestartOption, SplitNameOption
+from wdskit.cli.options import (
+    AlsoOption,
+    BackgroundOption,
+    DeriveOption,
+    FormatOption,
+    ImageFieldsOption,
+    JsonOption,
+    MaxPixelsOption,
+    OnlyOption,
+    OnOption,
+    OrientOption,
+    PartOption,
+    PatternOption,
+    QualityOption,
+    ResizeModeOption,
+    ResizeOption,
+    RestartOption,
+    SplitNameOption,
+    SplitOption,
+    ThreadsOption,
+    UpscaleOption,
+    ValidateOption,
+)
 from wdskit.cli.packed import print_result, to_json
 
 if TYPE_CHECKING:
@@ -59,15 +81,9 @@ def pack_command(
         int | None,
         typer.Option(metavar="SEED", min=0, help="Shuffle all rows with this seed. Default: keep their order."),
     ] = None,
-    split: Annotated[
-        str | None,
-        typer.Option(metavar="SHARES", help="By key, each split with shards of its own: train=0.9,val=0.1."),
-    ] = None,
+    split: SplitOption = None,
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that pack.")] = 1,
-    on: Annotated[
-        str | None,
-        typer.Option(metavar="ray[://HOST:PORT]", help="A Ray cluster that packs; its nodes see SOURCE and DEST."),
-    ] = None,
+    on: OnOption = None,
     pattern: PatternOption = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave bad rows out and list them in DEST/rejected.jsonl.")
@@ -82,13 +98,8 @@ def pack_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is packed there.")] = False,
     restart: RestartOption = False,
-    part: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Fill part I, from 0, of N; then `wdskit pack-finish DEST`."),
-    ] = None,
-    only: Annotated[
-        int | None, typer.Option(metavar="NUMBER", min=0, help="Fill this shard again, which is lost or damaged.")
-    ] = None,
+    part: PartOption = None,
+    only: OnlyOption = None,
     from_: Annotated[
         str | None,
         typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see above."),
@@ -125,34 +136,16 @@ def pack_command(
     ] = False,
     also: AlsoOption = None,
     split_name: SplitNameOption = "",
-    validate: Annotated[
-        str | None,
-        typer.Option(metavar="LEVEL", help="Check images: none, magic, structure, decode. Default: see above."),
-    ] = None,
-    resize: Annotated[
-        int | None, typer.Option(metavar="PIXELS", min=1, help="Make larger images smaller: pixels of a side.")
-    ] = None,
-    resize_mode: Annotated[
-        str | None,
-        typer.Option(metavar="MODE", help="Side: shorter, longer, crop, pad (to a square). Default: shorter."),
-    ] = None,
-    upscale: Annotated[bool, typer.Option("--upscale", help="Make smaller images larger too.")] = False,
-    format_: Annotated[
-        str | None, typer.Option("--format", metavar="jpg|webp|png", help="What images become. Default: as they are.")
-    ] = None,
-    quality: Annotated[
-        int | None, typer.Option(metavar="1..100", min=1, max=100, help="Of jpg and webp that are made. Default: 90.")
-    ] = None,
-    orient: Annotated[bool, typer.Option("--orient", help="Turn images as EXIF says, and remove that tag.")] = False,
-    background: Annotated[
-        str | None, typer.Option(metavar="COLOUR", help="Behind transparent and around padded images: white, #ff0000.")
-    ] = None,
-    image_fields: Annotated[
-        str, typer.Option(metavar="FIELDS", help="Which images of a sample to change. Default: its only one.")
-    ] = "",
-    derive: Annotated[
-        str, typer.Option(metavar="FACTS", help="Facts of the image for json: width,height,bytes,sha256.")
-    ] = "",
+    validate: ValidateOption = None,
+    resize: ResizeOption = None,
+    resize_mode: ResizeModeOption = None,
+    upscale: UpscaleOption = False,
+    format_: FormatOption = None,
+    quality: QualityOption = None,
+    orient: OrientOption = False,
+    background: BackgroundOption = None,
+    image_fields: ImageFieldsOption = "",
+    derive: DeriveOption = "",
     require: Annotated[
         str, typer.Option(metavar="FIELDS", help="Fields that each sample must have: jpg;png,json.")
     ] = "",
@@ -162,10 +155,8 @@ def pack_command(
     duplicates: Annotated[
         str, typer.Option(metavar="keep|report|drop", help="Samples with the same image, in DEST/duplicates.jsonl.")
     ] = "keep",
-    max_pixels: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Most pixels of an image. Default: 100 million.")
-    ] = None,
-    threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of each process, for images.")] = 1,
+    max_pixels: MaxPixelsOption = None,
+    threads: ThreadsOption = 1,
     json: JsonOption = False,
 ) -> None:
     """Pack images and tables into shards.

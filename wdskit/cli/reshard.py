@@ -8,7 +8,29 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import format_bytes, format_count, plural, print_json, print_summary, show_packing, split_names
-from wdskit.cli.options import AlsoOption, JsonOption, PatternOption, RestartOption, SplitNameOption
+from wdskit.cli.options import (
+    AlsoOption,
+    BackgroundOption,
+    DeriveOption,
+    FormatOption,
+    ImageFieldsOption,
+    JsonOption,
+    MaxPixelsOption,
+    OnlyOption,
+    OnOption,
+    OrientOption,
+    PartOption,
+    PatternOption,
+    QualityOption,
+    ResizeModeOption,
+    ResizeOption,
+    RestartOption,
+    SplitNameOption,
+    SplitOption,
+    ThreadsOption,
+    UpscaleOption,
+    ValidateOption,
+)
 from wdskit.cli.pack import parse_size
 from wdskit.cli.packed import WAS_DONE, format_names, format_rates
 
@@ -84,18 +106,37 @@ def reshard_command(
     also: AlsoOption = None,
     split_name: SplitNameOption = "",
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that read and write.")] = 1,
+    split: SplitOption = None,
+    on: OnOption = None,
+    part: PartOption = None,
+    only: OnlyOption = None,
+    validate: ValidateOption = None,
+    resize: ResizeOption = None,
+    resize_mode: ResizeModeOption = None,
+    upscale: UpscaleOption = False,
+    format_: FormatOption = None,
+    quality: QualityOption = None,
+    orient: OrientOption = False,
+    background: BackgroundOption = None,
+    image_fields: ImageFieldsOption = "",
+    derive: DeriveOption = "",
+    max_pixels: MaxPixelsOption = None,
+    threads: ThreadsOption = 1,
     pattern: PatternOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be written, and write nothing.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Write finished shards anew: merge, split, re-size, shuffle, filter.
 
-    Samples are copied by ranges of bytes, nothing is decoded. The same sources and options give the same bytes. A file
-    has its name only once it is whole and on disk; after a kill, run the same command again. Sources without an index
-    are read by the strict reader first, and get headers that every reader takes.
+    Samples are copied by ranges of bytes, and nothing is decoded unless --validate, --resize, --format, --orient or
+    --derive asks for that. The same sources and options give the same bytes. A file has its name only once it is whole
+    and on disk; after a kill, run the same command again. Sources without an index are read by the strict reader first,
+    and get headers that every reader takes. By default no image is looked at (--validate none), or, where images are
+    changed, each is checked to be whole (structure).
 
     In Python: wdskit.reshard, and wdskit.select for --selection
     """
+    from wdskit.limits import MAX_PIXELS
     from wdskit.packing.reshard import reshard
     from wdskit.packing.select import select
 
@@ -105,7 +146,9 @@ def reshard_command(
             "--multiple-of": multiple_of, "--shuffle": shuffle, "--keep": keep, "--drop": drop, "--rename": rename,
             "--keys": keys != "given" or None, "--duplicate-keys": duplicate_keys != "error" or None,
             "--pattern": pattern, "--dry-run": dry_run or None, "--restart": restart or None, "--also": also,
-            "--split-name": split_name or None,
+            "--split-name": split_name or None, "--split": split, "--on": on, "--part": part, "--only": only,
+            "--validate": validate, "--resize": resize, "--format": format_, "--orient": orient or None,
+            "--derive": derive or None,
         }  # fmt: skip
         ignored = [option for option, value in others.items() if value is not None]
         if ignored:
@@ -153,6 +196,22 @@ def reshard_command(
             duplicate_keys=duplicate_keys,
             check=check,
             workers=workers,
+            split=split,
+            on=on,
+            part=part,
+            only=only,
+            validate=validate,
+            resize=resize,
+            resize_mode=resize_mode,
+            upscale=upscale,
+            format=format_,
+            quality=quality,
+            orient=orient,
+            background=background,
+            image_fields=image_fields,
+            derive=derive,
+            max_pixels=MAX_PIXELS if max_pixels is None else max_pixels,
+            threads=threads,
             pattern=pattern,
             dry_run=dry_run,
             overwrite=overwrite,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import check_magic, image_format, is_image_field
-from wdskit.codecs.images import decode_image, open_pillow, pillow_error
+from wdskit.codecs.images import decode_image, open_pillow, pillow_errors
 from wdskit.codecs.structure import (
     HeaderTooShort,
     ImageHeader,
@@ -21,7 +21,6 @@ from wdskit.codecs.structure import (
     png_header,
     webp_header,
 )
-from wdskit.errors import PROCESS_ERRORS
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 
@@ -91,12 +90,8 @@ def check_image(data: Buffer, *, max_pixels: int = MAX_PIXELS) -> None:
     if name == "WebP":
         check_webp(view)
     image = open_pillow(view, max_pixels=max_pixels)
-    try:
+    with pillow_errors(image.format or ""):
         image.verify()
-    except PROCESS_ERRORS:
-        raise
-    except Exception as err:
-        raise pillow_error(image.format or "", err) from err
 
 
 def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels: int = MAX_PIXELS) -> None:

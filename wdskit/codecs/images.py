@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -116,7 +116,9 @@ def decode_image(data: Buffer, spec: str, *, max_pixels: int) -> NDArray[Any] | 
     if wanted.kind == "pil":
         if pixels is None:
             return _decode_pillow(data, wanted.mode, max_pixels)
-        return _pil_of_jpeg(data, pixels, max_pixels)
+        image = Image.fromarray(pixels)
+        image.info = dict(open_pillow(data, max_pixels=max_pixels).info)  # EXIF, colour profile and so on
+        return image
     if pixels is None:
         pixels = np.array(_decode_pillow(data, wanted.mode, max_pixels))  # a copy: what Pillow shares is read-only
     return _numbers(pixels, wanted)
@@ -147,13 +149,9 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
         raise DecodeError(f"a {name} image of mode {mode} does not store one plain number a pixel. Decode it as `rgb8`")
     pixels: Any = _decode_jpeg(data, "L", max_pixels) if name == "JPEG" else None
     if pixels is None:
-        try:
+        with pillow_errors(name):
             image.load()
             pixels = np.array(image)
-        except PROCESS_ERRORS:
-            raise
-        except Exception as err:
-            raise pillow_error(name, err) from err
     if mode in _DEEP_MODES:
         return np.asarray(pixels, np.int32)
     numbers: NDArray[np.uint8] = pixels.astype(np.uint8, copy=False)
@@ -218,21 +216,23 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
     if name == "PNG" and all(kind != b"IEND" for _, kind, _ in png_chunks(data)):
         # Pillow stops at the last pixel and would not see a cut behind it.
         raise DecodeError(f"not one complete PNG image: it stops at byte {len(data)}, before its end chunk")
-    try:
+    with pillow_errors(name):
         image = _PLUGINS[name](io.BytesIO(data))
-    except PROCESS_ERRORS:
-        raise
-    except Exception as err:
-        raise pillow_error(name, err) from err
     check_pixels(*image.size, max_pixels=max_pixels)
     return image
 
 
-def pillow_error(name: str, err: Exception) -> DecodeError:
-    """The error for whatever Pillow raises of a damaged file: SyntaxError, struct.error, OSError, ValueError, ..."""
-    if isinstance(err, Image.DecompressionBombError):
-        return ImageTooLarge(str(err))
-    return DecodeError(f"not one complete {name} image: {str(err) or type(err).__name__}")
+@contextlib.contextmanager
+def pillow_errors(name: str) -> Iterator[None]:
+    """Raise `DecodeError` for whatever Pillow raises of a damaged file: SyntaxError, struct.error, OSError, ..."""
+    try:
+        yield
+    except PROCESS_ERRORS:
+        raise
+    except Image.DecompressionBombError as err:
+        raise ImageTooLarge(str(err)) from err
+    except Exception as err:
+        raise DecodeError(f"not one complete {name} image: {str(err) or type(err).__name__}") from err
 
 
 def _decode_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] | None:
@@ -254,17 +254,10 @@ def _decode_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] 
     return pixels.reshape(height, width) if target == "GRAY" else np.array(Image.fromarray(pixels).convert("L"))
 
 
-def _pil_of_jpeg(data: Buffer, pixels: NDArray[np.uint8], max_pixels: int) -> Image.Image:
-    """The decoded pixels as a PIL image with the file's EXIF, colour profile and so on."""
-    image = Image.fromarray(pixels)
-    image.info = dict(open_pillow(data, max_pixels=max_pixels).info)
-    return image
-
-
 def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
     """The image in the wanted mode, loaded."""
     image = open_pillow(data, max_pixels=max_pixels)
-    try:
+    with pillow_errors(image.format or ""):
         image.load()
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"}):
             # Pillow would clip at 255. Of 16-bit RGB it keeps the upper byte, and so do we of 16-bit grey.
@@ -274,10 +267,6 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
         if mode != "RGBA" and isinstance(image.info.get("transparency"), bytes):
             del image.info["transparency"]  # convert drops it too, but with a warning
         return image.convert(mode)
-    except PROCESS_ERRORS:
-        raise
-    except Exception as err:
-        raise pillow_error(image.format or "", err) from err
 
 
 def _numbers(pixels: NDArray[np.uint8], wanted: ImageSpec) -> NDArray[Any] | torch.Tensor:
@@ -303,12 +292,8 @@ def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, 
         image: Image.Image = open_pillow(data, max_pixels=max_pixels)
         size = image.size
         image.draft("RGB", (2 * side, 2 * side))  # decoded no larger than needed
-        try:
+        with pillow_errors("JPEG"):
             image = image.convert("RGB")
-        except PROCESS_ERRORS:
-            raise
-        except Exception as err:
-            raise DecodeError(f"not one complete JPEG image: {str(err) or type(err).__name__}") from err
     else:
         image = decode_image(data, "pilrgba", max_pixels=max_pixels)  # type: ignore[assignment]  # by its spec
         size = image.size

@@ -22,6 +22,7 @@ _MAGIC = b"\x93NUMPY"
 _VERSIONS = {1: (2, "latin1"), 2: (4, "latin1"), 3: (4, "utf8")}  # bytes of the header's length, its encoding
 _KEYS = {"descr", "fortran_order", "shape"}
 _MAX_DEPTH = 32  # of nested dtypes
+_ENDS = {"(": ")", "[": "]", "{": "}"}
 _TOKEN = re.compile(
     r"""\s*(?:(?P<text>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
     r"""|(?P<number>[0-9]{1,20})L?\b|(?P<word>True|False)\b|(?P<mark>[][(){},:]))"""
@@ -109,42 +110,28 @@ class _Literals:
             raise ValueError("it is nested too deep")
         if isinstance(part, tuple):
             return part[0]
-        if part == "(":
-            items, has_comma = self._items(")", depth)
-            return tuple(items) if has_comma or not items else items[0]
-        if part == "[":
-            return self._items("]", depth)[0]
-        if part == "{":
-            return self._dictionary(depth)
-        raise ValueError(f"{part!r} stands where a value belongs")
-
-    def _items(self, end: str, depth: int) -> tuple[list[Any], bool]:
-        """What stands before `end`, and whether there is a comma."""
+        if part not in _ENDS:
+            raise ValueError(f"{part!r} stands where a value belongs")
         items: list[Any] = []
+        names: list[str] = []
         has_comma = False
-        while (part := self._token()) != end:
-            items.append(self._value(part, depth + 1))
-            part = self._token()
-            if part == end:
+        while (first := self._token()) != _ENDS[part]:
+            if part == "{":
+                name = self._value(first, depth + 1)
+                if type(name) is not str or name in names or self._token() != ":":
+                    raise ValueError(f"{name!r} is no key, or stands there twice")
+                names.append(name)
+                first = self._token()
+            items.append(self._value(first, depth + 1))
+            behind = self._token()
+            if behind == _ENDS[part]:
                 break
-            if part != ",":
-                raise ValueError(f"{part!r} stands where a comma belongs")
+            if behind != ",":
+                raise ValueError(f"{behind!r} stands where a comma belongs")
             has_comma = True
-        return items, has_comma
-
-    def _dictionary(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        while (part := self._token()) != "}":
-            name = self._value(part, depth + 1)
-            if type(name) is not str or name in found or self._token() != ":":
-                raise ValueError(f"{name!r} is no key, or stands there twice")
-            found[name] = self._value(self._token(), depth + 1)
-            part = self._token()
-            if part == "}":
-                break
-            if part != ",":
-                raise ValueError(f"{part!r} stands where a comma belongs")
-        return found
+        if part == "{":
+            return dict(zip(names, items, strict=True))
+        return items if part == "[" else tuple(items) if has_comma or not items else items[0]
 
 
 def _unescaped(text: str) -> str:

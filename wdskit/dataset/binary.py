@@ -9,11 +9,20 @@ for.
 
 Version 1 had no digests of `.idx` and is not read any more: `wdskit index` makes the index again. Selections are bound
 to the columns only, which are the same in both.
+
+`.wdskit.files`: which files the index was made of, by inode and time of change, where it was made. A shard that was
+replaced by one of its size, or written again in its place, is another file. What the index publishes cannot say so,
+since copies of a folder are other files too. So this stands beside it, and begins with the identity of `index.bin`;
+both are there before `index.json` is. In a copy that kept the times (`cp -a`, `rsync -a`) the times are compared alone;
+in one that did not, nothing is known. Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode and mtime_ns of
+`index.bin`, uint64 each, then of each shard in its order, zeros where they are not known.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,18 +31,30 @@ from typing import IO, TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.identities import read_identities
-from wdskit.errors import FolderIndexError
+from wdskit.errors import FolderIndexError, ShardError
+from wdskit.files import Disk, publish_bytes
+from wdskit.storage.urls import LocalFile
 
 if TYPE_CHECKING:
     from wdskit.dataset.index import ShardEntry
 
 BINARY_NAME = "index.bin"
+IDENTITIES_NAME = ".wdskit.files"
+
+Identity = tuple[int, int]
+"""Inode and mtime_ns, as a number of 64 bits without a sign."""
+
+UNKNOWN: Identity = (0, 0)
+"""Nobody knows which file the index was made of; it stays so until the shard is read again. An inode of 0 alone says
+that the time is known and the inode is not."""
+
+_log = logging.getLogger(__name__)
 
 _MAGIC = b"WDSKIDX2"
 _HEADER = struct.Struct("<8sQQ32s32s32s8s")
 _SHARD_BYTES = 8 + 8 + 32 + 8
 _DIGEST_BYTES = 32
+_IDENTITIES_MAGIC = b"WDSKFIL1"
 _NAMES_AT_ONCE = 1 << 14
 _BYTES_AT_ONCE = 1 << 20
 
@@ -87,14 +108,22 @@ class BinaryIndex:
                 json_digest = _digest(file)
             with (folder / BINARY_NAME).open("rb") as file:
                 header = file.read(_HEADER.size)
-                num_shards, num_name_bytes = self._check_head(header)
-                body_digest = _digest(file, num_shards * _SHARD_BYTES + num_name_bytes)
+                if len(header) < _HEADER.size:
+                    raise self._error(f"it has {len(header)} bytes, less than its header")
+                magic, num_shards, num_name_bytes, json_expected, *digests, rest = _HEADER.unpack(header)
+                if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
+                    version = magic[-1:].decode("latin-1")
+                    raise self._error(f"it has format version {version!r}, this wdskit reads version '2'")
+                self.digest = _digest(file, num_shards * _SHARD_BYTES + num_name_bytes)
                 idx_digest = _digest(file)
-                self._check_header(header, file.tell(), body_digest, idx_digest, json_digest)
+                num_bytes = _HEADER.size + num_shards * (_SHARD_BYTES + _DIGEST_BYTES) + num_name_bytes
+                if magic != _MAGIC or any(rest) or file.tell() != num_bytes or [self.digest, idx_digest] != digests:
+                    raise self._error("it is damaged")
+                if json_digest != json_expected:
+                    raise self._error("it does not belong to the index.json beside it")
                 body: NDArray[np.uint8] = np.memmap(file, dtype=np.uint8, mode="r")[_HEADER.size :]
         except OSError as err:
             raise self._error(f"cannot be read: {err.strerror}") from err
-        self.digest = body_digest
         ends = num_shards * np.array([8, 16, 48, 56])
         self.counts = body[: ends[0]].view("<u8")
         self.sizes = body[ends[0] : ends[1]].view("<u8")
@@ -128,7 +157,9 @@ class BinaryIndex:
     def names(self) -> Iterator[list[str]]:
         """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""
         for first in range(0, len(self), _NAMES_AT_ONCE):
-            data, ends = self._names_of(first, min(first + _NAMES_AT_ONCE, len(self)))
+            start = self._name_start(first)
+            ends = (self._name_ends[first : first + _NAMES_AT_ONCE].astype(np.int64) - start).tolist()
+            data = self._names[start : start + ends[-1]].tobytes()
             try:
                 text = data.decode()
                 slices = zip([0, *ends[:-1]], ends, strict=True)
@@ -147,39 +178,6 @@ class BinaryIndex:
 
     def _name_start(self, shard: int) -> int:
         return int(self._name_ends[shard - 1]) if shard else 0
-
-    def _names_of(self, first: int, stop: int) -> tuple[bytes, list[int]]:
-        """The bytes of the names of shards `first` to `stop`, and where in them each name ends."""
-        start = self._name_start(first)
-        ends = self._name_ends[first:stop].astype(np.int64) - start
-        return self._names[start : start + int(ends[-1])].tobytes(), ends.tolist()
-
-    def _check_head(self, header: bytes) -> tuple[int, int]:
-        """Number of shards and bytes of names, by a header of this version."""
-        if len(header) < _HEADER.size:
-            raise self._error(f"it has {len(header)} bytes, less than its header")
-        magic, num_shards, num_name_bytes, *_ = _HEADER.unpack(header)
-        if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
-            version = magic[-1:].decode("latin-1")
-            raise self._error(f"it has format version {version!r}, this wdskit reads version '2'")
-        if magic != _MAGIC:
-            raise self._error("it is damaged")
-        return num_shards, num_name_bytes
-
-    def _check_header(
-        self, header: bytes, num_bytes: int, body_digest: bytes, idx_digest: bytes, json_digest: bytes
-    ) -> None:
-        """Compare what the header says with what was read."""
-        _, num_shards, num_name_bytes, json_expected, body_expected, idx_expected, rest = _HEADER.unpack(header)
-        if (
-            any(rest)
-            or num_bytes != _HEADER.size + num_shards * (_SHARD_BYTES + _DIGEST_BYTES) + num_name_bytes
-            or body_digest != body_expected
-            or idx_digest != idx_expected
-        ):
-            raise self._error("it is damaged")
-        if json_digest != json_expected:
-            raise self._error("it does not belong to the index.json beside it")
 
     def _check_names(self, num_name_bytes: int) -> None:
         """Refuse names that are not those of files in the folder, which only a forged index has."""
@@ -216,3 +214,104 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
         digest.update(part)
         left -= len(part) if left > 0 else 0
     return digest.digest()
+
+
+def write_identities(index: Path, shards: Sequence[tuple[str, Identity | None]], *, disk: Disk) -> None:
+    """Publish the identities of an `index.bin` that has just been published, and of the shards beside it.
+
+    Args:
+        index: Its path.
+        shards: Name and identity of each; of None, that of the file that is there now.
+        disk: What writes.
+    """
+    try:
+        found = [_identity(index.stat())]
+        found += [known or _identity((index.parent / name).stat()) for name, known in shards]
+    except OSError:
+        disk.remove(index.parent / IDENTITIES_NAME)  # a shard is gone, which an error says when it is read
+        return
+    rest = np.array(found, dtype="<u8").tobytes()
+    publish_bytes(index.parent / IDENTITIES_NAME, _IDENTITIES_MAGIC + hashlib.sha256(rest).digest() + rest, disk=disk)
+
+
+def read_identities(index: Path, num_shards: int) -> NDArray[np.uint64] | None:
+    """The identities of an index's shards, (num_shards, 2); None where they are not known, as in a copy of a folder."""
+    try:
+        data = (index.parent / IDENTITIES_NAME).read_bytes()
+        own = _identity(index.stat())
+    except OSError:
+        return None
+    head_bytes = len(_IDENTITIES_MAGIC) + _DIGEST_BYTES
+    rest = data[head_bytes:]
+    if data[:head_bytes] != _IDENTITIES_MAGIC + hashlib.sha256(rest).digest() or len(rest) != 16 * (num_shards + 1):
+        return None
+    found = np.frombuffer(rest, dtype="<u8").reshape(-1, 2)
+    inode, mtime_ns = found[0].tolist()
+    if (inode, mtime_ns) == own:
+        return found[1:]
+    if mtime_ns == own[1]:
+        return found[1:] * np.array([0, 1], dtype=np.uint64)
+    _log.info(
+        "%s was copied or changed since it was made: its shards are compared by size, headers and keys; "
+        "`wdskit verify` compares all bytes, and `wdskit index` notes the files that are here",
+        index,
+    )
+    return None
+
+
+def identity_of(file: LocalFile) -> Identity:
+    """The identity of an open file."""
+    return _identity(os.fstat(file.fd))
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return status.st_ino, status.st_mtime_ns % (1 << 64)
+
+
+def check_digest(file: LocalFile, sha256: str) -> None:
+    """Compare all bytes of a shard with the index.
+
+    Raises:
+        ShardError: They are others.
+        StorageError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    num_bytes = 0
+    while part := file.read_at(num_bytes, _BYTES_AT_ONCE):
+        digest.update(part)
+        num_bytes += len(part)
+    if digest.hexdigest() != sha256:
+        raise changed_bytes(file.url, num_bytes, digest.hexdigest(), sha256)
+
+
+def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardError:
+    """The error of a shard whose bytes are not those that the index has the digest of."""
+    problem = f"its sha256 {found[:12]}... is not {expected[:12]}... of the index"
+    remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if it is right."
+    return ShardError(shard=url, offset=num_bytes, problem=problem, remedy=remedy)
+
+
+class Verified:
+    """Digests shards that are other files than the index was made of, each such file once."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Identity] = {}
+
+    def check(self, file: LocalFile, identity: Identity | None, sha256: str) -> None:
+        """Compare a shard that was opened with what the index was made of; None says nothing.
+
+        Raises:
+            ShardError: It is another file, with other bytes.
+        """
+        if identity in (None, UNKNOWN):
+            return
+        now = identity_of(file)
+        if now in (identity, self._known.get(file.url)) or (0, now[1]) == identity:
+            return
+        check_digest(file, sha256)
+        self._known[file.url] = now
+        _log.warning(
+            "%s was replaced or touched since it was indexed; its sha256 is still that of the index. `wdskit index` "
+            "spares the next process to look",
+            file.url,
+        )

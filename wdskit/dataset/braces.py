@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import reprlib
 from collections.abc import Iterator
 
-from wdskit.errors import StorageError
+from wdskit.errors import PipelineError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
 from wdskit.storage.urls import scheme_of
 
@@ -95,3 +97,27 @@ def _count_range(first: str | None, last: str | None, first_letter: str, last_le
     if max(map(len, (first, last, step or ""))) > _MAX_DIGITS:
         return MAX_SHARD_NAMES + 1
     return abs(int(last) - int(first)) // (int(step or 1) or 1) + 1
+
+
+def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
+    """The numbers of open_clip's `--train-data-upsampling-factors`, `1::2`, one for each `::`-part of the shards.
+
+    Raises:
+        PipelineError: They do not fit the parts, or are no numbers, 0 or more, not all 0.
+    """
+    found = []
+    for text in factors.split("::"):
+        try:
+            factor = float(text)
+        except ValueError:
+            factor = math.nan
+        if not 0 <= factor < math.inf:
+            msg = f"{reprlib.repr(text)} is no upsampling factor: a number, 0 or more."
+            raise PipelineError(f"{msg} Write one for each part, as 1::2.")
+        found.append(factor)
+    if len(found) != num_parts:
+        msg = f"{reprlib.repr(factors)}: {len(found)} factors for {num_parts} parts of shards."
+        raise PipelineError(f"{msg} Write one for each, as 1::2.")
+    if not any(found):
+        raise PipelineError(f"{reprlib.repr(factors)}: with all factors 0 nothing is drawn. Write 1::2.")
+    return tuple(found)

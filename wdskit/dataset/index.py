@@ -14,14 +14,13 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from wdskit.dataset.binary import BINARY_NAME, build_binary
-from wdskit.dataset.identities import UNKNOWN, Identity, read_identities, write_identities
+from wdskit.dataset.binary import BINARY_NAME, UNKNOWN, Identity, build_binary, read_identities, write_identities
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
@@ -30,6 +29,8 @@ from wdskit.storage.urls import is_local, local_path, read_bytes
 INDEX_NAME = "index.json"
 RUN_FOLDER = ".wdskit-run"  # where a run that has not finished keeps its shards: packing.staging
 INDEX_VERSION = 1
+SIZES_NAME = "sizes.json"
+INFO_NAMES = ("_info.json", "info.json")
 
 _KIND = "wids-shard-index-v1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -111,16 +112,15 @@ class FolderIndex:
         if not is_local(self.folder):
             return
         folder = Path(local_path(self.folder) or ".")
-        known = self.by_name
         try:
-            names = fnmatch.filter((path.name for path in folder.iterdir()), "[!.]*.tar")
-            found = {name: _size_of(folder / name) for name in names}
+            paths = [path for path in folder.iterdir() if fnmatch.fnmatch(path.name, "[!.]*.tar")]
+            found = {path.name: path.stat().st_size if path.exists() else None for path in paths}  # of no dead link
         except OSError as err:
             msg = f"{err.filename}: cannot be compared with the folder's index: {err.strerror}."
             raise FolderIndexError(msg, folder=self.folder) from err
-        for name in sorted(found.keys() - known.keys()):
+        for name in sorted(found.keys() - self.by_name.keys()):
             raise self._mismatch(f"{name} stands in the folder but not in the index")
-        for name, entry in known.items():
+        for name, entry in self.by_name.items():
             if found.get(name) is None:
                 raise self._mismatch(f"{name} stands in the index but not in the folder")
             if found[name] != entry.num_bytes:
@@ -130,11 +130,6 @@ class FolderIndex:
         msg = f"{join_url(self.folder, INDEX_NAME)}: {problem}."
         msg += f"\n  If the shards are right, run `wdskit index {self.folder}`."
         return FolderIndexError(msg, folder=self.folder)
-
-
-def _size_of(path: Path) -> int | None:
-    """Size of a file in bytes, None where a link points nowhere."""
-    return path.stat().st_size if path.exists() else None
 
 
 def join_url(folder: str, name: str) -> str:
@@ -211,8 +206,7 @@ def read_index(folder: str | Path) -> FolderIndex:
         document = json.loads(data)
     except StorageError as err:
         where = f"Run `wdskit index {folder or '.'}`" if is_local(folder) else "Run `wdskit index` where the shards are"
-        msg = f"{err}\n  {where} to make it."
-        raise FolderIndexError(msg, folder=folder) from err
+        raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
     except (ValueError, RecursionError) as err:
         msg = f"{url}: it is no JSON: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
@@ -224,44 +218,36 @@ def read_index(folder: str | Path) -> FolderIndex:
         raise FolderIndexError(msg, folder=folder) from err
     if is_local(folder):
         identities = read_identities(Path(local_path(folder)) / BINARY_NAME, len(entries))
-        told = itertools.repeat(UNKNOWN) if identities is None else map(tuple, identities.tolist())
-        entries = tuple(replace(entry, identity=identity) for entry, identity in zip(entries, told, strict=False))
+        known = itertools.repeat(UNKNOWN) if identities is None else map(tuple, identities.tolist())
+        entries = tuple(replace(entry, identity=identity) for entry, identity in zip(entries, known, strict=False))
     return FolderIndex(folder, entries, also)
 
 
 def _parse_exports(value: Any) -> Exports:
-    if not isinstance(value, dict):
-        msg = f"`also` is {_SHORT.repr(value)}"
-        raise ValueError(msg)  # noqa: TRY004 (what is wrong is the file)
-    kinds, split_name = value.get("kinds", []), value.get("split_name", "")
+    kinds, split_name = (value.get("kinds", []), value.get("split_name", "")) if isinstance(value, dict) else (None, "")
     texts = [*kinds, split_name] if isinstance(kinds, list) else [None]
-    if not all(isinstance(text, str) and text.isprintable() for text in texts):
-        msg = f"`also` is {_SHORT.repr(value)}"
-        raise ValueError(msg)
+    if kinds is None or not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise ValueError(f"`also` is {_SHORT.repr(value)}")
     return Exports(tuple(kinds), split_name)
 
 
 def _parse(document: Any) -> Iterable[ShardEntry]:
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
-        msg = f"`__kind__` is not {_KIND!r}"
-        raise ValueError(msg)
+        raise ValueError(f"`__kind__` is not {_KIND!r}")
     version = document.get("wdskit_index_version")
     if type(version) is int and version > INDEX_VERSION:
         msg = f"a newer wdskit wrote it, in version {_SHORT.repr(version)}; this one reads {INDEX_VERSION}. Upgrade it"
         raise ValueError(msg)
     if version != INDEX_VERSION:
-        msg = f"`wdskit_index_version` is {_SHORT.repr(version)}, this version reads {INDEX_VERSION}"
-        raise ValueError(msg)
+        raise ValueError(f"`wdskit_index_version` is {_SHORT.repr(version)}, this version reads {INDEX_VERSION}")
     shards = document.get("shardlist")
     if not isinstance(shards, list):
-        msg = f"`shardlist` is {_SHORT.repr(shards)}, not a list"
-        raise ValueError(msg)  # noqa: TRY004 (what is wrong is the file)
+        raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (what is wrong is the file)
     seen: set[str] = set()
     for number, item in enumerate(shards):
         problem = _entry_problem(item, seen)
         if problem:
-            msg = f"entry {number} of its shardlist: {problem}"
-            raise ValueError(msg)
+            raise ValueError(f"entry {number} of its shardlist: {problem}")
         seen.add(item["url"])
         numbers = item["nsamples"], item["filesize"]
         yield ShardEntry(item["url"], *numbers, item["sha256"], tuple(item["fields"]), item.get("idx_sha256"))
@@ -291,3 +277,66 @@ def _entry_problem(item: Any, seen: set[str]) -> str | None:
     if not all(isinstance(field, str) and not _SURROGATE.search(field) for field in item["fields"]):
         return f"`fields` is {_SHORT.repr(item['fields'])}"
     return None
+
+
+def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:
+    """The counts that other programs keep beside shards: open_clip's `sizes.json` and timm's `_info.json`.
+
+    Args:
+        folder: Path or http(s) URL of the folder that holds them.
+
+    Returns:
+        For each file that is there, by its usual name, the samples of each shard by its path below the folder, in the
+        order of the file; None where the file is not what its program reads, or its numbers contradict each other.
+    """
+    found: dict[str, dict[str, int] | None] = {}
+    for names, parse in (((SIZES_NAME,), _parse_sizes), (INFO_NAMES, _parse_timm_info)):
+        for name in names:
+            try:
+                data = read_bytes(join_url(folder, name), limit=MAX_INDEX_BYTES)
+            except StorageError:
+                continue  # it is not there
+            try:
+                document = json.loads(data, object_pairs_hook=_unique)
+                found[names[0]] = dict(parse(document))
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                found[names[0]] = None
+            break
+    return found
+
+
+def _parse_sizes(document: Any) -> Iterator[tuple[str, int]]:
+    for name, count in document.items():
+        is_text = isinstance(count, str) and count.isascii() and count.isdecimal() and len(count) < 19
+        yield _checked_count(name, int(count) if is_text else count, is_nested=False)  # open_clip calls int()
+
+
+def _parse_timm_info(document: Any) -> Iterator[tuple[str, int]]:
+    for name, split in document["splits"].items():
+        filenames, lengths = split["filenames"], split["shard_lengths"]
+        if not isinstance(filenames, list) or not isinstance(lengths, list) or split.get("name", name) != name:
+            raise ValueError("no split")
+        counts = _unique([_checked_count(*pair, is_nested=True) for pair in zip(filenames, lengths, strict=True)])
+        if type(split["num_samples"]) is not int or split["num_samples"] != sum(counts.values()):
+            raise ValueError("its shards have another number of samples in all")
+        if not isinstance(split.get("alt_label", ""), str):
+            raise TypeError("its label is no field")
+        yield from counts.items()
+
+
+def _checked_count(path: Any, count: Any, *, is_nested: bool) -> tuple[str, int]:
+    parts = path.split("/")
+    if not path.isprintable() or any(part in ("", ".", "..") for part in parts) or (len(parts) > 1 and not is_nested):
+        raise ValueError("no path below the folder")
+    if type(count) is not int or not 0 <= count < 1 << 63:
+        raise ValueError("no count")
+    return path, count
+
+
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object; the last of two with one name would win without a word."""
+    several = list(pairs)
+    found = dict(several)
+    if len(found) < len(several):
+        raise ValueError("a name stands there twice")
+    return found

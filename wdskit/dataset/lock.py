@@ -98,8 +98,7 @@ def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
 @functools.cache
 def hold(path: Path) -> int:
     """Share the lock of a folder or file until this process ends, and end at once if it comes too late for that."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    _lock(fd, fcntl.LOCK_SH)
+    fd = _open_locked(path, fcntl.LOCK_SH)
     parent = parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)
@@ -109,9 +108,8 @@ def hold(path: Path) -> int:
 @contextlib.contextmanager
 def held_meanwhile(path: Path) -> Iterator[None]:
     """Share the lock of a folder or file while the block runs: in a process that goes on to other things."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = _open_locked(path, fcntl.LOCK_SH)
     try:
-        _lock(fd, fcntl.LOCK_SH)
         yield
     finally:
         os.close(fd)
@@ -119,13 +117,11 @@ def held_meanwhile(path: Path) -> Iterator[None]:
 
 def wait_for_workers(path: Path) -> None:
     """Return once no worker of an earlier run holds a folder or file. Call it with that run's own lock held."""
+    os.close(_open_locked(path, fcntl.LOCK_EX))
+
+
+def _open_locked(path: Path, kind: int) -> int:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _lock(fd, fcntl.LOCK_EX)
-    finally:
-        os.close(fd)
-
-
-def _lock(fd: int, kind: int) -> None:
     with contextlib.suppress(OSError):  # a disk that locks no folders: what is left is that workers end by themselves
         fcntl.flock(fd, kind)
+    return fd

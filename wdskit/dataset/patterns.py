@@ -13,7 +13,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 from urllib.parse import unquote
@@ -77,23 +77,21 @@ class Target:
 Fault = Literal["missing", "unlisted"]
 
 
-@dataclass
 class _Folders:
     """The indexes of the folders met so far; None for a folder without one."""
 
-    known: dict[str, FolderIndex | None] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._known: dict[str, FolderIndex | None] = {}
 
     def index_of(self, folder: str) -> FolderIndex | None:
         """Of a local folder that has one."""
-        if folder not in self.known:
-            self.known[folder] = read_index(folder) if is_local(folder) and has_index(folder) else None
-        return self.known[folder]
+        if folder not in self._known:
+            self._known[folder] = read_index(folder) if is_local(folder) and has_index(folder) else None
+        return self._known[folder]
 
     def needed_index(self, folder: str) -> FolderIndex:
         """Of a folder that must have one, local or remote."""
-        index = self.known.get(folder)
-        if index is None:
-            index = self.known[folder] = read_index(folder)
+        index = self._known[folder] = self._known.get(folder) or read_index(folder)
         return index
 
 
@@ -202,8 +200,7 @@ def collect_shards(
 
 def _local_places(pattern: str) -> list[Place]:
     if not is_local(pattern):
-        msg = f"{pattern}: only local shards can be looked at. Run this where the files are."
-        raise StorageError(msg, url=pattern)
+        raise StorageError(f"{pattern}: only local shards can be looked at. Run this where the files are.", url=pattern)
     return [place for place in find_places(pattern) if os.path.isdir(place.folder or ".")]
 
 
@@ -280,8 +277,7 @@ def _match_folder(folder: str, name: str, folders: _Folders) -> list[str]:
         raise not_listed(folder, stray[0])
     missing = sorted(names - on_disk)
     if missing:
-        msg = f"{join_url(folder, missing[0])}: the folder's index lists this shard, but there is no such file."
-        raise FolderIndexError(msg, folder=folder)
+        raise no_such_file(folder, missing[0])
     return [index.url(entry) for entry in listed]
 
 
@@ -326,6 +322,12 @@ def not_listed(folder: str, name: str) -> FolderIndexError:
     return FolderIndexError(msg, folder=folder)
 
 
+def no_such_file(folder: str, name: str) -> FolderIndexError:
+    """The error for a shard that only its folder's index has."""
+    msg = f"{join_url(folder, name)}: the folder's index lists this shard, but there is no such file."
+    return FolderIndexError(msg, folder=folder)
+
+
 def may_be_shard(name: str, pattern: str) -> bool:
     """Whether a file that a glob matches is a shard by its name: it ends in `.tar`, unless the glob has an ending."""
     return name.endswith(".tar") or "." in re.split(r"[*?\]]", pattern)[-1]
@@ -361,5 +363,4 @@ def nothing_matches(pattern: str) -> NoReturn:
         msg = f"{pattern}: no shard matches: a run has begun here and is not finished.\n  "
         remedy = "Run the same command again; it goes on with what is there. Parts are ended by `wdskit pack-finish`."
         raise FolderIndexError(msg + remedy, folder=folder)
-    msg = f"{pattern}: no shard matches."
-    raise StorageError(msg, url=pattern)
+    raise StorageError(f"{pattern}: no shard matches.", url=pattern)

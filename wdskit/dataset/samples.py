@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from wdskit.dataset.keys import split_name
 from wdskit.errors import ShardError, StorageError
 from wdskit.limits import MAX_READ_MEMBER_BYTES
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import OnMember, TarReader, WatchedReader, locate_members
+from wdskit.tar.reader import OnMember, TarReader, locate_members, watch_members
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
 
@@ -56,13 +56,13 @@ class ShardReader:
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
-        reader = TarReader(read, shard=shard, hold_bytes=hold_bytes, spill=spill)
-        self._members: TarReader | WatchedReader | TarWalk = WatchedReader(reader, on_member) if on_member else reader
+        self._on_member = on_member
+        self._reader: TarReader | TarWalk = TarReader(read, shard=shard, hold_bytes=hold_bytes, spill=spill)
 
     @property
     def stop(self) -> int:
         """Byte offset behind the last member, once the stream is read."""
-        return self._members.stop
+        return self._reader.stop
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield `{"__key__": key, "__url__": shard, field: bytes, ...}`, fields in the order of their members.
@@ -74,8 +74,12 @@ class ShardReader:
         key = None
         first = 0
         sample: dict[str, Any] = {}
+        reader = self._reader
+        members: Iterable[tuple[str, int, Any]] = reader
+        if self._on_member is not None and isinstance(reader, TarReader):
+            members = watch_members(reader, self._on_member)
         try:
-            for name, start, data in self._members:
+            for name, start, data in members:
                 split = split_name(name)
                 if split is None:
                     self.num_ignored += 1
@@ -156,7 +160,7 @@ class HeaderReader(ShardReader):
 
     def __init__(self, file: LocalFile, *, shard: str, start: int = 0) -> None:
         super().__init__(file.read, shard=shard)
-        self._members = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
+        self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
 
 
 def read_span(file: LocalFile, span: Span) -> bytes:
@@ -165,17 +169,11 @@ def read_span(file: LocalFile, span: Span) -> bytes:
     Raises:
         StorageError: The file cannot be read, or has become shorter.
     """
-    parts = []
-    offset, stop = span.offset, span.offset + span.size
-    if span.size > _CHECKED_BYTES and stop > file.num_bytes:  # before there is memory for it
+    is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before there is memory for it
+    data = b"" if is_long else file.read_whole(*span)
+    if len(data) < span.size:
         raise StorageError(f"{file.url}: it became shorter while it was read.", url=file.url)
-    while offset < stop:  # one pread gives 2 GiB at most, and network disks may give less than was asked for
-        part = file.read_at(offset, stop - offset)
-        if not part:
-            raise StorageError(f"{file.url}: it became shorter while it was read.", url=file.url)
-        parts.append(part)
-        offset += len(part)
-    return b"".join(parts)
+    return data
 
 
 def read_sample(file: LocalFile, start: int, stop: int | None = None) -> tuple[str, dict[str, memoryview]]:

@@ -27,6 +27,14 @@ from wdskit.errors import SelectionError
 from wdskit.files import DISK, Disk, publish
 from wdskit.limits import MAX_RECIPE_BYTES
 
+_SUFFIX = ".selection"
+_MAGIC = b"WDSKSEL1"
+_HEADER = struct.Struct("<8sQQQ32s32s32s")
+_CHECK_BYTES = 8
+
+_NAME = re.compile(r"[a-z0-9_][a-z0-9_-]{0,39}")
+_COMMANDS = {"split": "split", "reshard": "reshard --selection"}
+_HARMLESS = re.compile(r"[\w@%+=:,./ -]+")  # nothing in it that a shell acts on: a selection may come from anywhere
 _WRITE_BYTES = 1 << 20
 
 
@@ -50,11 +58,9 @@ def write_selection(
     path = selection_path(folder, name)
     index = BinaryIndex(folder)
     if len(samples_per_shard) != len(index):
-        msg = f"{path}: samples of {len(samples_per_shard)} shards, the index lists {len(index)}"
-        raise ValueError(msg)
+        raise ValueError(f"{path}: samples of {len(samples_per_shard)} shards, the index lists {len(index)}")
     if len(recipe.encode()) > MAX_RECIPE_BYTES or not recipe.isprintable():
-        msg = f"{path}: the recipe is no line of at most {MAX_RECIPE_BYTES} bytes"
-        raise ValueError(msg)
+        raise ValueError(f"{path}: the recipe is no line of at most {MAX_RECIPE_BYTES} bytes")
     counts = np.zeros(len(index), dtype="<u8")
     checks = bytearray()
     for shard, numbers in enumerate(_pack_numbers(index, samples_per_shard)):
@@ -62,14 +68,19 @@ def write_selection(
         checks += _check(numbers)
     ends = np.cumsum(counts, dtype="<u8")
     text = recipe.encode()
-    head = struct.pack("<8sQQQ32s", MAGIC, len(index), int(counts.sum()), len(text), index.digest)
+    head = struct.pack("<8sQQQ32s", _MAGIC, len(index), int(counts.sum()), len(text), index.digest)
     digest = hashlib.sha256(head + ends.tobytes() + checks + text).digest()
     with publish(path, disk=disk) as draft:
-        draft.write(head + digest + bytes(HEADER.size - len(head) - len(digest)))
+        draft.write(head + digest + bytes(_HEADER.size - len(head) - len(digest)))
         draft.write(ends.tobytes())
         draft.write(checks)
-        for part in _join(_pack_numbers(index, samples_per_shard)):
-            draft.write(part)
+        pending = bytearray()  # a shard's numbers alone may be a few bytes
+        for numbers in _pack_numbers(index, samples_per_shard):
+            pending += numbers
+            if len(pending) >= _WRITE_BYTES:
+                draft.write(bytes(pending))
+                pending.clear()
+        draft.write(pending)
         draft.write(text)
 
 
@@ -85,19 +96,6 @@ def _pack_numbers(index: BinaryIndex, samples_per_shard: Sequence[ArrayLike]) ->
         yield numbers.astype("<u4").tobytes()
 
 
-def _join(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in pieces of a megabyte and more: a shard's numbers alone may be a few bytes."""
-    pending: list[bytes] = []
-    num_bytes = 0
-    for part in parts:
-        pending.append(part)
-        num_bytes += len(part)
-        if num_bytes >= _WRITE_BYTES:
-            yield b"".join(pending)
-            pending, num_bytes = [], 0
-    yield b"".join(pending)
-
-
 def _are_samples(numbers: NDArray[np.integer], num_samples: int) -> bool:
     """Whether these are numbers of samples of a shard of so many, rising."""
     if not numbers.size:
@@ -106,7 +104,7 @@ def _are_samples(numbers: NDArray[np.integer], num_samples: int) -> bool:
 
 
 def _check(numbers: bytes) -> bytes:
-    return hashlib.blake2b(numbers, digest_size=CHECK_BYTES).digest()
+    return hashlib.blake2b(numbers, digest_size=_CHECK_BYTES).digest()
 
 
 def read_selection(folder: str | Path, name: str) -> Selection:
@@ -142,13 +140,11 @@ class Selection:
         self.name = name
         self._path = selection_path(folder, name)
         self._index = BinaryIndex(folder)
-        with open_selection(self._path) as file:
-            head = parse_head(self._path, file)
+        with _open(self._path) as file:
+            head = _parse_head(self._path, file)
             if head.shards != self._index.digest:
-                raise selection_error(
-                    self._path, "it was made for other shards than the folder's index lists now", head.recipe
-                )
-            body = np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray)[HEADER.size :]
+                raise _error(self._path, "it was made for other shards than the folder's index lists now", head.recipe)
+            body = np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray)[_HEADER.size :]
         self.num_samples = head.num_samples
         self.recipe = head.recipe
         self.digest = head.digest.hex()
@@ -157,8 +153,8 @@ class Selection:
         if head.num_shards != len(self._index) or np.any(self.counts > self._index.counts) or np.any(self.counts < 0):
             raise self._forged()
         self._starts = ends.astype(np.int64) - self.counts
-        self._checks = body[8 * head.num_shards :][: CHECK_BYTES * head.num_shards].reshape(-1, CHECK_BYTES)
-        self._numbers = body[(8 + CHECK_BYTES) * head.num_shards :][: 4 * head.num_samples].view("<u4")
+        self._checks = body[8 * head.num_shards :][: _CHECK_BYTES * head.num_shards].reshape(-1, _CHECK_BYTES)
+        self._numbers = body[(8 + _CHECK_BYTES) * head.num_shards :][: 4 * head.num_samples].view("<u4")
         if int(self.counts.sum()) != head.num_samples:
             raise self._forged()
         self._checked = np.zeros(head.num_shards, dtype=np.bool_)
@@ -184,12 +180,8 @@ class Selection:
             SelectionError: The numbers are damaged.
         """
         if not 0 <= shard < len(self):
-            msg = f"{self._path}: shard {shard} is out of range: there are {len(self)}"
-            raise IndexError(msg)
-        if not self._checked[shard]:
-            self._check_shard(shard)
-        numbers: NDArray[np.int64] = self._numbers_of(shard).astype(np.int64)
-        return numbers
+            raise IndexError(f"{self._path}: shard {shard} is out of range: there are {len(self)}")
+        return self.take(np.full(self.counts[shard], shard), np.arange(self.counts[shard]))
 
     def take(self, shards: ArrayLike, places: ArrayLike) -> NDArray[np.int64]:
         """The numbers of many selected samples at once: the `places[i]`-th of those selected of shard `shards[i]`.
@@ -204,24 +196,19 @@ class Selection:
         """
         wanted, at = np.asarray(shards, dtype=np.int64), np.asarray(places, dtype=np.int64)
         if np.any((wanted < 0) | (wanted >= len(self))) or np.any((at < 0) | (at >= self.counts[wanted])):
-            msg = f"{self._path}: a shard or a place in it is out of range"
-            raise IndexError(msg)
+            raise IndexError(f"{self._path}: a shard or a place in it is out of range")
         for shard in np.unique(wanted[~self._checked[wanted]]):
             self._check_shard(int(shard))
         numbers: NDArray[np.int64] = self._numbers[self._starts[wanted] + at].astype(np.int64)
         return numbers
 
-    def _numbers_of(self, shard: int) -> NDArray[np.uint32]:
-        start = int(self._starts[shard])
-        numbers: NDArray[np.uint32] = self._numbers[start : start + int(self.counts[shard])]
-        return numbers
-
     def _check_shard(self, shard: int) -> None:
         """Compare the numbers of a shard with their check, once."""
-        numbers = self._numbers_of(shard)
+        start = int(self._starts[shard])
+        numbers = self._numbers[start : start + int(self.counts[shard])]
         if _check(numbers.tobytes()) != self._checks[shard].tobytes():
-            raise selection_error(
-                self._path, f"the numbers of the samples of {self.shards[shard]} are damaged", self.recipe
+            raise _error(
+                self._path, f"the numbers of the samples of {self._index.name(shard)} are damaged", self.recipe
             )
         if not _are_samples(numbers, int(self._index.counts[shard])):
             raise self._forged()
@@ -229,7 +216,7 @@ class Selection:
 
     def _forged(self) -> SelectionError:
         """The error of numbers that nobody could have written by mistake: their digests hold."""
-        return selection_error(self._path, "its numbers are not those of samples", self.recipe)
+        return _error(self._path, "its numbers are not those of samples", self.recipe)
 
 
 class _Names(Sequence[str]):
@@ -254,17 +241,6 @@ def _reopen(folder: Path, name: str, digest: str) -> Selection:
         msg = f"{selection_path(folder, name)}: it was replaced while it was in use. Start again."
         raise SelectionError(msg, folder=str(folder))
     return selection
-
-
-SUFFIX = ".selection"
-MAGIC = b"WDSKSEL1"
-HEADER = struct.Struct("<8sQQQ32s32s32s")
-DIGESTED_BYTES = 64  # of the header
-CHECK_BYTES = 8
-
-_NAME = re.compile(r"[a-z0-9_][a-z0-9_-]{0,39}")
-_COMMANDS = {"split": "split", "reshard": "reshard --selection"}
-_HARMLESS = re.compile(r"[\w@%+=:,./ -]+")  # nothing in it that a shell acts on: a selection may come from anywhere
 
 
 class SelectionHead(NamedTuple):
@@ -299,12 +275,12 @@ def check_selection_name(name: str) -> None:
 def selection_path(folder: Path, name: str) -> Path:
     """Where a selection of a folder stands: beside the index."""
     check_selection_name(name)
-    return folder / f"{name}{SUFFIX}"
+    return folder / f"{name}{_SUFFIX}"
 
 
 def list_selections(folder: Path) -> list[str]:
     """The names of a folder's selections, sorted."""
-    names = (path.name.removesuffix(SUFFIX) for path in folder.glob(f"*{SUFFIX}"))
+    names = (path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}"))
     return sorted(filter(_NAME.fullmatch, names))
 
 
@@ -315,38 +291,37 @@ def read_head(folder: Path, name: str) -> SelectionHead:
         SelectionError: It is missing, damaged, or of another version.
     """
     path = selection_path(folder, name)
-    with open_selection(path) as file:
-        return parse_head(path, file)
+    with _open(path) as file:
+        return _parse_head(path, file)
 
 
-def open_selection(path: Path) -> BinaryIO:
+def _open(path: Path) -> BinaryIO:
     """Open the file of a selection; where there is none, the error names those that are there."""
     try:
         return path.open("rb")
     except FileNotFoundError as err:
         there = ", ".join(list_selections(path.parent))
         problem = f"there is no such selection. The folder has {there}" if there else "the folder has no selection"
-        raise selection_error(path, problem) from err
+        raise _error(path, problem) from err
     except OSError as err:
-        msg = f"{path}: cannot be read: {err.strerror}."
-        raise SelectionError(msg, folder=str(path.parent)) from err
+        raise SelectionError(f"{path}: cannot be read: {err.strerror}.", folder=str(path.parent)) from err
 
 
-def parse_head(path: Path, file: BinaryIO) -> SelectionHead:
+def _parse_head(path: Path, file: BinaryIO) -> SelectionHead:
     """Header, ends, checks and recipe of a selection, compared with their digest."""
     num_bytes = os.fstat(file.fileno()).st_size
-    header = file.read(HEADER.size)
-    if len(header) < HEADER.size:
-        raise selection_error(path, f"it has {num_bytes} bytes, less than its header")
-    magic, num_shards, num_samples, num_recipe_bytes, shards, expected, rest = HEADER.unpack(header)
-    if magic != MAGIC and magic.startswith(MAGIC[:-1]):
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size:
+        raise _error(path, f"it has {num_bytes} bytes, less than its header")
+    magic, num_shards, num_samples, num_recipe_bytes, shards, expected, rest = _HEADER.unpack(header)
+    if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
         version = magic[-1:].decode("latin-1")
-        raise selection_error(path, f"it has format version {version!r}, this wdskit reads version '1'")
-    table_bytes = (8 + CHECK_BYTES) * num_shards
-    size = HEADER.size + table_bytes + 4 * num_samples + num_recipe_bytes
-    if magic != MAGIC or any(rest) or num_bytes != size or num_recipe_bytes > MAX_RECIPE_BYTES:
-        raise selection_error(path, "it is damaged")
-    digest = hashlib.sha256(header[:DIGESTED_BYTES])
+        raise _error(path, f"it has format version {version!r}, this wdskit reads version '1'")
+    table_bytes = (8 + _CHECK_BYTES) * num_shards
+    size = _HEADER.size + table_bytes + 4 * num_samples + num_recipe_bytes
+    if magic != _MAGIC or any(rest) or num_bytes != size or num_recipe_bytes > MAX_RECIPE_BYTES:
+        raise _error(path, "it is damaged")
+    digest = hashlib.sha256(header[:64])
     while table_bytes and (part := file.read(min(table_bytes, 1 << 20))):  # read: mapped pages count as memory
         digest.update(part)
         table_bytes -= len(part)
@@ -354,11 +329,11 @@ def parse_head(path: Path, file: BinaryIO) -> SelectionHead:
     recipe = file.read(num_recipe_bytes)
     digest.update(recipe)
     if digest.digest() != expected:
-        raise selection_error(path, "it is damaged")
+        raise _error(path, "it is damaged")
     return SelectionHead(num_shards, num_samples, recipe.decode(errors="replace"), shards, expected)
 
 
-def selection_error(path: Path, problem: str, recipe: str = "") -> SelectionError:
+def _error(path: Path, problem: str, recipe: str = "") -> SelectionError:
     """The error of a selection, with the command that makes it again where that is known and safe to paste."""
     command, _, arguments = recipe.partition(" ")
     if _HARMLESS.fullmatch(recipe):

@@ -1,25 +1,36 @@
-"""Random access to the samples of one local shard."""
+"""Random access to the samples of one local shard, by the offsets that stand beside it.
+
+`<shard>.idx` says where each sample starts (Megatron-Energon's layout): N+1 little-endian uint64, the offset of each
+sample's first header block, extension headers included, then the end of the last member. No magic, so the numbers
+themselves are checked; the folder's index has their sha256.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import os
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import Self
 
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.offsets import foreign_offsets, read_offsets
-from wdskit.errors import ShardError, StorageError
-from wdskit.limits import BLOCK_BYTES
+from wdskit.errors import FolderIndexError, ShardError, StorageError
+from wdskit.files import DISK, Disk, publish_bytes
+from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES
 from wdskit.storage.urls import LocalFile
 from wdskit.tar.header import REGULAR_TYPES, HeaderError, padded, parse_header
 from wdskit.tar.reader import TarReader, locate_members, next_member, plain_member
 from wdskit.tar.walk import PEEK_BYTES
 from wdskit.tar.window import Window
 from wdskit.tar.writer import END_BYTES
+
+IDX_SUFFIX = ".idx"
 
 
 class LocalShard:
@@ -97,8 +108,7 @@ class LocalShard:
         number = operator.index(index)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
-            msg = f"{self.path}: sample {index} is out of range: there are {len(self)}"
-            raise IndexError(msg)
+            raise IndexError(f"{self.path}: sample {index} is out of range: there are {len(self)}")
         key, fields = self._parse(number)
         if not self.edges[number]:
             if self._end_keys(number - 1)[1] == key:
@@ -192,11 +202,10 @@ class LocalShard:
         if not self._closing.alive:
             raise StorageError(f"{self.path}: it has been closed.", url=self.path)
         data = self.file.read_at(offset, size)
-        while len(data) < size:  # one pread gives 2 GiB at most, and network disks give what they like
-            part = self.file.read_at(offset + len(data), size - len(data))
-            if not part:
+        if len(data) < size:  # hardly ever: see `read_whole`, which takes a call more
+            data += self.file.read_whole(offset + len(data), size - len(data))
+            if len(data) < size:
                 raise self._error(offset + len(data), "the shard stops where its offsets go on")
-            data += part
         return data
 
     def _check_ends(self) -> None:
@@ -270,3 +279,73 @@ def _plain_key(block: bytes) -> str | None:
     except (HeaderError, UnicodeDecodeError):
         return None
     return split[0] if split and header.typeflag in REGULAR_TYPES else None
+
+
+def offsets_path(shard: str | Path) -> Path:
+    """Where the offsets of a shard stand: beside it."""
+    return Path(f"{shard}{IDX_SUFFIX}")
+
+
+def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
+    """Publish the offsets of a shard: one a sample, then the end of the last member."""
+    publish_bytes(offsets_path(shard), _packed(offsets), disk=disk)
+
+
+def digest_offsets(offsets: Sequence[int]) -> str:
+    """Hex sha256 of the file that `write_offsets` makes."""
+    return hashlib.sha256(_packed(offsets)).hexdigest()
+
+
+def _packed(offsets: Sequence[int]) -> bytes:
+    return np.asarray(offsets, dtype="<u8").tobytes()
+
+
+def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
+    """The offsets of a local shard, N+1 int64 in bytes.
+
+    Args:
+        shard: Path of the shard.
+        num_bytes: Its size, which the offsets must fit.
+        sha256: Hex digest that their file must have, None where it is not known.
+
+    Raises:
+        FolderIndexError: There are none, or they cannot be those of this shard.
+    """
+    path = offsets_path(shard)
+    most = min(8 * (num_bytes // BLOCK_BYTES + 1), MAX_IDX_BYTES)  # a sample takes a block at least
+    try:
+        with path.open("rb") as file:
+            idx_bytes = os.fstat(file.fileno()).st_size
+            data = file.read(idx_bytes) if idx_bytes <= most else b""  # never as many as a damaged index lets expect
+    except OSError as err:
+        msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
+        raise FolderIndexError(msg, folder=str(path.parent)) from err
+    problem = _offsets_problem(data, max(len(data), idx_bytes), most, num_bytes)
+    if not problem and sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        problem = "it is not the file that the folder's index was made with"
+    if problem:
+        raise foreign_offsets(shard, problem)
+    return np.frombuffer(data, dtype="<u8").astype(np.int64)
+
+
+def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
+    """The error of offsets that cannot be those of `shard`."""
+    path = offsets_path(shard)
+    msg = f"{path}: {problem}, so it does not belong to {Path(shard).name}.\n  Run `wdskit index {path.parent}`."
+    return FolderIndexError(msg, folder=str(path.parent))
+
+
+def _offsets_problem(data: bytes, idx_bytes: int, most: int, shard_bytes: int) -> str | None:
+    """Why a file of `idx_bytes`, `most` at most, cannot hold the offsets of a shard of `shard_bytes`."""
+    if idx_bytes > most:
+        return f"it has more than {most} bytes, the most that the offsets of its shard can take"
+    if idx_bytes == 0 or idx_bytes % 8:
+        return f"it has {idx_bytes} bytes, not 8 a sample and 8 more"
+    offsets = np.frombuffer(data, dtype="<u8")
+    if np.any(offsets[1:] <= offsets[:-1]):
+        return "its offsets do not rise"
+    if np.any(offsets % np.uint64(BLOCK_BYTES)):
+        return "its offsets are no multiples of 512"
+    if int(offsets[-1]) + 2 * BLOCK_BYTES > shard_bytes:
+        return f"its last offset {offsets[-1]} leaves no room for an end marker in {shard_bytes} bytes"
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import itertools
+import operator
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -15,11 +16,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.binary import BinaryIndex, Identity
 from wdskit.dataset.braces import expand_braces, split_parts
-from wdskit.dataset.identities import Identity
 from wdskit.dataset.index import join_url
-from wdskit.dataset.patterns import find_places, no_such, not_listed, nothing_matches
+from wdskit.dataset.patterns import find_places, no_such, no_such_file, not_listed, nothing_matches
 from wdskit.dataset.selection import read_selection
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import FolderIndexError, StorageError
@@ -202,7 +202,7 @@ class Segment:
 
 
 def find_mapped(shards: str | Sequence[str]) -> list[Segment]:
-    """The shards that a user's words name, in their order.
+    """The shards that a user's words name, in their order; neighbours of one folder are one segment.
 
     Args:
         shards: As `dataset.patterns.list_shards` takes it.
@@ -211,81 +211,58 @@ def find_mapped(shards: str | Sequence[str]) -> list[Segment]:
         StorageError: Nothing matches, a shard is missing, or one is remote.
         FolderIndexError: A folder has no index, or one that does not match its shards.
     """
-    return _merged(_Folders().find(shards))
-
-
-def _merged(segments: list[Segment]) -> list[Segment]:
-    """Neighbours of one folder as one: each shard named for itself is a segment otherwise."""
-    merged: list[Segment] = []
-    run: list[Segment] = []
-    for segment in [*segments, None]:
-        if run and (segment is None or segment.index is not run[0].index):
-            merged.append(Segment(run[0].index, np.concatenate([each.numbers for each in run])))
-            run = []
-        if segment is not None:
-            run.append(segment)
-    return merged
+    folders = _Folders()
+    items = [shards] if isinstance(shards, str) else list(shards)
+    patterns = (pattern for item in items for part in split_parts(item) for pattern in expand_braces(part))
+    found = [segment for pattern in patterns for segment in folders.match(pattern)]
+    if not found:
+        raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
+    runs = itertools.groupby(found, key=operator.attrgetter("index"))
+    return [Segment(index, np.concatenate([each.numbers for each in run])) for index, run in runs]
 
 
 class _Folders:
     """Finds shards in the indexes of their folders, each mapped once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, BinaryIndex] = {}
+        self._indexes: dict[str, BinaryIndex] = {}
         self._numbers: dict[str, dict[str, int]] = {}
 
-    def find(self, shards: str | Sequence[str]) -> list[Segment]:
-        """The shards that a user's words name."""
-        items = [shards] if isinstance(shards, str) else list(shards)
-        found = [
-            segment
-            for item in items
-            for part in split_parts(item)
-            for pattern in expand_braces(part)
-            for segment in self._match(pattern)
-        ]
-        if not found:
-            raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
-        return found
-
-    def _match(self, pattern: str) -> Iterator[Segment]:
+    def match(self, pattern: str) -> Iterator[Segment]:
+        """The shards that one expanded pattern names."""
         if not is_local(pattern):
             msg = f"{pattern}: a planned source reads samples one by one, which takes a local shard."
             raise StorageError(f"{msg}\n  Copy the shards here, or use `stream`.", url=pattern)
-        places = find_places(pattern) or nothing_matches(pattern)
-        for folder, name, is_glob in places:
-            yield self._matching(folder, name, pattern) if is_glob else self._named(folder, name, pattern)
+        for folder, name, is_glob in find_places(pattern) or nothing_matches(pattern):
+            if not is_glob and not os.path.exists(os.path.join(folder, name)):
+                raise no_such(pattern, os.path.join(folder, name))
+            is_new = folder not in self._indexes
+            if is_new:
+                self._indexes[folder] = BinaryIndex(Path(folder))
+            index = self._indexes[folder]
+            if not is_glob:
+                yield Segment(index, np.array([self._number(folder, name)]))
+                continue
+            if is_new and len(index) <= MAX_COMPARED:
+                _compare_with_disk(folder, index)
+            numbers = np.arange(len(index))
+            if name not in ("*", "*.tar"):
+                matches = re.compile(fnmatch.translate(name)).match
+                found = (matches(each) is not None for names in index.names() for each in names)
+                numbers = np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
+            if not len(numbers):
+                nothing_matches(pattern)
+            yield Segment(index, numbers)
 
-    def _named(self, folder: str, name: str, pattern: str) -> Segment:
-        if not os.path.exists(os.path.join(folder, name)):
-            raise no_such(pattern, os.path.join(folder, name))
-        index = self._index(folder)
+    def _number(self, folder: str, name: str) -> int:
+        """Number of a shard in the index of its folder."""
         if folder not in self._numbers:
-            every = itertools.chain.from_iterable(index.names())
+            every = itertools.chain.from_iterable(self._indexes[folder].names())
             self._numbers[folder] = {each: number for number, each in enumerate(every)}
         number = self._numbers[folder].get(name)
         if number is None:
             raise not_listed(folder, name)
-        return Segment(index, np.array([number]))
-
-    def _matching(self, folder: str, name: str, pattern: str) -> Segment:
-        is_new = folder not in self._known
-        index = self._index(folder)
-        if is_new and len(index) <= MAX_COMPARED:
-            _compare_with_disk(folder, index)
-        numbers = np.arange(len(index))
-        if name not in ("*", "*.tar"):
-            matches = re.compile(fnmatch.translate(name)).match
-            found = (matches(each) is not None for names in index.names() for each in names)
-            numbers = np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
-        if not len(numbers):
-            nothing_matches(pattern)
-        return Segment(index, numbers)
-
-    def _index(self, folder: str) -> BinaryIndex:
-        if folder not in self._known:
-            self._known[folder] = BinaryIndex(Path(folder))
-        return self._known[folder]
+        return number
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
@@ -297,5 +274,4 @@ def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
         raise not_listed(folder, min(on_disk - listed))
     missing = {name for name in listed - on_disk if not os.path.exists(os.path.join(folder, name))}
     if missing:
-        msg = f"{join_url(folder, min(missing))}: the folder's index lists this shard, but there is no such file."
-        raise FolderIndexError(msg, folder=folder)
+        raise no_such_file(folder, min(missing))

@@ -11,8 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from wdskit.dataset.counts import INFO_NAMES, SIZES_NAME, counts_told
-from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, Exports, FolderIndex, ShardEntry
+from wdskit.dataset.index import (
+    INDEX_NAME,
+    INFO_NAMES,
+    NO_EXPORTS,
+    SIZES_NAME,
+    Exports,
+    FolderIndex,
+    ShardEntry,
+    read_other_counts,
+)
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.export.dali import ShardMembers, dali_index, dali_problem
 from wdskit.export.energon import (
@@ -210,7 +218,7 @@ def check_folder_exports(index: FolderIndex) -> Iterator[ExportProblem]:
         if kind not in KINDS:
             problem = f"it says that files for {kind!r} are kept here, which this version does not know"
             yield ExportProblem("index", str(folder / INDEX_NAME), problem)
-    counts = counts_told(index.folder)
+    counts = read_other_counts(index.folder)
     for kind, name in (("open_clip", SIZES_NAME), ("timm", INFO_NAMES[0])):
         if kind in index.also.kinds:
             problem = _count_problem(counts[name], entries) if name in counts else "it is missing"

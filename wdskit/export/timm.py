@@ -1,4 +1,4 @@
-"""timm's `_info.json`: names and counts of the shards of each split. `dataset.counts` reads it."""
+"""timm's `_info.json`: names and counts of the shards of each split. `dataset.index.read_other_counts` reads it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.hashes import find_repeated, is_among
+from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.errors import RowError, WdskitError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.row import Progress, Row, Tell

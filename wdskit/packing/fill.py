@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from wdskit.dataset.index import NO_EXPORTS, Exports, ShardEntry
-from wdskit.dataset.offsets import digest_offsets, write_offsets
+from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import DecodeError, PackError, RowError
 from wdskit.export.api import export_shard, new_members
 from wdskit.export.dali import ShardMembers

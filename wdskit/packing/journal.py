@@ -20,9 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.binary import BINARY_NAME
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME
 from wdskit.dataset.classes import CLASSES_NAME
-from wdskit.dataset.identities import IDENTITIES_NAME
 from wdskit.dataset.index import (
     INDEX_NAME,
     NO_EXPORTS,
@@ -34,9 +33,9 @@ from wdskit.dataset.index import (
     read_index,
     write_index,
 )
-from wdskit.dataset.offsets import offsets_path
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.selection import list_selections, selection_path
+from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
 from wdskit.export.api import folder_export_names, folder_files, shard_export_names

@@ -18,7 +18,7 @@ from typing import Any
 from wdskit import __version__
 from wdskit.dataset.index import RUN_FOLDER, ShardEntry
 from wdskit.dataset.lock import wait_for_workers
-from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
 from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_drafts

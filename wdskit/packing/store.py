@@ -24,7 +24,7 @@ import orjson
 from numpy.typing import NDArray
 from typing_extensions import Self
 
-from wdskit.dataset.hashes import find_repeated, is_among
+from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.plan import row_bytes

@@ -13,8 +13,8 @@ import numpy as np
 import orjson
 from typing_extensions import Self
 
-from wdskit.dataset.hashes import SortedRuns, is_among
 from wdskit.dataset.index import Exports, ShardEntry
+from wdskit.dataset.keys import SortedRuns, is_among
 from wdskit.files import DISK, Disk, Draft, draft_path, scratch
 from wdskit.packing.destination import Destination, raised_as_pack_errors
 from wdskit.packing.fill import Count, ShardJob, fill_shard, required_rows

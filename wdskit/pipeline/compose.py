@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from wdskit.dataset.braces import parse_factors
 from wdskit.dataset.classes import check_labels
-from wdskit.dataset.counts import parse_factors
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PipelineError

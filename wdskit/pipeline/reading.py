@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from wdskit.dataset.identities import Verified, changed_bytes, check_digest
+from wdskit.dataset.binary import Verified, changed_bytes, check_digest
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.offsets import offsets_path, read_offsets
 from wdskit.dataset.patterns import ShardList
 from wdskit.dataset.samples import ShardReader, refuse_divided
+from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import PipelineError, ShardError
 from wdskit.order.draws import Draws
 from wdskit.pipeline.pacing import clocked

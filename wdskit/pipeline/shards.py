@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wdskit.dataset.binary import Verified
 from wdskit.dataset.columns import Run, Spans, read_samples
-from wdskit.dataset.identities import Verified
 from wdskit.dataset.shard import LocalShard
 from wdskit.dataset.table import ShardTable
 from wdskit.errors import ShardError

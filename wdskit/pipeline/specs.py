@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from wdskit.dataset.counts import parse_factors
+from wdskit.dataset.braces import parse_factors
 from wdskit.errors import PipelineError
 from wdskit.pipeline import field_specs, source_specs, transform_specs
 from wdskit.pipeline.problems import show

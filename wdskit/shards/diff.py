@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.hashes import hash_key
+from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import find_shards
 from wdskit.errors import StorageError, WdskitError
 from wdskit.shards.parallel import Progress, file_sizes, read_shards

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.counts import counts_told
-from wdskit.dataset.identities import identity_of
-from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, write_index
+from wdskit.dataset.binary import identity_of
+from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, read_other_counts, write_index
 from wdskit.dataset.lock import LOCK_NAME, hold, lock_folder, wait_for_workers
-from wdskit.dataset.offsets import digest_offsets, write_offsets
 from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
 from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
@@ -129,7 +128,7 @@ def index_folder(
 def _disagreeing(folder: Path, index: FolderIndex) -> dict[str, tuple[str, ...]]:
     """What open_clip's `sizes.json` and timm's `_info.json`, where they stand, say otherwise of these shards."""
     found: dict[str, tuple[str, ...]] = {}
-    for file, counts in counts_told(str(folder)).items():
+    for file, counts in read_other_counts(str(folder)).items():
         known = counts or {}
         names = [one.name for one in index.entries if known.get(one.name, one.num_samples) != one.num_samples]
         if names or counts is None:

@@ -12,8 +12,8 @@ from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.offsets import write_offsets
 from wdskit.dataset.patterns import Fault, collect_shards
+from wdskit.dataset.shard import write_offsets
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
 from wdskit.shards.index import refuse_filled, scan_shard

@@ -12,7 +12,7 @@ import numpy as np
 
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.shard import offsets_path
 from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.limits import BLOCK_BYTES, MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_PIXELS
 from wdskit.storage.urls import LocalFile, read_bytes

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
-from wdskit.dataset.hashes import find_repeated, is_among
-from wdskit.dataset.offsets import offsets_path
+from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.patterns import Target, find_shards
 from wdskit.dataset.samples import HeaderReader, read_sample, read_span
-from wdskit.dataset.shard import LocalShard
+from wdskit.dataset.shard import LocalShard, offsets_path
 from wdskit.errors import DecodeError, StorageError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import philox

@@ -40,10 +40,12 @@ class HttpBody:
     where it was cut, if the server says by ETag or Last-Modified that it is still the same file.
 
     Args:
-        url: What to get.
+        url: What to get. Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the
+            environment, as for curl: `http_proxy`, `https_proxy`, `no_proxy`.
 
     Raises:
-        StorageError: As `open_http`.
+        StorageError: No connection, a status other than 200, a redirect to what is no http(s) or from https to http, a
+            body that was compressed on the way, or a URL with a password.
     """
 
     def __init__(self, url: str) -> None:
@@ -191,19 +193,6 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, known, msg, headers, newurl)
 
 
-def open_http(url: str) -> HttpBody:
-    """GET `url` and return its body.
-
-    Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the environment, as for curl:
-    `http_proxy`, `https_proxy`, `no_proxy`.
-
-    Raises:
-        StorageError: No connection, a status other than 200, a redirect to what is no http(s) or from https to http, a
-            body that was compressed on the way, or a URL with a password.
-    """
-    return HttpBody(url)
-
-
 def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
     """The response to one GET: 200, or 206 where a part is asked for.
 
@@ -231,8 +220,7 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         raise StorageError(f"{problem}.", url=url) from err
     if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT if headers else http.HTTPStatus.OK):
         response.close()
-        msg = f"{url}: the server answered {response.status}, not 200."
-        raise StorageError(msg, url=url, status=response.status)
+        raise StorageError(f"{url}: the server answered {response.status}, not 200.", url=url, status=response.status)
     encoding = response.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         response.close()

@@ -80,9 +80,9 @@ def open_stream(url: str) -> Stream:
         StorageError: It cannot be opened, or its scheme is not supported.
     """
     if scheme_of(url) in _HTTP:
-        from wdskit.storage.http import open_http
+        from wdskit.storage.http import HttpBody
 
-        return open_http(url)
+        return HttpBody(url)
     return LocalFile(url)
 
 
@@ -105,11 +105,9 @@ class LocalFile:
         try:
             self.fd = os.open(local_path(url), os.O_RDONLY | os.O_CLOEXEC)
         except OSError as err:
-            msg = f"{url}: cannot be opened: {err.strerror}."
-            raise StorageError(msg, url=url) from err
+            raise StorageError(f"{url}: cannot be opened: {err.strerror}.", url=url) from err
         except ValueError as err:  # a NUL, or text that is no file name in this locale
-            msg = f"{url!r}: cannot be opened: {err}."
-            raise StorageError(msg, url=url) from err
+            raise StorageError(f"{url!r}: cannot be opened: {err}.", url=url) from err
 
     @property
     def num_bytes(self) -> int:
@@ -135,6 +133,15 @@ class LocalFile:
         except OSError as err:
             raise self._failed(err) from err
 
+    def read_whole(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset`, fewer only where the file ends: one pread gives 2 GiB at most, and network disks
+        may give less than was asked for.
+        """
+        data = self.read_at(offset, size)
+        while len(data) < size and (part := self.read_at(offset + len(data), size - len(data))):
+            data += part
+        return data
+
     def close(self) -> None:
         """Close the descriptor; twice is fine."""
         if self.fd >= 0:
@@ -159,8 +166,7 @@ def read_bytes(url: str, *, limit: int) -> bytes:
             parts.append(part)
             num_bytes += len(part)
             if num_bytes > limit:
-                msg = f"{url}: it holds more than {limit} bytes, which is no file of this kind."
-                raise StorageError(msg, url=url)
+                raise StorageError(f"{url}: it holds more than {limit} bytes, which is no file of this kind.", url=url)
     finally:
         stream.close()
     return b"".join(parts)

@@ -70,14 +70,11 @@ def build_header(name: bytes, size: int) -> bytes:
         HeaderError: Name or size do not fit the fields that every reader understands.
     """
     if not 1 <= len(name) <= MAX_NAME_BYTES or 0 in name:
-        msg = f"a name of {len(name)} bytes does not fit 1 to {MAX_NAME_BYTES} bytes without NUL"
-        raise HeaderError(msg)
+        raise HeaderError(f"a name of {len(name)} bytes does not fit 1 to {MAX_NAME_BYTES} bytes without NUL")
     if name.endswith(b"/"):
-        msg = f"the name {name!r} ends in a slash, which makes it a directory's"
-        raise HeaderError(msg)
+        raise HeaderError(f"the name {name!r} ends in a slash, which makes it a directory's")
     if not 0 <= size <= MAX_USTAR_SIZE_BYTES:
-        msg = f"a size of {size} bytes does not fit 11 octal digits"
-        raise HeaderError(msg)
+        raise HeaderError(f"a size of {size} bytes does not fit 11 octal digits")
     behind_name, checksum = _fields_of(size)
     checksum += (zlib.adler32(name) & 0xFFFF) - 1  # its low half is 1 + the sum of the bytes, below the modulus here
     return name.ljust(MAX_NAME_BYTES, b"\x00") + behind_name + (b"%06o\x00 " % checksum) + _TEMPLATE_AFTER_CHECKSUM
@@ -102,8 +99,7 @@ def parse_octal(field: bytes, what: str) -> int:
         return _parse_base256(field, what)
     text = field.rstrip(b" \x00").lstrip(b" ")
     if not text or text.strip(b"01234567"):
-        msg = f"its {what} {field!r} is no octal number"
-        raise HeaderError(msg)
+        raise HeaderError(f"its {what} {field!r} is no octal number")
     return int(text, 8)
 
 
@@ -111,8 +107,7 @@ def _parse_base256(field: bytes, what: str) -> int:
     """GNU's form for large numbers: the first bit set, then a big-endian two's complement number."""
     value = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     if field[0] & 0x40:
-        msg = f"its {what} is negative"
-        raise HeaderError(msg)
+        raise HeaderError(f"its {what} is negative")
     return value
 
 
@@ -139,12 +134,10 @@ def parse_header(block: bytes) -> Header:
         HeaderError: Wrong checksum, unknown magic or type, unreadable or absurd size, empty name.
     """
     if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
-        msg = "its checksum does not match"
-        raise HeaderError(msg)
+        raise HeaderError("its checksum does not match")
     magic = block[257:265]
     if magic not in (USTAR, GNU, V7):
-        msg = f"its magic {magic!r} is no tar format that can be read"
-        raise HeaderError(msg)
+        raise HeaderError(f"its magic {magic!r} is no tar format that can be read")
     name = block[:100].partition(b"\x00")[0]
     prefix = block[345:500].partition(b"\x00")[0] if magic == USTAR else b""
     # What is refused for its type may have a size that says nothing: GNU tar leaves that of a volume label empty.
@@ -160,8 +153,7 @@ def check_size(size: int) -> None:
         HeaderError: Over `limits.MAX_READ_MEMBER_BYTES`.
     """
     if size > MAX_READ_MEMBER_BYTES:
-        msg = f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}"
-        raise HeaderError(msg)
+        raise HeaderError(f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}")
 
 
 def padded(size: int) -> int:
@@ -189,8 +181,7 @@ class Overrides:
             HeaderError: The name is empty.
         """
         if not name:
-            msg = "an extension header gives an empty name"
-            raise HeaderError(msg)
+            raise HeaderError("an extension header gives an empty name")
         return replace(self, name=name)
 
     def joined(self, other: Overrides) -> Overrides:
@@ -200,8 +191,7 @@ class Overrides:
             HeaderError: Both say the same thing; then GNU tar believes the last and Python's tarfile the first.
         """
         if (self.name is not None and other.name is not None) or (self.size is not None and other.size is not None):
-            msg = "two extension headers of one member contradict each other"
-            raise HeaderError(msg)
+            raise HeaderError("two extension headers of one member contradict each other")
         return Overrides(
             other.name if self.name is None else self.name,
             other.size if self.size is None else self.size,
@@ -226,11 +216,9 @@ def parse_pax(data: bytes) -> Overrides:
         elif keyword == b"size":
             found = replace(found, size=_size(value))
         elif keyword == b"linkpath":
-            msg = "a pax header makes a member a link (linkpath)"
-            raise HeaderError(msg)
+            raise HeaderError("a pax header makes a member a link (linkpath)")
         elif keyword.startswith(_SPARSE):
-            msg = f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})"
-            raise HeaderError(msg)
+            raise HeaderError(f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})")
         elif keyword in _PART:
             msg = f"a pax header makes a member a part of a file of a multi-volume archive ({keyword.decode('ascii')})"
             raise HeaderError(msg)
@@ -245,15 +233,13 @@ def _record(data: bytes, at: int) -> tuple[bytes, bytes, int]:
     record = data[space + 1 : stop - 1] if stop > space + 1 else b""
     keyword, equals, value = record.partition(b"=")
     if not equals or not keyword or stop > len(data) or data[stop - 1 : stop] != b"\n":
-        msg = f"a pax header is malformed at its byte {at}"
-        raise HeaderError(msg)
+        raise HeaderError(f"a pax header is malformed at its byte {at}")
     return keyword, value, stop
 
 
 def _size(value: bytes) -> int:
     if not value.isdigit() or len(value) > _MAX_DIGITS:
-        msg = f"a pax header gives the size {value!r}"
-        raise HeaderError(msg)
+        raise HeaderError(f"a pax header gives the size {value!r}")
     size = int(value)
     check_size(size)
     return size

@@ -31,6 +31,9 @@ from wdskit.tar.header import (
 )
 from wdskit.tar.window import Read, Spill, Window, size_of
 
+OnMember = Callable[[str, int, bytes], None]
+"""Called with each member: its name, the offset of its data, and the data (or `Passed`)."""
+
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -41,6 +44,13 @@ _COMPRESSED = {
 }
 _PLAIN = struct.Struct("100s24x11sB12x8sc100x8s80xB")  # name, size, what ends it, checksum, type, magic, prefix
 _LFS_POINTER = b"version https://git-lfs"
+
+
+def watch_members(reader: TarReader, on_member: OnMember) -> Iterator[tuple[str, int, bytes]]:
+    """Yield what the reader yields, each after `on_member` was called with it."""
+    for name, start, data in reader:
+        on_member(name, reader.offset - padded(size_of(data)), data)
+        yield name, start, data
 
 
 class TarReader:
@@ -206,7 +216,7 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
         try:
             header = parse_header(block)
         except HeaderError as err:
-            raise _bad_header(window, block, str(err)) from err
+            raise _other_file(window, block) or window.damaged(window.offset, f"bad header: {err}") from err
         kind = header.typeflag
         if kind in REFUSED_TYPES:
             raise window.damaged(offset, f"a member is {REFUSED_TYPES[kind]}", "Pack regular files only.")
@@ -241,8 +251,7 @@ def _extend(overrides: Overrides, kind: int, data: bytes) -> Overrides:
     found = parse_pax(data)
     if kind == PAX_GLOBAL_TYPE:
         if found != Overrides():
-            msg = "a global pax header sets a path or a size for all members"
-            raise HeaderError(msg)
+            raise HeaderError("a global pax header sets a path or a size for all members")
         return overrides
     return overrides.joined(found)
 
@@ -257,11 +266,6 @@ def _decode(window: Window, name: bytes, offset: int) -> str:
         return name.decode()
     except UnicodeDecodeError as err:
         raise window.damaged(offset, f"the name {name!r} is not UTF-8", "Pack it again with UTF-8 names.") from err
-
-
-def _bad_header(window: Window, block: bytes, problem: str) -> ShardError:
-    """The error of a header that cannot be read, with a guess where the file is something else."""
-    return _other_file(window, block) or window.damaged(window.offset, f"bad header: {problem}")
 
 
 def no_end_marker(window: Window) -> ShardError:
@@ -298,31 +302,3 @@ def check_end(window: Window) -> None:
             offset = window.offset + len(rest) - len(rest.lstrip(b"\x00"))
             raise window.damaged(offset, "bytes other than zero stand behind the end marker")
         window.at = len(window.data)
-
-
-OnMember = Callable[[str, int, bytes], None]
-"""Called with each member: its name, the offset of its data, and the data (or `Passed`)."""
-
-
-class WatchedReader:
-    """The members of a `TarReader`, each told before it is passed on.
-
-    Args:
-        reader: Gives them.
-        on_member: Who is told.
-    """
-
-    def __init__(self, reader: TarReader, on_member: OnMember) -> None:
-        self._reader = reader
-        self._on_member = on_member
-
-    @property
-    def stop(self) -> int:
-        """As the reader's."""
-        return self._reader.stop
-
-    def __iter__(self) -> Iterator[tuple[str, int, bytes]]:
-        """Yield what the reader yields, and raise what it raises."""
-        for name, start, data in self._reader:
-            self._on_member(name, self._reader.offset - padded(size_of(data)), data)
-            yield name, start, data

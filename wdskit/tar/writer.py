@@ -128,6 +128,5 @@ def _header(name: str, size: int) -> bytes:
     try:
         encoded = name.encode()
     except UnicodeEncodeError as err:
-        msg = f"the name {name!r} cannot be written as UTF-8"
-        raise HeaderError(msg) from err
+        raise HeaderError(f"the name {name!r} cannot be written as UTF-8") from err
     return build_header(encoded, size)

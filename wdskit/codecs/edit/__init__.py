@@ -1,1 +1,1 @@
-"""An image file into another: turned, resized, encoded anew."""
+"""An image file into another: turned, resized, encoded again."""

@@ -1,4 +1,4 @@
-"""One image file into another: turned, resized, encoded anew; or left as it is where nothing has to change.
+"""One image file into another: turned, resized, encoded again; or left as it is where nothing has to change.
 
 `decode_image` gives a training loop what it asked for; here nothing is dropped silently.
 """
@@ -29,10 +29,10 @@ from wdskit.codecs.edit.resize import (
     resize_part,
     turn,
 )
-from wdskit.codecs.images import PillowImage, decode_image, open_pillow, pillow_error
+from wdskit.codecs.images import PillowImage, decode_image, open_pillow, pillow_errors
 from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
 from wdskit.codecs.structure import check_pixels, png_bits, png_chunks
-from wdskit.errors import PROCESS_ERRORS, DecodeError
+from wdskit.errors import DecodeError
 
 _ALPHA = (2, 4)  # channels
 _GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
@@ -121,12 +121,8 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
             step, pixels = 1, decode_image(original.data, "rgb8", max_pixels=max_pixels)  # or says what is damaged
         return (np.ascontiguousarray(pixels[..., 0]) if mode == "L" else pixels), original.icc, step
     image = original.image
-    try:
+    with pillow_errors(original.format):
         image.load()
-    except PROCESS_ERRORS:
-        raise
-    except Exception as err:
-        raise pillow_error(original.format, err) from err
     if image.mode in _GREY_16 or (image.mode == "I" and original.format in {"PNG", "PPM"}):
         if "transparency" in image.info:
             raise DecodeError("16 bits of grey with a transparent one are not supported")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.identities import Verified
+from wdskit.dataset.binary import Verified
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import split_name
 from wdskit.dataset.samples import HeaderReader, read_span

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.hashes import find_repeated, is_among
-from wdskit.dataset.keys import hashed_key
+from wdskit.dataset.keys import find_repeated, hashed_key, is_among
 from wdskit.dataset.samples import read_span
 from wdskit.errors import PackError
 from wdskit.limits import BLOCK_BYTES

@@ -12,8 +12,8 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NoReturn
 
+from wdskit.dataset.binary import Verified
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
-from wdskit.dataset.identities import Verified
 from wdskit.dataset.keys import split_name
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.samples import HeaderReader
