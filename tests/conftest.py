@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from folders import HELPERS, REPOSITORY
+from folders import HELPERS, REPOSITORY, TESTS
 from forking import Interpreter
 from hypothesis import settings
 
@@ -24,10 +24,24 @@ FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAS
 
 # These come first, the longest before the others, so that none is begun when nothing else is left to do.
 LONG = [
-    "test_size_writers", "test_size_readers", "test_readme", "test_stream_resume", "test_configs_run", "test_engine",
-    "test_pack_faults", "test_peers", "test_stream", "test_planned", "test_make_loader", "test_bench_peers",
-    "test_tools", "test_reader", "test_safety", "test_loader_faults", "test_torchrun",
-]  # fmt: skip
+    "sizes/test_size_writers",
+    "sizes/test_size_readers",
+    "test_readme",
+    "test_stream_resume",
+    "test_configs_run",
+    "test_engine",
+    "packing/test_faults",
+    "test_peers",
+    "test_stream",
+    "test_planned",
+    "test_make_loader",
+    "test_bench_peers",
+    "test_tools",
+    "tar/test_reader",
+    "test_safety",
+    "test_loader_faults",
+    "test_torchrun",
+]
 
 # How long an example takes says something about the machine's other work only.
 settings.register_profile("wdskit", deadline=None)
@@ -44,15 +58,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files in the order in which they are to be begun."""
     places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(LONG)))
+    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).with_suffix("").as_posix(), len(LONG)))
 
 
 def pytest_collection_finish() -> None:
     """Let no garbage collection look at 700,000 objects that stay: half a second each time, and in each child."""
     gc.collect()
     gc.freeze()
-    frozen = gc.get_freeze_count()
-    gc.get_freeze_count = lambda: frozen  # it counts them one by one, 20 ms each time that `pack` asks
     gc.enable()
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
@@ -47,23 +46,6 @@ def hear_ctrl_c() -> None:
     with contextlib.suppress(ValueError):  # not in a main thread
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-@contextmanager
-def old_objects_frozen() -> Iterator[Callable[[], object]]:
-    """Let Python's garbage collector pass over all objects that are there, until the block is left. The function that
-    is given freezes those too that are there when it is called. With torch in the process and some thousand rows, the
-    collector takes a tenth of the time in which small files are packed. Where somebody has frozen objects before,
-    nothing is done.
-    """
-    if gc.get_freeze_count():
-        yield lambda: None
-        return
-    gc.freeze()
-    try:
-        yield gc.freeze
-    finally:
-        gc.unfreeze()
 
 
 def cpu_s_of_tree() -> float | None:

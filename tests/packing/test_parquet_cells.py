@@ -108,7 +108,7 @@ def test_a_row_group_is_decoded_once_for_rows_in_their_order(tmp_path, monkeypat
     with ThreadPoolExecutor(8) as pool:
         for number in numbers:
             pending.append(pool.submit(read_cell, str(path), identity, number // 300, number % 300, "image"))
-            if len(pending) > 16:  # as `read_treated` has it
+            if len(pending) > 16:  # as `read_transformed` has it
                 found.append(pending.popleft().result())
         found += [each.result() for each in pending]
     assert found == [data[number] for number in numbers]

@@ -36,7 +36,7 @@ from wdskit.packing.sources.class_names import find_class_names
 from wdskit.packing.sources.records import parse_fields
 from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
-from wdskit.packing.transforms import Treatment
+from wdskit.packing.transforms import Transforms
 from wdskit.shards.shares import parse_shares
 
 
@@ -188,7 +188,7 @@ def pack(
             are renewed, and no others can be asked for.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         validate: How images are checked before they are packed; this and what follows to `max_pixels` is explained by
-            `packing.transforms.Treatment`. By default bytes pass untouched, and images are looked at but not decoded.
+            `packing.transforms.Transforms`. By default bytes pass untouched, and images are looked at but not decoded.
         resize: Pixels of a side that larger images get. With this, `format`, `orient` and `derive` shards go by count:
             their bytes are not known before.
         resize_mode: "shorter", "longer", "crop" or "pad".
@@ -203,7 +203,7 @@ def pack(
         missing: "error", "warn" or "skip" a row that lacks one.
         duplicates: "keep", "report" or "drop" rows whose images are byte for byte those of an earlier one.
         max_pixels: Most pixels of an image.
-        threads: Samples of a shard that a process reads and treats at a time. They change no byte.
+        threads: Samples of a shard that a process reads and transforms at a time. They change no byte.
         progress: Called now and then while rows are read and checked, after each sample that is written, or with
             several workers after each shard.
         disk: What writes.
@@ -215,7 +215,7 @@ def pack(
         FolderIndexError: Another process is writing there, or the index that is to be added to is not right.
     """
     start = time.perf_counter()
-    treatment = Treatment(
+    transforms = Transforms(
         validate=validate,
         resize=resize,
         resize_mode=resize_mode,
@@ -231,7 +231,7 @@ def pack(
         duplicates=duplicates,
         max_pixels=max_pixels,
     )
-    by_count = treatment.changes_bytes
+    by_count = transforms.changes_bytes
     options = PackOptions(
         limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of, by_count=by_count),
         shuffle=shuffle,
@@ -248,7 +248,7 @@ def pack(
         split_name=split_name,
         split=None if split is None else parse_shares(split),
         on=on,
-        treatment=treatment,
+        transforms=transforms,
         threads=threads,
     )
     with raised_as_pack_errors(Path(dest)):

@@ -21,7 +21,7 @@ from wdskit.errors import RowError, WdskitError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.row import Progress, Row, Tell
 from wdskit.packing.store import Rows, Spool
-from wdskit.packing.transforms import UNTOUCHED, Treatment
+from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.shards.parallel import map_shards
 
 HASH_BYTES = 8
@@ -121,21 +121,21 @@ _CHECK_ROWS = 256  # rows that a process checks at a time
 
 
 def look_at_rows(
-    spool: Spool, treatment: Treatment, workers: int, tell: Tell, *, treats: bool
+    spool: Spool, transforms: Transforms, workers: int, tell: Tell, *, transform: bool
 ) -> Iterator[tuple[int, RowError | bytes | None]]:
     """What is wrong with each row, or where nothing is and duplicates count, the digest of its images.
 
     Args:
         spool: All rows.
-        treatment: What happens to them.
+        transforms: What happens to them.
         workers: Processes that read them.
         tell: Told how far it is.
-        treats: Whether to treat them as packing will; otherwise they are read only.
+        transform: Whether to transform them as packing will; otherwise they are read only.
 
     Yields:
         Number of the row and what was found, in their order.
     """
-    check = functools.partial(check_rows, treatment=treatment, treats=treats)
+    check = functools.partial(check_rows, transforms=transforms, transform=transform)
     blocks = np.frombuffer(spool.blocks, dtype=np.uint32)
     total = int(blocks.sum(dtype=np.int64)) * BLOCK_BYTES
     number = num_bytes = 0
@@ -173,23 +173,23 @@ class _Pieces(Sequence[Rows]):
 
 
 def check_rows(
-    rows: Iterable[Row], treatment: Treatment = UNTOUCHED, *, treats: bool = True
+    rows: Iterable[Row], transforms: Transforms = UNTOUCHED, *, transform: bool = True
 ) -> list[RowError | bytes | None]:
     """Read each row, and say what is wrong with it, or where nothing is and duplicates count, its images' digest.
 
     Args:
         rows: Some rows.
-        treatment: What happens to them.
-        treats: Whether to treat them as packing will; otherwise they are read only.
+        transforms: What happens to them.
+        transform: Whether to transform them as packing will; otherwise they are read only.
     """
-    return [_check_row(row, treatment, treats=treats) for row in rows]
+    return [_check_row(row, transforms, transform=transform) for row in rows]
 
 
-def _check_row(row: Row, treatment: Treatment, *, treats: bool) -> RowError | bytes | None:
+def _check_row(row: Row, transforms: Transforms, *, transform: bool) -> RowError | bytes | None:
     try:
         fields = row.read_fields()
-        if treats:
-            row.treat(fields, treatment)
+        if transform:
+            row.transform(fields, transforms)
     except RowError as err:
         return err
-    return image_digest(fields, treatment.image_fields) if treatment.duplicates != "keep" else None
+    return image_digest(fields, transforms.image_fields) if transforms.duplicates != "keep" else None

@@ -24,7 +24,7 @@ from wdskit.packing.row import Progress, Row, Tell, row_error
 from wdskit.packing.samples.fill import HandOver, SampleFiller
 from wdskit.packing.samples.store import SampleRows
 from wdskit.packing.store import Rows
-from wdskit.packing.transforms import UNTOUCHED, Field, Treatment
+from wdskit.packing.transforms import UNTOUCHED, Field, Transforms
 from wdskit.tar.writer import END_BYTES, TarWriter
 
 _LARGE_BYTES = 16 << 10
@@ -57,9 +57,9 @@ class ShardJob:
     Attributes:
         path: Its file.
         rows: Its rows in order; they are taken once.
-        num_bytes: The bytes that it will have; 0 where only the treated rows tell.
+        num_bytes: The bytes that it will have; 0 where only the transformed rows tell.
         also: What is kept beside it.
-        treatment: What happens to its samples.
+        transforms: What happens to its samples.
         threads: So many of them at a time.
         sha256: Its digest, where it is filled again.
     """
@@ -68,7 +68,7 @@ class ShardJob:
     rows: Rows | SampleRows | Iterable[Row]
     num_bytes: int
     also: Exports = NO_EXPORTS
-    treatment: Treatment = UNTOUCHED
+    transforms: Transforms = UNTOUCHED
     threads: int = 1
     sha256: str | None = None
 
@@ -133,7 +133,7 @@ def _fill(
         return _fill_rows(job, sink, record, on_sample)
     filler = SampleFiller(job.rows, str(job.path), record)
     try:
-        if not job.treatment.passes:
+        if not job.transforms.passes:
             return _fill_rows(dataclasses.replace(job, rows=filler.rows()), sink, record, on_sample)
         num_bytes = 0
         for num_samples, added in filler.copy(sink.hand_over if isinstance(sink, Draft) else _update(sink)):
@@ -168,8 +168,8 @@ def _fill_rows(
     fields: set[str] = set()
     offsets = [0]
     writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, Draft) else TarWriter(sink.update)
-    passes = job.threads == 1 and not job.treatment.changes_bytes
-    for names in (_pass_rows if passes else _treat_rows)(job, writer, record):
+    passes = job.threads == 1 and not job.transforms.changes_bytes
+    for names in (_pass_rows if passes else _transform_rows)(job, writer, record):
         offsets.append(writer.offset)
         fields.update(names)
         if on_sample:
@@ -184,19 +184,19 @@ def _rows_of(job: ShardJob) -> Iterable[Row]:
     return job.rows
 
 
-def _treat_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
+def _transform_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
     """Add the samples, and give the names of the fields of each."""
-    for row, treated in read_treated(_rows_of(job), job.treatment, threads=job.threads):
-        for field, data in treated:
+    for row, transformed in read_transformed(_rows_of(job), job.transforms, threads=job.threads):
+        for field, data in transformed:
             name = f"{row.key}.{field}"
             if record:
                 record.add(name, writer.offset + BLOCK_BYTES, data)
             writer.add(name, data)
-        yield [field for field, _ in treated]
+        yield [field for field, _ in transformed]
 
 
 def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) -> Iterator[list[str]]:
-    """As `_treat_rows`, of rows that pass through: large files are read to where they are written from."""
+    """As `_transform_rows`, of rows that pass through: large files are read to where they are written from."""
     for row in _rows_of(job):
         for field, source in row.fields:
             name = f"{row.key}.{field}"
@@ -204,7 +204,7 @@ def _pass_rows(job: ShardJob, writer: TarWriter, record: ShardMembers | None) ->
             data: Buffer = source if isinstance(source, bytes) else _read(writer, name, row, source)
             if not isinstance(data, memoryview):  # which is in its place
                 writer.add(name, data)
-            row.check(field, data, job.treatment)
+            row.check(field, data, job.transforms)
             if record:
                 record.add(name, offset, data)
         yield [field for field, _ in row.fields]
@@ -228,17 +228,17 @@ def _other_bytes(path: Path) -> PackError:
 _log = logging.getLogger(__name__)
 _SHOWN_MISSING = 5
 _AHEAD = 2
-"""Rows a thread that are read or treated before it is their turn: enough that a large image holds nobody up."""
+"""Rows a thread that are read or transformed before it is their turn: enough that a large image holds nobody up."""
 
 
-def read_treated(
-    rows: Iterable[Row], treatment: Treatment, *, threads: int
+def read_transformed(
+    rows: Iterable[Row], transforms: Transforms, *, threads: int
 ) -> Generator[tuple[Row, list[Field]], None, None]:
     """Each row with the fields to pack, in the order of `rows` whatever the number of threads.
 
     Args:
         rows: What to read.
-        treatment: What happens to each.
+        transforms: What happens to each.
         threads: With 1 it is done in this one. Others hold some rows each, decoded images among them.
 
     Raises:
@@ -246,15 +246,15 @@ def read_treated(
     """
     if threads == 1:
         for row in rows:
-            yield row, row.read(treatment)
+            yield row, row.read(transforms)
         return
-    if treatment.resize is not None:
+    if transforms.resize is not None:
         import torch  # noqa: F401 (once, before several threads would want it)
-    pool = ThreadPoolExecutor(threads, initializer=treatment.prepare_thread)
+    pool = ThreadPoolExecutor(threads, initializer=transforms.prepare_thread)
     try:
         pending: deque[tuple[Row, Future[list[Field]]]] = deque()
         for row in rows:
-            pending.append((row, pool.submit(row.read, treatment)))
+            pending.append((row, pool.submit(row.read, transforms)))
             if len(pending) >= _AHEAD * threads:
                 row, future = pending.popleft()
                 yield row, future.result()
@@ -266,30 +266,30 @@ def read_treated(
 
 
 def required_rows(
-    rows: Iterable[Row | RowError], treatment: Treatment, rejected: list[RowError]
+    rows: Iterable[Row | RowError], transforms: Transforms, rejected: list[RowError]
 ) -> Generator[Row | RowError, None, None]:
     """The rows; of those without a field that is required the error, or as `missing` says.
 
     Args:
         rows: Rows, or what is wrong with them.
-        treatment: What is required, of the names that fields have when they are packed.
+        transforms: What is required, of the names that fields have when they are packed.
         rejected: Where rows that are left out are noted.
     """
-    if not treatment.require:
+    if not transforms.require:
         yield from rows
         return
     num_missing = 0
     try:
         for row in rows:
-            lacks = None if isinstance(row, RowError) else _lacks(row, treatment)
+            lacks = None if isinstance(row, RowError) else _lacks(row, transforms)
             if isinstance(row, RowError) or lacks is None:
                 yield row
                 continue
             problem = f"it has no {lacks.replace(';', ' or ')}; it has {', '.join(name for name, _ in row.fields)}"
             err = row_error(row.where, problem, "Give it one, or use --missing warn or skip.")
-            if treatment.missing == "skip":
+            if transforms.missing == "skip":
                 rejected.append(err)
-            elif treatment.missing == "warn":
+            elif transforms.missing == "warn":
                 num_missing += 1
                 if num_missing <= _SHOWN_MISSING:
                     _log.warning("%s: %s.", err.where, err.problem)
@@ -303,13 +303,13 @@ def required_rows(
         _log.warning("%d rows in all lack a field that is required.", num_missing)
 
 
-def _lacks(row: Row, treatment: Treatment) -> str | None:
-    return treatment.lacks(packed_names([name for name, _ in row.fields], treatment))
+def _lacks(row: Row, transforms: Transforms) -> str | None:
+    return transforms.lacks(packed_names([name for name, _ in row.fields], transforms))
 
 
-def packed_names(names: Sequence[str], treatment: Treatment) -> Sequence[str]:
+def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
     """Names that fields of these names have when they are packed, as far as that is known without reading them."""
     try:
-        return treatment.field_names(names)
+        return transforms.field_names(names)
     except DecodeError:  # told when the row is read
         return names

@@ -11,7 +11,7 @@ from wdskit.errors import PackError
 from wdskit.export.api import parse_exports
 from wdskit.packing.plan import Limits
 from wdskit.packing.ray import check_address
-from wdskit.packing.transforms import UNTOUCHED, Treatment, treatment_versions
+from wdskit.packing.transforms import UNTOUCHED, Transforms, transform_versions
 from wdskit.shards.shares import Shares, format_shares
 
 
@@ -39,7 +39,7 @@ class PackOptions:
     split_name: str = ""
     split: Shares | None = None
     on: str | None = None
-    treatment: Treatment = UNTOUCHED
+    transforms: Transforms = UNTOUCHED
     threads: int = 1
     command: str = "pack"
 
@@ -88,8 +88,8 @@ class PackOptions:
             "skip_bad": self.skip_bad,
             "append": self.append,
         } | {
-            **asdict(self.treatment),
-            **{f"version of {name}": version for name, version in treatment_versions(self.treatment).items()},
+            **asdict(self.transforms),
+            **{f"version of {name}": version for name, version in transform_versions(self.transforms).items()},
         }
 
     def check_stream(self) -> None:
@@ -104,7 +104,7 @@ class PackOptions:
             "num_shards": self.limits.num_shards is not None,
             "multiple_of": self.limits.multiple_of is not None,
             "dry_run": self.dry_run,
-            "duplicates": self.treatment.duplicates != "keep",
+            "duplicates": self.transforms.duplicates != "keep",
             "part": self.part is not None,
             "only": self.only is not None,
             "split": self.split is not None,

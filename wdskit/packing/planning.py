@@ -24,7 +24,7 @@ from wdskit.packing.row import Progress, Row, Tell, row_error
 from wdskit.packing.samples.store import SampleRows
 from wdskit.packing.sources import Source
 from wdskit.packing.store import Ints, Rows, Spool, check_unique
-from wdskit.packing.transforms import UNTOUCHED, Treatment
+from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.shards.shares import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
 
 _TELL_ROWS = 1000
@@ -85,7 +85,7 @@ class Jobs(Sequence[ShardJob]):
         spans: The rows of each shard, by their places in that order.
         series: How the shards are numbered.
         also: What is kept beside them for other readers.
-        treatment: What happens to their samples.
+        transforms: What happens to their samples.
         threads: So many samples of a shard at a time.
         folder: Where they are written; `into` says so.
     """
@@ -95,7 +95,7 @@ class Jobs(Sequence[ShardJob]):
     spans: Sequence[Span]
     series: Sequence[Series]
     also: Exports = NO_EXPORTS
-    treatment: Treatment = UNTOUCHED
+    transforms: Transforms = UNTOUCHED
     threads: int = 1
     folder: Path = Path()
 
@@ -118,7 +118,7 @@ class Jobs(Sequence[ShardJob]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         span = self.spans[number]
-        told = span.num_bytes, self.also, self.treatment, self.threads
+        told = span.num_bytes, self.also, self.transforms, self.threads
         return ShardJob(self.folder / self.name(number), self._rows(span), *told)
 
     def name(self, number: int) -> str:
@@ -145,7 +145,7 @@ class Jobs(Sequence[ShardJob]):
             done += series.length
         num_fields: Counter[str] = Counter()
         for names, count in self.store.num_fields.items():
-            num_fields.update(dict.fromkeys(packed_names(names, self.treatment), count))
+            num_fields.update(dict.fromkeys(packed_names(names, self.transforms), count))
         first, last = (self.store[int(_places(self.order, at, at + 1)[0])] for at in (0, self.spans[-1].stop - 1))
         return PackPlan(shards, dict(sorted((+num_fields).items())), first.key, last.key, splits)
 
@@ -179,14 +179,14 @@ def _places(order: Ints | None, start: int, stop: int) -> Ints:
 
 
 def read_rows(
-    found: Source, spool: Spool, *, treatment: Treatment = UNTOUCHED, skip_bad: bool, workers: int, tell: Tell
+    found: Source, spool: Spool, *, transforms: Transforms = UNTOUCHED, skip_bad: bool, workers: int, tell: Tell
 ) -> Ints | None:
     """Read all rows of a source into `spool`, and return the numbers of those that are packed, None for all.
 
     Args:
         found: The source; rows that are left out are noted as its rejected ones.
         spool: Where the rows go.
-        treatment: What is required of a row, and what happens to it and to duplicates.
+        transforms: What is required of a row, and what happens to it and to duplicates.
         skip_bad: Leave bad rows out instead of raising the first. All are read for that, in `workers` processes.
         workers: Processes that read them.
         tell: Told how far it is.
@@ -195,7 +195,7 @@ def read_rows(
         RowError: A row is bad, or two rows have one key.
         PackError: No row is left.
     """
-    kept = _read(found, spool, treatment, skip_bad=skip_bad, workers=workers, tell=tell)
+    kept = _read(found, spool, transforms, skip_bad=skip_bad, workers=workers, tell=tell)
     if not (len(spool) if kept is None else len(kept)):
         raise found.nothing()
     check_unique(spool, kept)
@@ -233,7 +233,7 @@ def divide_rows(
 
 
 def _read(
-    found: Source, spool: Spool, treatment: Treatment, *, skip_bad: bool, workers: int, tell: Tell
+    found: Source, spool: Spool, transforms: Transforms, *, skip_bad: bool, workers: int, tell: Tell
 ) -> Ints | None:
     """Fill the spool, and return the numbers of the rows that are good, None for all."""
     bad: list[tuple[int, RowError]] = []
@@ -241,7 +241,7 @@ def _read(
         # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
         if isinstance(found.rows, Generator):
             stack.callback(found.rows.close)
-        for row in required_rows(_counted(found.rows, tell), treatment, found.rejected):
+        for row in required_rows(_counted(found.rows, tell), transforms, found.rejected):
             if isinstance(row, Row):
                 spool.add(row)
             elif skip_bad:
@@ -249,11 +249,11 @@ def _read(
             else:
                 raise row
     spool.finish()
-    if not skip_bad and treatment.duplicates == "keep":
+    if not skip_bad and transforms.duplicates == "keep":
         return None
     is_good = np.ones(len(spool), dtype=np.bool_)
     digests = Digests()
-    for number, verdict in look_at_rows(spool, treatment, workers, tell, treats=skip_bad):
+    for number, verdict in look_at_rows(spool, transforms, workers, tell, transform=skip_bad):
         if not isinstance(verdict, RowError):
             digests.add(number, verdict)
         elif not skip_bad:
@@ -261,9 +261,9 @@ def _read(
         else:
             _leave_out(spool, is_good, number)
             bad.append((number, verdict))
-    if treatment.duplicates != "keep":
-        found.duplicates += find_duplicates(digests, spool.__getitem__, treatment.image_fields)
-        for one in found.duplicates if treatment.duplicates == "drop" else ():
+    if transforms.duplicates != "keep":
+        found.duplicates += find_duplicates(digests, spool.__getitem__, transforms.image_fields)
+        for one in found.duplicates if transforms.duplicates == "drop" else ():
             _leave_out(spool, is_good, one.number)
     found.rejected += [err for _, err in sorted(bad, key=lambda each: each[0])]
     return None if is_good.all() else np.flatnonzero(is_good)

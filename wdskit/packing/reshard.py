@@ -39,7 +39,7 @@ from wdskit.packing.samples.sources import (
 )
 from wdskit.packing.samples.store import Samples
 from wdskit.packing.sources import Source
-from wdskit.packing.transforms import Treatment
+from wdskit.packing.transforms import Transforms
 from wdskit.shards.shares import parse_share, parse_shares
 
 
@@ -192,7 +192,7 @@ def reshard(
     start = time.perf_counter()
     check_word("check", check, ("headers", "sha256"))
     check_word("duplicate_keys", duplicate_keys, ("error", "first"))
-    treatment = Treatment(
+    transforms = Transforms(
         validate=validate or ("structure" if resize or format or orient or derive else "none"),
         resize=resize,
         resize_mode=resize_mode,
@@ -205,7 +205,7 @@ def reshard(
         derive=derive,
         max_pixels=max_pixels,
     )
-    by_count = treatment.changes_bytes
+    by_count = transforms.changes_bytes
     changes = make_changes(keep=keep, drop=drop, rename=rename, keys=keys)
     choice = make_choice(filter=filter, missing=missing, sample=sample, seed=seed)
     options = PackOptions(
@@ -224,7 +224,7 @@ def reshard(
         split_name=split_name,
         split=None if split is None else parse_shares(split),
         on=on,
-        treatment=treatment,
+        transforms=transforms,
         threads=threads,
         command="reshard",
     )
@@ -276,7 +276,7 @@ def reshard(
         num_source_samples=seen.num_samples,
         num_duplicates=len(samples) - num_kept,
         num_ignored=seen.num_ignored,
-        num_copied=samples.num_copied if treatment.passes else 0,
+        num_copied=samples.num_copied if transforms.passes else 0,
         classes_lost=classes_lost,
         was_done=target.is_done,
         seconds=time.perf_counter() - start,

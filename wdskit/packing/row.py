@@ -17,7 +17,7 @@ from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
 from wdskit.packing.json_merge import field_with_facts
 from wdskit.packing.references import FieldBytes, FileBytes
-from wdskit.packing.transforms import UNTOUCHED, Treatment
+from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.storage.identity import FileChanged
 
 SAME_FIELD = {"jpeg": "jpg"}  # two spellings of one extension become one field, so that `jpg;png` finds them all
@@ -63,30 +63,30 @@ class Row:
     where: str
     is_cleaned: bool = False
 
-    def read(self, treatment: Treatment = UNTOUCHED) -> list[tuple[str, bytes]]:
-        """Name and bytes of each field that is packed, images checked and treated, sorted by name.
+    def read(self, transforms: Transforms = UNTOUCHED) -> list[tuple[str, bytes]]:
+        """Name and bytes of each field that is packed, images checked and transformed, sorted by name.
 
         Raises:
-            RowError: A file cannot be read or changed, or an image is not whole or cannot be treated.
+            RowError: A file cannot be read or changed, or an image is not whole or cannot be transformed.
         """
-        return self.treat(self.read_fields(), treatment)
+        return self.transform(self.read_fields(), transforms)
 
-    def treat(self, fields: list[tuple[str, bytes]], treatment: Treatment) -> list[tuple[str, bytes]]:
+    def transform(self, fields: list[tuple[str, bytes]], transforms: Transforms) -> list[tuple[str, bytes]]:
         """As `read`, of fields that were read."""
         try:
-            treated = treatment.apply(fields)
-            if treatment.changes_bytes:
-                check_member_name(self.key, max((field for field, _ in treated), key=len))
+            transformed = transforms.apply(fields)
+            if transforms.changes_bytes:
+                check_member_name(self.key, max((field for field, _ in transformed), key=len))
         except DecodeError as err:
             raise self._bad(err) from err
         except KeyRuleError as err:
             raise row_error(self.where, str(err), "Rename it, or use --keys hashed.") from err
-        return treated
+        return transformed
 
-    def check(self, field: str, data: Buffer, treatment: Treatment) -> None:
-        """As `treat`, of one field that was read and passes through as it is."""
+    def check(self, field: str, data: Buffer, transforms: Transforms) -> None:
+        """As `transform`, of one field that was read and passes through as it is."""
         try:
-            treatment.check(field, data)
+            transforms.check(field, data)
         except DecodeError as err:
             raise self._bad(err) from err
 

@@ -139,7 +139,7 @@ def read_plan(work: Work, spool: Spool) -> Plan:
         kept = read_rows(
             work.found,
             spool,
-            treatment=options.treatment,
+            transforms=options.transforms,
             skip_bad=options.skip_bad,
             workers=options.workers,
             tell=work.tell,
@@ -165,7 +165,7 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
         lengths = map(len, divided.shards)
         series = [Series(*each) for each in zip(work.names, firsts, lengths, divided.splits, strict=True)]
         spans = [*itertools.chain(*divided.shards)]
-        jobs = Jobs(plan.store, divided.order, spans, series, also, options.treatment, options.threads)
+        jobs = Jobs(plan.store, divided.order, spans, series, also, options.transforms, options.threads)
         run = dataclasses.replace(run, shards=jobs.plan().shards, first=tuple(each.first for each in jobs.series))
         check_export_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also.kinds)
         if not only:
@@ -218,7 +218,7 @@ def _divided(work: Work, plan: Plan) -> _Divided:
     how: Any = {
         "limits": options.limits,
         "shuffle": options.shuffle,
-        "by_count": options.treatment.changes_bytes,
+        "by_count": options.transforms.changes_bytes,
     }
     if work.splitter is None:
         order, spans = divide_rows(plan.store, plan.kept, **how)
@@ -247,7 +247,7 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
         staging = begin(work, run, plan.where_of)
     spans = [jobs.spans[number] for number in numbers]
     num_bytes = sum(span.num_bytes - END_BYTES for span in spans)
-    total_bytes = None if options.treatment.changes_bytes else num_bytes
+    total_bytes = None if options.transforms.changes_bytes else num_bytes
     count = Count(work.tell, (sum(span.stop - span.start for span in spans), total_bytes))
 
     def fill(chosen: Sequence[int]) -> Generator[ShardEntry, None, None]:

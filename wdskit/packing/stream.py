@@ -37,8 +37,8 @@ def pack_stream(work: Work) -> tuple[Destination, list[ShardEntry]]:
         PackError: There is no row; or the folder is packed already, with other rows.
     """
     options, found = work.options, work.found
-    found.rows = required_rows(found.rows, options.treatment, found.rejected)
-    rows = streamed_rows(found, options.treatment, skip_bad=options.skip_bad)
+    found.rows = required_rows(found.rows, options.transforms, found.rejected)
+    rows = streamed_rows(found, options.transforms, skip_bad=options.skip_bad)
     first_row = next(rows, None)
     if first_row is None:
         raise found.nothing()
@@ -79,7 +79,7 @@ def _fill(
     A shard that is there already is compared.
     """
     options = work.options
-    by_count = options.treatment.changes_bytes
+    by_count = options.transforms.changes_bytes
     count = Count(work.tell, (None, None))
     there = {entry.name: entry for entry in target.last_run.entries} if target.is_done and target.last_run else {}
     there |= staging.filled() if staging is not None else {}
@@ -93,7 +93,7 @@ def _fill(
             target.check_free([PlannedShard(name, 0, 0)], also)
         path = (target.folder if staging is None else staging.path) / name
         sha256 = None if known is None else known.sha256
-        job = ShardJob(path, keys.watch(shard), 0, also, options.treatment, options.threads, sha256)
+        job = ShardJob(path, keys.watch(shard), 0, also, options.transforms, options.threads, sha256)
         try:
             entry = fill_shard(job, disk=work.disk, on_sample=count, only_compare=known is not None)
         except _SourceFault as fault:

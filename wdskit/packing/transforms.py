@@ -27,7 +27,7 @@ DUPLICATES = ("keep", "report", "drop")
 
 
 @dataclass(frozen=True)
-class Treatment:
+class Transforms:
     """The options of `pack` that say what happens to a sample. By default its bytes are checked and pass untouched.
 
     `resize`, `format` and `orient` change the images of a row: its only image, or those of `image_fields`. An image
@@ -38,7 +38,7 @@ class Treatment:
         validate: How each image is checked before: "none", "magic" (its first bytes against its name), "structure"
             (also that it is whole: JPEG markers to the end mark, checksums of PNG, sizes of WebP), "decode" (also its
             pixels). With "none" JSON is not parsed either. Default: "structure", but the name of an image that
-            `resize`, `format` or `orient` treats need not be right: it gets the name of what it becomes.
+            `resize`, `format` or `orient` transforms need not be right: it gets the name of what it becomes.
         resize: Pixels of a side; larger images are made smaller.
         resize_mode: The "shorter" side, the "longer" side, "crop" to a square in the middle, or "pad" to a square.
             Default: "shorter".
@@ -130,7 +130,7 @@ class Treatment:
 
     @property
     def changes_bytes(self) -> bool:
-        """Whether the bytes of a row are known only once it was read and treated, so that shards go by count alone."""
+        """Whether the bytes of a row are known only once it is transformed, so that shards go by count alone."""
         return self.changes_images or bool(self.derive)
 
     @property
@@ -157,12 +157,12 @@ class Treatment:
             return list(fields)
         images = self._images([field for field, _ in fields])
         names = {field: field for field in images}
-        treated = dict(fields)
+        transformed = dict(fields)
         if self.changes_images:
-            treated, names = self._changed(fields, images)
+            transformed, names = self._changed(fields, images)
         if self.derive and images:
-            self._describe(treated, [names[field] for field in images])
-        return sorted(treated.items())
+            self._describe(transformed, [names[field] for field in images])
+        return sorted(transformed.items())
 
     def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
         """Names of the fields that a row of these has when it is packed, as far as they are known without reading it.
@@ -182,7 +182,7 @@ class Treatment:
         return next((wanted for wanted in self.require if not names & set(wanted.split(";"))), None)
 
     def prepare_thread(self) -> None:
-        """Called in each thread that treats rows, before the first."""
+        """Called in each thread that transforms rows, before the first."""
         if self.resize is not None:
             import torch
 
@@ -201,7 +201,7 @@ class Treatment:
         try:
             if self.validate is None:
                 check_image(data, max_pixels=self.max_pixels)
-                if not self._treats(field):
+                if not self._changes_image(field):
                     check_magic(field, data)
             else:
                 check_image_field(field, data, cast(ImageLevel, self.validate), max_pixels=self.max_pixels)
@@ -210,7 +210,7 @@ class Treatment:
                 raise type(err)(str(err), field=field) from err
             raise _told(field, f"validate: {err}", err) from err
 
-    def _treats(self, field: str) -> bool:
+    def _changes_image(self, field: str) -> bool:
         """Whether an image may come out with other bytes, and then under the name of its format."""
         return self.changes_images and (not self.image_fields or field in self.image_fields)
 
@@ -226,7 +226,7 @@ class Treatment:
 
     def _changed(self, fields: Sequence[Field], images: list[str]) -> tuple[dict[str, bytes], dict[str, str]]:
         """All fields with the images as wanted, and the name that each image has then."""
-        treated: dict[str, bytes] = {}
+        transformed: dict[str, bytes] = {}
         names: dict[str, str] = {}
         for field, data in fields:
             name = field
@@ -239,22 +239,22 @@ class Treatment:
                 names[field] = name
                 if self.validate != "none":
                     check_magic(name, data)
-            if name in treated:
+            if name in transformed:
                 raise DecodeError(f"{field}: encode: it would become {name!r}, of which there is one", field=field)
-            treated[name] = data
-        return treated, names
+            transformed[name] = data
+        return transformed, names
 
-    def _describe(self, treated: dict[str, bytes], images: list[str]) -> None:
+    def _describe(self, transformed: dict[str, bytes], images: list[str]) -> None:
         """Put the facts of the image into `json`."""
         if len(images) > 1:
             raise DecodeError(f"derive: it has {len(images)} images ({', '.join(images)}), one is described")
         [image] = images
         try:
-            facts = derive_facts(treated[image], self.derive, max_pixels=self.max_pixels)
+            facts = derive_facts(transformed[image], self.derive, max_pixels=self.max_pixels)
         except DecodeError as err:
             raise _told(JSON_FIELD, f"derive: {err}", err) from err
         try:
-            treated[JSON_FIELD] = add_facts(treated.get(JSON_FIELD, b"{}"), facts, at_end=True)
+            transformed[JSON_FIELD] = add_facts(transformed.get(JSON_FIELD, b"{}"), facts, at_end=True)
         except ValueError as err:
             raise DecodeError(f"{JSON_FIELD}: derive: {err}", field=JSON_FIELD) from err
 
@@ -272,11 +272,11 @@ class Treatment:
         )
 
 
-def treatment_versions(treatment: Treatment) -> dict[str, str]:
-    """Versions that the packed bytes depend on beside the treatment: none where no image is encoded."""
-    if not treatment.changes_images:
+def transform_versions(transforms: Transforms) -> dict[str, str]:
+    """Versions that the packed bytes depend on beside the transforms: none where no image is encoded."""
+    if not transforms.changes_images:
         return {}
-    return encoder_versions() | (resizer_versions() if treatment.resize is not None else {})
+    return encoder_versions() | (resizer_versions() if transforms.resize is not None else {})
 
 
 def _told(field: str, problem: str, err: DecodeError) -> DecodeError:
@@ -320,7 +320,7 @@ def _in_range(option: str, value: object, most: int) -> None:
         raise PackError(f"{option}: {value!r} is no whole number of 1 to {most}.")
 
 
-UNTOUCHED = Treatment()
+UNTOUCHED = Transforms()
 """Bytes are checked and pass through."""
 
 

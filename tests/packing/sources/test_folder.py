@@ -248,7 +248,7 @@ def test_what_is_packed_is_clean_to_verify_whatever_the_images_are_called(tmp_pa
         pack(source, tmp_path / "out")
     for name, options in (
         ("skipped", {"skip_bad": True}),
-        ("treated", {"format": "png"}),
+        ("transformed", {"format": "png"}),
         ("turned", {"orient": True}),
     ):
         pack(source, tmp_path / name, **options)

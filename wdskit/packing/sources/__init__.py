@@ -25,7 +25,7 @@ from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import ImageFolder, is_folder, list_folder
 from wdskit.packing.sources.records import Records
 from wdskit.packing.sources.tables import STDIN, SUFFIXES, PathList, TextTable
-from wdskit.packing.transforms import Treatment
+from wdskit.packing.transforms import Transforms
 
 _SHOWN_REJECTS = 3
 
@@ -72,7 +72,7 @@ class Source:
         return PackError(f"{msg}: none of its {len(self.rejected)} rows is good. The first are bad because:\n{first}")
 
 
-def streamed_rows(source: Source, treatment: Treatment, *, skip_bad: bool) -> Generator[Row, None, None]:
+def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> Generator[Row, None, None]:
     """The rows of a stream that can be packed, while they come.
 
     Raises:
@@ -84,7 +84,7 @@ def streamed_rows(source: Source, treatment: Treatment, *, skip_bad: bool) -> Ge
                 if not isinstance(row, Row):
                     raise row
                 if skip_bad:
-                    row.read(treatment)
+                    row.read(transforms)
             except RowError as err:
                 if not skip_bad:
                     raise

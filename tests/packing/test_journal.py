@@ -281,7 +281,7 @@ def test_an_index_that_may_come_back_is_caught(tmp_path, monkeypatch):
             if RUN_FOLDER not in folder.parts:
                 super().fsync_folder(folder)
 
-    monkeypatch.setattr("tests.test_pack_end.PowerLossDisk", Forgetful)
+    monkeypatch.setattr("tests.packing.test_journal.PowerLossDisk", Forgetful)
     with pytest.raises(AssertionError):
         check_power(tmp_path)
 

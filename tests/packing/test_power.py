@@ -16,7 +16,7 @@ from disks import OWN, HastyDisk, PowerLossDisk, Stopped, WatchedDisk
 from pack_cases import Scenario, copy, make_scenarios, remains_of
 from shards import bytes_in
 
-from tests.test_pack_faults import SCENARIOS, NoFolderFsync, NoFsync
+from tests.packing.test_faults import SCENARIOS, NoFolderFsync, NoFsync
 from wdskit import PackError
 from wdskit.packing import journal
 

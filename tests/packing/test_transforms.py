@@ -18,10 +18,10 @@ from PIL import Image
 from wdskit.codecs import checks
 from wdskit.codecs.checks import IMAGE_LEVELS
 from wdskit.errors import DecodeError, ImageTooLarge, PackError, RowError
-from wdskit.packing.fill import read_treated
+from wdskit.packing.fill import read_transformed
 from wdskit.packing.json_merge import add_facts
 from wdskit.packing.row import Row, file_bytes
-from wdskit.packing.transforms import DERIVED, UNTOUCHED, Treatment, treatment_versions
+from wdskit.packing.transforms import DERIVED, UNTOUCHED, Transforms, transform_versions
 
 JPEG, PNG, WEBP = FILES["jpeg"], FILES["png"], FILES["webp"]
 
@@ -69,38 +69,38 @@ def opened(data):
 )
 def test_options_that_are_wrong_or_change_nothing_are_refused_by_name(options, problem):
     with pytest.raises(PackError, match=f"^{problem}"):
-        Treatment(**options)
+        Transforms(**options)
 
 
 def test_texts_and_lists_are_one():
-    a = Treatment(derive="width, Height", require="jpg;png,json", resize=5, image_fields="left.jpg")
-    b = Treatment(derive=("width", "height"), require=["jpg;png", "json"], resize=5, image_fields=["left.jpg"])
+    a = Transforms(derive="width, Height", require="jpg;png,json", resize=5, image_fields="left.jpg")
+    b = Transforms(derive=("width", "height"), require=["jpg;png", "json"], resize=5, image_fields=["left.jpg"])
     assert a == b
     assert hash(a) == hash(b)
     assert a.derive == ("width", "height")
 
 
 def test_a_treatment_goes_to_another_process_as_it_is():
-    treatment = Treatment(resize=5, format="webp", derive="sha256", background=None)
-    treatment.apply([("jpg", JPEG)])
-    again = pickle.loads(pickle.dumps(treatment))
-    assert again == treatment
-    assert again.apply([("jpg", JPEG)]) == treatment.apply([("jpg", JPEG)])
+    transforms = Transforms(resize=5, format="webp", derive="sha256", background=None)
+    transforms.apply([("jpg", JPEG)])
+    again = pickle.loads(pickle.dumps(transforms))
+    assert again == transforms
+    assert again.apply([("jpg", JPEG)]) == transforms.apply([("jpg", JPEG)])
 
 
 def test_what_changes_bytes_says_so():
     assert not UNTOUCHED.changes_bytes
-    assert not Treatment(validate="decode", require="jpg", duplicates="drop").changes_bytes
+    assert not Transforms(validate="decode", require="jpg", duplicates="drop").changes_bytes
     for options in ({"resize": 5}, {"format": "jpg"}, {"orient": True}, {"derive": "bytes"}):
-        assert Treatment(**options).changes_bytes
+        assert Transforms(**options).changes_bytes
 
 
 def test_versions_are_those_of_what_makes_the_bytes():
-    assert treatment_versions(Treatment(derive="sha256")) == {}
-    encoders = treatment_versions(Treatment(format="png"))
+    assert transform_versions(Transforms(derive="sha256")) == {}
+    encoders = transform_versions(Transforms(format="png"))
     assert {"pillow", "simplejpeg", "libjpeg_turbo", "webp"} < set(encoders)
-    assert treatment_versions(Treatment(resize=5)).keys() - encoders.keys() == {"torch", "torch_cpu"}
-    assert all(treatment_versions(Treatment(resize=5)).values())
+    assert transform_versions(Transforms(resize=5)).keys() - encoders.keys() == {"torch", "torch_cpu"}
+    assert all(transform_versions(Transforms(resize=5)).values())
     json.dumps(encoders)
 
 
@@ -117,7 +117,7 @@ def test_by_default_bytes_pass_through_and_images_are_checked():
     for fields in ([("meta.json", b"no json")], [("jpg", PNG), ("json", b"{")]):
         with pytest.raises(DecodeError):
             UNTOUCHED.apply(fields)
-        assert Treatment(validate="none").apply(fields) == fields
+        assert Transforms(validate="none").apply(fields) == fields
 
 
 # Validation.
@@ -144,12 +144,12 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_found_at_its_level_and_above(damage, level):
     field, data, found_at = DAMAGE[damage]
-    treatment = Treatment(validate=level)
+    transforms = Transforms(validate=level)
     if IMAGE_LEVELS.index(level) < IMAGE_LEVELS.index(found_at):
-        assert treatment.apply([(field, data)]) == [(field, data)]
+        assert transforms.apply([(field, data)]) == [(field, data)]
     else:
         with pytest.raises(DecodeError, match=f"^{field}: validate: ") as caught:
-            treatment.apply([(field, data)])
+            transforms.apply([(field, data)])
         assert caught.value.field == field
 
 
@@ -157,7 +157,7 @@ def test_damage_is_found_at_its_level_and_above(damage, level):
 def test_whole_files_pass_every_level(level):
     for kind, data in FILES.items():
         field = {"jpeg": "jpg"}.get(kind.split()[0], kind.split()[0])
-        assert Treatment(validate=level).apply([(field, data)]) == [(field, data)]
+        assert Transforms(validate=level).apply([(field, data)]) == [(field, data)]
 
 
 @pytest.mark.parametrize(
@@ -167,14 +167,14 @@ def test_whole_files_pass_every_level(level):
 def test_a_mutant_that_leaves_a_level_out_lets_its_damage_through(monkeypatch, skipped, damage):
     monkeypatch.setattr(checks, skipped, lambda *_args, **_options: None)
     field, data, _ = DAMAGE[damage]
-    assert Treatment(validate="decode" if skipped == "decode_image" else "structure").apply([(field, data)])
+    assert Transforms(validate="decode" if skipped == "decode_image" else "structure").apply([(field, data)])
 
 
 @pytest.mark.parametrize("options", [{}, {"validate": "structure"}, {"validate": "decode"}, {"resize": 2}])
 def test_more_pixels_than_allowed_are_refused(options):
     with pytest.raises(ImageTooLarge, match=r"21.*= 714 pixels|34 x 21"):
-        Treatment(max_pixels=713, **options).apply([("jpg", JPEG)])
-    assert Treatment(max_pixels=714, **options).apply([("jpg", JPEG)])
+        Transforms(max_pixels=713, **options).apply([("jpg", JPEG)])
+    assert Transforms(max_pixels=714, **options).apply([("jpg", JPEG)])
 
 
 # Names.
@@ -196,7 +196,7 @@ def test_more_pixels_than_allowed_are_refused(options):
     ],
 )
 def test_the_field_is_named_after_what_is_written(field, data, options, name):
-    [(made, image)] = Treatment(**options).apply([(field, data)])
+    [(made, image)] = Transforms(**options).apply([(field, data)])
     assert made == name
     assert opened(image).format == {"jpe": "JPEG", "jpg": "JPEG"}.get(name[-3:], name.rpartition(".")[2].upper())
 
@@ -204,40 +204,40 @@ def test_the_field_is_named_after_what_is_written(field, data, options, name):
 def test_a_field_in_the_way_is_an_error():
     for fields in ([("jpg", JPEG), ("webp", b"x")], [("jpg", JPEG), ("webp", WEBP)]):
         with pytest.raises(DecodeError, match="encode: it would become 'webp', of which there is one"):
-            Treatment(validate="none", format="webp", image_fields="jpg").apply(fields)
+            Transforms(validate="none", format="webp", image_fields="jpg").apply(fields)
     with pytest.raises(DecodeError, match="it would become 'webp', of which there is one"):
-        Treatment(format="webp", image_fields="jpg,png").apply([("jpg", JPEG), ("png", PNG)])
+        Transforms(format="webp", image_fields="jpg,png").apply([("jpg", JPEG), ("png", PNG)])
 
 
 def test_of_several_images_those_to_change_are_named():
     """A mask beside a photo must not be blended, so nothing is guessed."""
     fields = [("jpg", JPEG), ("json", b"{}"), ("seg.png", PNG)]
     with pytest.raises(DecodeError, match=r"it has 2 images \(jpg, seg.png\). Say which are meant: --image-fields jpg"):
-        Treatment(resize=2).apply(fields)
-    made = dict(Treatment(resize=2, image_fields="jpg").apply(fields))
+        Transforms(resize=2).apply(fields)
+    made = dict(Transforms(resize=2, image_fields="jpg").apply(fields))
     assert made["seg.png"] == PNG
     assert opened(made["jpg"]).size == (3, 2)
-    made = dict(Treatment(resize=2, image_fields="jpg,seg.png").apply(fields))
+    made = dict(Transforms(resize=2, image_fields="jpg,seg.png").apply(fields))
     assert opened(made["seg.png"]).size == (3, 2)
 
 
 def test_fields_come_sorted_by_their_names():
-    made = Treatment(format="webp", derive="width").apply([("cls", b"1"), ("jpg", JPEG), ("txt", b"x")])
+    made = Transforms(format="webp", derive="width").apply([("cls", b"1"), ("jpg", JPEG), ("txt", b"x")])
     assert [field for field, _ in made] == ["cls", "json", "txt", "webp"]
 
 
 def test_names_are_known_before_a_row_is_read_where_the_format_is():
-    names = Treatment(format="webp", derive="width").field_names(("cls", "left.jpg"))
+    names = Transforms(format="webp", derive="width").field_names(("cls", "left.jpg"))
     assert names == ("cls", "json", "left.webp")
     assert UNTOUCHED.field_names(("a", "b.jpg", "c.jpg")) == ("a", "b.jpg", "c.jpg")
-    assert Treatment(derive="width").field_names(("txt",)) == ("txt",)
+    assert Transforms(derive="width").field_names(("txt",)) == ("txt",)
 
 
 def test_what_lacks_is_named_as_it_was_asked_for():
-    treatment = Treatment(require="jpg;png,json")
-    assert treatment.lacks(("PNG", "json", "txt")) is None
-    assert treatment.lacks(("json",)) == "jpg;png"
-    assert treatment.lacks(("jpg",)) == "json"
+    transforms = Transforms(require="jpg;png,json")
+    assert transforms.lacks(("PNG", "json", "txt")) is None
+    assert transforms.lacks(("json",)) == "jpg;png"
+    assert transforms.lacks(("jpg",)) == "json"
     assert UNTOUCHED.lacks(()) is None
 
 
@@ -245,16 +245,16 @@ def test_what_lacks_is_named_as_it_was_asked_for():
 
 
 def test_facts_are_those_of_the_packed_image():
-    made = dict(Treatment(resize=10, format="webp", derive=DERIVED).apply([("jpg", JPEG), ("json", b'{"a": 1.50}')]))
+    made = dict(Transforms(resize=10, format="webp", derive=DERIVED).apply([("jpg", JPEG), ("json", b'{"a": 1.50}')]))
     facts = {"width": 16, "height": 10, "bytes": len(made["webp"]), "sha256": hashlib.sha256(made["webp"]).hexdigest()}
     assert json.loads(made["json"]) == {"a": 1.5, **facts}
     assert made["json"].startswith(b'{"a": 1.50,"width":16,')
 
 
 def test_a_json_is_made_where_there_is_none_and_an_image_is():
-    made = dict(Treatment(derive="height,width").apply([("jpg", JPEG), ("cls", b"1")]))
+    made = dict(Transforms(derive="height,width").apply([("jpg", JPEG), ("cls", b"1")]))
     assert made["json"] == b'{"width":34,"height":21}'
-    assert Treatment(derive="width").apply([("cls", b"1")]) == [("cls", b"1")]
+    assert Transforms(derive="width").apply([("cls", b"1")]) == [("cls", b"1")]
 
 
 @pytest.mark.parametrize(
@@ -270,12 +270,12 @@ def test_a_json_is_made_where_there_is_none_and_an_image_is():
 )
 def test_json_that_has_no_room_for_a_fact_is_an_error(text, problem):
     with pytest.raises(DecodeError, match=rf"^json: derive: .*{problem}"):
-        Treatment(derive="width").apply([("jpg", JPEG), ("json", text)])
+        Transforms(derive="width").apply([("jpg", JPEG), ("json", text)])
 
 
 def test_the_same_fact_is_not_added_twice():
     text = b' {"width": 34} '
-    assert dict(Treatment(derive="width").apply([("jpg", JPEG), ("json", text)]))["json"] == text
+    assert dict(Transforms(derive="width").apply([("jpg", JPEG), ("json", text)]))["json"] == text
 
 
 json_values = st.recursive(
@@ -296,8 +296,8 @@ def test_what_a_json_had_stays_as_it_was_written(value, indent, ascii_only):
 def test_derived_facts_of_several_images_need_one_to_be_named():
     fields = [("a.jpg", JPEG), ("b.png", PNG)]
     with pytest.raises(DecodeError, match="it has 2 images"):
-        Treatment(derive="width").apply(fields)
-    assert b"7" in dict(Treatment(derive="width", image_fields="b.png").apply(fields))["json"]
+        Transforms(derive="width").apply(fields)
+    assert b"7" in dict(Transforms(derive="width", image_fields="b.png").apply(fields))["json"]
 
 
 # Rows, threads.
@@ -316,9 +316,9 @@ def rows_of(folder, number):
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_threads_change_neither_bytes_nor_order(tmp_path, threads):
     rows = rows_of(tmp_path / "photos", 40)
-    treatment = Treatment(resize=16, resize_mode="crop", derive="sha256")
-    expected = [(row, row.read(treatment)) for row in rows]
-    assert list(read_treated(rows, treatment, threads=threads)) == expected
+    transforms = Transforms(resize=16, resize_mode="crop", derive="sha256")
+    expected = [(row, row.read(transforms)) for row in rows]
+    assert list(read_transformed(rows, transforms, threads=threads)) == expected
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -328,10 +328,10 @@ def test_the_first_bad_row_in_order_is_the_one_that_is_told(tmp_path, threads):
         path = Path(rows[n].where)
         path.write_bytes(path.read_bytes()[:-300] + bytes(300))
         rows[n] = dataclasses.replace(rows[n], fields=(("jpg", file_bytes(str(path), str(path))),))
-    treated = read_treated(rows, Treatment(validate="none", resize=5), threads=threads)
-    assert [row for row, _ in (next(treated) for _ in range(5))] == rows[:5]
+    transformed = read_transformed(rows, Transforms(validate="none", resize=5), threads=threads)
+    assert [row for row, _ in (next(transformed) for _ in range(5))] == rows[:5]
     with pytest.raises(RowError, match=r"5\.jpg: jpg: decode: not one complete JPEG") as caught:
-        next(treated)
+        next(transformed)
     assert caught.value.where == rows[5].where
     assert caught.value.problem.startswith("jpg: decode: ")
 
@@ -344,14 +344,14 @@ def test_rows_are_not_read_far_ahead(tmp_path):
             taken.append(row)
             yield row
 
-    treated = read_treated(rows(), Treatment(resize=5), threads=2)
-    next(treated)
+    transformed = read_transformed(rows(), Transforms(resize=5), threads=2)
+    next(transformed)
     assert len(taken) == 4
-    treated.close()
+    transformed.close()
 
 
 def test_a_name_that_grows_over_the_limit_is_an_error_of_its_row():
     row = Row("a" * 96, (("jpg", image_bytes()),), "row 0")
     assert row.read()
     with pytest.raises(RowError, match=r"row 0: .*takes 101 bytes, over the 100"):
-        row.read(Treatment(format="webp"))
+        row.read(Transforms(format="webp"))

@@ -19,7 +19,7 @@ from folders import HELPERS
 from pack_cases import rows
 from shards import bytes_in
 
-from tests.test_pack_faults import bytes_in_place
+from tests.packing.test_faults import bytes_in_place
 from wdskit import PackError, pack
 from wdskit.files import Disk
 from wdskit.packing import journal

@@ -1,4 +1,4 @@
-"""Resharding under failing disks, kills and power losses: what `test_pack_faults` promises of packing.
+"""Resharding under failing disks, kills and power losses: what `test_faults` promises of packing.
 
 The sweeps are those of packing; only what is run differs, and so do the mutants that they must catch.
 """
@@ -18,7 +18,7 @@ from disks import HastyDisk, PowerLossDisk, killed
 from pack_cases import check_remains, copy, remains_of, without_drafts
 from shards import WorkerKillingDisk, bytes_in, write_shard
 
-from tests.test_pack_faults import (
+from tests.packing.test_faults import (
     CODES,
     NoFolderFsync,
     NoFsync,
@@ -28,7 +28,7 @@ from tests.test_pack_faults import (
     kill,
     sweep,
 )
-from tests.test_pack_power import check_replacing, lose_power
+from tests.packing.test_power import check_replacing, lose_power
 from wdskit import PackError, WdskitError, pack, reshard, split
 from wdskit.files import Disk
 from wdskit.packing import run as resharding
