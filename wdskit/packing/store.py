@@ -32,7 +32,9 @@ from wdskit.packing.references import KINDS, FieldBytes, Reference
 from wdskit.packing.row import Row, key_taken
 
 ROWS_IN_MEMORY = 50_000
-"""Rows from which on a plan is on disk: some 50 MB as objects."""
+"""Rows from which on a plan is on disk: some 15 MB. As objects they would take 50, and Python's garbage collector would
+look at them again and again; at records, which are bytes, it does not look.
+"""
 
 _FLUSH_BYTES = 1 << 20
 _MOST_BLOCKS = 1024
@@ -109,13 +111,14 @@ class Spool:
         self.num_fields[tuple([name for name, _ in row.fields])] += 1
         if self._on_key is not None:
             self._on_key(row.key)
-        if self._draft is None:
+        if self._most is None:
             self._rows.append(row)
-            self._held_bytes += sum(len(data) for _, data in row.fields if isinstance(data, bytes))
-            if self._most is not None and (len(self._rows) > self._most or self._held_bytes > _HELD_BYTES):
+            return
+        self._record(row)
+        if self._draft is None:
+            self._held_bytes += sum([len(data) for _, data in row.fields if isinstance(data, bytes)])
+            if len(self) > self._most or self._held_bytes > _HELD_BYTES:
                 self._to_disk()
-        else:
-            self._record(row)
 
     def finish(self) -> None:
         """Let all rows be there for others to read; nothing is added behind.
@@ -129,8 +132,10 @@ class Spool:
 
     def take(self, numbers: Ints) -> Rows:
         """The rows of these numbers, in their order, for this process or another. `finish` comes first."""
-        if self._draft is None:
+        if self._most is None:
             return tuple([self._rows[number] for number in numbers.tolist()])
+        if self._draft is None:
+            return HeldRows([self._pending[number] for number in numbers.tolist()])
         stops = np.frombuffer(self._stops, dtype=np.int64)
         return RecordedRows(self._path, stops[numbers], stops[numbers + 1])
 
@@ -138,8 +143,10 @@ class Spool:
         """A digest of the records of rows `start` to `stop`, 16 hex digits."""
         digest = hashlib.sha256()
         if self._draft is None:
-            for row in self._rows[start:stop]:
-                digest.update(encode_row(row))
+            for record in (
+                self._pending[start:stop] if self._most is not None else map(encode_row, self._rows[start:stop])
+            ):
+                digest.update(record)
         else:
             at, end = self._stops[start], self._stops[stop]
             with open(self._path, "rb", buffering=0) as file:
@@ -164,9 +171,7 @@ class Spool:
         path = self._room() / self._name
         self._draft = self._stack.enter_context(scratch(path, disk=self._disk))
         self._path = os.fspath(draft_path(path))
-        for row in self._rows:
-            self._record(row)
-        self._rows = []
+        self._flush(self._draft)
 
     def _record(self, row: Row) -> None:
         data = encode_row(row)
@@ -342,5 +347,21 @@ def read_exactly(fd: int, start: int, stop: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-Rows = Sequence[Row] | RecordedRows
+@dataclasses.dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Some rows by their records, which are made to rows one by one."""
+
+    records: Sequence[bytes]
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Row]:
+        """The rows in their order."""
+        for record in self.records:
+            yield from decode_rows(record)
+
+
+Rows = Sequence[Row] | RecordedRows | HeldRows
 """Rows with a length, to go through as often as one likes."""
