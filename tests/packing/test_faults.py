@@ -164,6 +164,15 @@ def test_these_are_more_than_200_points(tmp_path, scenarios):
     assert num_points > 600
 
 
+@pytest.mark.parametrize("name", ["rows", "beside", "replacing"])
+def test_a_disk_without_hard_links_is_as_safe(tmp_path, scenarios, name, monkeypatch):
+    def no_link(source, target):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", no_link)
+    sweep(scenarios[name], tmp_path, kill(half=True), step=1 if ALL else 3)
+
+
 @pytest.mark.parametrize("name", SCENARIOS if ALL else ["addition"])
 def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
     """And a third: at one operation after the other in the same folder, until one is through."""

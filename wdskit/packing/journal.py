@@ -39,7 +39,7 @@ from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
 from wdskit.export.api import folder_export_names, folder_files, shard_export_names
-from wdskit.files import Disk, draft_path, make_folders, publish_bytes, remove_drafts
+from wdskit.files import Disk, draft_path, make_folders, publish_bytes
 from wdskit.packing.staging import RunDescription, Staging, first_few, is_there, remove_run
 from wdskit.storage.urls import LocalFile
 
@@ -197,23 +197,22 @@ def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> Non
         source, target = path / name, folder / name
         if target.parent not in parents:
             make_folders(target.parent, disk=disk)
-            remove_drafts(target.parent, disk=disk)
             parents[target.parent] = None
-        if not source.exists():
-            if target.exists():
-                continue  # a disk without links
-            msg = f"{source}: this file was filled and is gone, so the run cannot be finished."
-            raise PackError(f"{msg}\n  Put it back, or remove {path} and pack again.")
-        if target.exists():
-            if target.samefile(source):
-                continue
-            # A name is never without a file: a link cannot replace one, and a rename between two names of one file does
-            # nothing, so what was linked here before a kill goes first.
-            disk.remove(draft_path(target))
-            disk.link(source, draft_path(target))
-            disk.rename(draft_path(target), target)
-        else:
+        draft = draft_path(target)
+        if not source.exists():  # a disk without links
+            if draft.exists():
+                disk.rename(draft, target)
+            elif not target.exists():
+                msg = f"{source}: this file was filled and is gone, so the run cannot be finished."
+                raise PackError(f"{msg}\n  Put it back, or remove {path} and pack again.")
+        elif not target.exists():
             disk.link(source, target)
+        elif not target.samefile(source):
+            # A link cannot replace a file, and a name is to be never without one. A rename between two names of one
+            # file does nothing, so what a run that was killed has linked goes first.
+            disk.remove(draft)
+            disk.link(source, draft)
+            disk.rename(draft, target)
     for parent in parents:
         disk.fsync_folder(parent)
 
