@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,8 @@ import webdataset
 from disks import HastyDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from images import encoded, photo
+from rays import FakeRay
 from shards import bytes_in, samples_in, write_shard
 
 import wdskit
@@ -105,6 +108,70 @@ def test_the_shards_are_those_that_pack_would_have_written(samples, source, tmp_
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
     assert result.num_source_samples == result.num_samples == result.num_copied == 90
     assert [shard.num_bytes for shard in result.shards] == [entry.num_bytes for entry in result.entries]
+
+
+@pytest.fixture(scope="module")
+def photos() -> Samples:
+    return {
+        f"k{number:02d}": {"jpg": encoded(photo(30 + number, 40), "JPEG"), "cls": b"%d" % (number % 3)}
+        for number in range(24)
+    }
+
+
+WHAT_PACK_HAS: list[dict[str, Any]] = [
+    {"split": "a=0.5,b=0.5", "pattern": None},
+    {"split": "a=0.5,b=0.5", "pattern": None, "shuffle": 3, "workers": 2},
+    {"resize": 16, "threads": 2},
+    {"format": "png", "derive": "width,height", "shuffle": 1},
+    {"format": "webp", "split": "a=0.4,b=0.6", "pattern": None, "workers": 2},
+    {"validate": "decode", "num_shards": 5},
+]
+
+
+@pytest.mark.parametrize("options", WHAT_PACK_HAS, ids=str)
+def test_what_pack_can_do_with_rows_it_does_with_shards(photos, tmp_path, options):
+    """And writes the same bytes."""
+    source = pack_samples(photos, tmp_path / "photos", max_samples=7)
+    options = {"max_samples": 5, **options} if "num_shards" not in options else options
+    result = reshard(source, tmp_path / "out", **options)
+    pack_samples(photos, tmp_path / "packed", **options)
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
+    assert result.num_samples == len(photos)
+
+
+def test_parts_and_single_shards_of_a_reshard_are_those_of_a_whole_one(photos, tmp_path):
+    source = pack_samples(photos, tmp_path / "photos", max_samples=7)
+    options = {"max_samples": 5, "shuffle": 2}
+    reshard(source, tmp_path / "whole", **options)
+    for part in (1, 0):
+        done = reshard(source, tmp_path / "out", **options, part=f"{part}/2")
+        assert [shard.name for shard in done.shards] == [PATTERN % number for number in range(part, 5, 2)]
+    wdskit.finish_pack(tmp_path / "out")
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "whole")
+    (tmp_path / "out" / "p-002.tar").unlink()
+    assert [entry.name for entry in reshard(source, tmp_path / "out", **options, only=2).entries] == ["p-002.tar"]
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "whole")
+    with pytest.raises(PackError, match="its rows give other bytes now"):
+        reshard(source, tmp_path / "out", **{**options, "shuffle": 3}, only=2)
+
+
+def test_a_cluster_reshards_as_this_machine_does(photos, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", FakeRay())
+    monkeypatch.chdir(Path.cwd())  # which a task changes
+    source = pack_samples(photos, tmp_path / "photos", max_samples=7)
+    reshard(source, tmp_path / "whole", max_samples=5, drop="cls")
+    reshard(source, tmp_path / "out", max_samples=5, drop="cls", on="ray")
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "whole")
+
+
+def test_an_image_that_cannot_be_changed_is_named(photos, tmp_path):
+    source = pack_samples(
+        {**photos, "k99": {"jpg": photos["k00"]["jpg"][:-30], "cls": b"1"}}, tmp_path / "a", validate="none"
+    )
+    reshard(source, tmp_path / "copied")  # nobody looked
+    with pytest.raises(RowError, match=r"a/p-000.tar \(byte \d+\) \('k99'\): "):
+        reshard(source, tmp_path / "out", resize=8)
+    assert bytes_in(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize("batch", [512, 5000, 100_000])
