@@ -435,3 +435,23 @@ def test_a_run_that_sees_no_change_is_caught(source, tmp_path, monkeypatch):
 def test_a_run_that_trusts_no_log_is_caught(source, tmp_path, monkeypatch):
     monkeypatch.setattr(staging, "read_filled", lambda path: {})
     expect_refusal(lambda: test_what_is_published_is_not_copied_again(source, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--split a=0.5,b=0.5",
+        "--part 0/1",
+        "--threads 2 --validate structure",
+        "--derive bytes --image-fields jpg",
+        "--max-pixels 9",
+    ],
+)
+def test_the_command_takes_what_pack_takes(source, tmp_path, run, words):
+    code, _, err = run("reshard", str(source), str(tmp_path / "out"), "--max-samples", "2", *words.split())
+    assert (code, err) == (0, "")
+    if "--part" in words:
+        assert run("pack-finish", str(tmp_path / "out"))[0] == 0
+    assert samples_in(tmp_path / "out").keys() == samples_in(source).keys()
+    code, _, err = run("reshard", str(source), "--selection", "x", *words.split())
+    assert (code != 0) == any(word in words for word in ("--split", "--part", "--validate", "--derive"))
