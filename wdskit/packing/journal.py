@@ -159,6 +159,7 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
         PackError: A file of the run is gone.
     """
     if (path / INDEX_NAME).exists():
+        disk.fsync_folder(path)  # for good: whoever wrote the journal may have been killed before it came to this
         journal = json.loads((path / JOURNAL_NAME).read_bytes())
         index = read_index(path)
         if journal["replaces"]:
