@@ -14,7 +14,7 @@ from images import make_folder
 from pack_cases import Scenario, copy, make_scenarios, remains_of, rows, without_drafts
 from shards import bytes_in, samples_in
 
-from wdskit import PackError, RowError, finish_pack, pack
+from wdskit import PackError, RowError, ShardError, finish_pack, pack
 from wdskit.dataset.index import INDEX_NAME, RUN_FOLDER
 from wdskit.dataset.unfinished import JOURNAL_NAME
 from wdskit.files import Disk
@@ -183,6 +183,21 @@ def test_a_shard_that_is_lost_since_is_told(over):
     pack(rows(0, 5), folder, only=1, disk=HastyDisk(), **OPTIONS)
     packs(rows(0, 5))(folder.with_name("same"), HastyDisk())
     assert bytes_in(folder) == bytes_in(folder.with_name("same"))
+
+
+@pytest.mark.parametrize("make", [list, tuple], ids=["planned", "stream"])
+def test_a_shard_that_was_damaged_since_does_not_pass_for_what_was_packed(over, make):
+    """Of the same size. One that was only touched does."""
+    folder = over(make(rows(0, 5)))
+    shard = folder / "p-01.tar"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:600] + bytes([data[600] ^ 1]) + data[601:])
+    with pytest.raises(ShardError, match=r"p-01.tar, .*its sha256 .* is not .* of the index"):
+        packs(make(rows(0, 5)))(folder, HastyDisk())
+    shard.write_bytes(data)
+    left = bytes_in(folder)
+    packs(make(rows(0, 5)))(folder, HastyDisk())
+    assert bytes_in(folder) == left
 
 
 def test_parts_of_it_are_done_and_leave_the_end_to_finish(over):

@@ -26,6 +26,7 @@ from tests.packing.test_faults import (
     check_power,
     fail,
     kill,
+    kill_again_and_again,
     sweep,
 )
 from tests.packing.test_power import check_replacing, lose_power
@@ -103,20 +104,7 @@ def test_it_may_be_killed_at_each_disk_operation(tmp_path, scenarios, name, half
 
 @pytest.mark.parametrize("name", NAMES if ALL else ["copied"])
 def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
-    """And a third: at one operation after the other in the same folder, until one is through."""
-    scenario = scenarios[name]
-    scenario.prepare(tmp_path / "whole")
-    before = remains_of(tmp_path / "whole")
-    scenario.pack(tmp_path / "whole", HastyDisk())
-    after = bytes_in(tmp_path / "whole")
-    folder = tmp_path / "out"
-    scenario.prepare(folder)
-    number = 0
-    while killed(lambda disk: scenario.pack(folder, disk), number, half=True):
-        scenario.check(remains_of(folder), before, after)
-        number += 1
-    assert number > 15  # what is published is not written again
-    assert bytes_in(folder) == after
+    assert kill_again_and_again(scenarios[name], tmp_path) > 15
 
 
 def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int, has_record: bool = True) -> int:

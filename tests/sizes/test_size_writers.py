@@ -196,6 +196,24 @@ def test_reshard_of_small_samples(packed_small: Path, tmp_path: Path, name: str)
     check_folder(tmp_path / "new", small(), in_order=in_order)
 
 
+def test_reshard_in_parts(packed: Path, tmp_path: Path) -> None:
+    for part in ("1/2", "0/2"):
+        reshard(str(packed), tmp_path / "new", num_shards=3, shuffle=3, part=part)
+    finish_pack(tmp_path / "new")
+    check_folder(tmp_path / "new", large(), in_order=False)
+
+
+def test_reshard_into_splits(packed: Path, tmp_path: Path) -> None:
+    reshard(str(packed), tmp_path / "new", split="a=0.5,b=0.5")
+    check_folder(tmp_path / "new", large(), in_order=False)
+
+
+def test_reshard_of_samples_that_are_checked(packed: Path, tmp_path: Path) -> None:
+    """They come one by one then, as rows, and not in ranges of bytes."""
+    reshard(str(packed), tmp_path / "new", validate="structure", threads=2, num_shards=2)
+    check_folder(tmp_path / "new", large())
+
+
 def test_reshard_with_a_filter_and_other_fields(packed: Path, tmp_path: Path) -> None:
     reshard(str(packed), tmp_path / "new", filter="cls == 3 or cls == 5", drop="json", rename={"cls": "label.cls"})
     expected = {

@@ -85,6 +85,20 @@ MaxPixelsOption = Annotated[
     int | None, typer.Option(metavar="N", min=1, help="Most pixels of an image. Default: 100 million.")
 ]
 ThreadsOption = Annotated[int, typer.Option(metavar="N", min=1, help="Threads of each process, for images.")]
+MaxSamplesOption = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000.")
+]
+MaxBytesOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Most bytes of a shard's file: 200MB, 1GiB, ... Default: 1GB.")
+]
+NumShardsOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="So many shards, equal within one sample, with no limits but yours."),
+]
+MultipleOfOption = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Equal shards, a multiple of N (ranks x workers), within the limits."),
+]
 Plugins = Annotated[
     list[str] | None,
     typer.Option(

@@ -15,7 +15,11 @@ from wdskit.cli.options import (
     FormatOption,
     ImageFieldsOption,
     JsonOption,
+    MaxBytesOption,
     MaxPixelsOption,
+    MaxSamplesOption,
+    MultipleOfOption,
+    NumShardsOption,
     OnlyOption,
     OnOption,
     OrientOption,
@@ -63,20 +67,10 @@ def pack_command(
         ),
     ],
     dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to write the shards to.", show_default=False)],
-    max_samples: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000.")
-    ] = None,
-    max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Most bytes of a shard's file: 200MB, 1GiB, ... Default: 1GB.")
-    ] = None,
-    num_shards: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="So many shards, equal within one sample, with no limits but yours."),
-    ] = None,
-    multiple_of: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Equal shards, a multiple of N (ranks x workers), within the limits."),
-    ] = None,
+    max_samples: MaxSamplesOption = None,
+    max_bytes: MaxBytesOption = None,
+    num_shards: NumShardsOption = None,
+    multiple_of: MultipleOfOption = None,
     shuffle: Annotated[
         int | None,
         typer.Option(metavar="SEED", min=0, help="Shuffle all rows with this seed. Default: keep their order."),

@@ -15,7 +15,11 @@ from wdskit.cli.options import (
     FormatOption,
     ImageFieldsOption,
     JsonOption,
+    MaxBytesOption,
     MaxPixelsOption,
+    MaxSamplesOption,
+    MultipleOfOption,
+    NumShardsOption,
     OnlyOption,
     OnOption,
     OrientOption,
@@ -52,16 +56,10 @@ def reshard_command(
             metavar="DEST", help="Folder to write the shards to; none with --selection.", show_default=False
         ),
     ] = None,
-    max_samples: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10000.")
-    ] = None,
-    max_bytes: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Most bytes of a shard's file: 200MB, 1GiB. Default: 1GB.")
-    ] = None,
-    num_shards: Annotated[int | None, typer.Option(metavar="N", min=1, help="So many shards, all equal.")] = None,
-    multiple_of: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="A multiple of N shards, all equal: ranks x workers.")
-    ] = None,
+    max_samples: MaxSamplesOption = None,
+    max_bytes: MaxBytesOption = None,
+    num_shards: NumShardsOption = None,
+    multiple_of: MultipleOfOption = None,
     shuffle: Annotated[
         int | None,
         typer.Option(metavar="SEED", min=0, help="Shuffle all samples with this seed. Default: keep their order."),

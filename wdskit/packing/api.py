@@ -13,7 +13,6 @@ from typing import Any
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import lock_folder
 from wdskit.errors import PackError, RowError
-from wdskit.export.api import parse_exports
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_PIXELS
 from wdskit.packing.destination import (
@@ -21,16 +20,14 @@ from wdskit.packing.destination import (
     finish_what_was_stopped,
     folder_of,
     raised_as_pack_errors,
-    refuse_other_options,
 )
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.options import PackOptions, parse_part
 from wdskit.packing.parts import finish_parts
 from wdskit.packing.plan import PackPlan, make_limits, names_of_all
-from wdskit.packing.planning import Splitter
 from wdskit.packing.ray import import_ray
-from wdskit.packing.row import Progress, Tell
-from wdskit.packing.run import Work, pack_planned, plan_jobs, read_plan
+from wdskit.packing.row import Tell
+from wdskit.packing.run import open_work, pack_planned, plan_jobs, read_plan
 from wdskit.packing.sources import Source, SourceOptions, find_source
 from wdskit.packing.sources.class_names import find_class_names
 from wdskit.packing.sources.records import parse_fields
@@ -274,15 +271,12 @@ def pack(
     if on is not None and not dry_run:
         import_ray()
     with contextlib.ExitStack() as stack:
-        splitter = None if options.split is None else Splitter(options.split)
-        work = Work(stack, folder, found, names, options, how.to_dict(), splitter, progress or _say_nothing, disk)
-        beside = parse_exports(options.also, split_name=options.split_name)
-        refuse_other_options(folder, options, work.described(beside), is_stream=found.is_stream)
+        work = open_work(stack, folder, found, names, options, how.to_dict(), progress=progress, disk=disk)
         if found.is_stream:
             target, streamed = pack_stream(work)
             return _result(target, found, streamed, None, start)
         most = None if found.is_held else ROWS_IN_MEMORY
-        on_key = None if splitter is None else splitter.add
+        on_key = None if work.splitter is None else work.splitter.add
         spool = stack.enter_context(Spool(lambda: work.room, name=work.plan_name, disk=disk, most=most, on_key=on_key))
         plan = read_plan(work, spool)
         target, run, jobs = plan_jobs(work, plan)
@@ -346,7 +340,3 @@ def _result(
         num_cleaned=found.num_cleaned,
         source=f"{found.name}: {found.kind}" if found.kind else "",
     )
-
-
-def _say_nothing(_: Progress) -> None:
-    """Progress where nobody looks."""

@@ -13,6 +13,7 @@ next, after a kill or a full disk, replays it first. Each step may be done twice
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, Verified
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.index import (
     INDEX_NAME,
@@ -66,21 +67,23 @@ class LastRun:
     def first_key(self) -> str:
         """The key of the first sample that it added."""
         path = str(self.folder / self.entries[0].name)
-        file = LocalFile(path)
-        try:
+        with contextlib.closing(LocalFile(path)) as file:
             return str(next(iter(HeaderReader(file, shard=path)))["__key__"])
-        finally:
-            file.close()
 
     def check_there(self) -> None:
-        """Compare its shards with the folder.
+        """Compare its shards with the folder: the bytes of those that were written since.
 
         Raises:
             PackError: One is gone.
+            ShardError: One was damaged or replaced.
         """
         lost = [entry.name for entry in self.entries if not is_there(self.folder, entry)]
         if lost:
             raise indexed_already(self.folder, [f"{name} or its .idx is gone, or has another size." for name in lost])
+        verified = Verified()
+        for entry in self.entries:
+            with contextlib.closing(LocalFile(str(self.folder / entry.name))) as file:
+                verified.check(file, entry.identity, entry.sha256)
 
 
 def publish_run(

@@ -11,21 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.dataset.index import ShardEntry
-from wdskit.export.api import parse_exports
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_PIXELS
 from wdskit.packing.destination import (
     finish_what_was_stopped,
     folder_of,
     raised_as_pack_errors,
-    refuse_other_options,
 )
 from wdskit.packing.options import PackOptions, parse_part
 from wdskit.packing.plan import PlannedShard, make_limits, names_of_all
-from wdskit.packing.planning import Splitter
 from wdskit.packing.ray import import_ray
-from wdskit.packing.row import Progress, Tell
-from wdskit.packing.run import Plan, Work, pack_planned, plan_jobs
+from wdskit.packing.row import Tell
+from wdskit.packing.run import Plan, open_work, pack_planned, plan_jobs
 from wdskit.packing.samples.changes import make_changes
 from wdskit.packing.samples.choice import check_word, make_choice
 from wdskit.packing.samples.sources import (
@@ -247,21 +244,18 @@ def reshard(
         "duplicate_keys": duplicate_keys,
         **{f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in classes.items()},
     }
-    splitter = None if options.split is None else Splitter(options.split)
     rows = Source(source if isinstance(source, str) else "the shards", (), kind="shards")
     with contextlib.ExitStack() as stack:
-        work = Work(stack, folder, rows, names, options, described, splitter, progress or _say_nothing, disk)
-        beside = parse_exports(options.also, split_name=options.split_name)
-        refuse_other_options(folder, options, work.described(beside), is_stream=False)
+        work = open_work(stack, folder, rows, names, options, described, progress=progress, disk=disk)
         block_shards, blocks = digest_sources(found)
         seen = Seen()
-        jobs = scan_jobs(found, choice, changes, has_check=check == "sha256", has_draws=splitter is not None)
+        jobs = scan_jobs(found, choice, changes, has_check=check == "sha256", has_draws=work.splitter is not None)
         samples = Samples(seen.counted(scan_all(jobs, workers=workers, tell=work.tell)), changes)
         kept = samples.unique(first_of_key=duplicate_keys == "first")
         num_kept = len(samples) if kept is None else len(kept)
         seen.check(num_kept, len(samples) - num_kept, changes)
-        if splitter is not None:
-            splitter.add_draws(samples.draws)
+        if work.splitter is not None:
+            work.splitter.add_draws(samples.draws)
         plan = Plan(samples, kept, len(found.urls), block_shards, blocks, found.urls.__getitem__, classes)
         target, run, shards = plan_jobs(work, plan)
         entries = () if dry_run else pack_planned(work, plan, target, run, shards)
@@ -282,7 +276,3 @@ def reshard(
         seconds=time.perf_counter() - start,
         **vars(seen.gone),
     )
-
-
-def _say_nothing(_: Progress) -> None:
-    """Progress where nobody looks."""

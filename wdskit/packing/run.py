@@ -15,9 +15,15 @@ from typing import Any, NamedTuple
 from wdskit.dataset.index import Exports, ShardEntry, read_index
 from wdskit.dataset.lock import hold, lock_folder, share_folder
 from wdskit.errors import PackError, WdskitError
-from wdskit.export.api import check_export_names
+from wdskit.export.api import check_export_names, parse_exports
 from wdskit.files import Disk, publish_bytes
-from wdskit.packing.destination import Destination, locked, look_at_destination, raised_as_pack_errors
+from wdskit.packing.destination import (
+    Destination,
+    locked,
+    look_at_destination,
+    raised_as_pack_errors,
+    refuse_other_options,
+)
 from wdskit.packing.fill import Count, ShardJob, fill_shard
 from wdskit.packing.journal import (
     indexed_already,
@@ -102,6 +108,29 @@ class Work:
         }
 
 
+def open_work(
+    stack: contextlib.ExitStack,
+    folder: Path,
+    found: Source,
+    names: Sequence[Names],
+    options: PackOptions,
+    source_options: Mapping[str, Any],
+    *,
+    progress: Tell | None,
+    disk: Disk,
+) -> Work:
+    """What is packed and how, once it is known that no run with other options has packed the folder. As `Work`.
+
+    Raises:
+        PackError: One has.
+    """
+    splitter = None if options.split is None else Splitter(options.split)
+    work = Work(stack, folder, found, names, options, source_options, splitter, progress or (lambda _: None), disk)
+    beside = parse_exports(options.also, split_name=options.split_name)
+    refuse_other_options(folder, options, work.described(beside), is_stream=found.is_stream)
+    return work
+
+
 # The plan.
 
 
@@ -150,7 +179,6 @@ def read_plan(work: Work, spool: Spool) -> Plan:
 def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs]:
     """Decide everything, and refuse what is in the way, before anything is written."""
     options = work.options
-    only = options.only is not None
     if not options.append:  # whose keys are compared below
         plan.store.forget_hashes()
     divided = _divided(work, plan)
@@ -158,7 +186,7 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
         target = work.look()
         also = target.beside(options.also, options.split_name)
         run = RunDescription(work.described(also), plan.num_sources, plan.block_rows, plan.blocks, None)
-        target = resolve_last_run(target, run, plan.where_of, only=only, may_add=options.may_add)
+        target = resolve_last_run(target, run, plan.where_of, options)
         if isinstance(plan.store, Spool) and target.append and not target.is_done:
             target.check_keys(plan.store, plan.kept, work.tell)
         firsts = map(target.first_number, work.names)
@@ -168,7 +196,7 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
         jobs = Jobs(plan.store, divided.order, spans, series, also, options.transforms, options.threads)
         run = dataclasses.replace(run, shards=jobs.plan().shards, first=tuple(each.first for each in jobs.series))
         check_export_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also.kinds)
-        if not only:
+        if options.only is None:
             target.check_free(jobs.plan().shards, also)
             target.check_lists(lists_of(work, target, plan))
     return target, run, jobs
@@ -183,9 +211,7 @@ def resolve_last_run(
     target: Destination,
     run: RunDescription,
     where_of: Callable[[int], str],
-    *,
-    only: bool = False,
-    may_add: bool = True,
+    options: PackOptions,
 ) -> Destination:
     """The destination; `is_done` where the run that made its index is this one.
 
@@ -194,14 +220,14 @@ def resolve_last_run(
             the same run is gone.
     """
     last = target.last_run
-    if last is None or only:
+    if last is None or options.only is not None:
         return target
     changes = differences(last.run, dataclasses.replace(run, shards=None, first=last.run.first), where_of)
     if not changes:
         last.check_there()
         return dataclasses.replace(target, is_done=True)
     if not target.append:
-        raise indexed_already(target.folder, changes, may_add=may_add)
+        raise indexed_already(target.folder, changes, may_add=options.may_add)
     return target
 
 
@@ -279,27 +305,17 @@ def publish_all(
 
 def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> Staging:
     """The staging folder of this run, begun or gone on with."""
-    options = work.options
-    with contextlib.ExitStack() as stack:
-        is_alone = _yes
-        if options.part is not None:
-            stack.enter_context(lock_folder(work.room, _BEGINS, wait=True))
-            is_alone = work.stack.enter_context(share_folder(work.folder))
-        if not options.overwrite and is_alone():
-            remove_finished(work.folder, work.disk)
-        return open_staging(
-            work.folder,
-            run,
-            where_of,
-            restart=options.restart,
-            part=options.part,
-            is_alone=is_alone,
-            disk=work.disk,
-        )
-
-
-def _yes() -> bool:
-    return True
+    options, folder, disk = work.options, work.folder, work.disk
+    if options.part is None:
+        if not options.overwrite:
+            remove_finished(folder, disk)
+        return open_staging(folder, run, where_of, restart=options.restart, disk=disk)
+    with lock_folder(work.room, _BEGINS, wait=True):
+        is_alone = work.stack.enter_context(share_folder(folder))
+        if is_alone():
+            remove_finished(folder, disk)
+        how: Any = {"restart": options.restart, "part": options.part, "is_alone": is_alone, "disk": disk}
+        return open_staging(folder, run, where_of, **how)
 
 
 def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> ShardEntry:

@@ -46,7 +46,7 @@ def pack_stream(work: Work) -> tuple[Destination, list[ShardEntry]]:
         target = work.look()
         also = target.beside(options.also, options.split_name)
         run = RunDescription(work.described(also), None, 1, (), None)
-        target = resolve_last_run(target, run, str)
+        target = resolve_last_run(target, run, str, options)
         if target.is_done and options.append and target.last_run is not None:
             target = dataclasses.replace(target, is_done=first_row.key == target.last_run.first_key())
         first = target.first_number(work.names[0])

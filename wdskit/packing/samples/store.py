@@ -15,7 +15,7 @@ from wdskit.errors import PackError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.row import Row
 from wdskit.packing.samples.changes import Changes, find_fields
-from wdskit.packing.samples.headers import Bools, Ints
+from wdskit.packing.samples.headers import Bools, Ints, Words
 from wdskit.packing.samples.read import SourcePath, open_path
 from wdskit.packing.samples.scan import Scanned
 from wdskit.tar.walk import Span
@@ -63,23 +63,26 @@ class Samples:
 
     Attributes:
         blocks: Blocks of 512 bytes that each takes in its shard.
-        draws: What decides the split of each, where that was asked for.
+        draws: What decides the split of each; empty unless that was asked for.
     """
 
     num_fields: Mapping[tuple[str, ...], int] = {}
 
     def __init__(self, scans: Iterable[Scanned], changes: Changes) -> None:
         paths: list[SourcePath] = []
-        kinds = {"hashes": "u8", "draws": "u8", "source": "u4", "starts": "u4", "spans": "u4", "sizes": "u4"}
-        columns = _Columns(kinds | {"copied": "?"})
+        columns = _Columns(
+            {"hashes": "u8", "source": "u4", "starts": "u4", "spans": "u4", "sizes": "u4", "copied": "?"}
+        )
+        draws: list[Words] = []
         for number, scan in enumerate(scans):
             paths.append(scan.path)
-            draws = scan.draws if len(scan.draws) else 0
-            columns.append({**vars(scan), "source": number, "draws": draws}, len(scan.starts))
+            draws.append(scan.draws)
+            columns.append({**vars(scan), "source": number}, len(scan.starts))
         self._changes = changes
         self._sources = paths
-        self.hashes = columns.take("hashes")
-        self.draws = columns.take("draws")
+        self._hashes = columns.take("hashes")
+        self._check = self._hashes.view("<u4")[::2]
+        self.draws = np.concatenate(draws) if draws else np.zeros(0, np.uint64)
         self._source, self._start, self._span = map(columns.take, ("source", "starts", "spans"))
         self.blocks = columns.take("sizes")
         self._copied = columns.take("copied")
@@ -102,7 +105,7 @@ class Samples:
             start=self._start[numbers],
             span=self._span[numbers],
             size=self.blocks[numbers],
-            check=(self.hashes[numbers] & np.uint64(0xFFFFFFFF)).astype(np.uint32),
+            check=self._check[numbers],
             copied=self._copied[numbers],
             changes=self._changes,
         )
@@ -125,7 +128,9 @@ class Samples:
         return Row(hashed_key(key) if self._changes.hashed else key, (), self.where(number))
 
     def forget_hashes(self) -> None:
-        """They are kept: half of each tells a sample when it is copied."""
+        """Keep half of each, which tells a sample when it is copied, and forget the draws."""
+        self._check = self._check.copy()
+        self._hashes = self.draws = np.zeros(0, np.uint64)
 
     def unique(self, *, first_of_key: bool) -> Ints | None:
         """The numbers of the samples to pack, None for all, each key once.
@@ -138,7 +143,7 @@ class Samples:
         """
         known: dict[str, int] = {}
         is_later = np.zeros(len(self), np.bool_)
-        for number in np.flatnonzero(is_among(self.hashes, find_repeated(self.hashes))).tolist():
+        for number in np.flatnonzero(is_among(self._hashes, find_repeated(self._hashes))).tolist():
             key = self[number].key  # equal hashes are only a hint
             first = known.setdefault(key, number)
             if first != number and not first_of_key:
