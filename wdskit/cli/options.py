@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import Field, fields
+from typing import Annotated, Any
 
 import typer
 
 from wdskit.cli.console import print_error
+from wdskit.packing.options import WriteOptions
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)
@@ -25,79 +29,8 @@ ReadersOption = Annotated[
         metavar="N", min=1, help="Processes that read. Default: the CPUs, fewer for little data.", show_default=False
     ),
 ]
-PatternOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Names of the shards. Default: DEST's name and -%06d.tar.")
-]
-RestartOption = Annotated[
-    bool, typer.Option("--restart", help="Remove what a run has written that was stopped, and begin anew.")
-]
-AlsoOption = Annotated[
-    str | None,
-    typer.Option(metavar="KINDS", help="Files for other readers too: wids,open_clip,timm,energon,dali."),
-]
 SplitNameOption = Annotated[
     str, typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names.")
-]
-SplitOption = Annotated[
-    str | None,
-    typer.Option(metavar="SHARES", help="By key, each split with shards of its own: train=0.9,val=0.1."),
-]
-OnOption = Annotated[
-    str | None,
-    typer.Option(metavar="ray[://HOST:PORT]", help="A Ray cluster that packs; its nodes see SOURCE and DEST."),
-]
-PartOption = Annotated[
-    str | None,
-    typer.Option(metavar="I/N", help="Fill part I, from 0, of N; then `wdskit pack-finish DEST`."),
-]
-OnlyOption = Annotated[
-    int | None, typer.Option(metavar="NUMBER", min=0, help="Fill this shard again, which is lost or damaged.")
-]
-ValidateOption = Annotated[
-    str | None,
-    typer.Option(metavar="LEVEL", help="Check images: none, magic, structure, decode. Default: see above."),
-]
-ResizeOption = Annotated[
-    int | None, typer.Option(metavar="PIXELS", min=1, help="Make larger images smaller: pixels of a side.")
-]
-ResizeModeOption = Annotated[
-    str | None,
-    typer.Option(metavar="MODE", help="Side: shorter, longer, crop, pad (to a square). Default: shorter."),
-]
-UpscaleOption = Annotated[bool, typer.Option("--upscale", help="Make smaller images larger too.")]
-FormatOption = Annotated[
-    str | None, typer.Option("--format", metavar="jpg|webp|png", help="What images become. Default: as they are.")
-]
-QualityOption = Annotated[
-    int | None, typer.Option(metavar="1..100", min=1, max=100, help="Of jpg and webp that are made. Default: 90.")
-]
-OrientOption = Annotated[bool, typer.Option("--orient", help="Turn images as EXIF says, and remove that tag.")]
-BackgroundOption = Annotated[
-    str | None, typer.Option(metavar="COLOUR", help="Behind transparent and around padded images: white, #ff0000.")
-]
-ImageFieldsOption = Annotated[
-    str, typer.Option(metavar="FIELDS", help="Which images of a sample to change. Default: its only one.")
-]
-DeriveOption = Annotated[
-    str, typer.Option(metavar="FACTS", help="Facts of the image for json: width,height,bytes,sha256.")
-]
-MaxPixelsOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Most pixels of an image. Default: 100 million.")
-]
-ThreadsOption = Annotated[int, typer.Option(metavar="N", min=1, help="Threads of each process, for images.")]
-MaxSamplesOption = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="Most samples in a shard. Default: 10,000.")
-]
-MaxBytesOption = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Most bytes of a shard's file: 200MB, 1GiB, ... Default: 1GB.")
-]
-NumShardsOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="So many shards, equal within one sample, with no limits but yours."),
-]
-MultipleOfOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, help="Equal shards, a multiple of N (ranks x workers), within the limits."),
 ]
 Plugins = Annotated[
     list[str] | None,
@@ -108,6 +41,53 @@ Plugins = Annotated[
         show_default=False,
     ),
 ]
+
+
+def takes(kind: type[WriteOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command all options of a class; it gets them as its parameter `options`, an object of that class."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {one.name: values.pop(one.name) for one in fields(kind)}
+            command(**values, options=kind(**{name: value for name, value in given.items() if value is not None}))
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [one.replace(kind=one.KEYWORD_ONLY) for one in signature.parameters.values()]
+        at = next(place for place, one in enumerate(own) if one.name == "options")
+        parameters = [*own[:at], *map(_parameter, fields(kind)), *own[at + 1 :]]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+def _parameter(one: Field[Any]) -> inspect.Parameter:
+    """What typer makes an option of. One that is not given is None, and has the default of its class."""
+    least, most = one.metadata["least"], one.metadata["most"]
+    is_repeated = one.name == "fields"
+    flag = "--field" if is_repeated else f"--{one.name.rstrip('_').replace('_', '-')}"
+    kind: Any = str | None
+    default: Any = one.default if isinstance(one.default, str) and one.default else None
+    if isinstance(one.default, bool):
+        kind, default = bool, False
+    elif least is not None:
+        kind, default = int | None, one.default
+    elif is_repeated:
+        kind = list[str] | None
+    metavar = one.metadata["metavar"] or None
+    shown = typer.Option(flag, metavar=metavar, min=least, max=most, help=one.metadata["help"])
+    return inspect.Parameter(
+        one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
+    )
+
+
+def other_options(options: WriteOptions, but: Sequence[str]) -> Iterator[str]:
+    """The options that were given, as on the command line, but some."""
+    for one in fields(options):
+        if one.name not in but and getattr(options, one.name) != one.default:
+            yield f"--{one.name.rstrip('_').replace('_', '-')}"
 
 
 def import_plugins(plugins: Sequence[str] | None) -> None:

@@ -14,7 +14,6 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import lock_folder
 from wdskit.errors import PackError, RowError
 from wdskit.files import DISK, Disk
-from wdskit.limits import MAX_PIXELS
 from wdskit.packing.destination import (
     Destination,
     finish_what_was_stopped,
@@ -22,19 +21,15 @@ from wdskit.packing.destination import (
     raised_as_pack_errors,
 )
 from wdskit.packing.duplicates import Duplicate
-from wdskit.packing.options import PackOptions, parse_part
+from wdskit.packing.options import PackOptions, given_options
 from wdskit.packing.parts import finish_parts
-from wdskit.packing.plan import PackPlan, make_limits, names_of_all
+from wdskit.packing.plan import PackPlan
 from wdskit.packing.ray import import_ray
 from wdskit.packing.row import Tell
 from wdskit.packing.run import open_work, pack_planned, plan_jobs, read_plan
-from wdskit.packing.sources import Source, SourceOptions, find_source
-from wdskit.packing.sources.class_names import find_class_names
-from wdskit.packing.sources.records import parse_fields
+from wdskit.packing.sources import Source, find_source
 from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
-from wdskit.packing.transforms import Transforms
-from wdskit.shards.shares import parse_shares
 
 
 @dataclass(frozen=True)
@@ -79,33 +74,24 @@ def pack(
     source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     dest: str | os.PathLike[str],
     *,
+    options: PackOptions | None = None,
     max_samples: int | None = None,
-    max_bytes: int | None = None,
+    max_bytes: int | str | None = None,
     num_shards: int | None = None,
     multiple_of: int | None = None,
     shuffle: int | None = None,
     split: str | Mapping[str, object] | None = None,
-    workers: int = 1,
-    on: str | None = None,
     pattern: str | None = None,
-    skip_bad: bool = False,
-    keys: str = "given",
-    append: bool = False,
-    dry_run: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
+    workers: int = 1,
+    threads: int = 1,
+    on: str | None = None,
     part: str | None = None,
     only: int | None = None,
-    from_: str | None = None,
-    fields: Mapping[str, str] | Sequence[str] = (),
-    side_cars: Sequence[str] = (),
-    files: Sequence[str] = (),
-    images: str | os.PathLike[str] | None = None,
-    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
-    image_column: str | None = None,
-    key_column: str | None = None,
-    allow_no_image: bool = False,
-    also: Sequence[str] = (),
+    append: bool = False,
+    overwrite: bool = False,
+    restart: bool = False,
+    dry_run: bool = False,
+    export: str | Sequence[str] = (),
     split_name: str = "",
     validate: str | None = None,
     resize: int | None = None,
@@ -117,11 +103,21 @@ def pack(
     background: str | None = None,
     image_fields: str | Sequence[str] = (),
     derive: str | Sequence[str] = (),
+    max_pixels: int | None = None,
+    keys: str = "given",
+    skip_bad: bool = False,
+    from_: str | None = None,
+    sidecars: str | Sequence[str] = (),
+    files: str | Sequence[str] = (),
+    images: str | os.PathLike[str] | None = None,
+    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
+    image_column: str | None = None,
+    key_column: str | None = None,
+    fields: Mapping[str, str] | Sequence[str] = (),
+    allow_no_image: bool = False,
     require: str | Sequence[str] = (),
     missing: str | None = None,
     duplicates: str = "keep",
-    max_pixels: int = MAX_PIXELS,
-    threads: int = 1,
     progress: Tell | None = None,
     disk: Disk = DISK,
 ) -> PackResult:
@@ -138,8 +134,9 @@ def pack(
             whose values are bytes, a `pathlib.Path`, or what the field's name stands for (`cls` an int, ...). Rows that
             can be read once only, as from a generator or standard input, are packed while they come.
         dest: The folder to write to; created where it is missing. Not in the source.
+        options: All that follows but `progress` and `disk`, as one object; it stands alone.
         max_samples: Most samples in a shard. Default: 10,000; with `num_shards`, any number.
-        max_bytes: Most bytes of a shard's file. Default: 1 GB; with `num_shards`, any number.
+        max_bytes: Most bytes of a shard's file, a number or `200MB`. Default: 1 GB; with `num_shards`, any number.
         num_shards: So many shards, equal within one sample.
         multiple_of: A multiple of this number of shards, the least within the limits, equal within one sample: ranks
             times workers, so that each has as many shards and samples as the others.
@@ -169,7 +166,7 @@ def pack(
             `["txt=caption"]`; see `packing.sources.records.parse_fields`. Texts of `cls` become class numbers, those of
             `classes` or the sorted texts'. `json` keeps all columns but bytes and arrays of Parquet and `datasets`.
         files: Of a folder: extensions of the files that are samples instead of images: `wav`, `flac`.
-        side_cars: Of a folder: extensions of the files beside an image that belong to its sample (`json`,
+        sidecars: Of a folder: extensions of the files beside an image that belong to its sample (`json`,
             `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
         images: Of COCO annotations: the folder of their images; by default that of the file.
         classes: Of a folder, or of the column of `cls`: the classes that there may be, by number, so that a val set
@@ -181,10 +178,10 @@ def pack(
         key_column: Of a table.
         allow_no_image: Of a table, also of Parquet or saved by `datasets`: rows without an image are samples too.
             Otherwise each is an error. Rows from Python, tars and zips name their fields themselves, and need no image.
-        also: Files for other readers beside the shards: some of `export.api.KINDS`. With `append` those that are there
-            are renewed, and no others can be asked for.
+        export: Files for other readers beside the shards: some of `export.api.KINDS`. With `append` those that are
+            there are renewed, and no others can be asked for.
         split_name: The split that timm and energon are told for all shards; by default what the shards are called.
-        validate: How images are checked before they are packed; this and what follows to `max_pixels` is explained by
+        validate: How images are checked before they are packed; this and what follows, to `duplicates`, is explained by
             `packing.transforms.Transforms`. By default bytes pass untouched, and images are looked at but not decoded.
         resize: Pixels of a side that larger images get. With this, `format`, `orient` and `derive` shards go by count:
             their bytes are not known before.
@@ -195,7 +192,7 @@ def pack(
         orient: Turn pixels as EXIF says, and remove the tag.
         background: Colour behind transparent images that become jpg, and around padded ones.
         image_fields: Which images of a row all this is about; by default its only one.
-        derive: Facts of the packed image for `json`: "width", "height", "bytes", "sha256".
+        derive: Metadata of the packed image for `json`: "width", "height", "bytes", "sha256".
         require: Fields that each row must have, as they are packed: `jpg;png,json`.
         missing: "error", "warn" or "skip" a row that lacks one.
         duplicates: "keep", "report" or "drop" rows whose images are byte for byte those of an earlier one.
@@ -211,77 +208,29 @@ def pack(
         SelectionError: The shares of `split` are wrong.
         FolderIndexError: Another process is writing there, or the index that is to be added to is not right.
     """
+    keywords = dict(locals())
     start = time.perf_counter()
-    transforms = Transforms(
-        validate=validate,
-        resize=resize,
-        resize_mode=resize_mode,
-        upscale=upscale,
-        format=format,
-        quality=quality,
-        orient=orient,
-        background=background,
-        image_fields=image_fields,
-        derive=derive,
-        require=require,
-        missing=missing,
-        duplicates=duplicates,
-        max_pixels=max_pixels,
-    )
-    by_count = transforms.changes_bytes
-    options = PackOptions(
-        limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of, by_count=by_count),
-        shuffle=shuffle,
-        skip_bad=skip_bad,
-        keys=keys,
-        append=append,
-        workers=workers,
-        dry_run=dry_run,
-        overwrite=overwrite,
-        restart=restart,
-        part=None if part is None else parse_part(part),
-        only=only,
-        also=also,
-        split_name=split_name,
-        split=None if split is None else parse_shares(split),
-        on=on,
-        transforms=transforms,
-        threads=threads,
-    )
+    options = given_options(PackOptions, options, keywords)
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-        names = names_of_all(folder, pattern, options.split)
     finish_what_was_stopped(folder, source, options, disk)
-    how = SourceOptions(
-        from_=from_,
-        keys=keys,
-        image_column=image_column,
-        key_column=key_column,
-        allow_no_image=allow_no_image,
-        fields=parse_fields(fields),
-        side_cars=side_cars,
-        files=files,
-        images=None if images is None else os.fspath(images),
-        classes=None if classes is None else find_class_names(classes),
-        in_order=shuffle is None or dry_run,
-    )
-    found = find_source(source, how)
+    found = find_source(source, options.source)
     if found.is_stream:
         options.check_stream()
-    if on is not None and not dry_run:
+    if options.on is not None and not options.dry_run:
         import_ray()
     with contextlib.ExitStack() as stack:
-        work = open_work(stack, folder, found, names, options, how.to_dict(), progress=progress, disk=disk)
+        work = open_work(stack, folder, found, options, progress=progress, disk=disk)
         if found.is_stream:
-            target, streamed = pack_stream(work)
+            target, streamed = pack_stream(work, skip_bad=options.skip_bad)
             return _result(target, found, streamed, None, start)
         most = None if found.is_held else ROWS_IN_MEMORY
         on_key = None if work.splitter is None else work.splitter.add
         spool = stack.enter_context(Spool(lambda: work.room, name=work.plan_name, disk=disk, most=most, on_key=on_key))
-        plan = read_plan(work, spool)
+        plan = read_plan(work, spool, skip_bad=options.skip_bad)
         target, run, jobs = plan_jobs(work, plan)
         shown = jobs.plan()  # reads the plan, which is gone behind this block
-        entries = None if dry_run else pack_planned(work, plan, target, run, jobs)
+        entries = None if options.dry_run else pack_planned(work, plan, target, run, jobs)
     return _result(target, found, entries, shown, start)
 
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.dataset.classes import CLASSES_NAME
+from wdskit.dataset.classes import CLASSES_NAME, parse_classes
 from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, RUN_FOLDER, Exports, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.samples import HeaderReader
@@ -34,18 +33,19 @@ from wdskit.packing.journal import (
     remove_locks,
     shard_files,
 )
-from wdskit.packing.options import PackOptions
+from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Names, PlannedShard
+from wdskit.packing.planning import Store
 from wdskit.packing.row import Progress, Row, Tell, row_error
 from wdskit.packing.sources import Source
 from wdskit.packing.staging import differences, read_filled, remove_run
-from wdskit.packing.store import Ints, Spool, suspects
+from wdskit.packing.store import Ints, suspects
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 _PART = "part-{}-of-{}.lock"
 
 
-def check_place(folder: Path, source: object, options: PackOptions) -> None:
+def check_place(folder: Path, source: object, options: WriteOptions) -> None:
     """Refuse what can be refused before a row is read.
 
     Raises:
@@ -58,7 +58,7 @@ def check_place(folder: Path, source: object, options: PackOptions) -> None:
             raise PackError(f"{msg}\n  Pack into a folder outside of it.")
     is_indexed = (folder / INDEX_NAME).exists()
     if is_indexed and options.dry_run and not options.append and not options.overwrite:
-        raise indexed_already(folder, may_add=options.may_add)
+        raise indexed_already(folder)
     if options.append and not is_indexed:
         msg = f"{folder}: append: it has no index, so there is nothing to add to. Pack it without --append."
         raise PackError(f"{msg}\n  If others wrote shards there, run `wdskit index {folder}` first.")
@@ -66,7 +66,7 @@ def check_place(folder: Path, source: object, options: PackOptions) -> None:
         raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
 
 
-def refuse_other_options(folder: Path, intent: PackOptions, described: Mapping[str, Any], *, is_stream: bool) -> None:
+def refuse_other_options(folder: Path, intent: WriteOptions, described: Mapping[str, Any], *, is_stream: bool) -> None:
     """Refuse a folder that a run with other options has packed, before any row is read.
 
     Args:
@@ -82,11 +82,11 @@ def refuse_other_options(folder: Path, intent: PackOptions, described: Mapping[s
         return
     last = find_last_run(folder)
     if last is None:
-        raise indexed_already(folder, may_add=intent.may_add)
+        raise indexed_already(folder)
     num_rows = None if is_stream else last.run.num_rows or 0
     changes = differences(last.run, dataclasses.replace(last.run, options=described, num_rows=num_rows), str)
     if changes:
-        raise indexed_already(folder, changes, may_add=intent.may_add)
+        raise indexed_already(folder, changes)
 
 
 @dataclass(frozen=True)
@@ -118,62 +118,58 @@ class Destination:
         return self.index.entries[: len(self.index.entries) - own]
 
     @property
-    def also(self) -> Exports:
+    def exports(self) -> Exports:
         """What is kept beside the shards that stay, for other readers."""
         return self.index.also if self.index is not None and self.append else NO_EXPORTS
 
-    def beside(self, kinds: Sequence[str], split_name: str) -> Exports:
+    def exports_with(self, kinds: Sequence[str], split_name: str) -> Exports:
         """What is to be kept beside all shards: these kinds, and what is kept already.
 
         Raises:
             PackError: The shards here have not all of them.
         """
-        also = parse_exports(kinds, split_name=split_name, before=self.also)
-        if self.append and also != self.also:
+        exports = parse_exports(kinds, split_name=split_name, before=self.exports)
+        if self.append and exports != self.exports:
             msg = f"{self.folder}: its shards were packed with other files for other readers beside them."
-            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --also ...` first, then add to them.")
-        return also
+            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --export ...` first, then add to them.")
+        return exports
 
     def first_number(self, names: Names) -> int:
         """The number of the first new shard: behind all that the index has under this pattern."""
         numbers = (names.number_of(entry.name) for entry in self.entries)
         return max((number for number in numbers if number is not None), default=-1) + 1
 
-    def check_keys(self, spool: Spool, kept: Ints | None, tell: Tell) -> None:
+    def check_keys(self, store: Store, kept: Ints | None, tell: Tell) -> None:
         """Refuse planned rows, of which `kept` count, whose keys the shards here have already.
 
         Raises:
             RowError: One has.
             ShardError: A shard here is damaged.
         """
-        found = suspects(spool, kept, self.hashes_of_keys(tell))
-        if len(found):
-            known = self.taken_of(row.key for row in spool.take(found))
-            for row in spool.take(found):
-                if row.key in known:
-                    raise self.key_taken(row)
-
-    def hashes_of_keys(self, tell: Tell) -> Ints:
-        """A hash of this process of each key that the shards here have, sorted. The headers of all are read.
-
-        Raises:
-            ShardError: One is damaged.
-        """
-        hashes = np.frombuffer(array("q", map(hash, self._all_keys(tell))), dtype=np.int64)
-        hashes.sort()
-        return hashes
+        taken = store.hash_keys(self.all_keys(tell))
+        taken.sort()
+        rows = [store[number] for number in suspects(np.asarray(store.hashes), kept, taken).tolist()]
+        known = self.taken_of(row.key for row in rows)
+        for row in rows:
+            if row.key in known:
+                raise self.key_taken(row)
 
     def taken_of(self, keys: Iterable[str]) -> set[str]:
         """Those of some keys that the shards here have. All their headers are read, where there is a key."""
         suspects = {*keys}
-        return suspects.intersection(self._all_keys(lambda _: None)) if suspects else suspects
+        return suspects.intersection(self.all_keys(lambda _: None)) if suspects else suspects
 
     def key_taken(self, row: Row) -> RowError:
         """The error of a row whose key the shards here have."""
         remedy = "Keys must be unique. Rename it; or name a column of a table that has them: --key-column."
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
-    def _all_keys(self, tell: Tell) -> Iterator[str]:
+    def all_keys(self, tell: Tell) -> Iterator[str]:
+        """The keys of the shards here. Their headers are read.
+
+        Raises:
+            ShardError: One is damaged.
+        """
         num_keys = num_bytes = 0
         total_bytes = sum(entry.num_bytes for entry in self.entries)
         total_samples = sum(entry.num_samples for entry in self.entries)
@@ -192,7 +188,7 @@ class Destination:
         finally:
             file.close()
 
-    def check_free(self, shards: Sequence[PlannedShard], also: Exports) -> None:
+    def check_free(self, shards: Sequence[PlannedShard], exports: Exports) -> None:
         """Refuse files in the way, before anything is written.
 
         Raises:
@@ -202,7 +198,7 @@ class Destination:
         if self.index is not None:
             known = {name for entry in self.index.entries for name in shard_files(entry.name, self.index.also)}
         for shard in () if self.is_done else shards:
-            for name in shard_files(shard.name, also):
+            for name in shard_files(shard.name, exports):
                 if (self.folder / name).exists() and not (self.replaces and name in known):
                     raise in_the_way(self.folder / name)
         strays = sorted(path.name for path in self.folder.glob("[!.]*.tar") if path.name not in known)
@@ -242,7 +238,7 @@ class Destination:
                 raise in_the_way(path)
 
 
-def look_at_destination(folder: Path, options: PackOptions, classes: Mapping[str, int]) -> Destination:
+def look_at_destination(folder: Path, options: WriteOptions, classes: Mapping[str, int]) -> Destination:
     """Look at the folder to pack into. Whether its last run was the same is found out later.
 
     Raises:
@@ -260,7 +256,7 @@ def look_at_destination(folder: Path, options: PackOptions, classes: Mapping[str
         _check_sizes(folder, index.entries)
         _check_classes(folder, classes)
     elif last_run is None and options.only is None:
-        raise indexed_already(folder, may_add=options.may_add)
+        raise indexed_already(folder)
     return Destination(folder, append=options.append, index=index, last_run=last_run)
 
 
@@ -277,10 +273,8 @@ def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:
 
 def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
     path = folder / CLASSES_NAME
-    try:
-        known = json.loads(path.read_bytes()) if path.exists() else {}
-    except (ValueError, RecursionError) as err:
-        raise PackError(f"{path}: it is no JSON: {err}.") from err
+    names = parse_classes(path.read_bytes(), str(path)) if path.exists() else ()
+    known = {name: number for number, name in enumerate(names)}
     if known != dict(classes):
         msg = f"{path}: it has other classes ({len(known)}) than what is added ({len(classes)})"
         if not known or not classes:
@@ -356,7 +350,7 @@ def _tidy(folder: Path, disk: Disk) -> None:
     remove_locks(folder, disk)
 
 
-def finish_what_was_stopped(folder: Path, source: object, options: PackOptions, disk: Disk) -> None:
+def finish_what_was_stopped(folder: Path, source: object, options: WriteOptions, disk: Disk) -> None:
     """Refuse what can be refused before a row is read, and end a run that was killed while it published.
 
     Raises:

@@ -58,7 +58,7 @@ class ShardJob:
         path: Its file.
         rows: Its rows in order; they are taken once.
         num_bytes: The bytes that it will have; 0 where only the transformed rows tell.
-        also: What is kept beside it.
+        exports: What is kept beside it.
         transforms: What happens to its samples.
         threads: So many of them at a time.
         sha256: Its digest, where it is filled again.
@@ -67,7 +67,7 @@ class ShardJob:
     path: Path
     rows: Rows | SampleRows | Iterable[Row]
     num_bytes: int
-    also: Exports = NO_EXPORTS
+    exports: Exports = NO_EXPORTS
     transforms: Transforms = UNTOUCHED
     threads: int = 1
     sha256: str | None = None
@@ -88,7 +88,7 @@ def fill_shard(
         RowError: A row turned out to be bad.
         PackError: The folder cannot be written, or the bytes have not the digest that they should have.
     """
-    record = None if only_compare else new_members(job.also.kinds)
+    record = None if only_compare else new_members(job.exports.kinds)
     try:
         if only_compare:
             filled = _fill(job, hashlib.sha256(), record, on_sample)
@@ -109,8 +109,8 @@ def fill_shard(
             idx_sha256=digest_offsets(filled.offsets),
         )
         if record:
-            before = NO_EXPORTS if job.sha256 is None else job.also
-            export_shard(job.path, record, also=job.also, before=before, disk=disk)
+            before = NO_EXPORTS if job.sha256 is None else job.exports
+            export_shard(job.path, record, also=job.exports, before=before, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
     return entry

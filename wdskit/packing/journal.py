@@ -92,7 +92,7 @@ def publish_run(
     *,
     lists: Mapping[str, bytes],
     before: FolderIndex | None,
-    also: Exports,
+    exports: Exports,
     replaces: bool,
 ) -> None:
     """Make the filled shards the folder's, with an index of them all. The folder's lock is held.
@@ -102,7 +102,7 @@ def publish_run(
         entries: Their lines of the index, in order.
         lists: Files of all of them, by name.
         before: The folder's index; None where there is none.
-        also: What is kept beside the shards for other readers.
+        exports: What is kept beside the shards for other readers.
         replaces: The shards of `before` go. Otherwise they stay.
 
     Raises:
@@ -113,31 +113,31 @@ def publish_run(
     all_ = (*kept, *entries)
     for name, data in lists.items():
         publish_bytes(path / name, data, disk=disk)
-    come = [name for entry in entries for name in shard_files(entry.name, also)] + [*lists]
-    come += _export(staging, all_, also, before, replaces=replaces)
+    come = [name for entry in entries for name in shard_files(entry.name, exports)] + [*lists]
+    come += _export(staging, all_, exports, before, replaces=replaces)
     new = {*come}
     go = [name for name in _files_of(before) if name not in new] if before is not None and replaces else []
-    publish_bytes(path / INDEX_NAME, index_json(all_, also), disk=disk)
+    publish_bytes(path / INDEX_NAME, index_json(all_, exports), disk=disk)
     last = {"run": _description(staging.run), "num_shards": len(entries), "index": index_digest(path)}
     journal = {"go": go, "come": come, "replaces": replaces, "last_run": last}
     publish_bytes(path / JOURNAL_NAME, json.dumps(journal, indent=0).encode() + b"\n", disk=disk)
     replay(folder, path, disk)
 
 
-def shard_files(shard: str, also: Exports) -> list[str]:
+def shard_files(shard: str, exports: Exports) -> list[str]:
     """The names of a shard's files: itself, its offsets, and what is beside it for other readers."""
-    return [shard, offsets_path(shard).name, *shard_export_names(shard, also.kinds)]
+    return [shard, offsets_path(shard).name, *shard_export_names(shard, exports.kinds)]
 
 
 def _export(
-    staging: Staging, entries: Sequence[ShardEntry], also: Exports, before: FolderIndex | None, *, replaces: bool
+    staging: Staging, entries: Sequence[ShardEntry], exports: Exports, before: FolderIndex | None, *, replaces: bool
 ) -> Iterable[str]:
     """Write the files of all shards for other readers into the staging folder, and give their names."""
     disk = staging.disk
     kinds, earlier = (before.also, before.entries) if before is not None else (NO_EXPORTS, ())
     # What is replaced goes before they come, so nothing of it is in the way.
     folder = staging.path if replaces else staging.folder
-    for name, data in folder_files(folder, entries, also=also, before=kinds, earlier=earlier):
+    for name, data in folder_files(folder, entries, also=exports, before=kinds, earlier=earlier):
         if (staging.path / name).parent != staging.path:
             make_folders((staging.path / name).parent, disk=disk)
         publish_bytes(staging.path / name, data, disk=disk)
@@ -300,9 +300,8 @@ def in_the_way(path: Path) -> PackError:
     return PackError(f"{msg}\n  Pack into another folder, or {what}.")
 
 
-def indexed_already(folder: Path, changes: Sequence[str] = (), *, may_add: bool = True) -> PackError:
+def indexed_already(folder: Path, changes: Sequence[str] = ()) -> PackError:
     """The error for a folder that is packed. `changes` is what its last run did otherwise, where that is known."""
     msg = f"{folder}: this folder is packed and indexed already"
     msg += "." if not changes else f", and that run was another one:\n  {first_few(changes)}"
-    add = "Pack into another folder, add to it with --append" if may_add else "Write to another folder"
-    return PackError(f"{msg}\n  {add}, or replace it with --overwrite.")
+    return PackError(f"{msg}\n  Write to another folder, add to it with --append, or replace it with --overwrite.")

@@ -1,67 +1,119 @@
-"""The options of `pack` that are passed on together."""
+"""The options of `pack` and `reshard`: each is a name, a type, a default and a line of the command's help.
+
+The command line is made of these classes, so this module is loaded for `--help`, and what is heavy is imported inside
+functions.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from wdskit.errors import PackError
-from wdskit.export.api import parse_exports
-from wdskit.packing.plan import Limits
-from wdskit.packing.ray import check_address
-from wdskit.packing.transforms import UNTOUCHED, Transforms, transform_versions
-from wdskit.shards.shares import Shares, format_shares
+from wdskit.limits import MAX_PIXELS
+
+if TYPE_CHECKING:
+    from wdskit.packing.plan import Limits
+    from wdskit.packing.samples.changes import Changes
+    from wdskit.packing.samples.choice import Choice
+    from wdskit.packing.sources import SourceOptions
+    from wdskit.packing.transforms import Transforms
+    from wdskit.shards.shares import Shares
+
+_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_TOGETHER = ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"})
 
 
-@dataclass(frozen=True)
-class PackOptions:
-    """As `pack` takes them.
+def option(default: Any, text: str, metavar: str = "", *, least: int | None = None, most: int | None = None) -> Any:
+    """A field with what the command line shows of it.
 
-    Raises:
-        PackError: One is out of range.
-        ConfigError: `also` holds what is no kind.
+    Args:
+        default: What it is when nobody gives it.
+        text: Its line of `--help`, which says what None stands for.
+        metavar: What stands for its value there; not for what is on or off.
+        least: The smallest number that is taken; only numbers have one.
+        most: The largest.
     """
+    return field(default=default, metadata={"help": text, "metavar": metavar, "least": least, "most": most})
 
-    limits: Limits
-    shuffle: int | None
-    skip_bad: bool
-    keys: str
-    append: bool
-    workers: int
-    dry_run: bool = False
-    overwrite: bool = False
-    restart: bool = False
-    part: tuple[int, int] | None = None
-    only: int | None = None
-    also: Sequence[str] = ()
-    split_name: str = ""
-    split: Shares | None = None
-    on: str | None = None
-    transforms: Transforms = UNTOUCHED
-    threads: int = 1
-    command: str = "pack"
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """The options that `pack` and `reshard` share. Each is explained by the argument of `pack` that has its name."""
+
+    command: ClassVar[str]
+
+    max_samples: int | None = option(None, "Most samples in a shard. Default: 10,000.", "N", least=1)
+    max_bytes: int | str | None = option(None, "Most bytes of a shard's file: 200MB, 1GiB, ... Default: 1GB.", "SIZE")
+    num_shards: int | None = option(
+        None, "So many shards, equal within one sample, with no limits but yours.", "N", least=1
+    )
+    multiple_of: int | None = option(
+        None, "Equal shards, a multiple of N (ranks x workers), within the limits.", "N", least=1
+    )
+    shuffle: int | None = option(None, "Shuffle with this seed. Default: keep the order.", "SEED", least=0)
+    split: str | Mapping[str, object] | None = option(
+        None, "By key, each split with shards of its own: train=0.9,val=0.1.", "SHARES"
+    )
+    pattern: str | None = option(None, "Names of the shards. Default: DEST's name and -%06d.tar.", "NAME")
+    workers: int = option(1, "Processes that read and write.", "N", least=1)
+    threads: int = option(1, "Threads of each process, for images.", "N", least=1)
+    on: str | None = option(None, "A Ray cluster that packs; its nodes see SOURCE and DEST.", "ray[://HOST:PORT]")
+    part: str | None = option(None, "Fill part I, from 0, of N; then `wdskit pack-finish DEST`.", "I/N")
+    only: int | None = option(None, "Fill this shard again, which is lost or damaged.", "NUMBER", least=0)
+    append: bool = option(False, "Add to a folder that is indexed already.")
+    overwrite: bool = option(False, "Replace what is packed in DEST.")
+    restart: bool = option(False, "Remove what another, stopped run has filled, and begin anew.")
+    dry_run: bool = option(False, "Show what would be written, and write nothing.")
+    export: str | Sequence[str] = option((), "Files for other readers too: wids,open_clip,timm,energon,dali.", "KINDS")
+    split_name: str = option("", "The split for timm and energon. Default: from the shards' names.", "NAME")
+    validate: str | None = option(None, "Check images: none, magic, structure, decode. Default: see above.", "LEVEL")
+    resize: int | None = option(None, "Make larger images smaller: pixels of a side.", "PIXELS", least=1)
+    resize_mode: str | None = option(None, "Side: shorter, longer, crop, pad (to a square). Default: shorter.", "MODE")
+    upscale: bool = option(False, "Make smaller images larger too.")
+    format: str | None = option(None, "What images become. Default: as they are.", "jpg|webp|png")
+    quality: int | None = option(None, "Of jpg and webp that are made. Default: 90.", "1..100", least=1, most=100)
+    orient: bool = option(False, "Turn images as EXIF says, and remove that tag.")
+    background: str | None = option(None, "Behind transparent and around padded images: white, #ff0000.", "COLOUR")
+    image_fields: str | Sequence[str] = option(
+        (), "Which images of a sample to change. Default: its only one.", "FIELDS"
+    )
+    derive: str | Sequence[str] = option((), "Metadata of the image for json: width,height,bytes,sha256.", "NAMES")
+    max_pixels: int | None = option(None, "Most pixels of an image. Default: 100 million.", "N", least=1)
 
     def __post_init__(self) -> None:
-        if self.keys not in ("given", "clean", "hashed"):
-            raise PackError(f"keys: {self.keys!r} is none of 'given', 'clean' and 'hashed'.")
-        if type(self.workers) is not int or self.workers < 1:
-            raise PackError(f"workers: {self.workers!r} is no number of processes; 1 is this one.")
-        if type(self.threads) is not int or self.threads < 1:
-            raise PackError(f"threads: {self.threads!r} is no number of threads; 1 is this one.")
+        from wdskit.export.api import parse_exports
+
+        for name in ("export", "sidecars", "files"):
+            value = getattr(self, name, ())
+            if isinstance(value, str):
+                object.__setattr__(self, name, tuple(part.strip() for part in value.split(",") if part.strip()))
+        for name, what in (("workers", "processes"), ("threads", "threads")):
+            number = getattr(self, name)
+            if type(number) is not int or number < 1:
+                raise PackError(f"{name}: {number!r} is no number of {what}; 1 is this one.")
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
-        parse_exports(self.also, split_name=self.split_name)
+        if self.only is not None and (type(self.only) is not int or self.only < 0):
+            raise PackError(f"only: {self.only!r} is no number of a shard; the first is 0.")
+        parse_exports(self.export, split_name=self.split_name)
+        _ = self.transforms, self.limits, self.part_of, self.shares
+        self._check_together()
 
+    def _check_together(self) -> None:
         given = {name: getattr(self, name) for name in ("append", "overwrite", "dry_run", "part", "only")}
         asked = [name for name, value in given.items() if value is not None and value is not False]
         for one, other in itertools.combinations(asked, 2):
-            if {one, other} not in ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"}):
+            if {one, other} not in _TOGETHER:
                 raise PackError(f"{one} and {other} do not go together. Leave one of them out.")
-        if self.only is not None and (type(self.only) is not int or self.only < 0):
-            raise PackError(f"only: {self.only!r} is no number of a shard; the first is 0.")
         if self.on is not None:
+            from wdskit.packing.ray import check_address
+
             check_address(self.on)
             if self.workers > 1:
                 raise PackError("workers and on do not go together: the cluster has workers of its own.")
@@ -72,25 +124,132 @@ class PackOptions:
                 raise PackError("only and split do not go together: each split has a shard of that number.")
             if self.split_name:
                 raise PackError("split_name and split do not go together: the shards are called after their splits.")
+            if self.pattern is not None:
+                raise PackError("pattern and split do not go together: the shards are called after their splits.")
 
-    @property
-    def may_add(self) -> bool:
-        """Whether there is a word for adding to a folder."""
-        return self.command == "pack"
+    @cached_property
+    def transforms(self) -> Transforms:
+        """What happens to each sample."""
+        from wdskit.packing.transforms import Transforms
 
-    def described(self) -> dict[str, object]:
+        names = [one.name for one in fields(Transforms) if one.name != "max_pixels"]
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        return Transforms(**values, max_pixels=MAX_PIXELS if self.max_pixels is None else self.max_pixels)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """How large shards may become, and how many there are."""
+        from wdskit.packing.plan import make_limits
+
+        return make_limits(
+            self.max_samples,
+            parse_size(self.max_bytes) if isinstance(self.max_bytes, str) else self.max_bytes,
+            num_shards=self.num_shards,
+            multiple_of=self.multiple_of,
+            by_count=self.transforms.changes_bytes,
+        )
+
+    @cached_property
+    def part_of(self) -> tuple[int, int] | None:
+        """Number of the part, from 0, and how many there are; None where the run is not divided."""
+        return None if self.part is None else parse_part(self.part)
+
+    @cached_property
+    def shares(self) -> Shares | None:
+        """Name and share of each split; None where nothing is split."""
+        from wdskit.shards.shares import parse_shares
+
+        return None if self.split is None else parse_shares(self.split)
+
+    def to_dict(self) -> dict[str, object]:
         """Those that a shard could depend on, by name."""
-        split = None if self.split is None else format_shares(self.split)
+        from wdskit.packing.transforms import transform_versions
+        from wdskit.shards.shares import format_shares
+
+        versions = transform_versions(self.transforms)
         return {
             **self.limits.described(),
-            "split": split,
+            "split": None if self.shares is None else format_shares(self.shares),
             "shuffle": self.shuffle,
-            "skip_bad": self.skip_bad,
             "append": self.append,
-        } | {
             **asdict(self.transforms),
-            **{f"version of {name}": version for name, version in transform_versions(self.transforms).items()},
+            **{f"version of {name}": version for name, version in versions.items()},
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackOptions(WriteOptions):
+    """The options of `pack`, which takes them one by one or as this object. Each is explained by its argument there.
+
+    Raises:
+        PackError: One is out of range, or two contradict each other.
+        ConfigError: `export` holds what is no kind.
+        SelectionError: The shares of `split` are wrong.
+    """
+
+    command = "pack"
+
+    keys: str = option("given", "Keys: key column or path; with _ for odd characters; or a hash.", "given|clean|hashed")
+    skip_bad: bool = option(False, "Leave bad rows out and list them in DEST/rejected.jsonl.")
+    from_: str | None = option(None, "What SOURCE is, where its path does not say so; see above.", "KIND")
+    sidecars: str | Sequence[str] = option(
+        (), "Files beside an image that belong to its sample: json,txt,seg.png.", "EXT,..."
+    )
+    files: str | Sequence[str] = option(
+        (), "Files of a folder that are samples, instead of images: wav,flac.", "EXT,..."
+    )
+    images: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
+        None, "Folder of a COCO file's images. Default: the file's own.", "DIR"
+    )
+    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = option(  # noqa: RUF009 (a field)
+        None, "Classes by number: a packed folder, classes.json, or a name a line.", "FILE"
+    )
+    image_column: str | None = option(
+        None, "Table's column with the image. Default: image, file_name, path, filepath.", "NAME"
+    )
+    key_column: str | None = option(None, "Table's column with the key. Default: key, else the image's path.", "NAME")
+    fields: Mapping[str, str] | Sequence[str] = option(
+        (), "Make a field of a column: txt=caption, cls=label. Again for more.", "FIELD=COLUMN"
+    )
+    allow_no_image: bool = option(False, "Pack rows of a table that have no image, too.")
+    require: str | Sequence[str] = option((), "Fields that each sample must have: jpg;png,json.", "FIELDS")
+    missing: str | None = option(None, "Samples that lack one. Default: error.", "error|warn|skip")
+    duplicates: str = option("keep", "Samples with the same image, in DEST/duplicates.jsonl.", "keep|report|drop")
+
+    def __post_init__(self) -> None:
+        from wdskit.packing.samples.choice import check_word
+
+        check_word("keys", self.keys, ("given", "clean", "hashed"))
+        super().__post_init__()
+
+    @cached_property
+    def source(self) -> SourceOptions:
+        """How the source is read. A file of `classes` is read here.
+
+        Raises:
+            PackError: It cannot be read, or `fields` is no list of FIELD=COLUMN.
+        """
+        from wdskit.packing.sources import SourceOptions
+        from wdskit.packing.sources.class_names import find_class_names
+        from wdskit.packing.sources.records import parse_fields
+
+        return SourceOptions(
+            from_=self.from_,
+            keys=self.keys,
+            image_column=self.image_column,
+            key_column=self.key_column,
+            allow_no_image=self.allow_no_image,
+            fields=parse_fields(self.fields),
+            side_cars=self.sidecars,
+            files=self.files,
+            images=None if self.images is None else os.fspath(self.images),
+            classes=None if self.classes is None else find_class_names(self.classes),
+            in_order=self.shuffle is None or self.dry_run,
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """As `WriteOptions.to_dict`."""
+        return {**super().to_dict(), "skip_bad": self.skip_bad, **self.source.to_dict()}
 
     def check_stream(self) -> None:
         """Refuse what needs a plan: rows come once only.
@@ -98,22 +257,120 @@ class PackOptions:
         Raises:
             PackError: Names the option.
         """
-        asked = {
-            "workers": self.workers > 1,
-            "shuffle": self.shuffle is not None,
-            "num_shards": self.limits.num_shards is not None,
-            "multiple_of": self.limits.multiple_of is not None,
-            "dry_run": self.dry_run,
-            "duplicates": self.transforms.duplicates != "keep",
-            "part": self.part is not None,
-            "only": self.only is not None,
-            "split": self.split is not None,
-            "on": self.on is not None,
+        names = ("shuffle", "num_shards", "multiple_of", "dry_run", "part", "only", "split", "on")
+        asked = [name for name in names if getattr(self, name) not in {None, False}]
+        asked += ["workers"] * (self.workers > 1) + ["duplicates"] * (self.duplicates != "keep")
+        if asked:
+            msg = f"{asked[0]}: rows that can be read once only are packed in one pass."
+            raise PackError(f"{msg} Give a list, or leave it out.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReshardOptions(WriteOptions):
+    """The options of `reshard`. Each is explained by its argument there."""
+
+    command = "reshard"
+
+    filter: str | None = option(
+        None, 'Keep samples for which this holds: "json.width >= 256 and cls in (1, 2)".', "EXPR"
+    )
+    missing: str = option("error", "Samples that lack what the filter asks for: stop, or leave out.", "error|skip")
+    sample: str | None = option(None, "Keep a share of the samples, by a hash of the key: 10%.", "SHARE")
+    seed: int = option(0, "Another seed keeps another share.", "N", least=0)
+    keep: str | Sequence[str] | None = option(None, "Keep these fields only: jpg,cls.", "FIELDS")
+    drop: str | Sequence[str] | None = option(None, "Drop these fields: txt.", "FIELDS")
+    rename: str | Sequence[str] | Mapping[str, str] | None = option(
+        None, "Rename fields: jpeg=jpg,class=cls.", "OLD=NEW"
+    )
+    keys: str = option("given", "Keys as they are; with _ for odd characters; or a hash of each.", "given|clean|hashed")
+    duplicate_keys: str = option("error", "A key that comes twice: stop, or keep its first sample.", "error|first")
+    check: str = option(
+        "headers", "sha256: compare all bytes of the sources with their index before writing.", "headers|sha256"
+    )
+
+    def __post_init__(self) -> None:
+        from wdskit.packing.samples.choice import check_word
+
+        check_word("check", self.check, ("headers", "sha256"))
+        check_word("duplicate_keys", self.duplicate_keys, ("error", "first"))
+        _ = self.choice, self.changes
+        super().__post_init__()
+
+    @cached_property
+    def transforms(self) -> Transforms:
+        """As for `pack`; but where nothing changes images none is looked at."""
+        from wdskit.packing.transforms import Transforms
+
+        names = [one.name for one in fields(Transforms) if one.name not in {"max_pixels", "missing", "validate"}]
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        is_changed = self.resize or self.format or self.orient or self.derive
+        validate = self.validate or ("structure" if is_changed else "none")
+        max_pixels = MAX_PIXELS if self.max_pixels is None else self.max_pixels
+        return Transforms(**values, validate=validate, max_pixels=max_pixels)
+
+    @cached_property
+    def choice(self) -> Choice:
+        """Which samples stay."""
+        from wdskit.packing.samples.choice import make_choice
+
+        return make_choice(filter=self.filter, missing=self.missing, sample=self.sample, seed=self.seed)
+
+    @cached_property
+    def changes(self) -> Changes:
+        """What becomes of their fields and keys."""
+        from wdskit.packing.samples.changes import make_changes
+
+        return make_changes(keep=self.keep, drop=self.drop, rename=self.rename, keys=self.keys)
+
+    def to_dict(self) -> dict[str, object]:
+        """As `WriteOptions.to_dict`."""
+        from wdskit.shards.shares import parse_share
+
+        return {
+            **super().to_dict(),
+            "command": "reshard",
+            **self.changes.to_dict(),
+            "filter": self.filter,
+            "missing": self.missing,
+            "sample": None if self.sample is None else str(parse_share(self.sample)),
+            "seed": self.seed,
+            "duplicate_keys": self.duplicate_keys,
         }
-        for what, is_asked in asked.items():
-            if is_asked:
-                msg = f"{what}: rows that can be read once only are packed in one pass."
-                raise PackError(f"{msg} Give a list, or leave it out.")
+
+
+Options = TypeVar("Options", bound=WriteOptions)
+
+
+def given_options(kind: type[Options], options: Options | None, keywords: Mapping[str, Any]) -> Options:
+    """The options of a call: the object, or those of the keywords.
+
+    Raises:
+        PackError: Both are given.
+    """
+    known = {one.name: one.default for one in fields(kind)}
+    given = {name: value for name, value in keywords.items() if name in known and value is not known[name]}
+    if options is None:
+        return kind(**given)
+    if given:
+        raise PackError(f"options and {next(iter(given))} do not go together. Use dataclasses.replace(options, ...).")
+    return options
+
+
+def parse_size(text: str) -> int:
+    """`200MB`, `1.5 GiB` or a number of bytes, as bytes.
+
+    Raises:
+        PackError: It is none.
+    """
+    number = text.strip().lower()
+    digits = number.rstrip("kmgib ")
+    try:
+        num_bytes = float(digits) * _UNITS[number[len(digits) :].strip()]
+    except (ValueError, KeyError):
+        num_bytes = 0
+    if not 0 < num_bytes < 1e15:
+        raise PackError(f"max_bytes: {text!r} is no size of a shard. Write 200MB, 1.5GiB or a number of bytes.")
+    return int(num_bytes)
 
 
 def parse_part(text: str) -> tuple[int, int]:

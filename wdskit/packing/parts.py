@@ -59,7 +59,7 @@ def finish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
     index = read_index(folder) if append else None
     target = Destination(folder, append=append, index=index)
     lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}
-    publish_all(target, staging, entries, lists, Exports(tuple(run.options["also"]), run.options["split_name"]))
+    publish_all(target, staging, entries, lists, Exports(tuple(run.options["export"]), run.options["split_name"]))
     return entries, False
 
 

@@ -40,6 +40,10 @@ class Store(Protocol):
         """Blocks of 512 bytes that each takes in its shard: a buffer of uint32."""
 
     @property
+    def hashes(self) -> Any:
+        """A hash of each key: a buffer of int64 or uint64."""
+
+    @property
     def num_fields(self) -> Mapping[tuple[str, ...], int]:
         """Rows by the names of their fields; empty where that is not known."""
 
@@ -51,6 +55,9 @@ class Store(Protocol):
 
     def take(self, numbers: Ints) -> Rows | SampleRows:
         """Some rows in their order, for this process or another."""
+
+    def hash_keys(self, keys: Iterable[str]) -> NDArray[Any]:
+        """A hash of each of some keys, as `hashes` has them."""
 
     def where(self, number: int) -> str:
         """Where a row comes from, for messages."""
@@ -84,7 +91,7 @@ class Jobs(Sequence[ShardJob]):
         order: Numbers of the rows in the order in which they are packed; None for all, in the source's.
         spans: The rows of each shard, by their places in that order.
         series: How the shards are numbered.
-        also: What is kept beside them for other readers.
+        exports: What is kept beside them for other readers.
         transforms: What happens to their samples.
         threads: So many samples of a shard at a time.
         folder: Where they are written; `into` says so.
@@ -94,7 +101,7 @@ class Jobs(Sequence[ShardJob]):
     order: Ints | None
     spans: Sequence[Span]
     series: Sequence[Series]
-    also: Exports = NO_EXPORTS
+    exports: Exports = NO_EXPORTS
     transforms: Transforms = UNTOUCHED
     threads: int = 1
     folder: Path = Path()
@@ -118,7 +125,7 @@ class Jobs(Sequence[ShardJob]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         span = self.spans[number]
-        told = span.num_bytes, self.also, self.transforms, self.threads
+        told = span.num_bytes, self.exports, self.transforms, self.threads
         return ShardJob(self.folder / self.name(number), self._rows(span), *told)
 
     def name(self, number: int) -> str:

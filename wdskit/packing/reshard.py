@@ -10,21 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wdskit.dataset.classes import CLASSES_NAME, parse_classes
 from wdskit.dataset.index import ShardEntry
 from wdskit.files import DISK, Disk
-from wdskit.limits import MAX_PIXELS
 from wdskit.packing.destination import (
     finish_what_was_stopped,
     folder_of,
     raised_as_pack_errors,
 )
-from wdskit.packing.options import PackOptions, parse_part
-from wdskit.packing.plan import PlannedShard, make_limits, names_of_all
+from wdskit.packing.options import ReshardOptions, given_options
+from wdskit.packing.plan import PlannedShard
 from wdskit.packing.ray import import_ray
 from wdskit.packing.row import Tell
 from wdskit.packing.run import Plan, open_work, pack_planned, plan_jobs
-from wdskit.packing.samples.changes import make_changes
-from wdskit.packing.samples.choice import check_word, make_choice
 from wdskit.packing.samples.sources import (
     Seen,
     check_dest,
@@ -36,8 +34,6 @@ from wdskit.packing.samples.sources import (
 )
 from wdskit.packing.samples.store import Samples
 from wdskit.packing.sources import Source
-from wdskit.packing.transforms import Transforms
-from wdskit.shards.shares import parse_share, parse_shares
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,7 @@ class ReshardResult:
         num_missing: Samples that were left out because they lack what the filter asks for.
         num_duplicates: Samples whose key an earlier one has.
         num_ignored: Members that belong to no sample; they are not written.
+        num_cleaned: Samples whose keys were changed, by `keys="clean"`.
         num_copied: Samples whose bytes were copied as they are; the others have new headers.
         classes_lost: Why there is no `classes.json` where a source has one; empty otherwise.
         was_done: The folder held all of it already, so that nothing was to do.
@@ -71,6 +68,7 @@ class ReshardResult:
     num_missing: int
     num_duplicates: int
     num_ignored: int
+    num_cleaned: int
     num_copied: int
     classes_lost: str
     was_done: bool
@@ -91,27 +89,25 @@ def reshard(
     source: str | Sequence[str],
     dest: str | os.PathLike[str],
     *,
+    options: ReshardOptions | None = None,
     max_samples: int | None = None,
-    max_bytes: int | None = None,
+    max_bytes: int | str | None = None,
     num_shards: int | None = None,
     multiple_of: int | None = None,
     shuffle: int | None = None,
-    filter: str | None = None,  # noqa: A002 (the option's name)
-    missing: str = "error",
-    sample: str | None = None,
-    seed: int = 0,
-    keep: str | Sequence[str] | None = None,
-    drop: str | Sequence[str] | None = None,
-    rename: str | Sequence[str] | Mapping[str, str] | None = None,
-    keys: str = "given",
-    duplicate_keys: str = "error",
-    check: str = "headers",
     split: str | Mapping[str, object] | None = None,
+    pattern: str | None = None,
     workers: int = 1,
     threads: int = 1,
     on: str | None = None,
     part: str | None = None,
     only: int | None = None,
+    append: bool = False,
+    overwrite: bool = False,
+    restart: bool = False,
+    dry_run: bool = False,
+    export: str | Sequence[str] = (),
+    split_name: str = "",
     validate: str | None = None,
     resize: int | None = None,
     resize_mode: str | None = None,
@@ -122,35 +118,36 @@ def reshard(
     background: str | None = None,
     image_fields: str | Sequence[str] = (),
     derive: str | Sequence[str] = (),
-    max_pixels: int = MAX_PIXELS,
-    pattern: str | None = None,
-    dry_run: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    also: Sequence[str] = (),
-    split_name: str = "",
+    max_pixels: int | None = None,
+    filter: str | None = None,  # noqa: A002 (as the command line has it)
+    missing: str = "error",
+    sample: str | None = None,
+    seed: int = 0,
+    keep: str | Sequence[str] | None = None,
+    drop: str | Sequence[str] | None = None,
+    rename: str | Sequence[str] | Mapping[str, str] | None = None,
+    keys: str = "given",
+    duplicate_keys: str = "error",
+    check: str = "headers",
     progress: Tell | None = None,
     disk: Disk = DISK,
 ) -> ReshardResult:
     """Write finished shards anew: merged, split, re-sized, shuffled, filtered: `wdskit reshard`.
 
     The new shards are those that `pack` would have written of the same samples: members sorted by field, our headers,
-    an `.idx` beside each, the folder's index last. Nothing is decoded; samples that have this form already are copied
-    as they are. The same sources and options give the same bytes, whatever the number of workers. A run that was
-    stopped is gone on with by the same call, and refused where the sources, the options or the version are others
-    since; no file that holds something else is overwritten.
+    an `.idx` beside each, the folder's index last. Nothing is decoded unless an option asks for it; samples that have
+    this form already are copied as they are. The same sources and options give the same bytes, whatever the number of
+    workers. A run that was stopped is gone on with by the same call, and refused where the sources, the options or the
+    version are others since; no file that holds something else is overwritten.
 
     Args:
         source: Local shards as `dataset.patterns.list_shards` takes them. Those of an indexed folder are compared with
             its index; others are read from end to end by the strict reader.
         dest: The folder to write to; created where it is missing. Not one of the sources'.
-        max_samples: Most samples in a shard; 10,000 where `num_shards` is not given.
-        max_bytes: Most bytes of a shard's file; 1 GB where `num_shards` is not given.
-        num_shards: So many shards, equal within one sample.
-        multiple_of: A multiple of this number of shards, equal within one sample.
-        shuffle: Seed of a permutation of all samples; None keeps their order.
+        options: All that follows but `progress` and `disk`, as one object; it stands alone.
+        max_samples: As `pack` takes it, and so all that follows to `max_pixels`; but by default no image is looked at.
         filter: What must hold for a sample to stay, as `json.width >= 256 and cls in (1, 2)`; see
-            `shards.expressions.Expression`.
+            `shards.filters.Expression`.
         missing: "error", or "skip": leave out samples that lack what the filter asks for.
         sample: A share such as "10%": samples whose key's draw is in it. A key is in or out for ever, wherever it
             stands; a smaller share of one seed is part of a larger one.
@@ -158,109 +155,59 @@ def reshard(
         keep: Fields that stay, `jpg,cls` or a list; None for all.
         drop: Fields that go.
         rename: New names of fields, `jpeg=jpg`; they are kept and dropped by their old names.
-        keys: "given", or "hashed": a hash of each key, for those that not every reader would give back; the key stands
-            in `json` then.
+        keys: "given", "clean" or "hashed", as `pack` takes it; unless it is "given", the key stands in `json`.
         duplicate_keys: "error", or "first": of samples with one key, the first.
         check: "headers", or "sha256": the whole of each source shard is compared with the digest in its folder's index
             before anything is written.
-        split: As `pack` takes it: shards of each split, into which a sample goes by its key alone.
-        workers: Processes. With more than one, a script needs `if __name__ == "__main__":`, as for all that spawns.
-        threads: As `pack` takes it, and so `on`, `part` and `only`.
-        validate: As `pack` takes it, and so what follows to `max_pixels`; but by default no image is looked at, and
-            samples are copied as they are.
-        pattern: Names of the shards, `train-%06d.tar`; by default from the name of `dest`.
-        dry_run: Plan everything and write nothing.
-        overwrite: Replace what is packed in `dest`: its index goes first, then its shards, lists and selections.
-        restart: Where a run was stopped that wrote something else, remove what it has written and begin anew.
-        also: Files for other readers beside the new shards: some of `export.api.KINDS`.
-        split_name: The split that timm and energon are told for all shards; by default what the shards are called.
         progress: Called now and then.
         disk: What writes.
 
     Raises:
         PackError: A bad option, no sample left, two samples of one key, or the folder cannot be written or is not free.
-        ConfigError: `also` holds what is no kind, or `sample` is no share.
+        ConfigError: `export` holds what is no kind, or `sample` is no share.
         RowError: A sample cannot be written as it has to be.
         SelectionError: The filter is none, or has no answer for a sample.
         ShardError: A source shard is not right, or changed meanwhile.
         FolderIndexError: A source does not match its folder's index, or another process is writing in `dest`.
         StorageError: A source cannot be read.
     """
+    keywords = dict(locals())
     start = time.perf_counter()
-    check_word("check", check, ("headers", "sha256"))
-    check_word("duplicate_keys", duplicate_keys, ("error", "first"))
-    transforms = Transforms(
-        validate=validate or ("structure" if resize or format or orient or derive else "none"),
-        resize=resize,
-        resize_mode=resize_mode,
-        upscale=upscale,
-        format=format,
-        quality=quality,
-        orient=orient,
-        background=background,
-        image_fields=image_fields,
-        derive=derive,
-        max_pixels=max_pixels,
-    )
-    by_count = transforms.changes_bytes
-    changes = make_changes(keep=keep, drop=drop, rename=rename, keys=keys)
-    choice = make_choice(filter=filter, missing=missing, sample=sample, seed=seed)
-    options = PackOptions(
-        limits=make_limits(max_samples, max_bytes, num_shards=num_shards, multiple_of=multiple_of, by_count=by_count),
-        shuffle=shuffle,
-        skip_bad=False,
-        keys=keys,
-        append=False,
-        workers=workers,
-        dry_run=dry_run,
-        overwrite=overwrite,
-        restart=restart,
-        part=None if part is None else parse_part(part),
-        only=only,
-        also=also,
-        split_name=split_name,
-        split=None if split is None else parse_shares(split),
-        on=on,
-        transforms=transforms,
-        threads=threads,
-        command="reshard",
-    )
+    options = given_options(ReshardOptions, options, keywords)
+    changes = options.changes
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
-        names = names_of_all(folder, pattern, options.split)
     found = list_sources(source)
-    check_dest(folder, found, overwrite=overwrite)
+    check_dest(folder, found, overwrite=options.overwrite)
     finish_what_was_stopped(folder, None, options, disk)
-    if on is not None and not dry_run:
+    if options.on is not None and not options.dry_run:
         import_ray()
     classes, classes_lost = find_classes(found, changes)
-    described = {
-        "command": "reshard",
-        **changes.to_dict(),
-        "filter": filter,
-        "missing": missing,
-        "sample": None if sample is None else str(parse_share(sample)),
-        "seed": seed,
-        "duplicate_keys": duplicate_keys,
-        **{f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in classes.items()},
-    }
-    rows = Source(source if isinstance(source, str) else "the shards", (), kind="shards")
+    more = {f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in classes.items()}
+    names = parse_classes(classes[CLASSES_NAME], CLASSES_NAME) if classes else ()
+    rows = Source(
+        source if isinstance(source, str) else "the shards",
+        (),
+        kind="shards",
+        classes={name: number for number, name in enumerate(names)},
+    )
     with contextlib.ExitStack() as stack:
-        work = open_work(stack, folder, rows, names, options, described, progress=progress, disk=disk)
+        work = open_work(stack, folder, rows, options, more=more, progress=progress, disk=disk)
         block_shards, blocks = digest_sources(found)
         seen = Seen()
-        jobs = scan_jobs(found, choice, changes, has_check=check == "sha256", has_draws=work.splitter is not None)
-        samples = Samples(seen.counted(scan_all(jobs, workers=workers, tell=work.tell)), changes)
-        kept = samples.unique(first_of_key=duplicate_keys == "first")
+        has_check, has_draws = options.check == "sha256", work.splitter is not None
+        jobs = scan_jobs(found, options.choice, changes, has_check=has_check, has_draws=has_draws)
+        samples = Samples(seen.counted(scan_all(jobs, workers=options.workers, tell=work.tell)), changes)
+        kept = samples.unique(first_of_key=options.duplicate_keys == "first")
         num_kept = len(samples) if kept is None else len(kept)
         seen.check(num_kept, len(samples) - num_kept, changes)
         if work.splitter is not None:
             work.splitter.add_draws(samples.draws)
         plan = Plan(samples, kept, len(found.urls), block_shards, blocks, found.urls.__getitem__, classes)
         target, run, shards = plan_jobs(work, plan)
-        entries = () if dry_run else pack_planned(work, plan, target, run, shards)
+        entries = () if options.dry_run else pack_planned(work, plan, target, run, shards)
         planned = shards.plan().shards
-    if part is not None or only is not None:
+    if options.part is not None or options.only is not None:
         planned = tuple(PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries)
     return ReshardResult(
         folder=folder,
@@ -270,7 +217,8 @@ def reshard(
         num_source_samples=seen.num_samples,
         num_duplicates=len(samples) - num_kept,
         num_ignored=seen.num_ignored,
-        num_copied=samples.num_copied if transforms.passes else 0,
+        num_cleaned=seen.num_cleaned,
+        num_copied=samples.num_copied if options.transforms.passes else 0,
         classes_lost=classes_lost,
         was_done=target.is_done,
         seconds=time.perf_counter() - start,

@@ -30,8 +30,8 @@ from wdskit.packing.journal import (
     publish_run,
     remove_finished,
 )
-from wdskit.packing.options import PackOptions
-from wdskit.packing.plan import Names, PlannedShard, Span
+from wdskit.packing.options import WriteOptions
+from wdskit.packing.plan import Names, PlannedShard, Span, names_of_all
 from wdskit.packing.planning import Chosen, Jobs, Series, Splitter, Store, divide_rows, divide_splits, read_rows
 from wdskit.packing.ray import fill_on_ray
 from wdskit.packing.row import Tell
@@ -58,8 +58,8 @@ class Work:
         folder: The folder that is packed into.
         found: The source.
         names: Of the shards; with splits those of each.
-        options: As `pack` takes them.
-        source_options: Those of the source, by name.
+        options: As `pack` or `reshard` takes them.
+        more: What else its shards depend on, by name.
         splitter: Finds the split of each row; None where nothing is split.
         tell: Told how far it is.
         disk: What writes.
@@ -69,8 +69,8 @@ class Work:
     folder: Path
     found: Source
     names: Sequence[Names]
-    options: PackOptions
-    source_options: Mapping[str, Any]
+    options: WriteOptions
+    more: Mapping[str, Any]
     splitter: Splitter | None
     tell: Tell
     disk: Disk
@@ -82,12 +82,12 @@ class Work:
         """
         if self.options.dry_run:
             return Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
-        return self.stack.enter_context(locked(self.folder, self.options.part, self.disk))
+        return self.stack.enter_context(locked(self.folder, self.options.part_of, self.disk))
 
     @property
     def plan_name(self) -> str:
         """What such a plan is called there."""
-        part = self.options.part
+        part = self.options.part_of
         return "plan" if part is None else f"plan-{part[0]}-of-{part[1]}"
 
     def look(self) -> Destination:
@@ -96,15 +96,15 @@ class Work:
         with raised_as_pack_errors(self.folder):
             return look_at_destination(self.folder, self.options, self.found.classes)
 
-    def described(self, also: Exports) -> dict[str, Any]:
-        """All options that a shard, or what is beside it, could depend on, by name."""
+    def to_dict(self, exports: Exports) -> dict[str, Any]:
+        """All that a shard, or what is exported beside it, could depend on, by name."""
         patterns = [names.pattern for names in self.names]
         return {
-            **self.options.described(),
-            **self.source_options,
+            **self.options.to_dict(),
+            **self.more,
             "pattern": patterns[0] if self.splitter is None else patterns,
-            "also": list(also.kinds),
-            "split_name": also.split_name,
+            "export": list(exports.kinds),
+            "split_name": exports.split_name,
         }
 
 
@@ -112,22 +112,23 @@ def open_work(
     stack: contextlib.ExitStack,
     folder: Path,
     found: Source,
-    names: Sequence[Names],
-    options: PackOptions,
-    source_options: Mapping[str, Any],
+    options: WriteOptions,
     *,
+    more: Mapping[str, Any] | None = None,
     progress: Tell | None,
     disk: Disk,
 ) -> Work:
     """What is packed and how, once it is known that no run with other options has packed the folder. As `Work`.
 
     Raises:
-        PackError: One has.
+        PackError: One has, or the shards cannot have the names that they should have.
     """
-    splitter = None if options.split is None else Splitter(options.split)
-    work = Work(stack, folder, found, names, options, source_options, splitter, progress or (lambda _: None), disk)
-    beside = parse_exports(options.also, split_name=options.split_name)
-    refuse_other_options(folder, options, work.described(beside), is_stream=found.is_stream)
+    with raised_as_pack_errors(folder):
+        names = names_of_all(folder, options.pattern, options.shares)
+    splitter = None if options.shares is None else Splitter(options.shares)
+    work = Work(stack, folder, found, names, options, more or {}, splitter, progress or (lambda _: None), disk)
+    exports = parse_exports(options.export, split_name=options.split_name)
+    refuse_other_options(folder, options, work.to_dict(exports), is_stream=found.is_stream)
     return work
 
 
@@ -157,7 +158,7 @@ class Plan:
     lists: Mapping[str, bytes] | None = None
 
 
-def read_plan(work: Work, spool: Spool) -> Plan:
+def read_plan(work: Work, spool: Spool, *, skip_bad: bool) -> Plan:
     """Read all rows of a source.
 
     Raises:
@@ -169,7 +170,7 @@ def read_plan(work: Work, spool: Spool) -> Plan:
             work.found,
             spool,
             transforms=options.transforms,
-            skip_bad=options.skip_bad,
+            skip_bad=skip_bad,
             workers=options.workers,
             tell=work.tell,
         )
@@ -184,34 +185,38 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
     divided = _divided(work, plan)
     with raised_as_pack_errors(work.folder):
         target = work.look()
-        also = target.beside(options.also, options.split_name)
-        run = RunDescription(work.described(also), plan.num_sources, plan.block_rows, plan.blocks, None)
+        exports = target.exports_with(options.export, options.split_name)
+        run = RunDescription(work.to_dict(exports), plan.num_sources, plan.block_rows, plan.blocks, None)
         target = resolve_last_run(target, run, plan.where_of, options)
-        if isinstance(plan.store, Spool) and target.append and not target.is_done:
+        if target.append and not target.is_done:
             target.check_keys(plan.store, plan.kept, work.tell)
         firsts = map(target.first_number, work.names)
         lengths = map(len, divided.shards)
         series = [Series(*each) for each in zip(work.names, firsts, lengths, divided.splits, strict=True)]
         spans = [*itertools.chain(*divided.shards)]
-        jobs = Jobs(plan.store, divided.order, spans, series, also, options.transforms, options.threads)
+        jobs = Jobs(plan.store, divided.order, spans, series, exports, options.transforms, options.threads)
         run = dataclasses.replace(run, shards=jobs.plan().shards, first=tuple(each.first for each in jobs.series))
-        check_export_names([*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], also.kinds)
+        check_export_names(
+            [*(entry.name for entry in target.entries), *map(jobs.name, range(len(jobs)))], exports.kinds
+        )
         if options.only is None:
-            target.check_free(jobs.plan().shards, also)
+            target.check_free(jobs.plan().shards, exports)
             target.check_lists(lists_of(work, target, plan))
     return target, run, jobs
 
 
 def lists_of(work: Work, target: Destination, plan: Plan) -> Mapping[str, bytes]:
     """The files of all shards together, by name."""
-    return target.lists(work.found) if plan.lists is None else plan.lists
+    if plan.lists is None:
+        return target.lists(work.found)
+    return {} if target.append else plan.lists  # which has the same classes
 
 
 def resolve_last_run(
     target: Destination,
     run: RunDescription,
     where_of: Callable[[int], str],
-    options: PackOptions,
+    options: WriteOptions,
 ) -> Destination:
     """The destination; `is_done` where the run that made its index is this one.
 
@@ -227,7 +232,7 @@ def resolve_last_run(
         last.check_there()
         return dataclasses.replace(target, is_done=True)
     if not target.append:
-        raise indexed_already(target.folder, changes, may_add=options.may_add)
+        raise indexed_already(target.folder, changes)
     return target
 
 
@@ -259,7 +264,7 @@ def _divided(work: Work, plan: Plan) -> _Divided:
 def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescription, jobs: Jobs) -> Sequence[ShardEntry]:
     """Fill the shards, or some of them, and where they are all there then, publish them."""
     options = work.options
-    part = options.part
+    part = options.part_of
     numbers = range(len(jobs)) if part is None else range(part[0], len(jobs), part[1])
     lists = lists_of(work, target, plan)
     with raised_as_pack_errors(work.folder):
@@ -282,7 +287,7 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
     entries = fill_rest([jobs.name(number) for number in numbers], staging, count, fill)
     with raised_as_pack_errors(work.folder):
         if part is None:
-            publish_all(target, staging, entries, lists, jobs.also)
+            publish_all(target, staging, entries, lists, jobs.exports)
         else:
             for name, data in lists.items():
                 publish_bytes(staging.path / name, data, disk=work.disk)
@@ -294,13 +299,13 @@ def publish_all(
     staging: Staging,
     entries: Sequence[ShardEntry],
     lists: Mapping[str, bytes],
-    also: Exports,
+    exports: Exports,
 ) -> None:
     """Publish filled shards, once more compared with what stands in the folder now."""
     shards = [PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries]
-    target.check_free(shards, also)
+    target.check_free(shards, exports)
     target.check_lists(lists)
-    publish_run(staging, entries, lists=lists, before=target.index, also=also, replaces=target.replaces)
+    publish_run(staging, entries, lists=lists, before=target.index, exports=exports, replaces=target.replaces)
 
 
 def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> Staging:
@@ -314,7 +319,7 @@ def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> St
         is_alone = work.stack.enter_context(share_folder(folder))
         if is_alone():
             remove_finished(folder, disk)
-        how: Any = {"restart": options.restart, "part": options.part, "is_alone": is_alone, "disk": disk}
+        how: Any = {"restart": options.restart, "part": options.part_of, "is_alone": is_alone, "disk": disk}
         return open_staging(folder, run, where_of, **how)
 
 
@@ -328,7 +333,7 @@ def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> Shard
         raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Give the options that it was packed with.")
     entry = index.by_name[name]
     count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
-    job = dataclasses.replace(jobs.into(target.folder)[only], sha256=entry.sha256, also=index.also)
+    job = dataclasses.replace(jobs.into(target.folder)[only], sha256=entry.sha256, exports=index.also)
     fill_shard(job, disk=work.disk, on_sample=count)
     return entry
 
@@ -364,7 +369,7 @@ def fill_rest(
 
 
 def fill_jobs(
-    jobs: Sequence[ShardJob], staging: Staging, options: PackOptions, count: Count
+    jobs: Sequence[ShardJob], staging: Staging, options: WriteOptions, count: Count
 ) -> Generator[ShardEntry, None, None]:
     """Fill shards in this process, in several, or on a Ray cluster: the bytes do not depend on it.
 

@@ -24,7 +24,7 @@ from wdskit.errors import PackError
 from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_drafts
 from wdskit.packing.plan import PlannedShard
 
-DESCRIPTION_VERSION = 2
+DESCRIPTION_VERSION = 3
 _SHOWN = 5
 
 

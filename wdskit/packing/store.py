@@ -158,6 +158,10 @@ class Spool:
         """Give their memory back."""
         self.hashes = array("q")
 
+    def hash_keys(self, keys: Iterable[str]) -> Ints:
+        """A hash of each key, as in `hashes`."""
+        return hash_keys(keys)
+
     def where(self, number: int) -> str:
         """Where a row comes from."""
         return self[number].where
@@ -200,9 +204,14 @@ def blocks_of(count: int) -> tuple[int, list[tuple[int, int]]]:
     return each, [(start, min(start + each, count)) for start in range(0, count, each)]
 
 
-def suspects(spool: Spool, kept: Ints | None, values: NDArray[np.int64]) -> Ints:
-    """Numbers of the rows whose key has one of these hashes, which are sorted."""
-    found = is_among(np.frombuffer(spool.hashes, dtype=np.int64), values)
+def hash_keys(keys: Iterable[str]) -> Ints:
+    """A hash of each key, of this process: int64 (num_keys,)."""
+    return np.frombuffer(array("q", map(hash, keys)), dtype=np.int64)
+
+
+def suspects(hashes: NDArray[Any], kept: Ints | None, values: NDArray[Any]) -> Ints:
+    """Numbers of the rows, of which `kept` count, whose key has one of these hashes, which are sorted."""
+    found = is_among(hashes, values)
     if kept is None:
         return np.flatnonzero(found)
     rows: Ints = kept[found[kept]]
@@ -224,7 +233,7 @@ def check_unique(spool: Spool, kept: Ints | None) -> None:
     if not len(twice):
         return
     places: dict[str, str] = {}
-    for row in spool.take(suspects(spool, kept, twice)):
+    for row in spool.take(suspects(hashes, kept, twice)):
         if row.key in places:
             raise key_taken(row, places[row.key])
         places[row.key] = row.where

@@ -24,10 +24,10 @@ from wdskit.packing.row import Row, Tell, key_taken
 from wdskit.packing.run import Work, begin, publish_all, resolve_last_run
 from wdskit.packing.sources import streamed_rows
 from wdskit.packing.staging import RunDescription, Staging
-from wdskit.packing.store import Ints
+from wdskit.packing.store import Ints, hash_keys
 
 
-def pack_stream(work: Work) -> tuple[Destination, list[ShardEntry]]:
+def pack_stream(work: Work, *, skip_bad: bool) -> tuple[Destination, list[ShardEntry]]:
     """Fill the shards, and publish them. The folder, and the lines of the index.
 
     Where the last run in the folder had the same options, its shards are compared with what the rows give, and nothing
@@ -38,28 +38,28 @@ def pack_stream(work: Work) -> tuple[Destination, list[ShardEntry]]:
     """
     options, found = work.options, work.found
     found.rows = required_rows(found.rows, options.transforms, found.rejected)
-    rows = streamed_rows(found, options.transforms, skip_bad=options.skip_bad)
+    rows = streamed_rows(found, options.transforms, skip_bad=skip_bad)
     first_row = next(rows, None)
     if first_row is None:
         raise found.nothing()
     with raised_as_pack_errors(work.folder):
         target = work.look()
-        also = target.beside(options.also, options.split_name)
-        run = RunDescription(work.described(also), None, 1, (), None)
+        exports = target.exports_with(options.export, options.split_name)
+        run = RunDescription(work.to_dict(exports), None, 1, (), None)
         target = resolve_last_run(target, run, str, options)
         if target.is_done and options.append and target.last_run is not None:
             target = dataclasses.replace(target, is_done=first_row.key == target.last_run.first_key())
         first = target.first_number(work.names[0])
-        target.check_free([], also)
+        target.check_free([], exports)
         staging = None if target.is_done else begin(work, dataclasses.replace(run, first=(first,)), str)
     with StreamedKeys(lambda: work.room, disk=work.disk) as keys:
         if target.append:
             keys.add_taken(target, work.tell)
-        entries = _fill(work, target, staging, itertools.chain([first_row], rows), keys, first, also)
+        entries = _fill(work, target, staging, itertools.chain([first_row], rows), keys, first, exports)
     lists = target.lists(found)
     with raised_as_pack_errors(work.folder):
         if staging is not None:
-            publish_all(target, staging, entries, lists, also)
+            publish_all(target, staging, entries, lists, exports)
         else:
             target.check_lists(lists)
             remove_finished(work.folder, work.disk)
@@ -73,7 +73,7 @@ def _fill(
     rows: Iterable[Row],
     keys: StreamedKeys,
     first: int,
-    also: Exports,
+    exports: Exports,
 ) -> list[ShardEntry]:
     """Fill the shards, each while its rows come; before it has its name its keys are compared with all before them.
     A shard that is there already is compared.
@@ -90,10 +90,10 @@ def _fill(
         if staging is None and known is None:
             raise indexed_already(target.folder, [f"its rows made {len(there)} shards, these make more."])
         if known is None:
-            target.check_free([PlannedShard(name, 0, 0)], also)
+            target.check_free([PlannedShard(name, 0, 0)], exports)
         path = (target.folder if staging is None else staging.path) / name
         sha256 = None if known is None else known.sha256
-        job = ShardJob(path, keys.watch(shard), 0, also, options.transforms, options.threads, sha256)
+        job = ShardJob(path, keys.watch(shard), 0, exports, options.transforms, options.threads, sha256)
         try:
             entry = fill_shard(job, disk=work.disk, on_sample=count, only_compare=known is not None)
         except _SourceFault as fault:
@@ -166,7 +166,8 @@ class StreamedKeys:
             ShardError: One is damaged.
         """
         self._target = target
-        self._taken = target.hashes_of_keys(tell)
+        self._taken = hash_keys(target.all_keys(tell))
+        self._taken.sort()
 
     def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
         """The rows of a shard. Once they are through, none of their keys came before.
@@ -190,7 +191,7 @@ class StreamedKeys:
         """Compare the keys that are not compared yet with those before them."""
         new = [*itertools.islice(self._new.items(), self._num_checked, None)]
         self._num_checked = len(self._new)
-        hashes = _hashes([key for key, _ in new])
+        hashes = hash_keys(key for key, _ in new)
         hashes.sort()
         found = np.concatenate([self._hashes.find(hashes), hashes[is_among(hashes, self._taken)]])
         if not len(found):
@@ -212,7 +213,7 @@ class StreamedKeys:
             self._path = self._room() / self._name
             self._draft = self._stack.enter_context(scratch(self._path, disk=self._disk))
         self._draft.write(_encode([*self._new.items()]))
-        hashes = _hashes(self._new)
+        hashes = hash_keys(self._new)
         hashes.sort()
         self._hashes.add(hashes)
         self._new = {}
@@ -226,10 +227,6 @@ class StreamedKeys:
         with open(draft_path(self._path), "rb") as file:
             for line in file:
                 yield from json.loads(line)
-
-
-def _hashes(keys: Iterable[str]) -> Ints:
-    return np.array([*map(hash, keys)], dtype=np.int64)
 
 
 def _encode(keys: list[tuple[str, str]]) -> bytes:

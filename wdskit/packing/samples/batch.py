@@ -9,7 +9,6 @@ import numpy as np
 from typing_extensions import Self
 
 from wdskit.codecs.fields import decode_field
-from wdskit.dataset.keys import hashed_key
 from wdskit.dataset.samples import read_span
 from wdskit.errors import DecodeError, RowError, SelectionError, ShardError
 from wdskit.limits import BLOCK_BYTES, MAX_NAME_BYTES
@@ -57,6 +56,9 @@ class Batch:
         base: Where in the file stands what `look` takes for 0.
         look: What was seen.
 
+    Attributes:
+        num_cleaned: Samples whose keys `become` changed, by `keys="clean"`.
+
     Raises:
         ShardError: A sample is none.
     """
@@ -71,6 +73,7 @@ class Batch:
         self._stops = stops
         self._base = base
         self._look = look
+        self.num_cleaned = 0
         self._first_members = np.searchsorted(look.members.rows, np.arange(len(starts) + 1))
         self._odd = {row: self._find(row)[0] for row in np.flatnonzero(~look.plain).tolist()}
 
@@ -158,8 +161,8 @@ class Batch:
         """
         look = self._look
         sizes, hashes, copied = self._stops - self._starts, look.hashes.copy(), look.exact.copy()
-        slow = ~look.plain | changes.hashed
-        if not changes.hashed and (changes.named or not look.exact.all()):
+        slow = ~look.plain | (changes.keys != "given")
+        if changes.keys == "given" and (changes.named or not look.exact.all()):
             self._measure(changes, sizes, copied, slow)
         rows = np.flatnonzero(slow & keep).tolist()
         copied[slow] = False
@@ -175,7 +178,7 @@ class Batch:
         """What decides the splits of the samples that stay."""
         draw = make_draw(SPLIT_SEED)
         keys = map(self.key, np.flatnonzero(keep).tolist())
-        return draws_of(draw(hashed_key(key) if changes.hashed else key) for key in keys)
+        return draws_of(draw(changes.new_key(key)) for key in keys)
 
     def _measure(self, changes: Changes, sizes: Ints, copied: Bools, slow: Bools) -> None:
         """Fill in the sizes of plain samples; those that cannot be written so are marked as slow, to say why."""
@@ -202,6 +205,7 @@ class Batch:
             key, fields = changes.rewrite(sample, memoryview(data))
         except (ValueError, RowError) as err:
             raise self._cannot(row, sample.key, err) from err
+        self.num_cleaned += changes.keys == "clean" and key != sample.key
         return key, sum(member_bytes(len(field)) for _, field in fields)
 
     def _cannot(self, row: int, key: str, err: Exception) -> RowError:

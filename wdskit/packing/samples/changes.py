@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key, split_name
 from wdskit.errors import KeyRuleError, PackError
 from wdskit.packing.json_merge import add_facts
+from wdskit.packing.row import clean_key
 from wdskit.packing.samples.choice import check_word
 from wdskit.tar.reader import locate_members
 
@@ -35,7 +36,7 @@ class Changes:
         keep: Names of those that stay; None for all.
         drop: Names of those that go.
         rename: New names by old ones.
-        hashed: Whether a key is replaced by a hash of it, and kept in the sample's json.
+        keys: "given"; or "clean" or "hashed": each key is replaced as `pack` does, and kept in the sample's json.
 
     Raises:
         PackError: They contradict each other, or a name is none.
@@ -44,7 +45,7 @@ class Changes:
     keep: frozenset[str] | None = None
     drop: frozenset[str] = frozenset()
     rename: Mapping[str, str] = field(default_factory=dict)
-    hashed: bool = False
+    keys: str = "given"
 
     def __post_init__(self) -> None:
         if self.keep is not None and self.drop:
@@ -74,8 +75,14 @@ class Changes:
             "keep": None if self.keep is None else sorted(self.keep),
             "drop": sorted(self.drop),
             "rename": dict(sorted(self.rename.items())),
-            "keys": "hashed" if self.hashed else "given",
+            "keys": self.keys,
         }
+
+    def new_key(self, key: str) -> str:
+        """What a key is then."""
+        if self.keys == "given":
+            return key
+        return hashed_key(key) if self.keys == "hashed" else clean_key(key)
 
     def new_name(self, name: str) -> str | None:
         """What a field is called then; None for one that goes."""
@@ -113,12 +120,12 @@ class Changes:
         names = self.new_names(sample.fields)
         fields: dict[str, memoryview | bytes] = {new: data[slice(*sample.fields[old])] for new, old in names.items()}
         key = sample.key
-        if self.hashed:
+        if self.keys != "given":
             try:
                 fields["json"] = add_facts(bytes(fields.get("json", b"{}")), {"key": key})
             except ValueError as err:
                 raise ValueError(f"its json: {err}") from err
-            key = hashed_key(key)
+            key = self.new_key(key)
         try:
             check_member_name(key, max(fields, key=len))
         except KeyRuleError as err:
@@ -162,10 +169,10 @@ def make_changes(
     Raises:
         PackError: One of them is wrong.
     """
-    check_word("keys", keys, ("given", "hashed"))
+    check_word("keys", keys, ("given", "clean", "hashed"))
     kept = None if keep is None else _parse_names("keep", keep)
     dropped = frozenset() if drop is None else _parse_names("drop", drop)
-    return Changes(kept, dropped, _parse_rename(rename), keys == "hashed")
+    return Changes(kept, dropped, _parse_rename(rename), keys)
 
 
 def _parts(texts: str | Sequence[str]) -> list[str]:

@@ -65,6 +65,7 @@ class Scanned:
         num_samples: Samples in it.
         gone: Of these, those that do not stay.
         num_ignored: Members that belong to no sample.
+        num_cleaned: Samples whose keys were changed, by `keys="clean"`.
         fields: Names of all fields of its samples.
         starts: Where each sample that stays starts.
         spans: How long it is there.
@@ -79,6 +80,7 @@ class Scanned:
     num_samples: int
     gone: Gone
     num_ignored: int
+    num_cleaned: int
     fields: frozenset[str]
     starts: Blocks
     spans: Blocks
@@ -129,7 +131,9 @@ def scan_source(job: ScanJob) -> Scanned:
         file.close()
     columns = _Part(*(np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True)))
     path = SourcePath.of(job.path, identity)
-    return Scanned(path, len(offsets) - 1, scan.gone, scan.num_ignored, frozenset(scan.fields), *columns)
+    return Scanned(
+        path, len(offsets) - 1, scan.gone, scan.num_ignored, scan.num_cleaned, frozenset(scan.fields), *columns
+    )
 
 
 def _offsets_of(job: ScanJob) -> tuple[Ints, int]:
@@ -189,6 +193,7 @@ class _Scan:
         self.job = job
         self.file = file
         self.num_ignored = num_ignored
+        self.num_cleaned = 0
         self.fields: set[str] = set()
         self.gone = Gone()
         self._memory = np.empty(BATCH_BYTES, dtype=np.uint8)
@@ -212,6 +217,7 @@ class _Scan:
         if self.job.changes is None:
             return _NOTHING._replace(starts=places[0], spans=places[1], numbers=number + np.flatnonzero(keep))
         sizes, hashes, copied = batch.become(self.job.changes, keep)
+        self.num_cleaned += batch.num_cleaned
         draws = batch.draws(self.job.changes, keep) if self.job.has_draws else _NO_WORDS
         return _Part(*places, _blocks(sizes[keep]), hashes[keep], copied[keep], _NOTHING.numbers, draws)
 

@@ -75,7 +75,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.num_samples = 0
-        self.num_ignored = 0
+        self.num_ignored = self.num_cleaned = 0
         self.gone = Gone()
         self._fields: set[str] = set()
 
@@ -84,6 +84,7 @@ class Seen:
         for scan in scans:
             self.num_samples += scan.num_samples
             self.num_ignored += scan.num_ignored
+            self.num_cleaned += scan.num_cleaned
             self.gone += scan.gone
             self._fields |= scan.fields
             yield scan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.keys import find_repeated, hashed_key, is_among
+from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.dataset.samples import read_span
 from wdskit.errors import PackError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.row import Row
 from wdskit.packing.samples.changes import Changes, find_fields
-from wdskit.packing.samples.headers import Bools, Ints, Words
+from wdskit.packing.samples.headers import Bools, Ints, Words, hash_keys
 from wdskit.packing.samples.read import SourcePath, open_path
 from wdskit.packing.samples.scan import Scanned
 from wdskit.tar.walk import Span
@@ -63,6 +64,7 @@ class Samples:
 
     Attributes:
         blocks: Blocks of 512 bytes that each takes in its shard.
+        hashes: 64 bits of each key as it becomes.
         draws: What decides the split of each; empty unless that was asked for.
     """
 
@@ -80,8 +82,8 @@ class Samples:
             columns.append({**vars(scan), "source": number}, len(scan.starts))
         self._changes = changes
         self._sources = paths
-        self._hashes = columns.take("hashes")
-        self._check = self._hashes.view("<u4")[::2]
+        self.hashes = columns.take("hashes")
+        self._check = self.hashes.view("<u4")[::2]
         self.draws = np.concatenate(draws) if draws else np.zeros(0, np.uint64)
         self._source, self._start, self._span = map(columns.take, ("source", "starts", "spans"))
         self.blocks = columns.take("sizes")
@@ -125,12 +127,20 @@ class Samples:
             raise PackError(f"{path}, byte {start}: {err}. It changed while it was read; start again.") from err
         finally:
             file.close()
-        return Row(hashed_key(key) if self._changes.hashed else key, (), self.where(number))
+        return Row(self._changes.new_key(key), (), self.where(number))
 
     def forget_hashes(self) -> None:
         """Keep half of each, which tells a sample when it is copied, and forget the draws."""
         self._check = self._check.copy()
-        self._hashes = self.draws = np.zeros(0, np.uint64)
+        self.hashes = self.draws = np.zeros(0, np.uint64)
+
+    def hash_keys(self, keys: Iterable[str]) -> Words:
+        """64 bits of each key, as in `hashes`."""
+        keys = iter(keys)
+        parts = [np.zeros(0, np.uint64)]
+        while chunk := [*itertools.islice(keys, _LEAST)]:
+            parts.append(hash_keys([key.encode() for key in chunk]))
+        return np.concatenate(parts)
 
     def unique(self, *, first_of_key: bool) -> Ints | None:
         """The numbers of the samples to pack, None for all, each key once.
@@ -143,7 +153,7 @@ class Samples:
         """
         known: dict[str, int] = {}
         is_later = np.zeros(len(self), np.bool_)
-        for number in np.flatnonzero(is_among(self._hashes, find_repeated(self._hashes))).tolist():
+        for number in np.flatnonzero(is_among(self.hashes, find_repeated(self.hashes))).tolist():
             key = self[number].key  # equal hashes are only a hint
             first = known.setdefault(key, number)
             if first != number and not first_of_key:
