@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from wdskit.loader.plan import plan
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import finish_pack, pack
+    from wdskit.packing.options import PackOptions, ReshardOptions
     from wdskit.packing.reshard import ReshardResult, reshard
     from wdskit.packing.select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
@@ -70,12 +71,14 @@ __all__ = [
     "LocalShard",
     "MemberRow",
     "PackError",
+    "PackOptions",
     "Pipeline",
     "PipelineError",
     "Problem",
     "Ragged",
     "RankError",
     "RepairResult",
+    "ReshardOptions",
     "ReshardResult",
     "RowError",
     "SampleError",
@@ -145,6 +148,8 @@ _HOMES = {
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "finish_pack": "wdskit.packing.api",
+    "PackOptions": "wdskit.packing.options",
+    "ReshardOptions": "wdskit.packing.options",
     "reshard": "wdskit.packing.reshard",
     "SelectResult": "wdskit.packing.select",
     "select": "wdskit.packing.select",

@@ -28,7 +28,8 @@ from shards import bytes_in, samples_in
 
 from wdskit.cli import app
 from wdskit.cli.console import _rates
-from wdskit.cli.pack import parse_size
+from wdskit.errors import PackError
+from wdskit.packing.options import parse_size
 from wdskit.packing.row import Progress
 
 RUN = [sys.executable, "-c", "from wdskit.cli import main; main()"]
@@ -191,7 +192,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
         (["photos", "table.parquet"], 1, "table.parquet: this is a file, not a folder to pack into."),
         (["photos", "photos/out"], 1, "photos/out: it lies in the source photos, and would be a part of it"),
-        (["photos", "out", "--max-bytes", "lots"], 2, "'lots' is no size"),
+        (["photos", "out", "--max-bytes", "lots"], 1, "'lots' is no size"),
         (["photos", "out", "--max-bytes", "3kB"], 1, "its shard would have 4608 bytes, over max_bytes 3000"),
         (["photos", "out", "--max-bytes", "1"], 1, "max_bytes: 1 is too small"),
         (["photos", "out", "--max-samples", "0"], 2, "Invalid value for '--max-samples'"),
@@ -202,7 +203,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--workers", "0"], 2, "Invalid value for '--workers'"),
         (["photos", "out", "--pattern", "a.tar"], 1, "pattern: 'a.tar' must be a file name with one %0Nd"),
         (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
-        (["photos", "out", "--keys", "random"], 1, "keys: 'random' is none of 'given', 'clean' and 'hashed'."),
+        (["photos", "out", "--keys", "random"], 1, "keys: 'random' is none of 'given', 'clean', 'hashed'."),
         (["photos", "out", "--append"], 1, "append: it has no index"),
         (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a table of text or a Parq"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
@@ -280,7 +281,7 @@ def test_packing_twice_has_nothing_to_do_and_another_way_is_refused(run, photos)
         (
             "out: this folder is packed and indexed already, and that run was another one:\n"
             "  shuffle was None and is 1.\n"
-            "  Pack into another folder, add to it with --append, or replace it with --overwrite."
+            "  Write to another folder, add to it with --append, or replace it with --overwrite."
         ),
     )
 
@@ -355,16 +356,16 @@ OPTIONS = {
     "--keys": ("photos out --keys hashed", lambda: all(key.isalnum() for key in keys_in("out"))),
     "--append": ("c.jsonl there --append --allow-no-image", lambda: keys_in("there") == ["x", "row-000000000"]),
     "--from": ("list out --from list", lambda: keys_in("out") == ["photos/dog/0000"]),
-    "--side-cars": ("photos out --side-cars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
+    "--sidecars": ("photos out --sidecars txt", lambda: fields_in("out") == {"cls", "jpg", "json", "txt"}),
     "--files": ("photos out --files txt", lambda: fields_in("out") == {"cls", "json", "txt"}),
     "--field": ("b.jsonl out --field txt=id --field jpg=photo", lambda: fields_in("out") == {"jpg", "json", "txt"}),
     "--images": ("coco.json out --images photos", lambda: keys_in("out") == ["cat/0001"]),
     "--classes": ("photos out --classes names.txt", lambda: samples_in(Path("out"))["cat/0000"]["cls"] == b"1"),
     "--image-column": ("b.jsonl out --image-column photo", lambda: fields_in("out") == {"jpg", "json"}),
     "--allow-no-image": ("c.jsonl out --allow-no-image", lambda: fields_in("out") == {"json"}),
-    "--also": ("photos out --also timm", lambda: Path("out/_info.json").exists()),
+    "--export": ("photos out --export timm", lambda: Path("out/_info.json").exists()),
     "--split-name": (
-        "photos out --also timm --split-name x",
+        "photos out --export timm --split-name x",
         lambda: "x" in json.loads(Path("out/_info.json").read_bytes())["splits"],
     ),
     "--key-column": ("c.jsonl out --key-column id --allow-no-image", lambda: keys_in("out") == ["w"]),
@@ -378,8 +379,8 @@ OPTIONS = {
     "--background": ("clear.csv out --format jpg --background white", lambda: fields_in("out") == {"jpg", "json"}),
     "--image-fields": ("photos out --resize 4 --image-fields jpg", lambda: sizes_in("out") == {(6, 4)}),
     "--derive": ("photos out --derive width", lambda: b'"width":12' in samples_in(Path("out"))["cat/0000"]["json"]),
-    "--require": ("photos out --side-cars txt --require txt --skip-bad", lambda: keys_in("out") == ["dog/0000"]),
-    "--missing": ("photos out --side-cars txt --require txt --missing skip", lambda: keys_in("out") == ["dog/0000"]),
+    "--require": ("photos out --sidecars txt --require txt --skip-bad", lambda: keys_in("out") == ["dog/0000"]),
+    "--missing": ("photos out --sidecars txt --require txt --missing skip", lambda: keys_in("out") == ["dog/0000"]),
     "--duplicates": ("twice.csv out --duplicates drop", lambda: keys_in("out") == ["a"]),
     "--max-pixels": ("cut.csv out --validate none --resize 8 --max-pixels 96", lambda: keys_in("out") == ["cut"]),
     "--threads": ("photos out --resize 4 --threads 2", lambda: len(keys_in("out")) == 3),
@@ -438,7 +439,7 @@ def test_sizes_are_read_as_people_write_them(text, num_bytes):
 
 @pytest.mark.parametrize("text", ["", "MB", "-1", "0", "nan", "inf", "1e15", "1 TB", "1MBps", "1 2", "1,5GB", "0x10"])
 def test_other_sizes_are_refused(text):
-    with pytest.raises(typer.BadParameter, match="is no size"):
+    with pytest.raises(PackError, match="is no size"):
         parse_size(text)
 
 
@@ -446,7 +447,7 @@ def test_other_sizes_are_refused(text):
 def test_any_other_text_is_no_size(text):
     try:
         assert 0 <= parse_size(text) < 10**15
-    except typer.BadParameter as err:
+    except PackError as err:
         assert "is no size" in str(err)  # noqa: PT017 (text that is a size is fine)
 
 

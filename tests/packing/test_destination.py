@@ -272,7 +272,7 @@ def test_added_classes_must_be_the_same(tmp_path):
 def test_classes_that_are_no_json_are_an_error(tmp_path, text):
     pack(numbered(0, 1), tmp_path / "out")
     (tmp_path / "out" / "classes.json").write_text(text)
-    with pytest.raises(PackError, match=r"classes.json: it is no JSON"):
+    with pytest.raises(FolderIndexError, match=r"classes.json: it is no JSON"):
         pack(numbered(1, 2), tmp_path / "out", append=True)
 
 

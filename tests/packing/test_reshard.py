@@ -25,6 +25,7 @@ from wdskit import FolderIndexError, PackError, RowError, SelectionError, ShardE
 from wdskit.dataset.index import read_index
 from wdskit.dataset.keys import hashed_key
 from wdskit.packing import run as packing_run
+from wdskit.packing.options import ReshardOptions
 from wdskit.packing.reshard import ReshardResult
 from wdskit.packing.samples import fill, headers, read, scan
 from wdskit.packing.samples.choice import Choice, make_choice
@@ -616,3 +617,42 @@ def test_what_goes_in_comes_out_or_is_accounted_for(tmp_path_factory, data, piec
         stays = choice.threshold is None or choice.draw(key) < choice.threshold
         stays &= wanted is None or eval(wanted, {"key": key, "fields": fields, "len": len})
         assert (key in found) == stays
+
+
+def test_samples_are_added_as_pack_adds_them(tmp_path):
+    samples = make_samples(60)
+    keys = sorted(samples)
+    first, more = ({key: samples[key] for key in part} for part in (keys[:35], keys[35:]))
+    one, two = pack_samples(first, tmp_path / "one", max_samples=8), pack_samples(more, tmp_path / "two", max_samples=9)
+    pack_samples(first, tmp_path / "packed", max_samples=10)
+    reshard(one, tmp_path / "out", max_samples=10)
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
+    pack_samples(more, tmp_path / "packed", max_samples=7, append=True)
+    result = reshard(two, tmp_path / "out", max_samples=7, append=True)
+    assert result.entries[0].name == "p-004.tar"
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
+    assert reshard(two, tmp_path / "out", max_samples=7, append=True).was_done
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
+    with pytest.raises(RowError, match=rf"its key '{keys[8]}' is in .*out already"):
+        reshard(one / "*1.tar", tmp_path / "out", append=True)
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
+
+
+@pytest.mark.parametrize("keys", ["clean", "hashed"])
+def test_keys_are_replaced_as_pack_replaces_them(tmp_path, keys):
+    odd = {"a b/c-1": {"json": b'{"n": 1}', "txt": b"x"}, "\u00e9": {"txt": b"y"}, "fine": {"txt": b"z"}}
+    shard = write_shard(tmp_path / "in.tar", odd)
+    pack(str(shard), tmp_path / "packed", pattern=PATTERN, keys=keys)
+    result = reshard(shard, tmp_path / "out", keys=keys)
+    assert result.num_cleaned == (2 if keys == "clean" else 0)
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
+
+
+def test_options_come_as_an_object_too(tmp_path):
+    source = pack_samples(make_samples(20), tmp_path / "in", max_samples=8)
+    options = ReshardOptions(max_samples=5, shuffle=3, pattern=PATTERN)
+    reshard(source, tmp_path / "one", max_samples=5, shuffle=3)
+    wdskit.reshard(str(source), tmp_path / "two", options=options)
+    assert bytes_in(tmp_path / "one") == bytes_in(tmp_path / "two")
+    with pytest.raises(PackError, match="options and shuffle do not go together"):
+        wdskit.reshard(str(source), tmp_path / "three", options=options, shuffle=1)

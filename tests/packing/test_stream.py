@@ -25,6 +25,7 @@ from shards import bytes_in, samples_in
 from wdskit import PackError, RowError, pack
 from wdskit.dataset.keys import SortedRuns
 from wdskit.files import DRAFT_SUFFIX
+from wdskit.packing import store
 from wdskit.packing import stream as streamed_keys
 from wdskit.packing.row import Row
 from wdskit.packing.stream import StreamedKeys
@@ -89,7 +90,8 @@ def test_of_several_keys_that_come_twice_the_first_is_told(tmp_path):
 
 @pytest.mark.usefixtures("_few")
 def test_keys_whose_hashes_are_equal_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr(streamed_keys, "hash", len, raising=False)
+    for module in (streamed_keys, store):
+        monkeypatch.setattr(module, "hash", len, raising=False)
     keys = [f"{number:02d}" for number in range(20)]
     pack(iter(rows_of(keys)), tmp_path / "out", max_samples=4, **OPTIONS)
     assert list(samples_in(tmp_path / "out")) == keys
@@ -110,6 +112,7 @@ def test_any_keys_in_any_shards_are_judged_as_a_dict_would(keys, batch, shard_ro
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(streamed_keys, "_BATCH_KEYS", batch),
         mock.patch.object(streamed_keys, "hash", len if clash else hash, create=True),
+        mock.patch.object(store, "hash", len if clash else hash, create=True),
     ):
         with StreamedKeys(lambda: Path(folder), disk=HastyDisk()) as seen:
             try:
@@ -128,8 +131,8 @@ def test_any_keys_in_any_shards_are_judged_as_a_dict_would(keys, batch, shard_ro
 @pytest.mark.parametrize("clash", [False, True])
 def test_keys_of_an_addition_are_compared_with_those_that_are_there(tmp_path, monkeypatch, clash):
     if clash:
-        monkeypatch.setattr(streamed_keys, "hash", len, raising=False)
-        monkeypatch.setattr("wdskit.packing.destination.hash", len, raising=False)
+        for module in (streamed_keys, store):
+            monkeypatch.setattr(module, "hash", len, raising=False)
     pack(rows_of("pqrstuv"), tmp_path / "out", **OPTIONS)
     before = bytes_in(tmp_path / "out")
     for keys in ("aq", "abcdefv", "abcdeq"):

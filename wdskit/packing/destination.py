@@ -120,7 +120,7 @@ class Destination:
     @property
     def exports(self) -> Exports:
         """What is kept beside the shards that stay, for other readers."""
-        return self.index.also if self.index is not None and self.append else NO_EXPORTS
+        return self.index.exports if self.index is not None and self.append else NO_EXPORTS
 
     def exports_with(self, kinds: Sequence[str], split_name: str) -> Exports:
         """What is to be kept beside all shards: these kinds, and what is kept already.
@@ -196,7 +196,7 @@ class Destination:
         """
         known: set[str] = set()
         if self.index is not None:
-            known = {name for entry in self.index.entries for name in shard_files(entry.name, self.index.also)}
+            known = {name for entry in self.index.entries for name in shard_files(entry.name, self.index.exports)}
         for shard in () if self.is_done else shards:
             for name in shard_files(shard.name, exports):
                 if (self.folder / name).exists() and not (self.replaces and name in known):

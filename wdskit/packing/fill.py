@@ -110,7 +110,7 @@ def fill_shard(
         )
         if record:
             before = NO_EXPORTS if job.sha256 is None else job.exports
-            export_shard(job.path, record, also=job.exports, before=before, disk=disk)
+            export_shard(job.path, record, exports=job.exports, before=before, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
     return entry

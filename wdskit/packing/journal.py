@@ -134,10 +134,10 @@ def _export(
 ) -> Iterable[str]:
     """Write the files of all shards for other readers into the staging folder, and give their names."""
     disk = staging.disk
-    kinds, earlier = (before.also, before.entries) if before is not None else (NO_EXPORTS, ())
+    kinds, earlier = (before.exports, before.entries) if before is not None else (NO_EXPORTS, ())
     # What is replaced goes before they come, so nothing of it is in the way.
     folder = staging.path if replaces else staging.folder
-    for name, data in folder_files(folder, entries, also=exports, before=kinds, earlier=earlier):
+    for name, data in folder_files(folder, entries, exports=exports, before=kinds, earlier=earlier):
         if (staging.path / name).parent != staging.path:
             make_folders((staging.path / name).parent, disk=disk)
         publish_bytes(staging.path / name, data, disk=disk)
@@ -149,8 +149,8 @@ def _files_of(index: FolderIndex) -> Iterable[str]:
     folder = Path(index.folder)
     yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
     for entry in index.entries:
-        yield from shard_files(entry.name, index.also)
-    yield from folder_export_names(index.also.kinds)
+        yield from shard_files(entry.name, index.exports)
+    yield from folder_export_names(index.exports.kinds)
     yield from (selection_path(folder, name).name for name in list_selections(folder))
     yield from LIST_NAMES
 
@@ -172,7 +172,7 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
         _link_all(folder, path, [name for name in journal["come"] if name in shards], disk)
         _link_all(folder, path, [name for name in journal["come"] if name not in shards], disk)
         publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
-        write_index(folder, _with_identities(folder, index.entries), also=index.also, disk=disk)
+        write_index(folder, _with_identities(folder, index.entries), exports=index.exports, disk=disk)
         disk.remove(path / INDEX_NAME)
         disk.fsync_folder(path)  # for good: a journal that came back after a later run would undo that
     else:

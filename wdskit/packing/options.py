@@ -240,7 +240,7 @@ class PackOptions(WriteOptions):
             key_column=self.key_column,
             allow_no_image=self.allow_no_image,
             fields=parse_fields(self.fields),
-            side_cars=self.sidecars,
+            sidecars=self.sidecars,
             files=self.files,
             images=None if self.images is None else os.fspath(self.images),
             classes=None if self.classes is None else find_class_names(self.classes),

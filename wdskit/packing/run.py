@@ -333,7 +333,7 @@ def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> Shard
         raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Give the options that it was packed with.")
     entry = index.by_name[name]
     count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
-    job = dataclasses.replace(jobs.into(target.folder)[only], sha256=entry.sha256, exports=index.also)
+    job = dataclasses.replace(jobs.into(target.folder)[only], sha256=entry.sha256, exports=index.exports)
     fill_shard(job, disk=work.disk, on_sample=count)
     return entry
 
