@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from array import array
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, overload
+from typing import Any, NamedTuple, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.index import NO_EXPORTS, Exports
+from wdskit.dataset.index import Exports
 from wdskit.errors import PackError, RowError
 from wdskit.order.keys import permutation
 from wdskit.packing.duplicates import Digests, find_duplicates, look_at_rows
@@ -28,8 +27,6 @@ from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.shards.shares import SPLIT_SEED, Shares, choose_splits, draws_of, make_draw
 
 _TELL_ROWS = 1000
-
-T = TypeVar("T")
 
 
 class Store(Protocol):
@@ -83,8 +80,8 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Jobs(Sequence[ShardJob]):
-    """The shards to fill, in order; each is made when it is asked for, as its rows take memory.
+class Jobs:
+    """The shards to fill, in order.
 
     Attributes:
         store: All rows.
@@ -94,39 +91,31 @@ class Jobs(Sequence[ShardJob]):
         exports: What is kept beside them for other readers.
         transforms: What happens to their samples.
         threads: So many samples of a shard at a time.
-        folder: Where they are written; `into` says so.
     """
 
     store: Store
     order: Ints | None
     spans: Sequence[Span]
     series: Sequence[Series]
-    exports: Exports = NO_EXPORTS
-    transforms: Transforms = UNTOUCHED
-    threads: int = 1
-    folder: Path = Path()
-
-    def into(self, folder: Path) -> Jobs:
-        """The same, written to a folder."""
-        return dataclasses.replace(self, folder=folder)
+    exports: Exports
+    transforms: Transforms
+    threads: int
 
     def __len__(self) -> int:
         """Number of shards."""
         return len(self.spans)
 
-    @overload
-    def __getitem__(self, number: int) -> ShardJob: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[ShardJob]: ...
-
-    def __getitem__(self, number: int | slice) -> ShardJob | Sequence[ShardJob]:
-        """One job, or several."""
-        if isinstance(number, slice):
-            return [self[at] for at in range(len(self))[number]]
+    def job(self, number: int, folder: Path) -> ShardJob:
+        """What fills one shard in a folder."""
         span = self.spans[number]
-        told = span.num_bytes, self.exports, self.transforms, self.threads
-        return ShardJob(self.folder / self.name(number), self._rows(span), *told)
+        return ShardJob(
+            path=folder / self.name(number),
+            rows=self.store.take(_places(self.order, span.start, span.stop)),
+            num_bytes=span.num_bytes,
+            exports=self.exports,
+            transforms=self.transforms,
+            threads=self.threads,
+        )
 
     def name(self, number: int) -> str:
         """File name of one shard."""
@@ -135,9 +124,6 @@ class Jobs(Sequence[ShardJob]):
                 return names[first + number]
             number -= length
         raise IndexError(number)
-
-    def _rows(self, span: Span) -> Rows | SampleRows:
-        return self.store.take(_places(self.order, span.start, span.stop))
 
     def plan(self) -> PackPlan:
         """What is going to be written."""
@@ -158,27 +144,28 @@ class Jobs(Sequence[ShardJob]):
 
 
 @dataclass(frozen=True)
-class Chosen(Sequence[T]):
-    """Some of the shards to fill, by their numbers."""
+class LazyJobs(Sequence[ShardJob]):
+    """Some of the shards to fill, each made when it is asked for, as its rows take memory."""
 
-    jobs: Sequence[T]
+    jobs: Jobs
     numbers: Sequence[int]
+    folder: Path
 
     def __len__(self) -> int:
         """Number of shards."""
         return len(self.numbers)
 
     @overload
-    def __getitem__(self, number: int) -> T: ...
+    def __getitem__(self, at: int) -> ShardJob: ...
 
     @overload
-    def __getitem__(self, number: slice) -> Sequence[T]: ...
+    def __getitem__(self, at: slice) -> Sequence[ShardJob]: ...
 
-    def __getitem__(self, number: int | slice) -> T | Sequence[T]:
+    def __getitem__(self, at: int | slice) -> ShardJob | Sequence[ShardJob]:
         """One job, or several."""
-        if isinstance(number, slice):
-            return [self.jobs[each] for each in self.numbers[number]]
-        return self.jobs[self.numbers[number]]
+        if isinstance(at, slice):
+            return [self.jobs.job(number, self.folder) for number in self.numbers[at]]
+        return self.jobs.job(self.numbers[at], self.folder)
 
 
 def _places(order: Ints | None, start: int, stop: int) -> Ints:

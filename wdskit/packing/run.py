@@ -25,23 +25,14 @@ from wdskit.packing.destination import (
     refuse_other_options,
 )
 from wdskit.packing.fill import Count, ShardJob, fill_shard
-from wdskit.packing.journal import (
-    indexed_already,
-    publish_run,
-    remove_finished,
-)
+from wdskit.packing.journal import indexed_already, publish_run, remove_finished
 from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Names, PlannedShard, Span, names_of_all
-from wdskit.packing.planning import Chosen, Jobs, Series, Splitter, Store, divide_rows, divide_splits, read_rows
+from wdskit.packing.planning import Jobs, LazyJobs, Series, Splitter, Store, divide_rows, divide_splits, read_rows
 from wdskit.packing.ray import fill_on_ray
 from wdskit.packing.row import Tell
 from wdskit.packing.sources import Source
-from wdskit.packing.staging import (
-    RunDescription,
-    Staging,
-    differences,
-    open_staging,
-)
+from wdskit.packing.staging import RunDescription, Staging, differences, open_staging
 from wdskit.packing.store import Ints, Spool, digest_blocks
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
@@ -206,17 +197,14 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
 
 
 def lists_of(work: Work, target: Destination, plan: Plan) -> Mapping[str, bytes]:
-    """The files of all shards together, by name."""
+    """The files of all shards together, by name. What is added to has the same classes already."""
     if plan.lists is None:
         return target.lists(work.found)
-    return {} if target.append else plan.lists  # which has the same classes
+    return {} if target.append else plan.lists
 
 
 def resolve_last_run(
-    target: Destination,
-    run: RunDescription,
-    where_of: Callable[[int], str],
-    options: WriteOptions,
+    target: Destination, run: RunDescription, where_of: Callable[[int], str], options: WriteOptions
 ) -> Destination:
     """The destination; `is_done` where the run that made its index is this one.
 
@@ -282,7 +270,7 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
     count = Count(work.tell, (sum(span.stop - span.start for span in spans), total_bytes))
 
     def fill(chosen: Sequence[int]) -> Generator[ShardEntry, None, None]:
-        return fill_jobs(Chosen(jobs.into(staging.path), [numbers[at] for at in chosen]), staging, options, count)
+        return fill_jobs(LazyJobs(jobs, [numbers[at] for at in chosen], staging.path), staging, options, count)
 
     entries = fill_rest([jobs.name(number) for number in numbers], staging, count, fill)
     with raised_as_pack_errors(work.folder):
@@ -295,11 +283,7 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
 
 
 def publish_all(
-    target: Destination,
-    staging: Staging,
-    entries: Sequence[ShardEntry],
-    lists: Mapping[str, bytes],
-    exports: Exports,
+    target: Destination, staging: Staging, entries: Sequence[ShardEntry], lists: Mapping[str, bytes], exports: Exports
 ) -> None:
     """Publish filled shards, once more compared with what stands in the folder now."""
     shards = [PlannedShard(entry.name, entry.num_samples, entry.num_bytes) for entry in entries]
@@ -333,7 +317,7 @@ def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> Shard
         raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Give the options that it was packed with.")
     entry = index.by_name[name]
     count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
-    job = dataclasses.replace(jobs.into(target.folder)[only], sha256=entry.sha256, exports=index.exports)
+    job = dataclasses.replace(jobs.job(only, target.folder), sha256=entry.sha256, exports=index.exports)
     fill_shard(job, disk=work.disk, on_sample=count)
     return entry
 
