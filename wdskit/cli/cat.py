@@ -9,10 +9,8 @@ import typer
 
 
 def cat_command(
-    shard: Annotated[str, typer.Argument(metavar="SHARD", help="A shard, local or http(s).", show_default=False)],
-    name: Annotated[
-        str, typer.Argument(metavar="KEY.FIELD", help="As in `wdskit ls`: photos/cat/000003.json.", show_default=False)
-    ],
+    shard: Annotated[str, typer.Argument(metavar="SHARD", help="A shard, local or http(s).")],
+    name: Annotated[str, typer.Argument(metavar="KEY.FIELD", help="As in `wdskit ls`: photos/cat/000003.json.")],
 ) -> None:
     """Write one field of one sample to stdout, byte for byte.
 

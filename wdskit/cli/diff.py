@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def diff_command(
-    a: Annotated[str, typer.Argument(metavar="A", help="A shard, a folder, or a pattern.", show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    a: Annotated[str, typer.Argument(metavar="A", help="A shard, a folder, or a pattern.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Most lines of each kind.")] = 100,
     json: JsonOption = False,
 ) -> None:

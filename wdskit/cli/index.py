@@ -12,15 +12,11 @@ from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
 
 
 def index_command(
-    folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.", show_default=False)
-    ],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.")],
     also: Annotated[
         str | None,
         typer.Option(
-            metavar="KINDS",
-            help="Keep files for other readers too: wids,open_clip,timm,energon,dali; or none.",
-            show_default=False,
+            metavar="KINDS", help="Keep files for other readers too: wids,open_clip,timm,energon,dali; or none."
         ),
     ] = None,
     split_name: SplitNameOption = "",

@@ -48,9 +48,7 @@ def _member_document(row: MemberRow) -> dict[str, object]:
 
 def ls_command(
     path: PathArgument,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Stop after so many lines.", show_default=False)
-    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after so many lines.")] = None,
     members: Annotated[bool, typer.Option("--members", help="List a shard's raw tar members.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:

@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 
 def split_command(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder with its index.", show_default=False)],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder with its index.")],
     shares: Annotated[
         str,
-        typer.Argument(
-            metavar="SHARES", help="Names and shares that add up to 1: train=0.8,val=0.1,test=0.1", show_default=False
-        ),
+        typer.Argument(metavar="SHARES", help="Names and shares that add up to 1: train=0.8,val=0.1,test=0.1"),
     ],
     by: Annotated[
         str,
@@ -43,11 +41,7 @@ def split_command(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Another seed gives another split.")] = 0,
     missing: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The split for samples without that value. Default: they are an error.",
-            show_default=False,
-        ),
+        typer.Option(metavar="NAME", help="The split for samples without that value. Default: they are an error."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace splits that were made otherwise.")] = False,
     workers: ReadersOption = None,

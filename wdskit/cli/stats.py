@@ -35,13 +35,13 @@ def stats_command(
     path: PathArgument,
     sample: Annotated[
         str | None,
-        typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.", show_default=False),
+        typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%."),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share, and the thumbnails.")] = 0,
     digests: Annotated[bool, typer.Option("--digests", help="Find images that are the same bytes.")] = False,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too.", show_default=False),
+        typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too."),
     ] = None,
     workers: ReadersOption = None,
     json: JsonOption = False,

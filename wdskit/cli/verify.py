@@ -44,31 +44,26 @@ def verify_command(
     ] = "structure",
     sample: Annotated[
         str | None,
-        typer.Option(
-            metavar="SHARE", help="Check the images of this share of the samples only: 1%.", show_default=False
-        ),
+        typer.Option(metavar="SHARE", help="Check the images of this share of the samples only: 1%."),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.")] = 0,
     readers: Annotated[
         str | None,
         typer.Option(
-            "--for",
-            metavar="NAMES",
-            help="Judge for other readers: hf,dali,energon,wids,open_clip,timm, or all.",
-            show_default=False,
+            "--for", metavar="NAMES", help="Judge for other readers: hf,dali,energon,wids,open_clip,timm, or all."
         ),
     ] = None,
     world_size: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?", show_default=False),
+        typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?"),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank.", show_default=False),
+        typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank."),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs.", show_default=False),
+        typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
