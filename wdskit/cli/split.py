@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,18 +11,13 @@ from wdskit.cli.console import (
     by_name,
     escape,
     format_count,
-    make_console,
     numbers_table,
     plural,
     print_json,
+    print_tables,
     show_bytes,
 )
 from wdskit.cli.options import JsonOption, ReadersOption
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from wdskit.shards.split import SplitReport
 
 
 def split_command(
@@ -70,35 +65,24 @@ def split_command(
             progress=show,
         )
     if json:
-        print_json(_to_json(report))
+        document = {"folder": report.folder, "num_samples": report.num_samples, "num_missing": report.num_missing}
+        print_json({**document, "splits": by_name(report.parts), "recipe": report.recipe})
         return
     seconds = time.perf_counter() - start
     print(f"Split {escape(folder)} by {escape(by)}: {plural(report.num_samples, 'sample')} in {seconds:.1f} s.")
     print()
-    make_console().print(_table(report))
+    titles = ["split", "samples", "share", "wanted"]
+    rows = []
+    for part in report.parts:
+        share = part.num_samples / report.num_samples if report.num_samples else 0
+        rows.append([part.name, format_count(part.num_samples), f"{share:.2%}", f"{part.wanted_ratio:.2%}"])
+        if part.num_groups is not None:
+            rows[-1].append(format_count(part.num_groups))
+    if report.parts[0].num_groups is not None:
+        titles.append("groups")
+    print_tables([numbers_table(titles, rows)])
     if report.num_missing:
         print(f"Note: {plural(report.num_missing, 'sample')} without {escape(by)} went to {missing}.")
     for part in report.parts:
         if not part.num_samples:
             print(f"Note: {part.name} has no sample.")
-
-
-def _to_json(report: SplitReport) -> dict[str, object]:
-    return {
-        "folder": report.folder,
-        "num_samples": report.num_samples,
-        "num_missing": report.num_missing,
-        "splits": by_name(report.parts),
-        "recipe": report.recipe,
-    }
-
-
-def _table(report: SplitReport) -> Table:
-    """One split a line."""
-    grouped = report.parts[0].num_groups is not None
-    table = numbers_table("split", "samples", "share", "wanted", *(["groups"] if grouped else []))
-    for part in report.parts:
-        share = part.num_samples / report.num_samples if report.num_samples else 0
-        cells = [part.name, format_count(part.num_samples), f"{share:.2%}", f"{part.wanted_ratio:.2%}"]
-        table.add_row(*cells, *([format_count(part.num_groups)] if part.num_groups is not None else []))
-    return table
