@@ -82,6 +82,9 @@ _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "PPM": PpmImagePlugin.PpmImageFile,
 }
 
+_DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
+_INDEX_MODES = _DEEP_MODES | {"1", "L", "P"}
+_TIFF_BITS, _TIFF_KIND = 258, 262  # tags: bits of a sample; whether 0 is white or black, or there is a palette
 _THUMBNAIL_QUALITY = 82
 _BEHIND_TRANSPARENT = (128, 128, 128)
 
@@ -144,8 +147,10 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
             pixel.
     """
     image = open_pillow(data, max_pixels=max_pixels)
-    name, mode, largest = image.format or "", image.mode, _largest(data, image)
-    if mode not in _INDEX_MODES or not largest:
+    name, mode, most = image.format or "", image.mode, largest_number(data, image)
+    is_other = name == "PPM" and (most not in {255, 65535} or mode == "1")  # others are spread; in a PBM 1 is black
+    is_other |= name == "TIFF" and mode != "P" and _tags(image).get(_TIFF_KIND) != 1  # 0 may be white
+    if mode not in _INDEX_MODES or is_other:
         raise DecodeError(f"a {name} image of mode {mode} does not store one plain number a pixel. Decode it as `rgb8`")
     pixels: Any = _decode_jpeg(data, "L", max_pixels) if name == "JPEG" else None
     if pixels is None:
@@ -155,31 +160,26 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
     if mode in _DEEP_MODES:
         return np.asarray(pixels, np.int32)
     numbers: NDArray[np.uint8] = pixels.astype(np.uint8, copy=False)
-    if mode == "L" and largest < 255:  # Pillow spreads them over 0 to 255
-        numbers //= 255 // largest
+    if mode == "L" and most < 255:  # Pillow spreads them over 0 to 255
+        numbers //= 255 // most
     return numbers
 
 
-_DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
-_INDEX_MODES = _DEEP_MODES | {"1", "L", "P"}
-_TIFF_BITS, _TIFF_KIND = 258, 262  # tags: bits of a sample; whether 0 is white or black, or there is a palette
-
-
-def _largest(data: Buffer, image: ImageFile) -> int:
-    """The largest number that a pixel of one number may store, before Pillow spreads it; 0 where it is not known."""
-    if image.mode == "P":
-        return 255
+def largest_number(data: Buffer, image: ImageFile) -> int:
+    """The largest number that a channel, or a place in the palette, of an image file may store."""
     if image.format == "PNG":
         return (1 << png_bits(data)) - 1
     if image.format == "TIFF":
-        tags: Any = image.tag_v2  # type: ignore[attr-defined]
-        bits = max(tags.get(_TIFF_BITS, (1,)))
-        return (1 << bits) - 1 if tags.get(_TIFF_KIND) == 1 else 0
-    if image.format == "PPM":
-        arguments = image.tile[0].args if image.tile else ""
-        most = arguments[-1] if isinstance(arguments, tuple) else {"L": 255, "I;16B": 65535}.get(str(arguments), 0)
-        return most if most in {255, 65535} and image.mode != "1" else 0  # others are spread; in a PBM 1 is black
+        return (1 << int(max(_tags(image).get(_TIFF_BITS, (1,))))) - 1
+    if image.format == "PPM" and image.tile:
+        arguments = image.tile[0].args
+        most = arguments[-1] if isinstance(arguments, tuple) else None
+        return most if isinstance(most, int) else 65535 if arguments == "I;16B" else 255
     return 255
+
+
+def _tags(image: ImageFile) -> Any:
+    return image.tag_v2  # type: ignore[attr-defined]  # of TIFF
 
 
 def stores_other_numbers(data: Buffer, *, max_pixels: int) -> str:
@@ -285,23 +285,13 @@ def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, 
     It shows what a training loop gets: EXIF orientation is not applied. Transparency is shown as grey.
 
     Raises:
-        ImageTooLarge: The header promises more than `max_pixels`.
-        DecodeError: The bytes are not one complete image.
+        ImageTooLarge, DecodeError: As `decode_image`.
     """
-    if bytes(data[:2]) == JPEG_START:
-        image: Image.Image = open_pillow(data, max_pixels=max_pixels)
-        size = image.size
-        image.draft("RGB", (2 * side, 2 * side))  # decoded no larger than needed
-        with pillow_errors("JPEG"):
-            image = image.convert("RGB")
-    else:
-        image = decode_image(data, "pilrgba", max_pixels=max_pixels)  # type: ignore[assignment]  # by its spec
-        size = image.size
-        image.thumbnail((side, side))
-        behind = Image.new("RGB", image.size, _BEHIND_TRANSPARENT)
-        behind.paste(image, mask=image.getchannel("A"))
-        image = behind
+    image: Any = decode_image(data, "pilrgba", max_pixels=max_pixels)
+    size = image.size
     image.thumbnail((side, side))
+    thumbnail = Image.new("RGB", image.size, _BEHIND_TRANSPARENT)
+    thumbnail.paste(image, mask=image.getchannel("A"))
     stream = io.BytesIO()
-    image.save(stream, "JPEG", quality=_THUMBNAIL_QUALITY)
+    thumbnail.save(stream, "JPEG", quality=_THUMBNAIL_QUALITY)
     return stream.getvalue(), size

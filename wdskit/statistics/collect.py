@@ -218,6 +218,7 @@ def _samples(file: LocalFile, job: StatsJob, tally: Tally) -> Iterator[tuple[str
         tally.num_samples, tally.num_ignored = reader.num_samples, reader.num_ignored
         return
     path = local_path(job.url)
+    read: Callable[[int], tuple[str, Mapping[str, Payload]]]
     with contextlib.ExitStack() as stack:
         if offsets_path(path).exists():
             shard = stack.enter_context(LocalShard(path, idx_sha256=job.idx_sha256))

@@ -29,9 +29,9 @@ from wdskit.codecs.edit.resize import (
     resize_part,
     turn,
 )
-from wdskit.codecs.images import PillowImage, decode_image, open_pillow, pillow_errors
+from wdskit.codecs.images import PillowImage, decode_image, largest_number, open_pillow, pillow_errors
 from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
-from wdskit.codecs.structure import check_pixels, png_bits, png_chunks
+from wdskit.codecs.structure import check_pixels, png_chunks
 from wdskit.errors import DecodeError
 
 _ALPHA = (2, 4)  # channels
@@ -39,7 +39,6 @@ _GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 _PLAIN = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
 _PLAIN |= {"RGBX": "RGB", "RGBa": "RGBA", "YCbCr": "RGB"}
 _SPACES = {"L": b"GRAY", "LA": b"GRAY", "RGB": b"RGB ", "RGBA": b"RGB ", "CMYK": b"CMYK"}
-_BITS_PER_SAMPLE = 258  # the tag of TIFF
 
 
 class Original(NamedTuple):
@@ -60,24 +59,6 @@ class Original(NamedTuple):
     exif: bytes
     orientation: int
     icc: bytes
-
-    @property
-    def is_animated(self) -> bool:
-        """Whether it holds several images."""
-        return getattr(self.image, "n_frames", 1) > 1
-
-    @property
-    def has_deep_colour(self) -> bool:
-        """Whether it has more than 8 bits a channel that Pillow does not give: it does so for grey alone."""
-        if self.image.mode not in _PLAIN:
-            return False
-        if self.format == "PNG":
-            return png_bits(self.data) > 8
-        if self.format == "TIFF":
-            tags: Any = self.image.tag_v2  # type: ignore[attr-defined]
-            return bool(max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8)
-        arguments = self.image.tile[0].args if self.format == "PPM" and self.image.tile else None
-        return isinstance(arguments, tuple) and isinstance(arguments[-1], int) and arguments[-1] > 255
 
 
 def open_original(data: bytes, *, max_pixels: int) -> Original:
@@ -230,7 +211,7 @@ class Recoding:
 
     def _format(self, original: Original) -> ImageFormat:
         """What an image that has to be encoded is written as."""
-        if original.is_animated:
+        if getattr(original.image, "n_frames", 1) > 1:
             raise DecodeError(f"decode: it is animated ({original.format}); one image is expected")
         fmt = self.format or FORMATS.get(original.format)
         if fmt is None:
@@ -239,7 +220,8 @@ class Recoding:
 
     def _pixels(self, original: Original, fmt: ImageFormat, to: Fit) -> tuple[Pixels, bytes]:
         """The pixels as the format holds them, resized, and their colour profile."""
-        if fmt == "png" and original.has_deep_colour:
+        # Of grey alone Pillow gives more than 8 bits.
+        if fmt == "png" and original.image.mode in _PLAIN and largest_number(original.data, original.image) > 255:
             raise DecodeError("convert: more than 8 bits a channel of colour are not kept. Write jpg or webp: --format")
         with _stage("decode"):
             pixels, icc, step = decode_original(original, step=choose_step(to), max_pixels=self.max_pixels)
