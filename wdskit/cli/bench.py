@@ -29,25 +29,18 @@ if TYPE_CHECKING:
 def bench_command(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.")],
     pipeline: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which pipeline; needed where there are several."),
+        str | None, typer.Option(metavar="NAME", help="Which pipeline; needed where there are several.")
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable."),
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable.")
     ] = None,
     plugins: Plugins = None,
     workers: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="Worker processes to try. Default: what suits the CPUs."),
+        str | None, typer.Option(metavar="N,N", help="Worker processes to try. Default: what suits the CPUs.")
     ] = None,
-    threads: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="Threads to try with each of them."),
-    ] = None,
+    threads: Annotated[str | None, typer.Option(metavar="N,N", help="Threads to try with each of them.")] = None,
     world_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1."),
+        int | None, typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1.")
     ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each is made, in turns.")] = 3,

@@ -30,8 +30,7 @@ NUM_CLASSES_SHOWN = 8
 
 
 def info_command(
-    path: PathArgument,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    path: PathArgument, json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
     """Show what a shard or a folder of shards holds.
 

@@ -28,29 +28,22 @@ if TYPE_CHECKING:
 def plan_command(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.")],
     pipeline: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which pipeline; needed where there are several."),
+        str | None, typer.Option(metavar="NAME", help="Which pipeline; needed where there are several.")
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable."),
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable.")
     ] = None,
     world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks.")] = 1,
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, help="Worker processes of a rank. Default: the configuration's."),
+        int | None, typer.Option(metavar="N", min=0, help="Worker processes of a rank. Default: the configuration's.")
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.")] = 8,
     epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.")] = 0,
     quality: Annotated[bool, typer.Option("--quality", help="Tell how far batches are from a uniform draw.")] = False,
     classes: Annotated[
-        int | None,
-        typer.Option(metavar="K", min=1, help="Classes for it. Default: those of classes.json, or 1000."),
+        int | None, typer.Option(metavar="K", min=1, help="Classes for it. Default: those of classes.json, or 1000.")
     ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw what ranks read, as .png or .svg."),
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw what ranks read, as .png or .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Tell the steps of a run and what its ranks read.

@@ -17,8 +17,7 @@ def repair_command(
     path: PathArgument,
     to: EmptyFolderOption,
     images: Annotated[
-        str,
-        typer.Option(metavar="none|structure|decode", help="A sample with an image that fails this check is lost."),
+        str, typer.Option(metavar="none|structure|decode", help="A sample with an image that fails this check is lost.")
     ] = "structure",
     json: JsonOption = False,
 ) -> None:

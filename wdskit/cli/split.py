@@ -23,8 +23,7 @@ from wdskit.cli.options import JsonOption, ReadersOption
 def split_command(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder with its index.")],
     shares: Annotated[
-        str,
-        typer.Argument(metavar="SHARES", help="Names and shares that add up to 1: train=0.8,val=0.1,test=0.1"),
+        str, typer.Argument(metavar="SHARES", help="Names and shares that add up to 1: train=0.8,val=0.1,test=0.1")
     ],
     by: Annotated[
         str,
@@ -55,14 +54,7 @@ def split_command(
     start = time.perf_counter()
     with show_bytes("splitting") as show:
         report = split(
-            folder,
-            shares,
-            by=by,
-            seed=seed,
-            missing=missing,
-            overwrite=overwrite,
-            workers=workers,
-            progress=show,
+            folder, shares, by=by, seed=seed, missing=missing, overwrite=overwrite, workers=workers, progress=show
         )
     if json:
         document = {"folder": report.folder, "num_samples": report.num_samples, "num_missing": report.num_missing}

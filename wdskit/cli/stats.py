@@ -34,14 +34,12 @@ NUM_KEYS_SHOWN = 40
 def stats_command(
     path: PathArgument,
     sample: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%."),
+        str | None, typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share, and the thumbnails.")] = 0,
     digests: Annotated[bool, typer.Option("--digests", help="Find images that are the same bytes.")] = False,
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too."),
+        Path | None, typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too.")
     ] = None,
     workers: ReadersOption = None,
     json: JsonOption = False,

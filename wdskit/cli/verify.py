@@ -43,8 +43,7 @@ def verify_command(
         ),
     ] = "structure",
     sample: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE", help="Check the images of this share of the samples only: 1%."),
+        str | None, typer.Option(metavar="SHARE", help="Check the images of this share of the samples only: 1%.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.")] = 0,
     readers: Annotated[
@@ -54,16 +53,13 @@ def verify_command(
         ),
     ] = None,
     world_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?"),
+        int | None, typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?")
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank."),
+        int | None, typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank.")
     ] = None,
     processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs."),
+        int | None, typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs.")
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -24,7 +24,7 @@ from wdskit.codecs.structure import (
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 
-Check = Callable[[Buffer], None]
+Check = Callable[[Buffer], object]
 ImageLevel = Literal["none", "magic", "structure", "decode"]
 ImageCheck = Literal["none", "structure", "decode"]
 
@@ -117,19 +117,10 @@ def check_image_field(field: str, data: Buffer, level: ImageLevel, *, max_pixels
         decode_image(data, "rgb8", max_pixels=max_pixels)
 
 
-def check_json(field: str, data: Buffer) -> None:
-    """Parse a JSON field as `decode` does.
-
-    Raises:
-        DecodeError: It does not parse.
-    """
-    decode_field(field, data)
-
-
 def field_check(name: str, images: ImageCheck, max_pixels: int) -> Check | None:
     """What looks at the bytes of a field; None where nothing does."""
     if is_json_field(name):
-        return functools.partial(check_json, name)
+        return functools.partial(decode_field, name)
     if images != "none" and is_image_field(name):
         return functools.partial(check_image_field, name, level=images, max_pixels=max_pixels)
     return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import ImageCms
+from PIL import Image, ImageCms
 from PIL.ImageFile import ImageFile
 
 from wdskit.codecs.edit import exif
@@ -21,7 +21,6 @@ from wdskit.codecs.edit.resize import (
     Fit,
     Pixels,
     ResizeMode,
-    Size,
     choose_step,
     fill_value,
     fit,
@@ -29,12 +28,17 @@ from wdskit.codecs.edit.resize import (
     resize_part,
     turn,
 )
-from wdskit.codecs.images import PillowImage, decode_image, largest_number, open_pillow, pillow_errors
-from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
+from wdskit.codecs.images import (
+    decode_image,
+    decode_jpeg,
+    jpeg_size,
+    largest_number,
+    open_pillow,
+    pillow_errors,
+)
 from wdskit.codecs.structure import check_pixels, png_chunks
 from wdskit.errors import DecodeError
 
-_ALPHA = (2, 4)  # channels
 _GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 _PLAIN = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
 _PLAIN |= {"RGBX": "RGB", "RGBa": "RGBA", "YCbCr": "RGB"}
@@ -124,15 +128,13 @@ def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
     Raises:
         DecodeError: The colour profile is damaged.
     """
-    from PIL import Image
-
     if pixels.ndim == 2:
         return _to_rgb(Image.fromarray(pixels), icc)
     colours, icc = _to_rgb(Image.fromarray(np.ascontiguousarray(pixels[..., 0])), icc)
     return np.concatenate([colours, pixels[..., 1:]], axis=2), icc
 
 
-def _to_rgb(image: PillowImage, icc: bytes) -> tuple[Pixels, bytes]:
+def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
     """RGB of grey or CMYK: sRGB, which needs no profile, where the file has a profile of its colours."""
     if not icc:
         return np.array(image.convert("RGB")), b""
@@ -187,36 +189,25 @@ class Recoding:
         """
         with _stage("decode"):
             original = open_original(data, max_pixels=self.max_pixels)
-        to = self._fit(original)
+        to = fit(*original.image.size, self.size, self.mode, upscale=self.upscale)
+        with _stage("resize"):
+            check_pixels(*to.canvas, max_pixels=self.max_pixels)
         turned = self.orient and original.orientation > 1
         is_right = self.format is None or FORMATS.get(original.format) == self.format
         if is_right and not turned and to.canvas == original.image.size and to.size == to.part:
             return data, original.format
-        fmt = self._format(original)
-        block = exif.without_orientation(original.exif) if self.orient else original.exif
-        pixels, icc = self._pixels(original, fmt, to)
-        pixels = turn(pixels, original.orientation) if turned else pixels
-        with _stage("encode"):
-            encoded = encode_image(pixels, fmt, quality=self.quality, exif=block, icc=icc)
-        return encoded, next(name for name, known in FORMATS.items() if known == fmt)
-
-    def _fit(self, original: Original) -> Fit:
-        width, height = original.image.size
-        if self.size is None:
-            return Fit(0, 0, Size(width, height), Size(width, height), Size(width, height))
-        to = fit(width, height, self.size, self.mode, upscale=self.upscale)
-        with _stage("resize"):
-            check_pixels(*to.canvas, max_pixels=self.max_pixels)
-        return to
-
-    def _format(self, original: Original) -> ImageFormat:
-        """What an image that has to be encoded is written as."""
         if getattr(original.image, "n_frames", 1) > 1:
             raise DecodeError(f"decode: it is animated ({original.format}); one image is expected")
         fmt = self.format or FORMATS.get(original.format)
         if fmt is None:
             raise DecodeError(f"encode: a {original.format} is not written. Say what it becomes with --format")
-        return fmt
+        pixels, icc = self._pixels(original, fmt, to)
+        if turned:
+            pixels = turn(pixels, original.orientation)
+        block = exif.without_orientation(original.exif) if self.orient else original.exif
+        with _stage("encode"):
+            encoded = encode_image(pixels, fmt, quality=self.quality, exif=block, icc=icc)
+        return encoded, next(name for name, known in FORMATS.items() if known == fmt)
 
     def _pixels(self, original: Original, fmt: ImageFormat, to: Fit) -> tuple[Pixels, bytes]:
         """The pixels as the format holds them, resized, and their colour profile."""
@@ -228,7 +219,7 @@ class Recoding:
         with _stage("convert"):
             if pixels.dtype == np.uint16 and fmt != "png":
                 pixels = (pixels >> 8).astype(np.uint8)
-            if fmt == "jpg" and pixels.ndim == 3 and pixels.shape[2] in _ALPHA:
+            if fmt == "jpg" and pixels.ndim == 3 and pixels.shape[2] in {2, 4}:
                 pixels = self._without_alpha(pixels)
             if fmt == "webp" and (pixels.ndim == 2 or pixels.shape[2] == 2):
                 pixels, icc = to_rgb(pixels, icc)

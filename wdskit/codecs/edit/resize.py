@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from wdskit.codecs.images import Resampling
-from wdskit.codecs.jpeg import STEPS
+from wdskit.codecs.images import STEPS
 
 Pixels = NDArray[Any]
 """(height, width) of grey, or (height, width, channels) of grey and alpha, RGB, or RGB and alpha: uint8; and uint16 for
@@ -55,19 +55,21 @@ class Fit(NamedTuple):
     canvas: Size
 
 
-def fit(width: int, height: int, size: int, mode: ResizeMode, *, upscale: bool) -> Fit:
+def fit(width: int, height: int, size: int | None, mode: ResizeMode, *, upscale: bool) -> Fit:
     """Fit an image to a size. It keeps its shape, to the pixel; what is cut off or added is so on both sides alike.
 
     Args:
         width: Of the image, 1 or more.
         height: Of the image.
-        size: 1 or more.
+        size: 1 or more; None keeps the image as it is.
         mode: "shorter" and "longer" make that side `size`. "crop" makes the shorter one `size` and cuts the other to
             `size`, "pad" makes the longer one `size` and fills the other up to `size`.
         upscale: Otherwise no pixel is made larger: an image whose side is `size` or less keeps its pixels, and is only
             cut where a side is larger, or padded.
     """
     whole = Size(width, height)
+    if size is None:
+        return Fit(0, 0, whole, whole, whole)
     side = max(whole) if mode in {"longer", "pad"} else min(whole)
     is_resized = upscale or side > size
     if mode == "crop":
@@ -104,9 +106,8 @@ def resize_part(pixels: Pixels, to: Fit, step: int) -> Pixels:
         return part
     if pixels.dtype == np.uint8 and (pixels.ndim == 2 or pixels.shape[2] == 3):
         return _by_torch(part, to.size, (to.size.height * step / to.part.height, to.size.width * step / to.part.width))
-    from PIL import Image  # alpha and 16 bits; Pillow weighs colours by their alpha
-
-    return np.array(Image.fromarray(np.ascontiguousarray(part)).resize(to.size, Resampling.BICUBIC))
+    # Alpha and 16 bits; Pillow weighs colours by their alpha.
+    return np.array(Image.fromarray(np.ascontiguousarray(part)).resize(to.size, Image.Resampling.BICUBIC))
 
 
 def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
