@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, NamedTuple
 
@@ -40,35 +41,17 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
     kind = field.rpartition(".")[2].lower()
     if kind in NPY_FIELDS:
         return NpyColumn(field, spans)
-    if kind in JSON_FIELDS:
-        return _decode_json(field, spans.cut())
-    if kind in TEXT_FIELDS:
-        return _decode_text(field, spans.cut())
-    if kind in INT_FIELDS:
-        found = spans.cut()
-        are_digits = all(found) and b"".join(found).isdigit()
-        return list(map(int, found)) if are_digits else _one_by_one(field, found)
-    return spans
-
-
-def _one_by_one(field: str, found: list[bytes]) -> list[Any]:
+    if kind not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
+        return spans
+    found = spans.cut()
+    with contextlib.suppress(orjson.JSONDecodeError, UnicodeDecodeError):  # NaN, or damage that decode_field names
+        if kind in JSON_FIELDS and not has_long_number(b" ".join(found)):
+            return list(map(orjson.loads, found))
+        if kind in TEXT_FIELDS:
+            return [str(data, "utf-8") for data in found]
+        if kind in INT_FIELDS and all(found) and b"".join(found).isdigit():
+            return list(map(int, found))
     return [decode_field(field, data) for data in found]
-
-
-def _decode_text(field: str, found: list[bytes]) -> list[Any]:
-    try:
-        return [str(data, "utf-8") for data in found]
-    except UnicodeDecodeError:
-        return _one_by_one(field, found)  # which says what is wrong
-
-
-def _decode_json(field: str, found: list[bytes]) -> list[Any]:
-    if has_long_number(b" ".join(found)):
-        return _one_by_one(field, found)
-    try:
-        return list(map(orjson.loads, found))
-    except orjson.JSONDecodeError:
-        return _one_by_one(field, found)  # NaN, a byte order mark, or damage
 
 
 class NpyColumn:

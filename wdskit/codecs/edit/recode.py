@@ -15,19 +15,9 @@ import numpy as np
 from PIL import Image, ImageCms
 from PIL.ImageFile import ImageFile
 
-from wdskit.codecs.edit import exif
+from wdskit.codecs.edit import exif, resize
 from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encode_image
-from wdskit.codecs.edit.resize import (
-    Fit,
-    Pixels,
-    ResizeMode,
-    choose_step,
-    fill_value,
-    fit,
-    pad,
-    resize_part,
-    turn,
-)
+from wdskit.codecs.edit.resize import Fit, Pixels, ResizeMode
 from wdskit.codecs.images import (
     decode_image,
     decode_jpeg,
@@ -189,7 +179,7 @@ class Recoding:
         """
         with _stage("decode"):
             original = open_original(data, max_pixels=self.max_pixels)
-        to = fit(*original.image.size, self.size, self.mode, upscale=self.upscale)
+        to = resize.fit(*original.image.size, self.size, self.mode, upscale=self.upscale)
         with _stage("resize"):
             check_pixels(*to.canvas, max_pixels=self.max_pixels)
         turned = self.orient and original.orientation > 1
@@ -203,7 +193,7 @@ class Recoding:
             raise DecodeError(f"encode: a {original.format} is not written. Say what it becomes with --format")
         pixels, icc = self._pixels(original, fmt, to)
         if turned:
-            pixels = turn(pixels, original.orientation)
+            pixels = resize.turn(pixels, original.orientation)
         block = exif.without_orientation(original.exif) if self.orient else original.exif
         with _stage("encode"):
             encoded = encode_image(pixels, fmt, quality=self.quality, exif=block, icc=icc)
@@ -215,7 +205,7 @@ class Recoding:
         if fmt == "png" and original.image.mode in _PLAIN and largest_number(original.data, original.image) > 255:
             raise DecodeError("convert: more than 8 bits a channel of colour are not kept. Write jpg or webp: --format")
         with _stage("decode"):
-            pixels, icc, step = decode_original(original, step=choose_step(to), max_pixels=self.max_pixels)
+            pixels, icc, step = decode_original(original, step=resize.choose_step(to), max_pixels=self.max_pixels)
         with _stage("convert"):
             if pixels.dtype == np.uint16 and fmt != "png":
                 pixels = (pixels >> 8).astype(np.uint8)
@@ -223,8 +213,8 @@ class Recoding:
                 pixels = self._without_alpha(pixels)
             if fmt == "webp" and (pixels.ndim == 2 or pixels.shape[2] == 2):
                 pixels, icc = to_rgb(pixels, icc)
-        pixels = resize_part(pixels, to, step)
-        return pad(pixels, to.canvas, self.background), icc
+        pixels = resize.resize_part(pixels, to, step)
+        return resize.pad(pixels, to.canvas, self.background), icc
 
     def _without_alpha(self, pixels: Pixels) -> Pixels:
         """Grey or RGB, composed on the background where any pixel is transparent."""
@@ -233,7 +223,7 @@ class Recoding:
         if alpha.min() < 255:
             if self.background is None:
                 raise DecodeError("it is transparent, which a jpg cannot be. Name a colour behind it: --background")
-            behind = fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
+            behind = resize.fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
             colours = ((colours * alpha + behind * (255 - alpha) + 127) // 255).astype(np.uint8)
         return np.ascontiguousarray(colours[..., 0] if colours.shape[2] == 1 else colours)
 
