@@ -30,8 +30,8 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
+from wdskit.codecs import structure
 from wdskit.codecs.formats import JPEG_START, image_format
-from wdskit.codecs.structure import check_pixels, jpeg_header, png_bits, png_chunks, png_header, webp_header
 from wdskit.errors import PROCESS_ERRORS, DecodeError, ImageTooLarge
 from wdskit.files import Buffer
 
@@ -96,7 +96,6 @@ STEPS = (8, 4, 2)
 and 3.9 ms, the whole 5.4. Scales between them take longer than the next larger one (3/8 4.5 ms, 5/8 7.5, 7/8 12.1):
 libjpeg-turbo has vector code for powers of two only."""
 
-_JPEG_COLOURS = frozenset({"YCbCr", "RGB", "Gray"})
 _MIN_SIDE = 8  # from here on every eighth has a size of its own, which names the scale to simplejpeg
 _JPEG_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
 """What libjpeg says of pixel data that is cut or garbled. Pillow would go on and paint the rest of the image grey."""
@@ -178,7 +177,7 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
 def largest_number(data: Buffer, image: ImageFile) -> int:
     """The largest number that a channel, or a place in the palette, of an image file may store."""
     if image.format == "PNG":
-        return (1 << png_bits(data)) - 1
+        return (1 << structure.png_bits(data)) - 1
     if image.format == "TIFF":
         return (1 << int(max(_tags(image).get(_TIFF_BITS, (1,))))) - 1
     if image.format == "PPM" and image.tile:
@@ -201,7 +200,7 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int) -> str:
     name = image_format(data)
     if name == "PNG":  # nearly every mask
         with contextlib.suppress(DecodeError):  # decoding says what is damaged
-            mode, bits = png_header(data).mode, png_bits(data)
+            mode, bits = structure.png_header(data).mode, structure.png_bits(data)
             return "a palette" if mode == "P" else "" if bits == 8 else f"{bits} bit{'s' * (bits > 1)} a pixel"
     mode = "L" if name == "JPEG" else open_pillow(data, max_pixels=max_pixels).mode
     if mode in {"P", "PA"}:
@@ -221,14 +220,14 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
         start = bytes(data[:8])
         raise DecodeError(f"not an image of a known format; it starts with {start!r} ({len(data)} bytes in all)")
     if name == "WebP":  # opening one allocates its whole canvas
-        header = webp_header(data)
-        check_pixels(header.width, header.height, max_pixels=max_pixels)
-    if name == "PNG" and all(kind != b"IEND" for _, kind, _ in png_chunks(data)):
+        header = structure.webp_header(data)
+        structure.check_pixels(header.width, header.height, max_pixels=max_pixels)
+    if name == "PNG" and all(kind != b"IEND" for _, kind, _ in structure.png_chunks(data)):
         # Pillow stops at the last pixel and would not see a cut behind it.
         raise DecodeError(f"not one complete PNG image: it stops at byte {len(data)}, before its end chunk")
     with pillow_errors(name):
         image = _PLUGINS[name](io.BytesIO(data))
-    check_pixels(*image.size, max_pixels=max_pixels)
+    structure.check_pixels(*image.size, max_pixels=max_pixels)
     return image
 
 
@@ -247,13 +246,12 @@ def pillow_errors(name: str) -> Iterator[None]:
 
 def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.uint8] | None:
     """Pixels of a JPEG as (height, width, channels), or (height, width) for "L"; None where Pillow should try."""
+    header = _colour_header(data, max_pixels)
+    if header is None:
+        return None
+    # libjpeg's own grey of a colour image is its Y channel, up to 16 levels off Pillow's grey of the clipped RGB.
+    target = "GRAY" if mode == header.mode == "L" else "RGB" if mode == "L" else mode
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        check_pixels(int(width), int(height), max_pixels=max_pixels)
-        if colours not in _JPEG_COLOURS:
-            return None  # CMYK: simplejpeg converts it in another way than Pillow
-        # libjpeg's own grey of a colour image is its Y channel, up to 16 levels off Pillow's grey of the clipped RGB.
-        target = "GRAY" if mode == "L" and colours == "Gray" else "RGB" if mode == "L" else mode
         pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, target)
     except ValueError as err:
         if any(damage in str(err).lower() for damage in _JPEG_DAMAGE):
@@ -261,7 +259,17 @@ def _decode_whole_jpeg(data: Buffer, mode: str, max_pixels: int) -> NDArray[np.u
         return None  # extraneous bytes, unusual subsampling
     if mode != "L":
         return pixels
-    return pixels.reshape(height, width) if target == "GRAY" else np.array(Image.fromarray(pixels).convert("L"))
+    return pixels[..., 0] if target == "GRAY" else np.array(Image.fromarray(pixels).convert("L"))
+
+
+def _colour_header(data: Buffer, max_pixels: int) -> structure.ImageHeader | None:
+    """The header of a JPEG in grey or colour; None where it does not read, or for CMYK, which Pillow converts."""
+    try:
+        header = structure.jpeg_header(data)
+    except DecodeError:
+        return None
+    structure.check_pixels(header.width, header.height, max_pixels=max_pixels)
+    return header if header.mode in {"L", "RGB"} else None
 
 
 def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
@@ -286,20 +294,8 @@ def jpeg_size(data: Buffer, *, max_pixels: int) -> tuple[int, int] | None:
         ImageTooLarge: The header promises more than `max_pixels`.
         DecodeError: It promises no pixels at all.
     """
-    if bytes(data[:2]) != JPEG_START:
-        return None
-    try:
-        _, width, height, mode = jpeg_header(data)
-        if mode in {"L", "RGB"} and 0 < height * width <= max_pixels:
-            return height, width
-    except DecodeError:
-        pass  # the decoder may think otherwise
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return None
-    check_pixels(int(width), int(height), max_pixels=max_pixels)
-    return (int(height), int(width)) if colours in _JPEG_COLOURS else None
+    header = _colour_header(data, max_pixels) if bytes(data[:2]) == JPEG_START else None
+    return (header.height, header.width) if header else None
 
 
 def decode_jpeg(
