@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import (
+    details_table,
     escape_lines,
-    facts_table,
     format_bytes,
     make_console,
     plural,
@@ -86,7 +86,7 @@ def bench_command(
 
 def show_result(result: BenchResult) -> None:
     """Print a result for people."""
-    print_tables([facts_table(_facts(result)), _parts(result), _loaders(result)])
+    print_tables([details_table(_details(result)), _parts(result), _loaders(result)])
     _print_advice(result)
 
 
@@ -101,7 +101,7 @@ def _numbers(option: str, text: str | None, least: int) -> list[int] | None:
     return [int(word) for word in words]
 
 
-def _facts(result: BenchResult) -> Iterator[tuple[str, str]]:
+def _details(result: BenchResult) -> Iterator[tuple[str, str]]:
     batch = f" in batches of {result.batch:,}" if result.batch > 1 else ""
     ranks = f", one rank of {result.world_size:,}" if result.world_size > 1 else ""
     shards = plural(result.num_shards, "shard")

@@ -95,8 +95,8 @@ def print_tables(tables: Iterable[Table]) -> None:
         console.print(table)
 
 
-def facts_table(facts: Iterable[tuple[str, str]], title: str | None = None) -> Table:
-    """One fact a line, escaped."""
+def details_table(details: Iterable[tuple[str, str]], title: str | None = None) -> Table:
+    """A name and a value a line, escaped."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -105,8 +105,8 @@ def facts_table(facts: Iterable[tuple[str, str]], title: str | None = None) -> T
     table.title = None if title is None else Text(escape(title), style="bold")
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for fact in facts:
-        table.add_row(*map(escape, fact))
+    for detail in details:
+        table.add_row(*map(escape, detail))
     return table
 
 
@@ -125,12 +125,12 @@ def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text:
     return table
 
 
-def print_summary(facts: Iterable[tuple[str, str]], notes: Iterable[str]) -> None:
-    """What a run wrote: a line a fact, then notes. Where nobody reads it (`| head`), the run was good nevertheless."""
+def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> None:
+    """What a run wrote: a line a value, then notes. Where nobody reads it (`| head`), the run was good nevertheless."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in facts:
+    for name, value in details:
         table.add_row(name, escape(value))
     console = make_console()
     with console.capture() as text:

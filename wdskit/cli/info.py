@@ -9,8 +9,8 @@ import typer
 
 from wdskit.cli.console import (
     by_name,
+    details_table,
     escape,
-    facts_table,
     format_bytes,
     format_count,
     ignored_note,
@@ -48,7 +48,7 @@ def info_command(
         rows = {"fields": by_name(summary.fields), "selections": by_name(summary.selections)}
         print_json({**vars(summary), "samples_per_shard": between, **rows})
         return
-    tables = [facts_table(_facts(summary), summary.path)]
+    tables = [details_table(_details(summary), summary.path)]
     if summary.fields:
         tables.append(_fields(summary))
     if summary.selections:
@@ -62,7 +62,7 @@ def info_command(
         print(ignored_note(summary.num_ignored))
 
 
-def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+def _details(summary: Summary) -> Iterator[tuple[str, str]]:
     from wdskit.storage.urls import is_local
 
     yield "samples", format_count(summary.num_samples)

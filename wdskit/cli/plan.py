@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import (
+    details_table,
     escape_lines,
-    facts_table,
     format_bytes,
     format_count,
     numbers_table,
@@ -82,9 +82,9 @@ def _tables(found: EpochPlan | StreamPlan) -> Iterator[Table]:
     from wdskit.loader.plan_types import EpochPlan
 
     if not isinstance(found, EpochPlan):
-        yield facts_table(_of_stream(found))
+        yield details_table(_of_stream(found))
         return
-    yield facts_table(_of_epoch(found))
+    yield details_table(_of_epoch(found))
     if len(found.parts) > 1:
         rows = [
             (
@@ -99,7 +99,7 @@ def _tables(found: EpochPlan | StreamPlan) -> Iterator[Table]:
         ]
         yield numbers_table(["part", "shards", "samples", "size", "share", "repeats"], rows)
     if found.quality is not None:
-        yield facts_table(_of_quality(found.quality))
+        yield details_table(_of_quality(found.quality))
 
 
 def _of_epoch(found: EpochPlan) -> Iterator[tuple[str, str]]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import (
+    details_table,
     escape,
-    facts_table,
     format_bytes,
     format_count,
     ignored_note,
@@ -66,18 +66,18 @@ def stats_command(
 
 
 def _tables(found: ShardStats) -> Iterator[Table]:
-    yield facts_table(_facts(found), found.path)
+    yield details_table(_details(found), found.path)
     if found.fields:
         yield numbers_table(["field", "samples", "size", "min", "mean", "p50", "p99", "max"], _fields(found))
     if found.classes:
         yield numbers_table(["class", "number", "samples", "share"], _classes(found.classes))
     for images in found.images:
-        yield facts_table(_of_images(images), f"images, field {images.field}")
+        yield details_table(_of_images(images), f"images, field {images.field}")
     if found.json_keys:
         yield numbers_table(["JSON key", "samples", "types", "least", "most"], _keys(found))
 
 
-def _facts(found: ShardStats) -> Iterator[tuple[str, str]]:
+def _details(found: ShardStats) -> Iterator[tuple[str, str]]:
     yield "samples", format_count(found.num_samples)
     if found.sample:
         yield "read", f"{format_count(found.num_read)} of them; all below is of these"

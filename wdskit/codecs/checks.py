@@ -24,7 +24,7 @@ IMAGE_CHECKS: tuple[ImageCheck, ...] = ("none", "structure", "decode")
 IMAGE_LEVELS: tuple[ImageLevel, ...] = ("none", "magic", "structure", "decode")
 """How much of an image is looked at; each level includes those before it."""
 
-_STEPS = (2 << 10, 64 << 10, MAX_CHECKED_BYTES)  # most headers; those behind a camera's notes; any
+_STEPS = (2 << 10, 64 << 10, MAX_CHECKED_BYTES)  # most headers; those after a camera's notes; any
 _ANY_PIXELS = 1 << 62  # nothing is decoded, so that no promise is too large
 _HEADERS = {
     "JPEG": structure.jpeg_header,

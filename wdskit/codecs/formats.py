@@ -14,7 +14,7 @@ PNG_START = b"\x89PNG\r\n\x1a\n"
 _STARTS = {
     "JPEG": (JPEG_START,),
     "PNG": (PNG_START,),
-    "WebP": (b"RIFF",),  # and WEBP behind the length
+    "WebP": (b"RIFF",),  # and WEBP after the length
     "GIF": (b"GIF87a", b"GIF89a"),
     "BMP": (b"BM",),
     "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),

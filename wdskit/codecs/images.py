@@ -73,7 +73,7 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
 """webdataset's image specs: numpy is HWC, torch CHW; without colour there is no channel axis."""
 
 INDEX_SPEC = "index"
-"""What `decode_index` gives, beside webdataset's specs."""
+"""What `decode_index` gives; no spec of webdataset's."""
 
 _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
@@ -223,7 +223,7 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
         header = structure.webp_header(data)
         structure.check_pixels(header.width, header.height, max_pixels=max_pixels)
     if name == "PNG" and all(kind != b"IEND" for _, kind, _ in structure.png_chunks(data)):
-        # Pillow stops at the last pixel and would not see a cut behind it.
+        # Pillow stops at the last pixel and would not see a cut after it.
         raise DecodeError(f"not one complete PNG image: it stops at byte {len(data)}, before its end chunk")
     with pillow_errors(name):
         image = _PLUGINS[name](io.BytesIO(data))
@@ -308,7 +308,7 @@ def decode_jpeg(
 
     Args:
         data: The whole file.
-        size: Height and width, as `jpeg_size` gave them.
+        size: As `jpeg_size` gave it.
         step: 1 or one of `STEPS`.
         buffer: Where to write the pixels, from its start on; of as many bytes or more.
 

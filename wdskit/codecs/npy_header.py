@@ -27,7 +27,7 @@ _ESCAPE = r"""\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[\\'"nrt])"""  # those
 _TOKEN = re.compile(
     rf"""\s*(?:(?P<text>'(?:[^'\\\n]|{_ESCAPE})*'|"(?:[^"\\\n]|{_ESCAPE})*")"""
     r"""|(?P<number>0|[1-9][0-9]{0,19})L?\b|(?P<word>True|False)\b|(?P<open>[\[({])|(?P<close>[])}])|(?P<mark>[,:]))"""
-)  # `L` stands behind numbers that Python 2 wrote
+)  # `L` follows numbers that Python 2 wrote
 _TUPLE = "("
 _JSON = {"(": f'{{"{_TUPLE}":[', ")": "]}"}
 # As dtypes say of themselves, `<f4` or `<M8[ns]`, and plain names. numpy would parse a text with commas or brackets by

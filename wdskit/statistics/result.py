@@ -65,7 +65,7 @@ class ImageStats:
 
     Attributes:
         formats: How many are `JPEG`, `PNG`, `WebP`, ... by their first bytes, the commonest first.
-        modes: How many are `RGB`, `L`, ...: Pillow's names, `;16` behind them for a PNG of 16 bits.
+        modes: How many are `RGB`, `L`, ...: Pillow's names, `;16` after them for a PNG of 16 bits.
         aspects: Width / height in thousandths, rounded.
         num_resolutions: Different (width, height); None over 100,000.
         resolutions: The commonest, as (width, height, count); none over 100,000 different ones.

@@ -39,8 +39,7 @@ class Original(NamedTuple):
     """An image file whose header was read.
 
     Attributes:
-        data: The file.
-        image: Pillow's view of it, not loaded.
+        image: Pillow's view of `data`, not loaded.
         format: Pillow's name: JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM.
         exif: Its EXIF block, empty without one. Those of a TIFF are its own tags, and not taken for one.
         orientation: 1 to 8. Always 1 for a TIFF, which Pillow turns while it decodes.
@@ -75,12 +74,8 @@ def open_original(data: bytes, *, max_pixels: int) -> Original:
 def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[Pixels, bytes, int]:
     """Decode to grey, RGB, or one of them with alpha.
 
-    CMYK becomes RGB: sRGB by its colour profile, else by Pillow's plain formula. A palette becomes RGB, one bit grey.
-
-    Args:
-        original: The file.
-        step: Of a JPEG, decode it at 1/step of its size where that can be done, as `jpeg.decode_jpeg` does.
-        max_pixels: For a decoder that looks at the header again.
+    CMYK becomes RGB: sRGB by its colour profile, else by Pillow's plain formula. A palette becomes RGB, one bit grey. A
+    JPEG is decoded at 1/step of its size where that can be done, as `decode_jpeg` does.
 
     Returns:
         The pixels, owned by the caller; the colour profile that they have, empty for none; and the step that was taken.
