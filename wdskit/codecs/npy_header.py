@@ -7,9 +7,11 @@ it. Here its few literals are rewritten as JSON, and the JSON parser finds what 
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,11 +37,21 @@ _JSON = {"(": f'{{"{_TUPLE}":[', ")": "]}"}
 _DTYPE = re.compile(r"[<>=|]?[?bBhHiIlLqQpPefdgFDGcSUVMmuO][0-9]{0,9}(?:\[[0-9A-Za-zμ/]+\])?|u?int[0-9]+|float[0-9]+")
 
 
-def read_npy_header(data: Buffer) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether in Fortran order, dtype, and where the elements start.
+class NpyHeader(NamedTuple):
+    """What the header of an npy file says, and where the elements start."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype[Any]
+    start: int
+
+
+def read_npy_header(data: Buffer) -> NpyHeader:
+    """The header of a whole npy file.
 
     Raises:
-        DecodeError: It is no header of version 1.0, 2.0 or 3.0.
+        DecodeError: It is none of version 1.0, 2.0 or 3.0, the elements are Python objects or have no size, or others
+            than it says follow it.
     """
     head = bytes(data[:12])
     if head[:6] != _MAGIC or len(head) < 12:
@@ -48,28 +60,37 @@ def read_npy_header(data: Buffer) -> tuple[tuple[int, ...], bool, np.dtype[Any],
     if not size_bytes or head[7]:
         raise DecodeError(f"npy version {head[6]}.{head[7]}; known are 1.0, 2.0 and 3.0")
     first = 8 + size_bytes
-    stop = first + int.from_bytes(head[8:first], "little")
-    if stop - first > MAX_NPY_HEADER:
-        raise DecodeError(f"damaged npy header: it claims {stop - first} bytes, over the limit of {MAX_NPY_HEADER}")
-    if stop > len(data):
-        raise DecodeError(f"the npy file stops at byte {len(data)}, inside its header of {stop} bytes")
+    start = first + int.from_bytes(head[8:first], "little")
+    if start - first > MAX_NPY_HEADER:
+        raise DecodeError(f"damaged npy header: it claims {start - first} bytes, over the limit of {MAX_NPY_HEADER}")
+    if start > len(data):
+        raise DecodeError(f"the npy file stops at byte {len(data)}, inside its header of {start} bytes")
     try:
-        return *_parse(str(data[first:stop], encoding)), stop
+        header, num_bytes = _parse(bytes(data[first:start]), encoding, start)
     except ValueError as err:
         raise DecodeError(f"damaged npy header: {err}") from err
+    if num_bytes != len(data) - start:
+        what = f"{header.shape} of {header.dtype}"
+        raise DecodeError(f"{what} takes {num_bytes} bytes, {len(data) - start} follow the header")
+    return header
 
 
-def _parse(text: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and dtype in the header's dictionary."""
-    found = json.loads(_to_json(text.strip()), object_pairs_hook=_dict_or_tuple)
+@functools.lru_cache(maxsize=256)  # the arrays of a data set have few shapes
+def _parse(raw: bytes, encoding: str, start: int) -> tuple[NpyHeader, int]:
+    """The header in its dictionary, and how many bytes follow it."""
+    found = json.loads(_to_json(str(raw, encoding).strip()), object_pairs_hook=_dict_or_tuple)
     if not isinstance(found, dict) or found.keys() != _KEYS:
         raise ValueError("it does not hold `descr`, `fortran_order` and `shape`")
-    shape, fortran_order = found["shape"], found["fortran_order"]
+    shape, fortran_order, dtype = found["shape"], found["fortran_order"], _dtype(found["descr"])
     if type(shape) is not tuple or any(type(size) is not int for size in shape):
         raise ValueError(f"its shape is {shape!r}")
     if type(fortran_order) is not bool:
         raise ValueError(f"its fortran_order is {fortran_order!r}")
-    return shape, fortran_order, _dtype(found["descr"])
+    if dtype.hasobject:
+        raise DecodeError("an array of Python objects, which would have to be unpickled. Store numbers, or JSON")
+    if dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise DecodeError(f"dtype {dtype} has no elements of one size")
+    return NpyHeader(shape, fortran_order, dtype, start), math.prod(shape) * dtype.itemsize
 
 
 def _to_json(text: str) -> str:
