@@ -18,7 +18,7 @@ from wdskit.cli.console import (
     print_tables,
     show_steps,
 )
-from wdskit.cli.options import Plugins, import_plugins
+from wdskit.cli.options import JsonOption, Plugins, import_plugins
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +48,7 @@ def bench_command(
         bool, typer.Option("--alone", help="Leave out what is measured beside Python code and training.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the rates, as .png or .svg.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Measure this machine and recommend workers and threads.
 

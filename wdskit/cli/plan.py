@@ -18,6 +18,7 @@ from wdskit.cli.console import (
     print_json,
     print_tables,
 )
+from wdskit.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,7 +45,7 @@ def plan_command(
         int | None, typer.Option(metavar="K", min=1, help="Classes for it. Default: those of classes.json, or 1000.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw what ranks read, as .png or .svg.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Tell the steps of a run and what its ranks read.
 

@@ -187,6 +187,11 @@ def largest_number(data: Buffer, image: ImageFile) -> int:
     return 255
 
 
+def is_grey_16(image: ImageFile) -> bool:
+    """Whether Pillow gives 16 bits of grey."""
+    return image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"})
+
+
 def _tags(image: ImageFile) -> Any:
     return image.tag_v2  # type: ignore[attr-defined]  # of TIFF
 
@@ -277,7 +282,7 @@ def _decode_pillow(data: Buffer, mode: str, max_pixels: int) -> Image.Image:
     image = open_pillow(data, max_pixels=max_pixels)
     with pillow_errors(image.format or ""):
         image.load()
-        if image.mode.startswith("I;16") or (image.mode == "I" and image.format in {"PNG", "PPM"}):
+        if is_grey_16(image):
             # Pillow would clip at 255. Of 16-bit RGB it keeps the upper byte, and so do we of 16-bit grey.
             upper = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert(mode)
             upper.info = dict(image.info)

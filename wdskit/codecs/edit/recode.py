@@ -21,6 +21,7 @@ from wdskit.codecs.edit.resize import Fit, Pixels, ResizeMode
 from wdskit.codecs.images import (
     decode_image,
     decode_jpeg,
+    is_grey_16,
     jpeg_size,
     largest_number,
     open_pillow,
@@ -29,7 +30,6 @@ from wdskit.codecs.images import (
 from wdskit.codecs.structure import check_pixels, png_chunks
 from wdskit.errors import DecodeError
 
-_GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 _PLAIN = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
 _PLAIN |= {"RGBX": "RGB", "RGBa": "RGBA", "YCbCr": "RGB"}
 _SPACES = {"L": b"GRAY", "LA": b"GRAY", "RGB": b"RGB ", "RGBA": b"RGB ", "CMYK": b"CMYK"}
@@ -93,7 +93,7 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
     image = original.image
     with pillow_errors(original.format):
         image.load()
-    if image.mode in _GREY_16 or (image.mode == "I" and original.format in {"PNG", "PPM"}):
+    if is_grey_16(image):
         if "transparency" in image.info:
             raise DecodeError("16 bits of grey with a transparent one are not supported")
         return np.array(image).astype(np.uint16), original.icc, 1
