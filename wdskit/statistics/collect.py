@@ -143,7 +143,11 @@ def collect(
         num_more_fields=tally.num_more_fields,
         classes=_classes(target, tally.classes or {}),
         images=tuple(one.images(name) for name, one in fields if one.formats),
-        json_keys=tuple(replace(key, field=name) for name, one in fields for key in one.keys.values()),
+        json_keys=tuple(
+            replace(key, field=name, types=dict(sorted(key.types.items())))
+            for name, one in fields
+            for key in one.keys.values()
+        ),
         num_more_keys=sum(one.num_more_keys for _, one in fields),
         num_bad=tally.num_bad,
         bad=tuple(tally.bad),
