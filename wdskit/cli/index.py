@@ -13,7 +13,7 @@ from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
 
 def index_command(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.")],
-    also: Annotated[
+    export: Annotated[
         str | None,
         typer.Option(
             metavar="KINDS", help="Keep files for other readers too: wids,open_clip,timm,energon,dali; or none."
@@ -28,7 +28,7 @@ def index_command(
     Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
     shard is not right, all faults are listed and no index is written. `pack` does so itself.
 
-    Files for other readers (--also) are written in the same pass, and renewed each time from then on.
+    Files for other readers (--export) are written in the same pass, and renewed each time from then on.
 
     In Python: wdskit.index_folder
     """
@@ -36,11 +36,11 @@ def index_command(
 
     start = time.perf_counter()
     with show_bytes("indexing") as show:
-        report = index_folder(folder, also=split_names(also), split_name=split_name, workers=workers, progress=show)
+        report = index_folder(folder, export=export or (), split_name=split_name, workers=workers, progress=show)
     seconds = time.perf_counter() - start
     index = report.index
     num_bytes = sum(entry.num_bytes for entry in index.entries)
-    kinds = list(index.also.kinds)
+    kinds = list(index.exports.kinds)
     if json:
         document = {"folder": folder, "num_shards": len(index.entries), "num_samples": index.num_samples}
         document |= {"num_bytes": num_bytes, "num_ignored": report.num_ignored, "also": kinds}
