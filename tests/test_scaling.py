@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from images import pixels
 
-from wdskit.codecs.jpeg import STEPS
+from wdskit.codecs.images import STEPS
 from wdskit.pipeline import geometry
 from wdskit.pipeline.scaling import Axis, Decoded, Frame, choose_step, find_grid, resizes_evenly, take, take_scaled
 

@@ -13,7 +13,7 @@ from images import EXTRANEOUS
 from images import FILES as IMAGES
 from PIL import Image
 
-from wdskit.codecs.checks import check_image_field, check_json, read_header
+from wdskit.codecs.checks import check_image_field, field_check, read_header
 from wdskit.codecs.formats import IMAGE_FIELDS, check_magic
 from wdskit.errors import DecodeError, ImageTooLarge
 
@@ -84,10 +84,10 @@ def test_a_changed_byte_never_makes_another_error(place, byte, field):
 
 def test_json_is_checked_as_it_is_decoded():
     for data in (b"{}", b'{"a": NaN}', b"\xef\xbb\xbf[]", b"1" * 30):
-        check_json("json", data)
+        field_check("json", "none", 1)(data)
     for data in (b"", b"{", b"\xff", b"[" * 200_000):
         with pytest.raises(DecodeError, match=r"^meta\.json: "):
-            check_json("meta.json", data)
+            field_check("meta.json", "none", 1)(data)
 
 
 # Headers.

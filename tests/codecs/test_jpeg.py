@@ -9,8 +9,7 @@ import pytest
 import simplejpeg
 from images import EXTRANEOUS, FILES, encoded, photo, pixels
 
-from wdskit.codecs.images import decode_image
-from wdskit.codecs.jpeg import STEPS, decode_jpeg, jpeg_size
+from wdskit.codecs.images import STEPS, decode_image, decode_jpeg, jpeg_size
 from wdskit.errors import DecodeError, ImageTooLarge
 
 LIMIT = 10**6

@@ -94,7 +94,7 @@ def main() -> None:
         sys.stdout.flush()
     except OSError as err:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer has nowhere to go
-        if not isinstance(err, BrokenPipeError):  # the reader left (`| head`): nobody is there to be told
+        if not isinstance(err, BrokenPipeError):  # the reader left (`| head`): nobody is left to read it
             code = _cannot_print(err)
     sys.exit(code)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,54 +9,46 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import (
+    details_table,
     escape_lines,
-    facts_table,
     format_bytes,
     make_console,
     plural,
     print_json,
+    print_tables,
     show_steps,
 )
-from wdskit.cli.options import Plugins, import_plugins
+from wdskit.cli.options import JsonOption, Plugins, import_plugins
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.loader.bench_types import BenchResult, LoaderBench, Measured, PartBench, Setting
+    from wdskit.loader.bench_types import BenchResult, Measured
 
 
 def bench_command(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.", show_default=False)],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.")],
     pipeline: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which pipeline; needed where there are several.", show_default=False),
+        str | None, typer.Option(metavar="NAME", help="Which pipeline; needed where there are several.")
     ] = None,
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable.", show_default=False),
+        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable.")
     ] = None,
     plugins: Plugins = None,
     workers: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="Worker processes to try. Default: what suits the CPUs.", show_default=False),
+        str | None, typer.Option(metavar="N,N", help="Worker processes to try. Default: what suits the CPUs.")
     ] = None,
-    threads: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="Threads to try with each of them.", show_default=False),
-    ] = None,
+    threads: Annotated[str | None, typer.Option(metavar="N,N", help="Threads to try with each of them.")] = None,
     world_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1.", show_default=False),
+        int | None, typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1.")
     ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each is made, in turns.")] = 3,
     alone: Annotated[
         bool, typer.Option("--alone", help="Leave out what is measured beside Python code and training.")
     ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the rates, as .png or .svg.", show_default=False)
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the rates, as .png or .svg.")] = None,
+    json: JsonOption = False,
 ) -> None:
     """Measure this machine and recommend workers and threads.
 
@@ -88,18 +79,14 @@ def bench_command(
             progress=progress,
         )
     if json:
-        print_json(dataclasses.asdict(result))
+        print_json(result)
         return
     show_result(result)
 
 
 def show_result(result: BenchResult) -> None:
     """Print a result for people."""
-    console = make_console()
-    console.print(facts_table(_facts(result)))
-    for table in (_parts(result), _loaders(result)):
-        console.print()
-        console.print(table)
+    print_tables([details_table(_details(result)), _parts(result), _loaders(result)])
     _print_advice(result)
 
 
@@ -114,7 +101,7 @@ def _numbers(option: str, text: str | None, least: int) -> list[int] | None:
     return [int(word) for word in words]
 
 
-def _facts(result: BenchResult) -> Iterator[tuple[str, str]]:
+def _details(result: BenchResult) -> Iterator[tuple[str, str]]:
     batch = f" in batches of {result.batch:,}" if result.batch > 1 else ""
     ranks = f", one rank of {result.world_size:,}" if result.world_size > 1 else ""
     shards = plural(result.num_shards, "shard")
@@ -125,19 +112,25 @@ def _facts(result: BenchResult) -> Iterator[tuple[str, str]]:
     yield "measured", f"{result.seconds:g} s each{turns if result.repeats > 1 else ', once'}"
 
 
-def _parts(result: BenchResult) -> Table:
-    """Reading and decoding alone."""
+def _table(*titles: str) -> Table:
+    """A table with narrow gaps; columns without a title are flushed left."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("  without a loader", no_wrap=True)
-    for title in ("samples/s", "", "bytes/s", "CPU ms", ""):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number and title else "left", no_wrap=True)
+    return table
+
+
+def _parts(result: BenchResult) -> Table:
+    """Reading and decoding alone."""
+    table = _table("  without a loader", "samples/s", "", "bytes/s", "CPU ms", "")
     for part in result.parts:
         is_limit = part.what == "decode" and part.samples_per_s == result.limit
+        many = f"{part.processes} processes" if part.processes > 1 else plural(part.threads, "thread")
         table.add_row(
-            _name(part),
+            f"  {'raw read' if part.what == 'read' else 'decode only'}, {many}",
             _rate(part.samples_per_s),
             _spread(part.samples_per_s),
             format_bytes(part.bytes_per_s),
@@ -148,31 +141,18 @@ def _parts(result: BenchResult) -> Table:
     return table
 
 
-def _name(part: PartBench) -> str:
-    what = "raw read" if part.what == "read" else "decode only"
-    if part.processes == 1:
-        return f"  {what}, {plural(part.threads, 'thread')}"
-    return f"  {what}, {part.processes} processes"
-
-
 def _loaders(result: BenchResult) -> Table:
     """The loader, one setting a line."""
-    from rich import box
-    from rich.table import Table
-
     has_busy = any(each.beside_python is not None for each in result.loaders)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("  workers x\n  threads", no_wrap=True)
-    table.add_column("loader\nsamples/s", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    titles = ["of the\nlimit", "CPU\nms", "first\nbatch"]
+    titles = ["  workers x\n  threads", "loader\nsamples/s", "", "of the\nlimit", "CPU\nms", "first\nbatch"]
     titles += ["beside\nPython", "beside\ntraining"] if has_busy else []
-    for title in (*titles, "head-\nspace"):
-        table.add_column(title, justify="right", no_wrap=True)
+    table = _table(*titles, "head-\nspace")
     for each in result.loaders:
+        workers, threads = each.setting
+        is_best = each.setting == result.advice.setting
         busy = [_rate(each.beside_python), _rate(each.beside_training)] if has_busy else []
         table.add_row(
-            _setting(each, result),
+            f"{'*' if is_best else ' '} {workers} x {threads}{' now' if each.setting == result.configured else ''}",
             _rate(each.alone),
             _spread(each.alone),
             f"{each.limit_ratio.median:.0%}",
@@ -180,15 +160,9 @@ def _loaders(result: BenchResult) -> Table:
             f"{each.first_batch_s.median:.2f} s",
             *busy,
             _rate(each.headspace),
-            style="bold" if each.setting == result.advice.setting else None,
+            style="bold" if is_best else None,
         )
     return table
-
-
-def _setting(loader: LoaderBench, result: BenchResult) -> str:
-    workers, threads = loader.setting
-    mark = "*" if loader.setting == result.advice.setting else " "
-    return f"{mark} {workers} x {threads}{' now' if loader.setting == result.configured else ''}"
 
 
 def _rate(rate: Measured | None) -> str:
@@ -210,17 +184,13 @@ def _spread(rate: Measured) -> str:
 def _print_advice(result: BenchResult) -> None:
     advice = result.advice
     print(f"\n{escape_lines(advice.yaml)}\n")
-    told = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
+    reached = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
     if advice.cpu_ratio is not None:
-        told += f" with {advice.cpu_ratio:.2f} times its CPU time a sample"
+        reached += f" with {advice.cpu_ratio:.2f} times its CPU time a sample"
     if advice.setting == result.configured:
-        told += ", and is what the configuration comes to already"
-    make_console().print(f"{told}: {advice.reason}")
-    for refused in result.refused:
-        print(f"\nNot tried: {_told(refused.setting)}: {escape_lines(refused.reason)}")
+        reached += ", and is what the configuration comes to already"
+    make_console().print(f"{reached}: {advice.reason}")
+    for (workers, threads), reason in ((one.setting, one.reason) for one in result.refused):
+        print(f"\nNot tried: workers: {workers}, threads: {threads}: {escape_lines(reason)}")
     for warning in advice.warnings:
         print(f"\nWarning: {escape_lines(warning)}")
-
-
-def _told(setting: Setting) -> str:
-    return f"workers: {setting.workers}, threads: {setting.threads}"

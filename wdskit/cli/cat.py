@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+_TO_FILE = "Send it to a file: wdskit cat ... > file"
+
 
 def cat_command(
-    shard: Annotated[str, typer.Argument(metavar="SHARD", help="A shard, local or http(s).", show_default=False)],
-    name: Annotated[
-        str, typer.Argument(metavar="KEY.FIELD", help="As in `wdskit ls`: photos/cat/000003.json.", show_default=False)
-    ],
+    shard: Annotated[str, typer.Argument(metavar="SHARD", help="A shard, local or http(s).")],
+    name: Annotated[str, typer.Argument(metavar="KEY.FIELD", help="As in `wdskit ls`: photos/cat/000003.json.")],
 ) -> None:
     """Write one field of one sample to stdout, byte for byte.
 
@@ -20,7 +20,7 @@ def cat_command(
 
     In Python: wdskit.cat
     """
-    from wdskit.cli.console import escape, plural
+    from wdskit.cli.console import escape_lines, plural
     from wdskit.errors import DecodeError
     from wdskit.limits import MAX_HELD_BYTES
     from wdskit.shards.extract import cat_pieces
@@ -29,15 +29,13 @@ def cat_command(
     if not sys.stdout.isatty():
         sys.stdout.buffer.writelines(pieces)
         return
-    data = b""
+    data = bytearray()
     for piece in pieces:
         data += piece
         if len(data) > MAX_HELD_BYTES:
-            msg = f"{name!r} has more than {plural(MAX_HELD_BYTES, 'byte')}, too many for a terminal."
-            raise DecodeError(f"{msg} Send it to a file: wdskit cat ... > file", field=name)
+            msg = f"{name!r} has more than {plural(MAX_HELD_BYTES, 'byte')}, too many for a terminal. {_TO_FILE}"
+            raise DecodeError(msg, field=name)
     try:
-        text = data.decode()
+        print(escape_lines(data.decode()))
     except UnicodeDecodeError as err:
-        msg = f"{name!r} is no text but {plural(len(data), 'byte')}. Send it to a file: wdskit cat ... > file"
-        raise DecodeError(msg, field=name) from err
-    print("\n".join(map(escape, text.split("\n"))))
+        raise DecodeError(f"{name!r} is no text but {plural(len(data), 'byte')}. {_TO_FILE}", field=name) from err

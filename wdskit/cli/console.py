@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 PIPE_WIDTH = 100
 """Columns of a table that goes to a file or a pipe, where COLUMNS says nothing."""
-_REFRESH_S = 0.1
 
+_REFRESH_S = 0.1
 
 escape = wording.printable
 format_bytes = wording.format_bytes
@@ -53,14 +53,16 @@ def print_error(error: BaseException) -> None:
 
 
 def print_json(value: object) -> None:
-    """One JSON document on one line of stdout, in ASCII, so that names cannot reach the terminal raw."""
-    print(json.dumps(value))
+    """One JSON document on one line of stdout, in ASCII, so that names cannot reach the terminal raw.
+
+    Dataclasses become objects, paths text.
+    """
+    print(json.dumps(value, default=lambda one: str(one) if isinstance(one, Path) else vars(one)))
 
 
 def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
     """Dataclasses for JSON, by their `name`."""
-    found = [dataclasses.asdict(row) for row in rows]
-    return {row.pop("name"): row for row in found}
+    return {row.name: {key: value for key, value in vars(row).items() if key != "name"} for row in rows}
 
 
 def plural(count: int, noun: str) -> str:
@@ -84,8 +86,17 @@ def exit_2_on_error() -> Iterator[None]:
         raise typer.Exit(2) from err
 
 
-def facts_table(facts: Iterable[tuple[str, str]], title: str | None = None) -> Table:
-    """One fact a line."""
+def print_tables(tables: Iterable[Table]) -> None:
+    """Tables with an empty line between them."""
+    console = make_console()
+    for number, table in enumerate(tables):
+        if number:
+            console.print()
+        console.print(table)
+
+
+def details_table(details: Iterable[tuple[str, str]], title: str | None = None) -> Table:
+    """A name and a value a line, escaped."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -94,29 +105,32 @@ def facts_table(facts: Iterable[tuple[str, str]], title: str | None = None) -> T
     table.title = None if title is None else Text(escape(title), style="bold")
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for fact in facts:
-        table.add_row(*fact)
+    for detail in details:
+        table.add_row(*map(escape, detail))
     return table
 
 
-def numbers_table(name: str, *titles: str) -> Table:
-    """A table with a column of names, then columns of numbers."""
+def numbers_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, text: str = "") -> Table:
+    """A column of names, then columns of numbers, or of text under the title `text`; all escaped."""
     from rich import box
     from rich.table import Table
 
+    name, *others = titles
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     table.add_column(name, style="bold", overflow="fold")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+    for title in others:
+        table.add_column(title, justify="left" if title == text else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
 
 
-def print_summary(facts: Iterable[tuple[str, str]], notes: Iterable[str]) -> None:
-    """What a run wrote: a line a fact, then notes. Where nobody reads it (`| head`), the run was good nevertheless."""
+def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> None:
+    """What a run wrote: a line a value, then notes. Where nobody reads it (`| head`), the run was good nevertheless."""
     from rich.table import Table
 
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name, value in facts:
+    for name, value in details:
         table.add_row(name, escape(value))
     console = make_console()
     with console.capture() as text:
@@ -177,37 +191,34 @@ def show_packing() -> Iterator[Tell]:
     """A bar with samples/s, MB/s and the time left, one after the other for each stage of packing. Where Ctrl-C ends
     the block, a line says what that leaves.
     """
-    from rich.progress import BarColumn, TextColumn
+    from rich.progress import BarColumn, Task, TextColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), TextColumn("{task.fields[rates]}"))
+    class Rates(TextColumn):
+        def render(self, task: Task) -> Text:
+            return Text(_rates(task.fields["now"], task.elapsed or 0))
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), Rates(""))
     try:
         with _show_bar(*columns, expand=True) as bar:
-            yield (lambda _: None) if bar.disable else _PackingBar(bar)
+            stage, next_s = "", 0.0
+
+            def show(now: Progress) -> None:
+                nonlocal stage, next_s
+                is_last = now.num_samples == now.total_samples
+                if now.stage == stage and time.monotonic() < next_s and not is_last:
+                    return
+                if now.stage != stage:
+                    for task in bar.task_ids:
+                        bar.remove_task(task)
+                    bar.add_task(now.stage, total=now.total_samples, now=now)
+                stage, next_s = now.stage, time.monotonic() + _REFRESH_S
+                bar.update(bar.task_ids[0], completed=now.num_samples, now=now, refresh=is_last)
+
+            yield (lambda _: None) if bar.disable else show
     except KeyboardInterrupt:
         print("Stopped. What has its name is whole, and the same command goes on with it.", file=sys.stderr)
         raise
-
-
-class _PackingBar:
-    """Shows how far packing is, a few times a second."""
-
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
-        self._stage = ""
-        self._next = 0.0
-
-    def __call__(self, now: Progress) -> None:
-        seconds = time.monotonic()
-        if now.stage != self._stage:
-            for task in self._bar.task_ids:
-                self._bar.remove_task(task)
-            self._task = self._bar.add_task(now.stage, total=now.total_samples, rates="")
-            self._stage, self._start = now.stage, seconds
-        elif seconds < self._next and now.num_samples != now.total_samples:
-            return
-        self._next = seconds + _REFRESH_S
-        done, rates = now.num_samples, _rates(now, seconds - self._start)
-        self._bar.update(self._task, completed=done, rates=rates, refresh=done == now.total_samples)
 
 
 def _rates(now: Progress, seconds: float) -> str:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from wdskit.cli.console import escape, exit_2_on_error, format_count, plural, print_json, show_bytes
 from wdskit.cli.options import JsonOption
 
-if TYPE_CHECKING:
-    from wdskit.shards.diff import Difference, DiffResult
-
 
 def diff_command(
-    a: Annotated[str, typer.Argument(metavar="A", help="A shard, a folder, or a pattern.", show_default=False)],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another.", show_default=False)],
+    a: Annotated[str, typer.Argument(metavar="A", help="A shard, a folder, or a pattern.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Most lines of each kind.")] = 100,
     json: JsonOption = False,
 ) -> None:
@@ -34,15 +30,16 @@ def diff_command(
     with exit_2_on_error(), show_bytes("comparing") as show:
         result = diff(a, b, limit=limit, progress=show)
     if json:
-        print_json({**dataclasses.asdict(result), "is_same": result.is_same})
-    else:
-        _print(result)
-    raise typer.Exit(0 if result.is_same else 1)
-
-
-def _print(result: DiffResult) -> None:
+        print_json({**vars(result), "is_same": result.is_same})
+        raise typer.Exit(0 if result.is_same else 1)
     for one in result.differences:
-        print(_line(one))
+        key = escape(one.key)
+        if one.in_b is None:
+            print(f"only in A: {key} ({escape(one.in_a or '')})")
+        elif one.in_a is None:
+            print(f"only in B: {key} ({escape(one.in_b)})")
+        else:
+            print(f"differs: {key}: {escape(', '.join(one.fields))} ({escape(one.in_a)}, {escape(one.in_b)})")
     for side, num in zip("AB", result.num_repeated, strict=True):
         if num:
             print(f"{plural(num, 'sample')} of {side} with a key that came before: not compared.")
@@ -51,11 +48,4 @@ def _print(result: DiffResult) -> None:
         f"{format_count(result.num_equal)} equal, {format_count(result.num_only_a)} only in A, "
         f"{format_count(result.num_only_b)} only in B, {format_count(result.num_differ)} differ."
     )
-
-
-def _line(one: Difference) -> str:
-    if one.in_b is None:
-        return f"only in A: {escape(one.key)} ({escape(one.in_a or '')})"
-    if one.in_a is None:
-        return f"only in B: {escape(one.key)} ({escape(one.in_b)})"
-    return f"differs: {escape(one.key)}: {escape(', '.join(one.fields))} ({escape(one.in_a)}, {escape(one.in_b)})"
+    raise typer.Exit(0 if result.is_same else 1)

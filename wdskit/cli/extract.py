@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from wdskit.cli.console import escape, format_bytes, format_count, plural, print_json
 from wdskit.cli.options import EmptyFolderOption, JsonOption, PathArgument
-
-if TYPE_CHECKING:
-    from wdskit.shards.extract import Extracted
 
 
 def extract_command(
@@ -23,9 +19,7 @@ def extract_command(
     keys: Annotated[
         list[str] | None, typer.Option("--key", metavar="KEY", help="Only this sample. Repeatable.")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Stop after so many samples.", show_default=False)
-    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after so many samples.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Write the fields of samples as files called KEY.FIELD.
@@ -39,14 +33,10 @@ def extract_command(
     from wdskit.shards.extract import extract
 
     done = extract(path, to, fields=fields or (), keys=keys or (), limit=limit)
+    code = 1 if done.num_refused or done.missing_keys or done.missing_fields else 0
     if json:
-        print_json({**dataclasses.asdict(done), "folder": str(done.folder)})
-    else:
-        _print(done)
-    raise typer.Exit(1 if done.num_refused or done.missing_keys or done.missing_fields else 0)
-
-
-def _print(done: Extracted) -> None:
+        print_json(done)
+        raise typer.Exit(code)
     for name, reason in done.refused:
         print(f"left out: {escape(repr(name))}: {reason}")
     if done.num_refused > len(done.refused):
@@ -58,3 +48,4 @@ def _print(done: Extracted) -> None:
         f"Extracted {escape(str(done.folder))}: {plural(done.num_samples, 'sample')}, "
         f"{plural(done.num_files, 'file')}, {format_bytes(done.num_bytes)}."
     )
+    raise typer.Exit(code)

@@ -12,15 +12,11 @@ from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
 
 
 def index_command(
-    folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.", show_default=False)
-    ],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.")],
     export: Annotated[
         str | None,
         typer.Option(
-            metavar="KINDS",
-            help="Keep files for other readers too: wids,open_clip,timm,energon,dali; or none.",
-            show_default=False,
+            metavar="KINDS", help="Keep files for other readers too: wids,open_clip,timm,energon,dali; or none."
         ),
     ] = None,
     split_name: SplitNameOption = "",
@@ -44,36 +40,28 @@ def index_command(
     seconds = time.perf_counter() - start
     index = report.index
     num_bytes = sum(entry.num_bytes for entry in index.entries)
+    kinds = list(index.exports.kinds)
     if json:
-        print_json(
-            {
-                "folder": folder,
-                "num_shards": len(index.entries),
-                "num_samples": index.num_samples,
-                "num_bytes": num_bytes,
-                "num_ignored": report.num_ignored,
-                "export": list(index.exports.kinds),
-                "changed": list(report.changed),
-                "disagreeing": {file: list(names) for file, names in report.disagreeing.items()},
-            }
-        )
+        document = {"folder": folder, "num_shards": len(index.entries), "num_samples": index.num_samples}
+        document |= {"num_bytes": num_bytes, "num_ignored": report.num_ignored, "export": kinds}
+        print_json({**document, "changed": report.changed, "disagreeing": report.disagreeing})
         return
     print(
         f"Indexed {escape(folder)}: {plural(len(index.entries), 'shard')}, {plural(index.num_samples, 'sample')}, "
         f"{format_bytes(num_bytes)} in {seconds:.1f} s ({format_bytes(num_bytes / seconds)}/s)."
     )
-    if index.exports.kinds:
-        print(f"Beside them, for other readers: {', '.join(index.exports.kinds)}.")
+    if kinds:
+        print(f"Beside them, for other readers: {', '.join(kinds)}.")
     if report.changed:
         print(
             f"Note: {plural(len(report.changed), 'shard')} with the size that the index said before and other bytes, "
             f"the first {escape(report.changed[0])}. If nobody wrote them anew, they are damaged."
         )
     for file, names in report.disagreeing.items():
-        what = (
-            f"other numbers of samples of {plural(len(names), 'shard')}, the first {escape(names[0])}" if names else ""
-        )
-        print(f"Note: {file} says {what}." if names else f"Note: {file} is not what its program reads.")
+        what = "is not what its program reads"
+        if names:
+            what = f"says other numbers of samples of {plural(len(names), 'shard')}, the first {escape(names[0])}"
+        print(f"Note: {file} {what}.")
     if report.num_ignored:
         print(ignored_note(report.num_ignored))
     num_empty = sum(entry.num_samples == 0 for entry in index.entries)

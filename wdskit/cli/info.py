@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,14 +9,14 @@ import typer
 
 from wdskit.cli.console import (
     by_name,
+    details_table,
     escape,
-    facts_table,
     format_bytes,
     format_count,
     ignored_note,
-    make_console,
     numbers_table,
     print_json,
+    print_tables,
     show_bytes,
 )
 from wdskit.cli.options import PathArgument
@@ -31,8 +30,7 @@ NUM_CLASSES_SHOWN = 8
 
 
 def info_command(
-    path: PathArgument,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
+    path: PathArgument, json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False
 ) -> None:
     """Show what a shard or a folder of shards holds.
 
@@ -46,16 +44,16 @@ def info_command(
     with show_bytes("reading") as show:
         summary = info(path, progress=show)
     if json:
-        print_json(_to_json(summary))
+        between = dict(zip(("min", "median", "max"), summary.samples_per_shard, strict=True))
+        rows = {"fields": by_name(summary.fields), "selections": by_name(summary.selections)}
+        print_json({**vars(summary), "samples_per_shard": between, **rows})
         return
-    console = make_console()
-    console.print(facts_table(_facts(summary), summary.path))
+    tables = [details_table(_details(summary), summary.path)]
     if summary.fields:
-        console.print()
-        console.print(_fields(summary))
+        tables.append(_fields(summary))
     if summary.selections:
-        console.print()
-        console.print(_selections(summary))
+        tables.append(_selections(summary))
+    print_tables(tables)
     if summary.unfinished:
         print(f"Note: {escape(summary.unfinished)}")
     elif summary.kind == "folder" and summary.source == "scan":
@@ -64,16 +62,7 @@ def info_command(
         print(ignored_note(summary.num_ignored))
 
 
-def _to_json(summary: Summary) -> dict[str, object]:
-    return {
-        **dataclasses.asdict(summary),
-        "samples_per_shard": dict(zip(("min", "median", "max"), summary.samples_per_shard, strict=True)),
-        "fields": by_name(summary.fields),
-        "selections": by_name(summary.selections),
-    }
-
-
-def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
+def _details(summary: Summary) -> Iterator[tuple[str, str]]:
     from wdskit.storage.urls import is_local
 
     yield "samples", format_count(summary.num_samples)
@@ -84,7 +73,7 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
         least, median, most = map(format_count, summary.samples_per_shard)
         yield "samples a shard", f"{least} in each" if least == most else f"{least} to {most}, median {median}"
     if summary.classes is not None:
-        shown = ", ".join(map(escape, summary.classes[:NUM_CLASSES_SHOWN]))
+        shown = ", ".join(summary.classes[:NUM_CLASSES_SHOWN])
         more = ", ..." if len(summary.classes) > NUM_CLASSES_SHOWN else ""
         yield "classes", f"{format_count(len(summary.classes))}: {shown}{more}"
     if summary.source == "scan":
@@ -95,35 +84,38 @@ def _facts(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _fields(summary: Summary) -> Table:
-    """One field a line."""
-    is_folder, is_counted = summary.kind != "shard", summary.source == "scan"
-    counts = ("samples", "mean size", "size") if is_counted else ()
-    table = numbers_table("field", *(("shards",) if is_folder else ()), *counts)
+    """One field a line; their samples and bytes are known where the shards were read."""
+    is_folder = summary.kind != "shard"
+    titles = ["field"]
+    if is_folder:
+        titles.append("shards")
+    if summary.source == "scan":
+        titles += ["samples", "mean size", "size"]
+    rows = []
     for field in summary.fields:
-        cells = [escape(field.name)]
+        row = [field.name]
         if is_folder:
-            cells.append(_part(field.num_shards, summary.num_shards))
+            row.append(_part(field.num_shards, summary.num_shards))
         if field.num_samples is not None and field.num_bytes is not None:
             mean = field.num_bytes / field.num_samples
-            cells += [_part(field.num_samples, summary.num_samples), format_bytes(mean), format_bytes(field.num_bytes)]
-        table.add_row(*cells)
-    return table
+            row += [_part(field.num_samples, summary.num_samples), format_bytes(mean), format_bytes(field.num_bytes)]
+        rows.append(row)
+    return numbers_table(titles, rows)
 
 
 def _selections(summary: Summary) -> Table:
     """One selection a line."""
-    table = numbers_table("selection", "samples", "share")
     has_problems = any(selection.problem for selection in summary.selections)
-    if has_problems:
-        table.add_column("problem", no_wrap=True)
+    rows = []
     for selection in summary.selections:
-        count = selection.num_samples
-        share = "-"
+        count, share = selection.num_samples, "-"
         if count is not None and summary.num_samples and not selection.problem:
             share = f"{count / summary.num_samples:.2%}"
-        cells = [selection.name, "-" if count is None else format_count(count), share]
-        table.add_row(*cells, *([selection.problem or ""] if has_problems else []))
-    return table
+        row = [selection.name, "-" if count is None else format_count(count), share]
+        rows.append([*row, selection.problem or ""] if has_problems else row)
+    return numbers_table(
+        ["selection", "samples", "share", *(["problem"] if has_problems else [])], rows, text="problem"
+    )
 
 
 def _part(count: int, total: int) -> str:

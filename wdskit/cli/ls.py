@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated
@@ -16,41 +15,16 @@ from wdskit.errors import WdskitError
 if TYPE_CHECKING:
     from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow
 
+Row = tuple[dict[str, object], tuple[str, ...]]
+"""One line, as a JSON object and as cells."""
+
 NUM_ALIGNED = 200
 """Lines that are held back to make their columns equally wide."""
 
 
-def _shard_cells(row: ShardRow) -> tuple[str, ...]:
-    return escape(row.name), format_count(row.num_samples), format_bytes(row.num_bytes), escape(" ".join(row.fields))
-
-
-def _shard_document(row: ShardRow) -> dict[str, object]:
-    known = dataclasses.asdict(row)
-    return {"shard": known.pop("name"), **known}
-
-
-def _sample_cells(row: SampleRow) -> tuple[str, ...]:
-    fields = ", ".join(f"{escape(name)} {format_bytes(size)}" for name, size in row.fields)
-    return str(row.number), str(row.offset), escape(row.key), fields
-
-
-def _sample_document(row: SampleRow) -> dict[str, object]:
-    return {"number": row.number, "offset": row.offset, "key": row.key, "fields": dict(row.fields)}
-
-
-def _member_cells(row: MemberRow) -> tuple[str, ...]:
-    return str(row.offset), format_bytes(row.num_bytes), escape(row.name)
-
-
-def _member_document(row: MemberRow) -> dict[str, object]:
-    return {"offset": row.offset, "num_bytes": row.num_bytes, "member": row.name}
-
-
 def ls_command(
     path: PathArgument,
-    limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Stop after so many lines.", show_default=False)
-    ] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after so many lines.")] = None,
     members: Annotated[bool, typer.Option("--members", help="List a shard's raw tar members.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
 ) -> None:
@@ -67,26 +41,36 @@ def ls_command(
 
     target = find_shards(path)
     if target.kind != "shard" and members:
-        msg = f"{escape(path)} is a {target.kind}, but --members lists one shard."
-        raise typer.BadParameter(msg)
-    lines: Iterator[object]
+        raise typer.BadParameter(f"{escape(path)} is a {target.kind}, but --members lists one shard.")
+    rows: Iterator[Row]
     if target.kind != "shard":
-        shards = list_right_shards(target, limit=limit)
-        lines = (
-            map(_shard_document, shards) if json else _align("shard >samples >size fields", map(_shard_cells, shards))
-        )
+        titles, rows = "shard >samples >size fields", map(_shard_row, list_right_shards(target, limit=limit))
     elif members:
-        rows = islice(list_members(target.urls[0]), limit)
-        lines = map(_member_document, rows) if json else _align(">offset >size member", map(_member_cells, rows))
+        titles, rows = ">offset >size member", map(_member_row, islice(list_members(target.urls[0]), limit))
     else:
-        samples = islice(list_samples(target.urls[0]), limit)
-        titles = ">number >offset key fields"
-        lines = map(_sample_document, samples) if json else _align(titles, map(_sample_cells, samples))
-    for line in lines:
-        if json:
-            print_json(line)
-        else:
-            print(line)
+        titles, rows = ">number >offset key fields", map(_sample_row, islice(list_samples(target.urls[0]), limit))
+    if json:
+        for document, _ in rows:
+            print_json(document)
+        return
+    for line in _align(titles, (cells for _, cells in rows)):
+        print(line)
+
+
+def _shard_row(row: ShardRow) -> Row:
+    cells = row.name, format_count(row.num_samples), format_bytes(row.num_bytes), " ".join(row.fields)
+    return {"shard" if name == "name" else name: value for name, value in vars(row).items()}, cells
+
+
+def _sample_row(row: SampleRow) -> Row:
+    fields = ", ".join(f"{name} {format_bytes(size)}" for name, size in row.fields)
+    document = {"number": row.number, "offset": row.offset, "key": row.key, "fields": dict(row.fields)}
+    return document, (str(row.number), str(row.offset), row.key, fields)
+
+
+def _member_row(row: MemberRow) -> Row:
+    document = {"offset": row.offset, "num_bytes": row.num_bytes, "member": row.name}
+    return document, (str(row.offset), format_bytes(row.num_bytes), row.name)
 
 
 def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
@@ -96,8 +80,7 @@ def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
     from rich.cells import cell_len
 
     titles = header.split()
-    to_right = [title.startswith(">") for title in titles]
-    batch = [tuple(title.lstrip(">") for title in titles)]
+    batch = [[title.lstrip(">") for title in titles]]
     widths = [0] * len(titles)
 
     def flush() -> Iterator[str]:
@@ -105,14 +88,16 @@ def _align(header: str, rows: Iterator[tuple[str, ...]]) -> Iterator[str]:
             widths[:] = map(max, widths, map(cell_len, row))
         widths[-1] = 0
         for row in batch:
-            gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-            cells = zip(row, gaps, to_right, strict=True)
-            yield "  ".join(gap + cell if right else cell + gap for cell, gap, right in cells).rstrip()
+            padded = []
+            for title, cell, width in zip(titles, row, widths, strict=True):
+                gap = " " * (width - cell_len(cell))
+                padded.append(gap + cell if title.startswith(">") else cell + gap)
+            yield "  ".join(padded).rstrip()
         batch.clear()
 
     try:
         for row in rows:
-            batch.append(row)
+            batch.append(list(map(escape, row)))
             if len(batch) > NUM_ALIGNED:
                 yield from flush()
     except WdskitError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -12,15 +11,13 @@ from wdskit.cli.options import EmptyFolderOption, JsonOption, PathArgument
 
 if TYPE_CHECKING:
     from wdskit.codecs.checks import ImageCheck
-    from wdskit.shards.repair import RepairResult
 
 
 def repair_command(
     path: PathArgument,
     to: EmptyFolderOption,
     images: Annotated[
-        str,
-        typer.Option(metavar="none|structure|decode", help="A sample with an image that fails this check is lost."),
+        str, typer.Option(metavar="none|structure|decode", help="A sample with an image that fails this check is lost.")
     ] = "structure",
     json: JsonOption = False,
 ) -> None:
@@ -39,22 +36,18 @@ def repair_command(
     with exit_2_on_error(), show_bytes("repairing") as show:
         result = repair(path, to, images=cast("ImageCheck", images), progress=show)
     suspects = [one.path for one in result.shards if one.is_suspect]
+    code = 1 if result.lost or suspects else 0
     if json:
-        shards = [dataclasses.asdict(one) for one in result.shards]
-        print_json({"folder": str(result.folder), "num_saved": result.num_saved, "shards": shards})
-    else:
-        _print(result, suspects)
-    raise typer.Exit(1 if result.lost or suspects else 0)
-
-
-def _print(result: RepairResult, suspects: list[str]) -> None:
+        print_json({"folder": result.folder, "num_saved": result.num_saved, "shards": result.shards})
+        raise typer.Exit(code)
     for loss in result.lost:
         print(f"lost: {escape(str(loss))}")
-    for path in suspects:
-        print(f"doubt: {escape(path)}: its sha256 is not the index's, so what was saved of it may have changed too.")
+    for shard in suspects:
+        print(f"doubt: {escape(shard)}: its sha256 is not the index's, so what was saved of it may have changed too.")
     lost = {(loss.file, loss.key) for loss in result.lost if loss.key is not None}
     num_shards = sum(one.num_saved > 0 for one in result.shards)
     print(
         f"Repaired {escape(str(result.folder))}: {plural(result.num_saved, 'sample')} saved in "
         f"{plural(num_shards, 'shard')}, {plural(len(lost), 'sample')} known by key lost."
     )
+    raise typer.Exit(code)

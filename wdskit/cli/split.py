@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,27 +11,19 @@ from wdskit.cli.console import (
     by_name,
     escape,
     format_count,
-    make_console,
     numbers_table,
     plural,
     print_json,
+    print_tables,
     show_bytes,
 )
 from wdskit.cli.options import JsonOption, ReadersOption
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from wdskit.shards.split import SplitReport
-
 
 def split_command(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder with its index.", show_default=False)],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder with its index.")],
     shares: Annotated[
-        str,
-        typer.Argument(
-            metavar="SHARES", help="Names and shares that add up to 1: train=0.8,val=0.1,test=0.1", show_default=False
-        ),
+        str, typer.Argument(metavar="SHARES", help="Names and shares that add up to 1: train=0.8,val=0.1,test=0.1")
     ],
     by: Annotated[
         str,
@@ -43,11 +35,7 @@ def split_command(
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Another seed gives another split.")] = 0,
     missing: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The split for samples without that value. Default: they are an error.",
-            show_default=False,
-        ),
+        typer.Option(metavar="NAME", help="The split for samples without that value. Default: they are an error."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace splits that were made otherwise.")] = False,
     workers: ReadersOption = None,
@@ -66,45 +54,27 @@ def split_command(
     start = time.perf_counter()
     with show_bytes("splitting") as show:
         report = split(
-            folder,
-            shares,
-            by=by,
-            seed=seed,
-            missing=missing,
-            overwrite=overwrite,
-            workers=workers,
-            progress=show,
+            folder, shares, by=by, seed=seed, missing=missing, overwrite=overwrite, workers=workers, progress=show
         )
     if json:
-        print_json(_to_json(report))
+        document = {"folder": report.folder, "num_samples": report.num_samples, "num_missing": report.num_missing}
+        print_json({**document, "splits": by_name(report.parts), "recipe": report.recipe})
         return
     seconds = time.perf_counter() - start
     print(f"Split {escape(folder)} by {escape(by)}: {plural(report.num_samples, 'sample')} in {seconds:.1f} s.")
     print()
-    make_console().print(_table(report))
+    titles = ["split", "samples", "share", "wanted"]
+    rows = []
+    for part in report.parts:
+        share = part.num_samples / report.num_samples if report.num_samples else 0
+        rows.append([part.name, format_count(part.num_samples), f"{share:.2%}", f"{part.wanted_ratio:.2%}"])
+        if part.num_groups is not None:
+            rows[-1].append(format_count(part.num_groups))
+    if report.parts[0].num_groups is not None:
+        titles.append("groups")
+    print_tables([numbers_table(titles, rows)])
     if report.num_missing:
         print(f"Note: {plural(report.num_missing, 'sample')} without {escape(by)} went to {missing}.")
     for part in report.parts:
         if not part.num_samples:
             print(f"Note: {part.name} has no sample.")
-
-
-def _to_json(report: SplitReport) -> dict[str, object]:
-    return {
-        "folder": report.folder,
-        "num_samples": report.num_samples,
-        "num_missing": report.num_missing,
-        "splits": by_name(report.parts),
-        "recipe": report.recipe,
-    }
-
-
-def _table(report: SplitReport) -> Table:
-    """One split a line."""
-    grouped = report.parts[0].num_groups is not None
-    table = numbers_table("split", "samples", "share", "wanted", *(["groups"] if grouped else []))
-    for part in report.parts:
-        share = part.num_samples / report.num_samples if report.num_samples else 0
-        cells = [part.name, format_count(part.num_samples), f"{share:.2%}", f"{part.wanted_ratio:.2%}"]
-        table.add_row(*cells, *([format_count(part.num_groups)] if part.num_groups is not None else []))
-    return table

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from wdskit.cli.console import (
+    details_table,
     escape,
-    facts_table,
     format_bytes,
     format_count,
     ignored_note,
-    make_console,
     numbers_table,
     plural,
     print_json,
+    print_tables,
     show_bytes,
 )
 from wdskit.cli.options import JsonOption, PathArgument, ReadersOption
@@ -25,7 +25,7 @@ from wdskit.cli.options import JsonOption, PathArgument, ReadersOption
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wdskit.statistics.result import ImageStats, NumberStats, ShardStats
+    from wdskit.statistics.result import ClassStats, ImageStats, NumberStats, ShardStats
 
 NUM_CLASSES_SHOWN = 12
 NUM_KEYS_SHOWN = 40
@@ -34,14 +34,12 @@ NUM_KEYS_SHOWN = 40
 def stats_command(
     path: PathArgument,
     sample: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.", show_default=False),
+        str | None, typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share, and the thumbnails.")] = 0,
     digests: Annotated[bool, typer.Option("--digests", help="Find images that are the same bytes.")] = False,
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too.", show_default=False),
+        Path | None, typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too.")
     ] = None,
     workers: ReadersOption = None,
     json: JsonOption = False,
@@ -58,13 +56,9 @@ def stats_command(
     with show_bytes("counting") as show:
         found = stats(path, sample=sample, seed=seed, digests=digests, html=html, workers=workers, progress=show)
     if json:
-        print_json(found.as_dict())
+        print_json(found)
         return
-    console = make_console()
-    for number, table in enumerate(_tables(found)):
-        if number:
-            console.print()
-        console.print(table)
+    print_tables(_tables(found))
     for line in _notes(found):
         print(escape(line))
     if html:
@@ -72,25 +66,25 @@ def stats_command(
 
 
 def _tables(found: ShardStats) -> Iterator[Table]:
-    yield facts_table(_facts(found), found.path)
+    yield details_table(_details(found), found.path)
     if found.fields:
-        yield _fields(found)
+        yield numbers_table(["field", "samples", "size", "min", "mean", "p50", "p99", "max"], _fields(found))
     if found.classes:
-        yield _classes(found)
+        yield numbers_table(["class", "number", "samples", "share"], _classes(found.classes))
     for images in found.images:
-        yield facts_table(_of_images(images), f"images, field {images.field}")
+        yield details_table(_of_images(images), f"images, field {images.field}")
     if found.json_keys:
-        yield _keys(found)
+        yield numbers_table(["JSON key", "samples", "types", "least", "most"], _keys(found))
 
 
-def _facts(found: ShardStats) -> Iterator[tuple[str, str]]:
+def _details(found: ShardStats) -> Iterator[tuple[str, str]]:
     yield "samples", format_count(found.num_samples)
     if found.sample:
         yield "read", f"{format_count(found.num_read)} of them; all below is of these"
     yield "size", f"{format_bytes(found.num_bytes)} in {plural(found.num_shards, 'shard')}"
     if found.num_shards > 1:
         least, most = found.shard_samples.min, found.shard_samples.max
-        between = f", {escape(found.shard_least)} and {escape(found.shard_most)}" if least < most else ""
+        between = f", {found.shard_least} and {found.shard_most}" if least < most else ""
         yield "samples a shard", _range(found.shard_samples, format_count) + between
         yield "bytes a shard", _range(found.shard_bytes, format_bytes)
     yield "bytes a sample", _range(found.sample_sizes, format_bytes)
@@ -107,35 +101,28 @@ def _range(numbers: NumberStats, show: Callable[[float], str]) -> str:
     return f"{show(numbers.min)} to {show(numbers.max)}, median {show(numbers.p50)}"
 
 
-def _fields(found: ShardStats) -> Table:
-    table = numbers_table("field", "samples", "size", "min", "mean", "p50", "p99", "max")
+def _fields(found: ShardStats) -> Iterator[Sequence[str]]:
     for field in found.fields:
         sizes = field.sizes
         numbers = (sizes.total, sizes.min, sizes.mean, sizes.p50, sizes.p99, sizes.max)
-        table.add_row(escape(field.name), _part(field.num_samples, found.num_read), *map(format_bytes, numbers))
-    return table
+        yield field.name, _part(field.num_samples, found.num_read), *map(format_bytes, numbers)
 
 
 def _part(count: int, of: int) -> str:
     return format_count(count) if count == of else f"{format_count(count)} ({count / of:.1%})"
 
 
-def _classes(found: ShardStats) -> Table:
+def _classes(classes: Sequence[ClassStats]) -> Iterator[Sequence[str]]:
     """All classes in their order where they are few, else the commonest and the rarest."""
-    classes = found.classes or ()
-    shown = list(classes)
-    table = numbers_table("class", "number", "samples", "share")
-    if len(classes) > NUM_CLASSES_SHOWN:
-        ranked = sorted(classes, key=lambda one: -one.num_samples)
-        half = NUM_CLASSES_SHOWN // 2
-        shown = [*ranked[:half], *ranked[-half:]]
+    from wdskit.statistics.result import choose_classes
+
+    shown = choose_classes(classes, NUM_CLASSES_SHOWN)
     total = sum(one.num_samples for one in classes)
     for place, one in enumerate(shown):
-        if place == NUM_CLASSES_SHOWN // 2 and len(classes) > NUM_CLASSES_SHOWN:
-            table.add_row(f"... {format_count(len(classes) - len(shown))} between")
-        name = "-" if one.name is None else escape(one.name)
-        table.add_row(name, str(one.number), format_count(one.num_samples), f"{one.num_samples / total:.2%}")
-    return table
+        if len(shown) < len(classes) and place == len(shown) // 2:
+            yield (f"... {format_count(len(classes) - len(shown))} between",)
+        name = "-" if one.name is None else one.name
+        yield name, str(one.number), format_count(one.num_samples), f"{one.num_samples / total:.2%}"
 
 
 def _of_images(images: ImageStats) -> Iterator[tuple[str, str]]:
@@ -156,22 +143,20 @@ def _of_images(images: ImageStats) -> Iterator[tuple[str, str]]:
 def _counted(counts: dict[str, int], total: int) -> str:
     if len(counts) == 1:
         return f"{next(iter(counts))} all"
-    return ", ".join(f"{escape(name)} {count:,} ({count / total:.1%})" for name, count in counts.items())
+    return ", ".join(f"{name} {count:,} ({count / total:.1%})" for name, count in counts.items())
 
 
-def _keys(found: ShardStats) -> Table:
+def _keys(found: ShardStats) -> Iterator[Sequence[str]]:
     several = len({one.field for one in found.json_keys}) > 1
-    table = numbers_table("JSON key", "samples", "types", "least", "most")
     for one in found.json_keys[:NUM_KEYS_SHOWN]:
         name = f"{one.field}: {one.key}" if several else one.key or "(whole value)"
         types = ", ".join(one.types)
         if len(one.types) > 1:
             types = ", ".join(f"{kind} {count:,}" for kind, count in one.types.items())
-        least, most = ("" if value is None else f"{value:,.6g}" for value in (one.min, one.max))
-        table.add_row(escape(name), _part(one.num_samples, found.num_read), types, least, most)
+        limits = ("" if value is None else f"{value:,.6g}" for value in (one.min, one.max))
+        yield name, _part(one.num_samples, found.num_read), types, *limits
     if len(found.json_keys) > NUM_KEYS_SHOWN:
-        table.add_row(f"... {plural(len(found.json_keys) - NUM_KEYS_SHOWN, 'more key')}; --json lists them")
-    return table
+        yield (f"... {plural(len(found.json_keys) - NUM_KEYS_SHOWN, 'more key')}; --json lists them",)
 
 
 def _notes(found: ShardStats) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -15,9 +14,10 @@ from wdskit.cli.console import (
     format_bytes,
     format_count,
     ignored_note,
-    make_console,
+    numbers_table,
     plural,
     print_json,
+    print_tables,
     show_bytes,
     split_names,
 )
@@ -43,32 +43,23 @@ def verify_command(
         ),
     ] = "structure",
     sample: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE", help="Check the images of this share of the samples only: 1%.", show_default=False
-        ),
+        str | None, typer.Option(metavar="SHARE", help="Check the images of this share of the samples only: 1%.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.")] = 0,
     readers: Annotated[
         str | None,
         typer.Option(
-            "--for",
-            metavar="NAMES",
-            help="Judge for other readers: hf,dali,energon,wids,open_clip,timm, or all.",
-            show_default=False,
+            "--for", metavar="NAMES", help="Judge for other readers: hf,dali,energon,wids,open_clip,timm, or all."
         ),
     ] = None,
     world_size: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?", show_default=False),
+        int | None, typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?")
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank.", show_default=False),
+        int | None, typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank.")
     ] = None,
     processes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs.", show_default=False),
+        int | None, typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -99,26 +90,20 @@ def verify_command(
             progress=show,
         )
     if json:
-        print_json({**dataclasses.asdict(result), "is_clean": result.is_clean})
+        print_json({**vars(result), "is_clean": result.is_clean})
     else:
         _print(result, time.perf_counter() - start)
     raise typer.Exit(0 if result.is_clean else 1)
 
 
 def _print(result: VerifyResult, seconds: float) -> None:
-    from rich import box
-    from rich.table import Table
-
     from wdskit.checking.findings import NOTES
 
     for finding in result.findings:
         print(escape(f"Note: {finding}" if finding.kind in NOTES else str(finding)))
     if result.verdicts:
-        table = Table("reader", "safe", box=box.SIMPLE, show_edge=False)
-        table.add_column("findings", justify="right")
-        for one in result.verdicts:
-            table.add_row(one.reader, "yes" if one.is_safe else "no", format_count(one.num_findings))
-        make_console().print(table)
+        rows = [(one.reader, "yes" if one.is_safe else "no", format_count(one.num_findings)) for one in result.verdicts]
+        print_tables([numbers_table(["reader", "safe", "findings"], rows, text="safe")])
     for line in _advice(result):
         print(line)
     if result.num_ignored:

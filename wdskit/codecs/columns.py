@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+import contextlib
+from typing import Any
 
 import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from wdskit.codecs.fields import (
-    INT_FIELDS,
-    JSON_FIELDS,
-    NPY_FIELDS,
-    TEXT_FIELDS,
-    decode_field,
-    has_long_number,
-)
+from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, decode_field, has_long_number
 from wdskit.codecs.npy_header import read_npy_header
 from wdskit.dataset.columns import Spans
 from wdskit.errors import DecodeError
-
-_MAGIC = b"\x93NUMPY\x01\x00"
-_LENGTH_AT = len(_MAGIC)  # of the header's length, two bytes
-
-
-class _Kind(NamedTuple):
-    """What the header of an npy file says, and where the elements start."""
-
-    shape: tuple[int, ...]
-    fortran_order: bool
-    dtype: np.dtype[Any]
-    start: int
 
 
 def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
@@ -47,35 +28,17 @@ def decode_column(field: str, spans: Spans) -> list[Any] | NpyColumn | Spans:
     kind = field.rpartition(".")[2].lower()
     if kind in NPY_FIELDS:
         return NpyColumn(field, spans)
-    if kind in JSON_FIELDS:
-        return _decode_json(field, spans.cut())
-    if kind in TEXT_FIELDS:
-        return _decode_text(field, spans.cut())
-    if kind in INT_FIELDS:
-        found = spans.cut()
-        are_digits = all(found) and b"".join(found).isdigit()
-        return list(map(int, found)) if are_digits else _one_by_one(field, found)
-    return spans
-
-
-def _one_by_one(field: str, found: list[bytes]) -> list[Any]:
+    if kind not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
+        return spans
+    found = spans.cut()
+    with contextlib.suppress(orjson.JSONDecodeError, UnicodeDecodeError):  # NaN, or damage that decode_field names
+        if kind in JSON_FIELDS and not has_long_number(b" ".join(found)):
+            return list(map(orjson.loads, found))
+        if kind in TEXT_FIELDS:
+            return [str(data, "utf-8") for data in found]
+        if kind in INT_FIELDS and all(found) and b"".join(found).isdigit():
+            return list(map(int, found))
     return [decode_field(field, data) for data in found]
-
-
-def _decode_text(field: str, found: list[bytes]) -> list[Any]:
-    try:
-        return [str(data, "utf-8") for data in found]
-    except UnicodeDecodeError:
-        return _one_by_one(field, found)  # which says what is wrong
-
-
-def _decode_json(field: str, found: list[bytes]) -> list[Any]:
-    if has_long_number(b" ".join(found)):
-        return _one_by_one(field, found)
-    try:
-        return list(map(orjson.loads, found))
-    except orjson.JSONDecodeError:
-        return _one_by_one(field, found)  # NaN, a byte order mark, or damage
 
 
 class NpyColumn:
@@ -96,15 +59,18 @@ class NpyColumn:
     def __init__(self, field: str, spans: Spans) -> None:
         self._field = field
         self._spans = spans
-        known: dict[bytes, _Kind] = {}
-        self._kinds = [self._kind(at, known) for at in range(len(spans.data))]
-        self.shapes = [kind.shape for kind in self._kinds]
-        dtypes = {kind.dtype if not kind.fortran_order else None for kind in known.values()}
+        try:
+            self._headers = [read_npy_header(data[start:stop]) for data, start, stop in zip(*spans, strict=True)]
+        except DecodeError as err:
+            raise DecodeError(f"{field}: {err}", field=field) from err
+        self.shapes = [header.shape for header in self._headers]
+        different = {id(header): header for header in self._headers}.values()  # equal ones are mostly one
+        dtypes = {None if header.fortran_order else header.dtype for header in different}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else None
 
     def __len__(self) -> int:
         """Number of arrays."""
-        return len(self._kinds)
+        return len(self._headers)
 
     def arrays(self) -> list[Any]:
         """As `decode_field` gives them."""
@@ -114,22 +80,7 @@ class NpyColumn:
         """Write all arrays end to end into one that is C-contiguous, of their dtype and as large as they are."""
         joined = memoryview(stacked.reshape(-1).view(np.uint8).data)
         at = 0
-        for kind, data, start, stop in zip(self._kinds, *self._spans, strict=True):
-            size = stop - start - kind.start
+        for header, data, start, stop in zip(self._headers, *self._spans, strict=True):
+            size = stop - start - header.start
             joined[at : at + size] = data[stop - size : stop]
             at += size
-
-    def _kind(self, at: int, known: dict[bytes, _Kind]) -> _Kind:
-        data, start, stop = self._spans.data[at], self._spans.starts[at], self._spans.stops[at]
-        length_at = start + _LENGTH_AT
-        header_bytes = _LENGTH_AT + 2 + int.from_bytes(data[length_at : length_at + 2], "little")
-        header = bytes(data[start : min(stop, start + header_bytes)])
-        kind = known.get(header) if header.startswith(_MAGIC) else None
-        if kind is None:
-            decode_field(self._field, data[start:stop])  # all checks
-            kind = _Kind(*read_npy_header(data[start:stop]))
-            known[header] = kind
-        elif math.prod(kind.shape) * kind.dtype.itemsize != stop - start - kind.start:
-            decode_field(self._field, data[start:stop])  # which says what is wrong
-            raise DecodeError(f"{self._field}: damaged npy file", field=self._field)
-        return kind

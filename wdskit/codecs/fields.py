@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import numbers
 import re
 from collections.abc import Callable
@@ -27,8 +26,7 @@ _INT = re.compile(rb"\s*[+-]?[0-9]+\s*")
 _DIGITS_TO_0 = bytes(ord("0") if chr(code).isdecimal() and code < 128 else ord(" ") for code in range(256))
 _LONG_NUMBER = b"0" * 19
 _MAX_DEPTH = 512  # of JSON that the standard library reads; orjson has such a limit itself, of 1024
-_DEEPER = np.array([(code in b"[{") - (code in b"]}") for code in range(256)], dtype=np.int64)
-_MARKS_AT_ONCE = 1 << 16
+_JSON_MARK = re.compile(rb"[\[\]{}]")
 _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
@@ -76,12 +74,11 @@ def encode_field(field: str, value: object) -> bytes:
     if encoder is None:
         raise DecodeError(f"{field}: this field is written from bytes, not from {type(value).__name__}", field=field)
     try:
-        encoded: bytes = encoder(value)
+        return encoder(value)
     except DecodeError as err:
         raise DecodeError(f"{field}: {err}", field=field) from err
     except (ValueError, TypeError, RecursionError) as err:  # UnicodeEncodeError is a ValueError
         raise DecodeError(f"{field}: cannot be written: {err}", field=field) from err
-    return encoded
 
 
 def _decode_text(data: Buffer) -> str:
@@ -113,13 +110,11 @@ def _check_depth(raw: bytes) -> None:
     """Refuse JSON that the standard library might not read: how deep it can go depends on who calls it."""
     if raw.count(b"[") + raw.count(b"{") <= _MAX_DEPTH:
         return
-    marks = np.frombuffer(_JSON_TEXT.sub(b"", raw), np.uint8)
     depth = 0
-    for start in range(0, len(marks), _MARKS_AT_ONCE):
-        depths = _DEEPER[marks[start : start + _MARKS_AT_ONCE]].cumsum() + depth
-        if depths.max() > _MAX_DEPTH:
+    for mark in _JSON_MARK.finditer(_JSON_TEXT.sub(b"", raw)):
+        depth += 1 if mark[0] in b"[{" else -1
+        if depth > _MAX_DEPTH:
             raise DecodeError(f"JSON that is nested over {_MAX_DEPTH} deep")
-        depth = int(depths[-1])
 
 
 def has_long_number(raw: bytes) -> bool:
@@ -129,14 +124,7 @@ def has_long_number(raw: bytes) -> bool:
 
 def _decode_npy(data: Buffer) -> NDArray[Any]:
     shape, fortran_order, dtype, start = read_npy_header(data)
-    if dtype.hasobject:
-        raise DecodeError("an array of Python objects, which would have to be unpickled. Store numbers, or JSON")
-    if dtype.itemsize == 0 or dtype.subdtype is not None:
-        raise DecodeError(f"dtype {dtype} has no elements of one size")
-    expected = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or expected != len(data) - start:
-        raise DecodeError(f"{shape} of {dtype} takes {expected} bytes, {len(data) - start} follow the header")
-    flat = np.frombuffer(data, dtype, offset=start) if expected else np.empty(0, dtype)
+    flat = np.frombuffer(data, dtype, offset=start) if start < len(data) else np.empty(0, dtype)
     return np.array(flat.reshape(shape, order="F" if fortran_order else "C"), order="C")
 
 
@@ -175,13 +163,15 @@ def _wrong_type(value: object, wanted: str) -> DecodeError:
     return DecodeError(f"this field is written from {wanted} or bytes, not from {type(value).__name__}")
 
 
-def _for_fields(table: dict[frozenset[str], Callable[[Any], Any]]) -> dict[str, Callable[[Any], Any]]:
-    return {field: function for fields, function in table.items() for field in fields}
-
-
-_DECODERS = _for_fields(
-    {TEXT_FIELDS: _decode_text, INT_FIELDS: _decode_int, JSON_FIELDS: _decode_json, NPY_FIELDS: _decode_npy}
-)
-_ENCODERS = _for_fields(
-    {TEXT_FIELDS: _encode_text, INT_FIELDS: _encode_int, JSON_FIELDS: _encode_json, NPY_FIELDS: _encode_npy}
-)
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(TEXT_FIELDS, _decode_text),
+    **dict.fromkeys(INT_FIELDS, _decode_int),
+    **dict.fromkeys(JSON_FIELDS, _decode_json),
+    **dict.fromkeys(NPY_FIELDS, _decode_npy),
+}
+_ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    **dict.fromkeys(TEXT_FIELDS, _encode_text),
+    **dict.fromkeys(INT_FIELDS, _encode_int),
+    **dict.fromkeys(JSON_FIELDS, _encode_json),
+    **dict.fromkeys(NPY_FIELDS, _encode_npy),
+}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 from wdskit.errors import DecodeError
 from wdskit.files import Buffer
@@ -12,23 +11,26 @@ JPEG_START = b"\xff\xd8"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 
 
-class _Format(NamedTuple):
-    starts: tuple[bytes, ...]
-    fields: tuple[str, ...]
-
-
-_FORMATS = {
-    "JPEG": _Format((JPEG_START,), ("jpg", "jpeg", "jpe", "jfif")),
-    "PNG": _Format((PNG_START,), ("png", "apng")),
-    "WebP": _Format((b"RIFF",), ("webp",)),  # and WEBP behind the length
-    "GIF": _Format((b"GIF87a", b"GIF89a"), ("gif",)),
-    "BMP": _Format((b"BM",), ("bmp",)),
-    "TIFF": _Format((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), ("tif", "tiff")),
-    "PPM": _Format((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), ("ppm", "pgm", "pbm", "pnm")),
+_STARTS = {
+    "JPEG": (JPEG_START,),
+    "PNG": (PNG_START,),
+    "WebP": (b"RIFF",),  # and WEBP after the length
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    "PPM": (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"),
 }
-_FORMAT_OF = {field: name for name, one in _FORMATS.items() for field in one.fields}
+_FORMATS = {
+    **dict.fromkeys(("jpg", "jpeg", "jpe", "jfif"), "JPEG"),
+    **dict.fromkeys(("png", "apng"), "PNG"),
+    **dict.fromkeys(("ppm", "pgm", "pbm", "pnm"), "PPM"),
+    **dict.fromkeys(("tif", "tiff"), "TIFF"),
+    "webp": "WebP",
+    "gif": "GIF",
+    "bmp": "BMP",
+}
 
-IMAGE_FIELDS = frozenset(_FORMAT_OF)
+IMAGE_FIELDS = frozenset(_FORMATS)
 """Field names (the last component) of images. Only formats that Pillow decodes in this process: never EPS or WMF."""
 
 
@@ -41,14 +43,14 @@ def is_image_field(field: str) -> bool:
 @functools.lru_cache(maxsize=1024)  # asked for each image
 def promised_format(field: str) -> str:
     """The format that the name of an image field promises: JPEG, PNG, WebP, GIF, BMP, TIFF or PPM."""
-    return _FORMAT_OF[field.rpartition(".")[2].lower()]
+    return _FORMATS[field.rpartition(".")[2].lower()]
 
 
 def image_format(data: Buffer) -> str | None:
     """The format that the first 12 bytes of an image show, None for an unknown one."""
     start = bytes(data[:12])
-    for name, known in _FORMATS.items():
-        if start.startswith(known.starts):
+    for name, starts in _STARTS.items():
+        if start.startswith(starts):
             return None if name == "WebP" and start[8:] != b"WEBP" else name
     return None
 
@@ -56,7 +58,7 @@ def image_format(data: Buffer) -> str | None:
 def field_of_bytes(start: bytes) -> str | None:
     """The field that an image's first 12 bytes name, None where they are those of no known format."""
     found = image_format(start)
-    return _FORMATS[found].fields[0] if found else None
+    return next((field for field, name in _FORMATS.items() if name == found), None)
 
 
 def check_magic(field: str, data: Buffer) -> None:

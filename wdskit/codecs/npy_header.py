@@ -2,13 +2,16 @@
 
 Format: numpy.org/doc/stable/reference/generated/numpy.lib.format.html. The header is the text of a Python dictionary.
 numpy reads it with `ast.literal_eval`, which in CPython 3.11 raises SystemError now and then when several threads call
-it; this parser has no state, and knows only the literals that occur there.
+it. Here its few literals are rewritten as JSON, and the JSON parser finds what is wrong with their order.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,23 +25,33 @@ _MAGIC = b"\x93NUMPY"
 _VERSIONS = {1: (2, "latin1"), 2: (4, "latin1"), 3: (4, "utf8")}  # bytes of the header's length, its encoding
 _KEYS = {"descr", "fortran_order", "shape"}
 _MAX_DEPTH = 32  # of nested dtypes
-_ENDS = {"(": ")", "[": "]", "{": "}"}
+_ESCAPE = r"""\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[\\'"nrt])"""  # those that `repr` makes
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<text>'(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")"""
-    r"""|(?P<number>[0-9]{1,20})L?\b|(?P<word>True|False)\b|(?P<mark>[][(){},:]))"""
-)  # `L` stands behind numbers that Python 2 wrote
-_ESCAPE = re.compile(r"""\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([\\'"nrt]))""")
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
+    rf"""\s*(?:(?P<text>'(?:[^'\\\n]|{_ESCAPE})*'|"(?:[^"\\\n]|{_ESCAPE})*")"""
+    r"""|(?P<number>0|[1-9][0-9]{0,19})L?\b|(?P<word>True|False)\b|(?P<open>[\[({])|(?P<close>[])}])|(?P<mark>[,:]))"""
+)  # `L` follows numbers that Python 2 wrote
+_TUPLE = "("
+_JSON = {"(": f'{{"{_TUPLE}":[', ")": "]}"}
 # As dtypes say of themselves, `<f4` or `<M8[ns]`, and plain names. numpy would parse a text with commas or brackets by
 # way of `ast`.
 _DTYPE = re.compile(r"[<>=|]?[?bBhHiIlLqQpPefdgFDGcSUVMmuO][0-9]{0,9}(?:\[[0-9A-Za-zμ/]+\])?|u?int[0-9]+|float[0-9]+")
 
 
-def read_npy_header(data: Buffer) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Shape, whether in Fortran order, dtype, and where the elements start.
+class NpyHeader(NamedTuple):
+    """What the header of an npy file says, and where the elements start."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype[Any]
+    start: int
+
+
+def read_npy_header(data: Buffer) -> NpyHeader:
+    """The header of a whole npy file.
 
     Raises:
-        DecodeError: It is no header of version 1.0, 2.0 or 3.0.
+        DecodeError: It is none of version 1.0, 2.0 or 3.0, the elements are Python objects or have no size, or others
+            than it says follow it.
     """
     head = bytes(data[:12])
     if head[:6] != _MAGIC or len(head) < 12:
@@ -47,105 +60,72 @@ def read_npy_header(data: Buffer) -> tuple[tuple[int, ...], bool, np.dtype[Any],
     if not size_bytes or head[7]:
         raise DecodeError(f"npy version {head[6]}.{head[7]}; known are 1.0, 2.0 and 3.0")
     first = 8 + size_bytes
-    stop = first + int.from_bytes(head[8:first], "little")
-    if stop - first > MAX_NPY_HEADER:
-        raise DecodeError(f"damaged npy header: it claims {stop - first} bytes, over the limit of {MAX_NPY_HEADER}")
-    if stop > len(data):
-        raise DecodeError(f"the npy file stops at byte {len(data)}, inside its header of {stop} bytes")
+    start = first + int.from_bytes(head[8:first], "little")
+    if start - first > MAX_NPY_HEADER:
+        raise DecodeError(f"damaged npy header: it claims {start - first} bytes, over the limit of {MAX_NPY_HEADER}")
+    if start > len(data):
+        raise DecodeError(f"the npy file stops at byte {len(data)}, inside its header of {start} bytes")
     try:
-        return *_checked(_Literals(str(data[first:stop], encoding)).value()), stop
+        header, num_bytes = _parse(bytes(data[first:start]), encoding, start)
     except ValueError as err:
         raise DecodeError(f"damaged npy header: {err}") from err
+    if num_bytes != len(data) - start:
+        what = f"{header.shape} of {header.dtype}"
+        raise DecodeError(f"{what} takes {num_bytes} bytes, {len(data) - start} follow the header")
+    return header
 
 
-def _checked(found: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and dtype in the header's dictionary."""
+@functools.lru_cache(maxsize=256)  # the arrays of a data set have few shapes
+def _parse(raw: bytes, encoding: str, start: int) -> tuple[NpyHeader, int]:
+    """The header in its dictionary, and how many bytes follow it."""
+    found = json.loads(_to_json(str(raw, encoding).strip()), object_pairs_hook=_dict_or_tuple)
     if not isinstance(found, dict) or found.keys() != _KEYS:
         raise ValueError("it does not hold `descr`, `fortran_order` and `shape`")
-    shape, fortran_order = found["shape"], found["fortran_order"]
+    shape, fortran_order, dtype = found["shape"], found["fortran_order"], _dtype(found["descr"])
     if type(shape) is not tuple or any(type(size) is not int for size in shape):
         raise ValueError(f"its shape is {shape!r}")
     if type(fortran_order) is not bool:
         raise ValueError(f"its fortran_order is {fortran_order!r}")
-    return shape, fortran_order, _dtype(found["descr"])
+    if dtype.hasobject:
+        raise DecodeError("an array of Python objects, which would have to be unpickled. Store numbers, or JSON")
+    if dtype.itemsize == 0 or dtype.subdtype is not None:
+        raise DecodeError(f"dtype {dtype} has no elements of one size")
+    return NpyHeader(shape, fortran_order, dtype, start), math.prod(shape) * dtype.itemsize
 
 
-class _Literals:
-    """Reads one Python literal of texts, whole numbers, truth values, tuples, lists and dictionaries."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-
-    def value(self) -> Any:
-        """The value that the whole text stands for.
-
-        Raises:
-            ValueError: It is not one such literal.
-        """
-        found = self._value(self._token(), 0)
-        if self._text[self._at :].strip():
-            raise ValueError(f"{self._text[self._at :][:40]!r} stands behind its end")
-        return found
-
-    def _token(self) -> Any:
-        """The next text, number or truth value in a tuple of one; or the next mark."""
-        match = _TOKEN.match(self._text, self._at)
-        if match is None:
-            raise ValueError(f"{self._text[self._at :][:40]!r} is no part of one")
-        self._at = match.end()
-        found = match[match.lastgroup or 0]
-        match match.lastgroup:
-            case "mark":
-                return found
-            case "number":
-                return (int(found),)
-            case "word":
-                return (found == "True",)
-            case _:
-                return (_unescaped(found[1:-1]),)
-
-    def _value(self, part: Any, depth: int) -> Any:
-        if depth > _MAX_DEPTH:
-            raise ValueError("it is nested too deep")
-        if isinstance(part, tuple):
-            return part[0]
-        if part not in _ENDS:
-            raise ValueError(f"{part!r} stands where a value belongs")
-        items: list[Any] = []
-        names: list[str] = []
-        has_comma = False
-        while (first := self._token()) != _ENDS[part]:
-            if part == "{":
-                name = self._value(first, depth + 1)
-                if type(name) is not str or name in names or self._token() != ":":
-                    raise ValueError(f"{name!r} is no key, or stands there twice")
-                names.append(name)
-                first = self._token()
-            items.append(self._value(first, depth + 1))
-            behind = self._token()
-            if behind == _ENDS[part]:
-                break
-            if behind != ",":
-                raise ValueError(f"{behind!r} stands where a comma belongs")
-            has_comma = True
-        if part == "{":
-            return dict(zip(names, items, strict=True))
-        return items if part == "[" else tuple(items) if has_comma or not items else items[0]
+def _to_json(text: str) -> str:
+    """The literal as JSON, in which a tuple is an object of one list."""
+    parts: list[str] = []
+    at = depth = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None or depth > _MAX_DEPTH:
+            raise ValueError(f"{text[at : at + 40]!r} is no part of one")
+        at = match.end()
+        kind = match.lastgroup or ""
+        found = match[kind]
+        if kind == "text":
+            found = json.dumps(found[1:-1].encode("latin1", "backslashreplace").decode("unicode_escape"))
+        elif kind == "word":
+            found = found.lower()
+        elif kind == "open":
+            depth += 1
+        elif kind == "close":
+            depth -= 1
+            if parts[-1:] == [","]:
+                parts.pop()
+            elif found == ")" and parts[-2:-1] == [_JSON["("]]:
+                raise ValueError(f"{match.string[:40]!r} holds one value in parentheses where a tuple belongs")
+        parts.append(_JSON.get(found, found) if kind in {"open", "close"} else found)
+    return "".join(parts)
 
 
-def _unescaped(text: str) -> str:
-    """What a text in quotes stands for, with the escapes that `repr` makes."""
-    if "\\" not in text:
-        return text
-    if "\\" in _ESCAPE.sub("", text):
-        raise ValueError(f"{text!r} holds an unknown escape")
-
-    def replace(match: re.Match[str]) -> str:
-        code = match[1] or match[2] or match[3]
-        return chr(int(code, 16)) if code else _ESCAPED.get(match[4], match[4])
-
-    return _ESCAPE.sub(replace, text)
+def _dict_or_tuple(pairs: list[tuple[str, Any]]) -> Any:
+    if [key for key, _ in pairs] == [_TUPLE]:
+        return tuple(pairs[0][1])
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("a key stands there twice")
+    return dict(pairs)
 
 
 def _dtype(descr: Any) -> np.dtype[Any]:
@@ -158,13 +138,10 @@ def _dtype(descr: Any) -> np.dtype[Any]:
 
 def _check_texts(descr: Any) -> None:
     """Refuse what is no dtype on its own, as `i4,i4`."""
-    if isinstance(descr, str):
-        if not _DTYPE.fullmatch(descr):
-            raise ValueError(f"{descr!r} is not known")
-    elif isinstance(descr, tuple):
+    if isinstance(descr, tuple):
         _check_texts(descr[0])
     elif isinstance(descr, list):
         for field in descr:
             _check_texts(field[1])
-    else:
-        raise TypeError(f"{descr!r} is not known")
+    elif not isinstance(descr, str) or not _DTYPE.fullmatch(descr):
+        raise ValueError(f"{descr!r} is not known")

@@ -51,7 +51,7 @@ class ImageHeader(NamedTuple):
         format: `JPEG`, `PNG`, `WebP`, `GIF`, `BMP`, `TIFF` or `PPM`, by the first bytes.
         width: Pixels, 1 or more. EXIF orientation is not applied.
         height: Pixels, 1 or more.
-        mode: Pillow's name: `L`, `RGB`, `RGBA`, `P`, `CMYK`, ...; `;16` behind it for a PNG of 16 bits.
+        mode: Pillow's name: `L`, `RGB`, `RGBA`, `P`, `CMYK`, ...; `;16` after it for a PNG of 16 bits.
     """
 
     format: str
@@ -156,7 +156,7 @@ def png_chunks(data: Buffer) -> Iterator[tuple[int, bytes, int]]:
 
 
 def check_jpeg(view: bytes | memoryview, max_pixels: int) -> None:
-    """Check every segment to the end mark; bytes behind it are accepted: phones append previews.
+    """Check every segment to the end mark; bytes after it are accepted: phones append previews.
 
     Segments are stepped over, so that a preview's end mark inside one does not count.
     """

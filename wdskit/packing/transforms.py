@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast, get_args
 
-from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image, check_image_field, check_json, read_header
+from wdskit.codecs.checks import IMAGE_LEVELS, ImageLevel, check_image, check_image_field, read_header
 from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encoder_versions, parse_colour
 from wdskit.codecs.edit.recode import Recoding
 from wdskit.codecs.edit.resize import RESIZE_MODES, ResizeMode, resizer_versions
-from wdskit.codecs.fields import is_json_field
+from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import check_magic, is_image_field, promised_format
 from wdskit.codecs.structure import check_pixels
 from wdskit.errors import DecodeError, PackError
@@ -195,7 +195,7 @@ class Transforms:
             DecodeError: As `apply`.
         """
         if self.validate != "none" and is_json_field(field):
-            check_json(field, data)
+            decode_field(field, data)
         if not is_image_field(field):
             return
         try:

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wdskit.codecs.images import decode_image
-from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
+from wdskit.codecs.images import decode_image, decode_jpeg, jpeg_size
 from wdskit.pipeline import geometry
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.scaling import Decoded, Frame, Grid, Part, choose_step, take, take_scaled

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wdskit.codecs.jpeg import STEPS
+from wdskit.codecs.images import STEPS
 from wdskit.pipeline import geometry
 
 Pixels = NDArray[np.uint8]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import heapq
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,9 @@ from wdskit.order.keys import philox
 from wdskit.shards.inspect import read_target_classes
 from wdskit.shards.parallel import Progress, read_shards, unwrap
 from wdskit.shards.shares import choose_samples, parse_share
-from wdskit.statistics.counts import MAX_FIELDS, Counts, ImageTally, JsonTally, Numbers, Tally
+from wdskit.statistics.counts import Numbers, Tally, count_values
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
-from wdskit.statistics.result import BadField, ClassStats, Duplicates, ShardStats
+from wdskit.statistics.result import BadField, ClassStats, Duplicates, FieldStats, ShardStats
 from wdskit.storage.urls import LocalFile, is_local, local_path
 from wdskit.tar.walk import Span
 from wdskit.text import shorten
@@ -40,7 +41,6 @@ MAX_CONTENTS = 10  # that come more than once and are listed
 MAX_PLACES = 4  # of one content
 
 Payload = Span | memoryview
-Fields = dict[str, Payload]
 
 
 def stats(
@@ -78,7 +78,7 @@ def stats(
     """
     if html is not None:
         check_report(html)
-    num_shown = NUM_SHOWN if html is not None else 0
+    num_shown = 0 if html is None else NUM_SHOWN
     result, shown = collect(
         path, sample=sample, seed=seed, digests=digests, num_shown=num_shown, workers=workers, progress=progress
     )
@@ -100,84 +100,80 @@ def collect(
     """The statistics, and shard and offset of `num_shown` samples with an image, drawn by the seed."""
     share = parse_share(sample) if sample else None
     target = find_shards(str(path))
-    for url in target.urls:
+    urls = target.urls
+    for url in urls:
         if not is_local(url):
             raise StorageError(f"{url}: only local shards can be counted. Run this where the files are.", url=url)
-    shas = [entry.idx_sha256 for entry in target.entries] if target.entries else [None] * len(target.urls)
+    shas = [entry.idx_sha256 for entry in target.entries] if target.entries else [None] * len(urls)
     jobs = [
-        StatsJob(number, url, share, seed, digests, num_shown, sha)
-        for number, (url, sha) in enumerate(zip(target.urls, shas, strict=True))
+        StatsJob(number, url, sha, share, seed, digests, num_shown)
+        for number, (url, sha) in enumerate(zip(urls, shas, strict=True))
     ]
-    sizes = [Path(local_path(url)).stat().st_size for url in target.urls]
-    tally, counts = Tally(), []
+    file_bytes = [Path(local_path(url)).stat().st_size for url in urls]
+    tally = Tally()
+    counts: list[int] = []
     contents: list[Contents] = []
-    results = read_shards(tally_shard, jobs, sizes, workers=workers, progress=progress, counts_reads=True)
+    results = read_shards(tally_shard, jobs, file_bytes, workers=workers, progress=progress, counts_reads=True)
     for found, content in unwrap(results, path=str(path), num_shards=len(jobs)):
         counts.append(found.num_samples)
         tally.merge(found)
         tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *found.shown))
-        if digests:
-            contents.append(content)
+        contents.append(content)
+    shard_samples, shard_bytes = Numbers(), Numbers()
+    for count, num_bytes in zip(counts, file_bytes, strict=True):
+        shard_samples.add(count)
+        shard_bytes.add(num_bytes)
+    sample_sizes = tally.sizes.result()
+    fields = sorted(tally.fields.items())
     result = ShardStats(
         path=target.path,
         sample=sample,
         seed=seed,
         num_shards=len(counts),
         num_samples=tally.num_samples,
-        num_read=tally.num_read,
-        num_bytes=sum(sizes),
-        num_ignored=tally.num_ignored,
-        shard_samples=Numbers.of(counts).result(),
-        shard_bytes=Numbers.of(sizes).result(),
-        shard_least=Path(target.urls[counts.index(min(counts))]).name,
-        shard_most=Path(target.urls[counts.index(max(counts))]).name,
-        sample_sizes=tally.sizes.result(),
-        fields=tally.field_stats(),
+        num_read=sample_sizes.count,
+        num_bytes=sum(file_bytes),
+        num_ignored=None if share else tally.num_ignored,
+        shard_samples=shard_samples.result(),
+        shard_bytes=shard_bytes.result(),
+        shard_least=Path(urls[counts.index(min(counts))]).name,
+        shard_most=Path(urls[counts.index(max(counts))]).name,
+        sample_sizes=sample_sizes,
+        fields=tuple(FieldStats(name, one.sizes.counts.total(), one.sizes.result()) for name, one in fields),
         num_more_fields=tally.num_more_fields,
-        classes=_classes(target, tally.classes),
-        images=tuple(one.result(name) for name, one in sorted(tally.images.items())),
-        json_keys=tuple(key for name, keys in sorted(tally.json.items()) for key in keys.result(name)),
-        num_more_keys=sum(keys.num_more for keys in tally.json.values()),
+        classes=_classes(target, tally.classes or {}),
+        images=tuple(one.images(name) for name, one in fields if one.formats),
+        json_keys=tuple(
+            replace(key, field=name, types=dict(sorted(key.types.items())))
+            for name, one in fields
+            for key in one.keys.values()
+        ),
+        num_more_keys=sum(one.num_more_keys for _, one in fields),
         num_bad=tally.num_bad,
         bad=tuple(tally.bad),
-        duplicates=find_duplicates(target.urls, contents) if digests else None,
+        duplicates=find_duplicates(urls, contents) if digests else None,
     )
-    return result, tuple((target.urls[shard], start) for _, shard, start in tally.shown)
+    return result, tuple((urls[shard], start) for _, shard, start in tally.shown)
 
 
-def _classes(target: Target, counts: Counts[int]) -> tuple[ClassStats, ...] | None:
+def _classes(target: Target, counts: Mapping[int, int]) -> tuple[ClassStats, ...] | None:
     """The classes that samples have, and those that only classes.json names."""
-    if not counts.total or not counts.is_exact:
+    if not counts:
         return None
-    names = read_target_classes(target) or ()
-    numbers = sorted({*counts.by_value, *range(len(names))})
-    return tuple(
-        ClassStats(number, names[number] if 0 <= number < len(names) else None, counts.by_value.get(number, 0))
-        for number in numbers
-    )
+    names = dict(enumerate(read_target_classes(target) or ()))
+    return tuple(ClassStats(number, names.get(number), counts.get(number, 0)) for number in sorted({*counts, *names}))
 
 
-@dataclass(frozen=True)
-class StatsJob:
-    """One shard to look at. It is sent to a worker process.
+class StatsJob(NamedTuple):
+    """One shard to look at. It is sent to a worker process."""
 
-    Attributes:
-        number: Its place among the shards.
-        url: Path or file URL.
-        share: Of its samples to read, None for all.
-        seed: Chooses them, and the samples to show.
-        digests: Whether to digest what the samples hold.
-        num_shown: Samples with an image to choose.
-        idx_sha256: What the index says of its offsets.
-    """
-
-    number: int
+    number: int  # its place among the shards
     url: str
-    share: Fraction | None = None
-    seed: int = 0
-    digests: bool = False
-    num_shown: int = 0
-    idx_sha256: str | None = None
+    idx_sha256: str | None  # what the index says of its offsets
+    share: Fraction | None  # of its samples to read, None for all
+    seed: int  # chooses them, and the samples to show
+    digests: bool
+    num_shown: int  # samples with an image to choose
 
 
 class Contents(NamedTuple):
@@ -195,130 +191,108 @@ def tally_shard(job: StatsJob, *, on_read: Callable[[int], None] | None = None) 
         StorageError: It cannot be read.
         FolderIndexError: Its offsets are another shard's.
     """
+    tally = Tally()
+    starts, with_image, digests = array("Q"), array("Q"), bytearray()
+    num_reported = 0
     with contextlib.closing(LocalFile(job.url)) as file:
-        return _Pass(job, file).run(on_read)
-
-
-class _Pass:
-    """The state of one pass."""
-
-    def __init__(self, job: StatsJob, file: LocalFile) -> None:
-        self._job = job
-        self._tally = Tally()
-        self._file = file
-
-    def run(self, on_read: Callable[[int], None] | None) -> tuple[Tally, Contents]:
-        """Read all samples of the job."""
-        starts, with_image, digests = array("Q"), array("Q"), bytearray()
-        behind = 0
-        for key, start, fields in self._samples():
-            if self._add_sample(key, fields):
+        for key, start, fields in _samples(file, job, tally):
+            if _add_sample(file, job.url, key, fields, tally):
                 with_image.append(start)
-            if self._job.digests:
+            if job.digests:
                 starts.append(start)
-                digests += self._digest(fields)
-            if on_read and start - behind >= 1 << 20:
-                on_read(start - behind)
-                behind = start
+                digests += _digest(file, fields)
+            if on_read and start - num_reported >= 1 << 20:
+                on_read(start - num_reported)
+                num_reported = start
         if on_read:
-            on_read(self._file.num_bytes - behind)
-        draws = philox("stats-shown", self._job.seed, self._job.number).random_raw(len(with_image))
-        for at in np.argsort(draws, kind="stable")[: self._job.num_shown].tolist():  # the least of all shards are shown
-            self._tally.shown.append((int(draws[at]), self._job.number, with_image[at]))
-        return self._tally, Contents(np.array(starts, np.uint64), np.frombuffer(bytes(digests), np.uint64))
+            on_read(file.num_bytes - num_reported)
+    draws = philox("stats-shown", job.seed, job.number).random_raw(len(with_image))
+    for at in np.argsort(draws, kind="stable")[: job.num_shown].tolist():  # the least of all shards are shown
+        tally.shown.append((int(draws[at]), job.number, with_image[at]))
+    return tally, Contents(np.array(starts, np.uint64), np.frombuffer(bytes(digests), np.uint64))
 
-    def _samples(self) -> Iterator[tuple[str, int, Fields]]:
-        """Key, start and fields of the samples to be read."""
-        job, share = self._job, self._job.share
-        if share is None:
-            reader = HeaderReader(self._file, shard=job.url)
-            for sample in reader:
-                del sample["__url__"]
-                yield sample.pop("__key__"), reader.starts[-1], sample
-            self._tally.num_samples, self._tally.num_ignored = reader.num_samples, reader.num_ignored
-            return
-        self._tally.num_ignored = None
-        with contextlib.ExitStack() as stack:
-            edges: Sequence[int]
-            read: Callable[[int], tuple[str, Mapping[str, Payload]]]
-            if offsets_path(local_path(job.url)).exists():
-                path, sha256 = local_path(job.url), job.idx_sha256
-                shard = stack.enter_context(LocalShard(path, idx_sha256=sha256))
-                edges, read = shard.offsets.tolist(), shard.read
-            else:
-                reader = HeaderReader(self._file, shard=job.url)
-                for _ in reader:
-                    pass
-                edges = [*reader.starts, reader.stop]
-                read = lambda number: read_sample(self._file, edges[number], edges[number + 1])  # noqa: E731
-            count = self._tally.num_samples = len(edges) - 1
-            chosen = choose_samples(count, share, seed=job.seed, shard=job.number, purpose="stats")
-            for number in chosen.tolist():
-                key, fields = read(number)
-                yield key, edges[number], dict(fields)
 
-    def _add_sample(self, key: str, fields: Fields) -> bool:
-        """Count a sample; whether it has an image with a header."""
-        tally = self._tally
-        total = 0
-        has_image = False
-        for name, payload in fields.items():
-            size = _size(payload)
-            total += size
-            if name not in tally.fields:
-                if len(tally.fields) >= MAX_FIELDS:
-                    tally.num_more_fields += 1
-                    continue
-                tally.fields[name] = Numbers()
-            tally.fields[name].add(size)
-            try:
-                has_image |= self._add_value(name, payload, size)
-            except DecodeError as err:
-                tally.num_bad += 1
-                if len(tally.bad) < MAX_LISTED:
-                    problem = shorten(str(err).removeprefix(f"{name}: "))
-                    tally.bad.append(BadField(self._job.url, shorten(key), name, problem))
-        tally.num_read += 1
-        tally.sizes.add(total)
-        return has_image
-
-    def _add_value(self, name: str, payload: Payload, size: int) -> bool:
-        """Count what a field holds, where that is counted; whether it is an image."""
-        if is_image_field(name):
-            header = read_header(lambda num_bytes: self._read(payload, min(size, num_bytes)))
-            self._tally.images.setdefault(name, ImageTally()).add(header)
-            return True
-        if name != CLASS_FIELD and not is_json_field(name):
-            return False
-        if size > MAX_CHECKED_BYTES:
-            raise DecodeError(f"it has {size} bytes, too many to be looked at")
-        value = decode_field(name, self._read(payload, size))
-        if name == CLASS_FIELD:
-            assert isinstance(value, int)
-            self._tally.classes.add(value)
+def _samples(file: LocalFile, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, Payload]]]:
+    """Key, start and fields of the samples to be read."""
+    reader = HeaderReader(file, shard=job.url)
+    if job.share is None:
+        for sample in reader:
+            del sample["__url__"]
+            yield sample.pop("__key__"), reader.starts[-1], sample
+        tally.num_samples, tally.num_ignored = reader.num_samples, reader.num_ignored
+        return
+    path = local_path(job.url)
+    read: Callable[[int], tuple[str, Mapping[str, Payload]]]
+    with contextlib.ExitStack() as stack:
+        if offsets_path(path).exists():
+            shard = stack.enter_context(LocalShard(path, idx_sha256=job.idx_sha256))
+            edges, read = shard.offsets.tolist(), shard.read
         else:
-            self._tally.json.setdefault(name, JsonTally()).add(value)
-        return False
+            for _ in reader:
+                pass
+            edges = [*reader.starts, reader.stop]
+            read = lambda number: read_sample(file, edges[number], edges[number + 1])  # noqa: E731
+        tally.num_samples = len(edges) - 1
+        for number in choose_samples(
+            tally.num_samples, job.share, seed=job.seed, shard=job.number, purpose="stats"
+        ).tolist():
+            key, fields = read(number)
+            yield key, edges[number], fields
 
-    def _read(self, payload: Payload, stop: int, start: int = 0) -> bytes:
-        """The bytes of a field from `start` to `stop`."""
-        if isinstance(payload, Span):
-            return read_span(self._file, Span(payload.offset + start, stop - start))
-        return bytes(payload[start:stop])
 
-    def _digest(self, fields: Fields) -> bytes:
-        """64 bits of the images' bytes, or of all fields where there is none."""
-        digest = hashlib.sha256()
-        for name in sorted(filter(is_image_field, fields)) or sorted(fields):
-            size = _size(fields[name])
-            digest.update(size.to_bytes(8, "big"))
-            for start in range(0, size, 1 << 20):
-                digest.update(self._read(fields[name], min(size, start + (1 << 20)), start))
-        return digest.digest()[:8]
+def _add_sample(file: LocalFile, url: str, key: str, fields: Mapping[str, Payload], tally: Tally) -> bool:
+    """Count a sample; whether it has an image with a header."""
+    has_image = False
+    for name, payload in fields.items():
+        field = tally.find_field(name)
+        if field is None:
+            tally.num_more_fields += 1
+            continue
+        field.sizes.add(_size(payload))
+        try:
+            if is_image_field(name):
+                field.add_image(read_header(functools.partial(_read, file, payload, 0)))
+                has_image = True
+            elif name == CLASS_FIELD:
+                tally.classes = count_values(tally.classes, [_decode(file, name, payload)])
+            elif is_json_field(name):
+                field.add_json(_decode(file, name, payload))
+        except DecodeError as err:
+            tally.num_bad += 1
+            if len(tally.bad) < MAX_LISTED:
+                problem = shorten(str(err).removeprefix(f"{name}: "))
+                tally.bad.append(BadField(url, shorten(key), name, problem))
+    tally.sizes.add(sum(map(_size, fields.values())))
+    return has_image
+
+
+def _decode(file: LocalFile, name: str, payload: Payload) -> Any:
+    size = _size(payload)
+    if size > MAX_CHECKED_BYTES:
+        raise DecodeError(f"it has {size} bytes, too many to be looked at")
+    return decode_field(name, _read(file, payload, 0, size))
 
 
 def _size(payload: Payload) -> int:
     return payload.size if isinstance(payload, Span) else len(payload)
+
+
+def _read(file: LocalFile, payload: Payload, start: int, num_bytes: int) -> bytes:
+    """The bytes of a field from `start` on, fewer where it ends before."""
+    if isinstance(payload, Span):
+        return read_span(file, Span(payload.offset + start, min(num_bytes, payload.size - start)))
+    return bytes(payload[start : start + num_bytes])
+
+
+def _digest(file: LocalFile, fields: Mapping[str, Payload]) -> bytes:
+    """64 bits of the images' bytes, or of all fields where there is none."""
+    digest = hashlib.sha256()
+    for name in sorted(filter(is_image_field, fields)) or sorted(fields):
+        size = _size(fields[name])
+        digest.update(size.to_bytes(8, "big"))
+        for start in range(0, size, 1 << 20):
+            digest.update(_read(file, fields[name], start, 1 << 20))
+    return digest.digest()[:8]
 
 
 def find_duplicates(urls: Sequence[str], parts: Sequence[Contents]) -> Duplicates:
@@ -332,8 +306,6 @@ def find_duplicates(urls: Sequence[str], parts: Sequence[Contents]) -> Duplicate
         StorageError: It cannot be read any more.
     """
     repeated = find_repeated(*(part.digests for part in parts))
-    if not len(repeated):
-        return Duplicates(0, 0, ())
     places: dict[int, list[tuple[str, str]]] = {}
     num_samples = 0
     for url, part in zip(urls, parts, strict=True):

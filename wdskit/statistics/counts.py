@@ -7,23 +7,23 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from itertools import count as count_up
-from math import ceil, floor, log10
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from wdskit.codecs.structure import ImageHeader
 from wdskit.limits import MAX_LISTED
-from wdskit.statistics.result import BadField, FieldStats, ImageStats, JsonKeyStats, NumberStats
+from wdskit.statistics.result import BadField, ImageStats, JsonKeyStats, NumberStats
 from wdskit.text import shorten
 
 T = TypeVar("T", bound=Hashable)
 
 MAX_DIFFERENT = 100_000
-"""Different numbers that are counted separately: all widths of images there are, all sizes in most data sets."""
+"""Different values that are counted separately: all widths of images there are, all sizes in most data sets."""
 
 MAX_FIELDS = 1000
 MAX_KEYS = 1000
@@ -34,7 +34,8 @@ MAX_ITEMS = 100
 """Items of a list that are looked at."""
 
 MAX_RESOLUTIONS = 10
-MAX_BINS = 40
+NUM_BINS = 40
+_IMAGE_NUMBERS = ("widths", "heights", "pixels", "aspects")
 _EXACT_BITS = 11
 _WORD = re.compile(r"[A-Za-z_][\w-]*", re.ASCII)
 _TYPES: dict[type, str] = {
@@ -48,238 +49,119 @@ _TYPES: dict[type, str] = {
 }
 
 
-class Counts(Generic[T]):
-    """How often each value came.
-
-    Beyond `limit` different values they are made coarse by a function that is the same when done twice, or not counted
-    any more: then `by_value` is empty and `is_exact` false. `total` is always exact.
-    """
-
-    def __init__(self, limit: int = MAX_DIFFERENT, coarse: Callable[[T], T] | None = None) -> None:
-        self.total = 0
-        self.by_value: Counter[T] = Counter()
-        self.is_exact = True
-        self._limit = limit
-        self._coarse = coarse
-
-    def add(self, value: T, times: int = 1) -> None:
-        """Count one value."""
-        self.total += times
-        if not self.is_exact:
-            if self._coarse is None:
-                return
-            value = self._coarse(value)
-        self.by_value[value] += times
-        if self.is_exact and len(self.by_value) > self._limit:
-            self._coarsen()
-
-    def merge(self, other: Counts[T]) -> None:
-        """Count what another one did."""
-        if self.is_exact and not other.is_exact:
-            self._coarsen()
-        total = self.total + other.total
-        for value, times in other.by_value.items():
-            self.add(value, times)
-        self.total = total
-
-    def _coarsen(self) -> None:
-        fine, self.by_value = self.by_value, Counter()
-        self.is_exact = False
-        if self._coarse is not None:
-            for value, times in fine.items():
-                self.by_value[self._coarse(value)] += times
-
-    def ranked(self) -> list[tuple[T, int]]:
-        """Values and how often they came, the commonest first; of equally common ones the least."""
-        items: list[tuple[Any, int]] = sorted(self.by_value.items())
-        return sorted(items, key=lambda item: -item[1])
+def count_values(counts: Counter[T] | None, more: Iterable[T] | None) -> Counter[T] | None:
+    """Add values, or the counts of another `Counter`, in place. None once over `MAX_DIFFERENT` different ones came."""
+    if counts is None or more is None:
+        return None
+    counts.update(more)
+    return counts if len(counts) <= MAX_DIFFERENT else None
 
 
 def round_number(value: int) -> int:
-    """The middle of 1,024 steps to the double: at most 0.05 % off; exact below 2,048."""
+    """The middle of 1,024 steps to the double: at most 0.05 % off; exact below 2,048. Twice is the same as once."""
     shift = value.bit_length() - _EXACT_BITS
     return value if shift <= 0 else (value >> shift << shift) + (1 << shift >> 1)
 
 
-class Numbers:
-    """Whole numbers of 0 or more: exact count, sum, least and most (None without any); quantiles exact up to
-    `MAX_DIFFERENT` different numbers, beyond that within 0.05 %.
-    """
-
-    def __init__(self) -> None:
-        self.counts: Counts[int] = Counts(MAX_DIFFERENT, round_number)
-        self.total = 0
-        self.least: int | None = None
-        self.most: int | None = None
-
-    @classmethod
-    def of(cls, values: Iterable[int]) -> Numbers:
-        """Count them all."""
-        numbers = cls()
-        for value in values:
-            numbers.add(value)
-        return numbers
-
-    def add(self, value: int) -> None:
-        """Count one."""
-        self.counts.add(value)
-        self.total += value
-        if self.most is None or value > self.most:
-            self.most = value
-        if self.least is None or value < self.least:
-            self.least = value
-
-    def merge(self, other: Numbers) -> None:
-        """Count those of another."""
-        self.counts.merge(other.counts)
-        self.total += other.total
-        self.least, self.most = _range(self.least, self.most, other.least, other.most)
-
-    def result(self) -> NumberStats:
-        """The numbers in a few."""
-        num = self.counts.total
-        p50, p99 = self.quantiles((Fraction(1, 2), Fraction(99, 100)))
-        return NumberStats(
-            count=num,
-            total=self.total,
-            min=self.least or 0,
-            mean=self.total / num if num else 0.0,
-            p50=p50,
-            p99=p99,
-            max=self.most or 0,
-            is_exact=self.counts.is_exact,
-            bins=self.bins(),
-        )
-
-    def quantiles(self, shares: Iterable[Fraction]) -> list[int]:
-        """For each share the least number so that at least this share of all numbers is no greater."""
-        if self.least is None or self.most is None:
-            return [0 for _ in shares]
-        values = sorted(self.counts.by_value)
-        behind = list(accumulate(map(self.counts.by_value.__getitem__, values)))
-        found = [values[bisect_left(behind, ceil(share * self.counts.total))] for share in shares]
-        return [min(max(value, self.least), self.most) for value in found]
-
-    def bins(self) -> tuple[tuple[int, int, int], ...]:
-        """(low, high, count): how many are from `low` to below `high`, rising, without a gap.
-
-        Where the most is over 20 times the least the bins widen with their numbers, eight to a factor of ten.
-        """
-        if self.least is None or self.most is None:
-            return ()
-        edges = _log_edges(self.least, self.most) if self.most > 20 * self.least else _even_edges(self.least, self.most)
-        counts = [0] * (len(edges) - 1)
-        for value, times in self.counts.by_value.items():
-            value = min(max(value, self.least), self.most)
-            counts[bisect_right(edges, value) - 1] += times
-        return tuple(zip(edges, edges[1:], counts, strict=False))
-
-
-def _even_edges(least: int, most: int) -> list[int]:
-    """Multiples of 1, 2 or 5 times a power of ten."""
-    steps = (digit * 10**power for power in count_up() for digit in (1, 2, 5))
-    step = next(step for step in steps if (most - least) // step < MAX_BINS)
-    return list(range(least // step * step, (most // step + 1) * step + 1, step))
-
-
-def _log_edges(least: int, most: int) -> list[int]:
-    """Eighths of a factor of ten, rounded; 0 has a bin of its own."""
-    first = floor(8 * log10(least)) if least else 0
-    edges = dict.fromkeys([] if least else [0])
-    for eighth in count_up(first):
-        edges[round(10 ** (eighth / 8))] = None
-        if round(10 ** (eighth / 8)) > most:
-            return list(edges)
-    raise AssertionError
-
-
-def _range(*values: float | None) -> tuple[Any, Any]:
-    """The least and the most, None without any."""
-    known = [value for value in values if value is not None]
+def _widen(least: Any, most: Any, *values: float | None) -> tuple[Any, Any]:
+    """The least and the most of all, None without any."""
+    known = [value for value in (least, most, *values) if value is not None]
     return min(known, default=None), max(known, default=None)
 
 
 @dataclass
-class KeyTally:
-    """One key."""
-
-    num_samples: int = 0
-    types: Counter[str] = field(default_factory=Counter)
-    least: float | None = None
-    most: float | None = None
-    last: int = -1  # the document in which it came last
-
-    def note(self, value: Any, document: int) -> None:
-        """Count a value."""
-        if document != self.last:
-            self.num_samples += 1
-            self.last = document
-        kind = _TYPES[type(value)]
-        self.types[kind] += 1
-        if kind == "integer" or (kind == "number" and math.isfinite(value)):
-            self.least, self.most = _range(self.least, self.most, value)
-
-    def merge(self, other: KeyTally) -> None:
-        """Count those of other samples."""
-        self.num_samples += other.num_samples
-        self.types.update(other.types)
-        self.least, self.most = _range(self.least, self.most, other.least, other.most)
-
-
-class JsonTally:
-    """The keys of one JSON field.
+class Numbers:
+    """Whole numbers of 0 or more.
 
     Attributes:
-        keys: By path, in the order in which they first came.
-        num_more: Values of keys beyond `MAX_KEYS`.
+        counts: How often each came; over `MAX_DIFFERENT` different ones they are rounded by `round_number`.
+        is_exact: Whether none was rounded.
+        total: Exact sum.
+        least: Exact; None without any.
+        most: Exact; None without any.
     """
 
-    def __init__(self) -> None:
-        self.keys: dict[str, KeyTally] = {}
-        self.num_more = 0
-        self._num_documents = 0
+    counts: Counter[int] = field(default_factory=Counter)
+    is_exact: bool = True
+    total: int = 0
+    least: int | None = None
+    most: int | None = None
 
-    def add(self, value: Any) -> None:
-        """Count one document."""
-        self._num_documents += 1
-        if isinstance(value, dict):
-            for key, one in value.items():
-                self._add(one, _join("", key), 1)
-        else:
-            self._add(value, "", 1)
+    def add(self, value: int) -> None:
+        """Count one."""
+        self.counts[value if self.is_exact else round_number(value)] += 1
+        self.total += value
+        if self.least is None or self.most is None or not self.least <= value <= self.most:
+            self.least, self.most = _widen(self.least, self.most, value)
+        if len(self.counts) > MAX_DIFFERENT:
+            self._round()
 
-    def _add(self, value: Any, path: str, depth: int) -> None:
-        known = self.keys.get(path)
-        if known is None:
-            if len(self.keys) >= MAX_KEYS:
-                self.num_more += 1
-                return
-            known = self.keys[path] = KeyTally()
-        known.note(value, self._num_documents)
-        if depth >= MAX_DEPTH:
-            return
-        if isinstance(value, dict):
-            for key, one in value.items():
-                self._add(one, _join(path, key), depth + 1)
-        elif isinstance(value, list):
-            for one in value[:MAX_ITEMS]:
-                self._add(one, f"{path}[]", depth + 1)
+    def merge(self, other: Numbers) -> None:
+        """Count those of another."""
+        self.counts.update(other.counts)
+        self.total += other.total
+        self.least, self.most = _widen(self.least, self.most, other.least, other.most)
+        if not (self.is_exact and other.is_exact and len(self.counts) <= MAX_DIFFERENT):
+            self._round()
 
-    def merge(self, other: JsonTally) -> None:
-        """Count those of the samples that come next."""
-        self.num_more += other.num_more
-        for path, tally in other.keys.items():
-            if path not in self.keys and len(self.keys) >= MAX_KEYS:
-                self.num_more += tally.types.total()
-                continue
-            self.keys.setdefault(path, KeyTally()).merge(tally)
+    def _round(self) -> None:
+        self.is_exact = False
+        exact, self.counts = self.counts, Counter()
+        for value, times in exact.items():
+            self.counts[round_number(value)] += times
 
-    def result(self, name: str) -> list[JsonKeyStats]:
-        """The keys of the field `name`."""
-        return [
-            JsonKeyStats(name, key, one.num_samples, dict(sorted(one.types.items())), one.least, one.most)
-            for key, one in self.keys.items()
-        ]
+    def result(self) -> NumberStats:
+        """The numbers in a few."""
+        count = self.counts.total()
+        return NumberStats(
+            count=count,
+            total=self.total,
+            min=self.least or 0,
+            mean=self.total / count if count else 0.0,
+            p50=self.quantile(Fraction(1, 2)),
+            p99=self.quantile(Fraction(99, 100)),
+            max=self.most or 0,
+            is_exact=self.is_exact,
+            bins=self.bins(),
+        )
+
+    def quantile(self, share: Fraction) -> int:
+        """The least number so that at least this share of all is no greater; 0 without any."""
+        if self.least is None or self.most is None:
+            return 0
+        values = sorted(self.counts)
+        up_to = list(accumulate(self.counts[value] for value in values))
+        found = values[bisect_left(up_to, math.ceil(share * up_to[-1]))]
+        return min(max(found, self.least), self.most)
+
+    def bins(self) -> tuple[tuple[int, int, int], ...]:
+        """(low, high, count): how many are from `low` to below `high`, rising, without a gap, from the least on.
+
+        They are equally wide; where the most is over 20 times the least, their logarithms are.
+        """
+        if self.least is None or self.most is None:
+            return ()
+        space = np.geomspace if self.most > 20 * self.least else np.linspace
+        inner = space(max(1, self.least), self.most + 1, NUM_BINS + 1)[1:-1].round().tolist()
+        edges = sorted({self.least, *map(int, inner), self.most + 1})
+        counts = [0] * (len(edges) - 1)
+        for value, times in self.counts.items():
+            counts[bisect_right(edges, min(max(value, self.least), self.most)) - 1] += times
+        return tuple(zip(edges, edges[1:], counts, strict=False))
+
+
+def json_values(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The path of each key in a document and a value that stands there, `MAX_DEPTH` levels deep."""
+    if path or not isinstance(value, dict):
+        yield path, value
+    if depth >= MAX_DEPTH:
+        return
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from json_values(one, _join(path, key), depth + 1)
+    elif isinstance(value, list):
+        for one in value[:MAX_ITEMS]:
+            yield from json_values(one, f"{path}[]", depth + 1)
 
 
 def _join(path: str, key: str) -> str:
@@ -289,47 +171,88 @@ def _join(path: str, key: str) -> str:
 
 
 @dataclass
-class ImageTally:
-    """The images of one field."""
+class FieldTally:
+    """One field: its bytes, its images, and the keys of its JSON.
 
-    formats: Counts[str] = field(default_factory=Counts)
-    modes: Counts[str] = field(default_factory=Counts)
-    widths: Numbers = field(default_factory=Numbers)
-    heights: Numbers = field(default_factory=Numbers)
-    pixels: Numbers = field(default_factory=Numbers)
-    aspects: Numbers = field(default_factory=Numbers)
-    resolutions: Counts[tuple[int, int]] = field(default_factory=Counts)
+    Attributes:
+        sizes: Bytes.
+        formats: Images by format.
+        modes: Images by Pillow's mode.
+        resolutions: Images by width and height.
+        numbers: Of images the sides in pixels, their product, and their ratio in thousandths.
+        keys: By path, in the order in which they first came.
+        num_more_keys: Values of keys beyond `MAX_KEYS`.
+    """
 
-    def add(self, header: ImageHeader) -> None:
+    sizes: Numbers = field(default_factory=Numbers)
+    formats: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    resolutions: Counter[tuple[int, int]] | None = field(default_factory=Counter)
+    numbers: dict[str, Numbers] = field(default_factory=lambda: {name: Numbers() for name in _IMAGE_NUMBERS})
+    keys: dict[str, JsonKeyStats] = field(default_factory=dict)
+    num_more_keys: int = 0
+
+    def add_image(self, header: ImageHeader) -> None:
         """Count one image."""
-        self.formats.add(header.format)
-        self.modes.add(header.mode)
-        self.widths.add(header.width)
-        self.heights.add(header.height)
-        self.pixels.add(header.width * header.height)
-        self.aspects.add((2000 * header.width + header.height) // (2 * header.height))
-        self.resolutions.add((header.width, header.height))
+        width, height = header.width, header.height
+        self.formats[header.format] += 1
+        self.modes[header.mode] += 1
+        self.resolutions = count_values(self.resolutions, [(width, height)])
+        ratio = (2000 * width + height) // (2 * height)
+        for name, value in zip(_IMAGE_NUMBERS, (width, height, width * height, ratio), strict=True):
+            self.numbers[name].add(value)
 
-    def merge(self, other: ImageTally) -> None:
-        """Count those of another."""
-        for name, one in vars(other).items():
-            getattr(self, name).merge(one)
+    def add_json(self, document: Any) -> None:
+        """Count one document."""
+        seen: set[str] = set()
+        for path, value in json_values(document):
+            kind = _TYPES[type(value)]
+            is_number = kind == "integer" or (kind == "number" and math.isfinite(value))
+            limits = (value, value) if is_number else (None, None)
+            self._add_key(JsonKeyStats("", path, int(path not in seen), {kind: 1}, *limits))
+            seen.add(path)
 
-    def result(self, name: str) -> ImageStats:
+    def _add_key(self, more: JsonKeyStats) -> None:
+        known = self.keys.get(more.key)
+        if known is None and len(self.keys) >= MAX_KEYS:
+            self.num_more_keys += sum(more.types.values())
+        elif known is None:
+            self.keys[more.key] = more
+        else:
+            known.num_samples += more.num_samples
+            for kind, times in more.types.items():
+                known.types[kind] = known.types.get(kind, 0) + times
+            known.min, known.max = _widen(known.min, known.max, more.min, more.max)
+
+    def merge(self, other: FieldTally) -> None:
+        """Count what another one did in the samples that come next."""
+        self.sizes.merge(other.sizes)
+        self.formats.update(other.formats)
+        self.modes.update(other.modes)
+        self.resolutions = count_values(self.resolutions, other.resolutions)
+        for name, numbers in self.numbers.items():
+            numbers.merge(other.numbers[name])
+        for key in other.keys.values():
+            self._add_key(key)
+        self.num_more_keys += other.num_more_keys
+
+    def images(self, name: str) -> ImageStats:
         """The images of the field `name`."""
-        pairs = self.resolutions
+        pairs = _ranked(self.resolutions or Counter())[:MAX_RESOLUTIONS]
         return ImageStats(
             field=name,
-            num_images=self.formats.total,
-            formats=dict(self.formats.ranked()),
-            modes=dict(self.modes.ranked()),
-            widths=self.widths.result(),
-            heights=self.heights.result(),
-            pixels=self.pixels.result(),
-            aspects=self.aspects.result(),
-            num_resolutions=len(pairs.by_value) if pairs.is_exact else None,
-            resolutions=tuple((*pair, times) for pair, times in pairs.ranked()[:MAX_RESOLUTIONS]),
+            num_images=self.formats.total(),
+            formats=dict(_ranked(self.formats)),
+            modes=dict(_ranked(self.modes)),
+            num_resolutions=None if self.resolutions is None else len(self.resolutions),
+            resolutions=tuple((*pair, times) for pair, times in pairs),
+            **{key: numbers.result() for key, numbers in self.numbers.items()},
         )
+
+
+def _ranked(counts: Counter[Any]) -> list[tuple[Any, int]]:
+    """Values and how often they came, the commonest first; of equally common ones the least."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
 @dataclass
@@ -337,41 +260,32 @@ class Tally:
     """What was counted, in one shard or, merged in the order of the shards, in several."""
 
     num_samples: int = 0
-    num_read: int = 0
-    num_ignored: int | None = 0
+    num_ignored: int = 0
     sizes: Numbers = field(default_factory=Numbers)
-    fields: dict[str, Numbers] = field(default_factory=dict)
+    fields: dict[str, FieldTally] = field(default_factory=dict)
     num_more_fields: int = 0
-    classes: Counts[int] = field(default_factory=Counts)
-    images: dict[str, ImageTally] = field(default_factory=dict)
-    json: dict[str, JsonTally] = field(default_factory=dict)
+    classes: Counter[int] | None = field(default_factory=Counter)
     num_bad: int = 0
     bad: list[BadField] = field(default_factory=list)
     shown: list[tuple[int, int, int]] = field(default_factory=list)  # draw, shard, start of the sample
 
+    def find_field(self, name: str) -> FieldTally | None:
+        """The field of this name, None where there are too many."""
+        if name not in self.fields and len(self.fields) >= MAX_FIELDS:
+            return None
+        return self.fields.setdefault(name, FieldTally())
+
     def merge(self, other: Tally) -> None:
         """Count those of the shard that comes next."""
         self.num_samples += other.num_samples
-        self.num_read += other.num_read
-        ignored = self.num_ignored, other.num_ignored
-        self.num_ignored = None if ignored[0] is None or ignored[1] is None else ignored[0] + ignored[1]
+        self.num_ignored += other.num_ignored
         self.sizes.merge(other.sizes)
         self.num_more_fields += other.num_more_fields
-        for name, numbers in other.fields.items():
-            if name not in self.fields and len(self.fields) >= MAX_FIELDS:
-                self.num_more_fields += numbers.counts.total
-                continue
-            self.fields.setdefault(name, Numbers()).merge(numbers)
-        self.classes.merge(other.classes)
-        for name, images in other.images.items():
-            if name in self.fields:
-                self.images.setdefault(name, ImageTally()).merge(images)
-        for name, keys in other.json.items():
-            if name in self.fields:
-                self.json.setdefault(name, JsonTally()).merge(keys)
+        for name, theirs in other.fields.items():
+            if mine := self.find_field(name):
+                mine.merge(theirs)
+            else:
+                self.num_more_fields += theirs.sizes.counts.total()
+        self.classes = count_values(self.classes, other.classes)
         self.num_bad += other.num_bad
         self.bad = (self.bad + other.bad)[:MAX_LISTED]
-
-    def field_stats(self) -> tuple[FieldStats, ...]:
-        """The fields, by name."""
-        return tuple(FieldStats(name, one.counts.total, one.result()) for name, one in sorted(self.fields.items()))

@@ -24,7 +24,7 @@ from wdskit.dataset.samples import read_sample
 from wdskit.errors import ConfigError, DecodeError, StorageError
 from wdskit.files import publish_bytes, why_not
 from wdskit.limits import MAX_PIXELS
-from wdskit.statistics.result import ClassStats, NumberStats, ShardStats
+from wdskit.statistics.result import ShardStats, choose_classes
 from wdskit.storage.urls import LocalFile, local_path
 from wdskit.text import format_bytes, format_count, printable, shorten
 
@@ -32,7 +32,6 @@ CLASS_FIELD = "cls"
 NUM_SHOWN = 48
 SIDE = 192
 MAX_BARS = 40
-_TAIL = 18
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Shown:
         shard: Name of its shard.
         label: Its class, empty without one.
         size: Width and height of the image.
-        picture: A small JPEG in base64, empty where it does not decode.
+        picture: A small JPEG in base64, empty where the image does not decode.
         sides: Width and height of that.
         problem: Why it does not.
     """
@@ -56,11 +55,6 @@ class Shown:
     picture: str = ""
     sides: tuple[int, int] = (0, 0)
     problem: str = ""
-
-    @property
-    def tail(self) -> str:
-        """The end of the key, which differs between neighbours."""
-        return self.key if len(self.key) <= _TAIL else f"...{self.key[-_TAIL:]}"
 
 
 def check_report(path: str | os.PathLike[str]) -> None:
@@ -141,51 +135,22 @@ def render(stats: ShardStats, shown: Sequence[Shown]) -> str:
     }
     environment.globals |= shows
     environment.filters |= shows | {
-        "percent": _percent,
+        "percent": lambda part: "< 0.1%" if 0 < part < 0.001 else f"{part:.1%}",
         "limit": lambda value: "" if value is None else f"{value:,.6g}",
         "name": lambda path: Path(path).name or path,
-        "bars": _bars,
-        "level": _level,
+        "level": lambda part: max(1, round(100 * part)) if part > 0 else 0,  # what is there is seen
     }
     page = resources.files("wdskit.statistics").joinpath("report.html").read_text(encoding="utf-8")
     page = page.replace("/* parts */", "".join(f".p{part} {{ --part: {part}%; }}\n" for part in range(101)))
     sheet = page.partition("<style>")[2].partition("</style>")[0]
+    classes = stats.classes or ()
     return environment.from_string(page).render(
         style_hash="sha256-" + base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode(),
         stats=stats,
         shown=shown,
-        **_classes(stats.classes or ()),
+        classes=choose_classes(classes, MAX_BARS),
+        class_most=max((one.num_samples for one in classes), default=0),
+        class_total=sum(one.num_samples for one in classes),
+        empty_classes=[one.name for one in classes if not one.num_samples],
         version=__version__,
     )
-
-
-def _classes(classes: Sequence[ClassStats]) -> dict[str, Any]:
-    """All classes where they are few, else the largest and the smallest."""
-    shown = list(classes)
-    if len(classes) > MAX_BARS:
-        ranked = sorted(classes, key=lambda one: -one.num_samples)
-        shown = ranked[: MAX_BARS // 2] + ranked[-(MAX_BARS // 2) :]
-    return {
-        "classes": shown,
-        "class_most": max((one.num_samples for one in classes), default=0),
-        "class_total": sum(one.num_samples for one in classes),
-        "empty_classes": [one.name for one in classes if not one.num_samples],
-    }
-
-
-def _bars(numbers: NumberStats, show: Callable[[float], str]) -> list[tuple[int, str]]:
-    """Height in percent and title of each bin."""
-    most = max(count for _, _, count in numbers.bins)
-    return [
-        (_level(count / most), f"{show(low)}{f' to below {show(high)}' if high - low > 1 else ''}: {count:,}")
-        for low, high, count in numbers.bins
-    ]
-
-
-def _level(part: float) -> int:
-    """A share of 0 to 1 in whole percent; what is there is seen."""
-    return max(1, round(100 * part)) if part > 0 else 0
-
-
-def _percent(part: float) -> str:
-    return "100%" if part == 1 else "0" if part == 0 else "< 0.1%" if part < 0.001 else f"{part:.1%}"

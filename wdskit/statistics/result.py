@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True)
 class NumberStats:
-    """Many whole numbers in a few.
+    """Many whole numbers in a few; all are 0 where there are none.
 
     Attributes:
-        count: How many.
-        total: Their sum.
-        min: The least; it and all below are 0 where there are none.
-        mean: The sum by the count.
         p50: The least number so that at least half of them are no greater.
         p99: So for 99 of 100.
-        max: The most.
         is_exact: Whether p50 and p99 are exact; else they are within 0.05 %. All others always are.
         bins: How many numbers are from `low` to below `high`: (low, high, count) in rising order, without a gap.
     """
@@ -55,18 +51,21 @@ class ClassStats:
     num_samples: int
 
 
+def choose_classes(classes: Sequence[ClassStats], limit: int) -> list[ClassStats]:
+    """All classes in their order where they are few, else the largest and the smallest of them."""
+    if len(classes) <= limit:
+        return list(classes)
+    ranked = sorted(classes, key=lambda one: -one.num_samples)
+    return [*ranked[: limit // 2], *ranked[-(limit // 2) :]]
+
+
 @dataclass(frozen=True)
 class ImageStats:
-    """The images of one field, by their headers.
+    """The images of one field whose headers read; sides in pixels.
 
     Attributes:
-        field: Its name.
-        num_images: Images whose header reads.
         formats: How many are `JPEG`, `PNG`, `WebP`, ... by their first bytes, the commonest first.
-        modes: How many are `RGB`, `L`, ...: Pillow's names, `;16` behind them for a PNG of 16 bits.
-        widths: Pixels.
-        heights: Pixels.
-        pixels: Width x height.
+        modes: How many are `RGB`, `L`, ...: Pillow's names, `;16` after them for a PNG of 16 bits.
         aspects: Width / height in thousandths, rounded.
         num_resolutions: Different (width, height); None over 100,000.
         resolutions: The commonest, as (width, height, count); none over 100,000 different ones.
@@ -84,12 +83,11 @@ class ImageStats:
     resolutions: tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class JsonKeyStats:
     """One key in the JSON of one field.
 
     Attributes:
-        field: `json`, ...
         key: `label`, `box.width`, `objects[].name`; a key that is no plain word as `["a b"]`. Empty for the whole
             value where that is no object.
         num_samples: Samples that have it.
@@ -137,15 +135,11 @@ class ShardStats:
 
     Attributes:
         path: As the user wrote it.
-        sample: The share that was read, such as `10%`; None for all.
-        seed: That chose it.
-        num_shards: Shards.
-        num_samples: Samples in all of them.
+        sample: The share that was read, such as `10%`, chosen by `seed`; None for all.
+        num_samples: Samples in all shards.
         num_read: Samples that were read; all that follows is of these, but for the shards.
         num_bytes: Bytes of the shards' files.
         num_ignored: Members that belong to no sample; None where a share was read.
-        shard_samples: Samples of the shards.
-        shard_bytes: Bytes of the shards' files.
         shard_least: Name of the first shard with the fewest samples.
         shard_most: Name of the first one with the most.
         sample_sizes: Bytes of a sample's fields, tar headers and padding not counted.

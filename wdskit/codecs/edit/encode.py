@@ -35,14 +35,9 @@ _MAX_ICC_SEGMENTS = 255
 
 
 def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes = b"", icc: bytes = b"") -> bytes:
-    """One image file.
+    """One image file with its EXIF block and colour profile, if any; `quality`, 1 to 100, is of JPEG and WebP.
 
-    Args:
-        pixels: As `Pixels` says. JPEG takes grey and RGB, WebP RGB with or without alpha, PNG all.
-        fmt: Its format.
-        quality: 1 to 100, of JPEG and WebP.
-        exif: EXIF block to write, if any.
-        icc: Colour profile to write, if any.
+    JPEG takes grey and RGB, WebP RGB with or without alpha, PNG all that `Pixels` holds.
 
     Raises:
         DecodeError: The format does not hold an image of this size, or such a profile.
@@ -69,7 +64,7 @@ def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes 
 
 
 def _with_segments(file: bytes, exif: bytes, icc: bytes) -> bytes:
-    """A JPEG with EXIF (APP1) and colour profile (APP2, ICC.1:2022 B.4) behind its first segment, which is JFIF's."""
+    """A JPEG with EXIF (APP1) and colour profile (APP2, ICC.1:2022 B.4) after its first segment, which is JFIF's."""
     room = _MAX_SEGMENT - len(exif_blocks.PREFIX)
     segments = [(0xE1, exif_blocks.PREFIX + exif[at : at + room]) for at in range(0, len(exif), room)]
     room = _MAX_SEGMENT - len(_ICC_PREFIX) - 2
@@ -79,9 +74,9 @@ def _with_segments(file: bytes, exif: bytes, icc: bytes) -> bytes:
     segments += [(0xE2, _ICC_PREFIX + bytes((at, len(parts))) + part) for at, part in enumerate(parts, start=1)]
     if not segments:
         return file
-    behind = 4 + int.from_bytes(file[4:6], "big")
+    first = 4 + int.from_bytes(file[4:6], "big")
     written = (bytes((0xFF, code)) + (len(part) + 2).to_bytes(2, "big") + part for code, part in segments)
-    return file[:behind] + b"".join(written) + file[behind:]
+    return file[:first] + b"".join(written) + file[first:]
 
 
 def parse_colour(text: str) -> tuple[int, int, int]:
@@ -97,7 +92,7 @@ def parse_colour(text: str) -> tuple[int, int, int]:
 
 
 def encoder_versions() -> dict[str, str]:
-    """What the bytes of an encoded image depend on, beside pixels and options. The same versions, the same bytes."""
+    """What the bytes of an encoded image depend on apart from pixels and options."""
     library = "zlib_ng" if features.version("zlib_ng") else "zlib"
     return {
         "simplejpeg": simplejpeg.__version__,

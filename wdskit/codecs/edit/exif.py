@@ -6,8 +6,7 @@ An EXIF block is a TIFF header and a chain of directories whose entries have 12 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 PREFIX = b"Exif\0\0"
 """What stands before the block in a JPEG."""
@@ -15,49 +14,40 @@ PREFIX = b"Exif\0\0"
 _ORIENTATION = 0x0112
 _ENTRY_BYTES = 12
 _VALUE_BYTES = {3: 2, 4: 4}  # SHORT, as the standard says, and LONG, as some programs write
-
-
-class _Found(NamedTuple):
-    """An orientation entry: where its directory starts and ends, where it stands, and its value."""
-
-    directory: int
-    end: int
-    at: int
-    order: Literal["little", "big"]
-    value: int
+_ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
 
 
 def orientation_of(block: bytes) -> int:
     """The orientation, 1 to 8; 1 (upright) where the block has none, or none of these."""
-    for found in _orientations(block):
-        return found.value if 1 <= found.value <= 8 else 1
+    order, _, entries = _first_directory(block)
+    for entry in entries:
+        if int.from_bytes(entry[:2], order) == _ORIENTATION:
+            num_bytes = _VALUE_BYTES.get(int.from_bytes(entry[2:4], order), 0)
+            value = int.from_bytes(entry[8 : 8 + num_bytes], order)
+            return value if 1 <= value <= 8 else 1
     return 1
 
 
 def without_orientation(block: bytes) -> bytes:
     """The block without its orientation, every other byte where it was but for the entries behind it."""
-    while found := next(_orientations(block), None):
-        count = int.from_bytes(block[found.directory : found.directory + 2], found.order) - 1
-        rest = block[found.at + _ENTRY_BYTES : found.end] + bytes(_ENTRY_BYTES)
-        counted = block[: found.directory] + count.to_bytes(2, found.order) + block[found.directory + 2 : found.at]
-        block = counted + rest + block[found.end :]
-    return block
+    order, first, entries = _first_directory(block)
+    kept = [entry for entry in entries if int.from_bytes(entry[:2], order) != _ORIENTATION]
+    num_gone = len(entries) - len(kept)
+    if not num_gone:
+        return block
+    count = int.from_bytes(block[first - 2 : first], order)
+    end = first + _ENTRY_BYTES * count + 4  # the place of the next directory stands behind the entries
+    rest = b"".join(kept) + block[first + _ENTRY_BYTES * len(entries) : end] + bytes(_ENTRY_BYTES * num_gone)
+    return block[: first - 2] + (count - num_gone).to_bytes(2, order) + rest + block[end:]
 
 
-def _orientations(block: bytes) -> Iterator[_Found]:
-    """The orientation entries of the first directory."""
-    order: Literal["little", "big"] | None
-    order = "little" if block[:4] == b"II*\0" else "big" if block[:4] == b"MM\0*" else None
-    if order is None:
-        return
-    directory = int.from_bytes(block[4:8], order)
+def _first_directory(block: bytes) -> tuple[Literal["little", "big"], int, list[bytes]]:
+    """The byte order, where the entries of the first directory start, and those that the block holds whole."""
+    order = _ORDERS.get(block[:4])
+    directory = int.from_bytes(block[4:8], order) if order else 0
+    if order is None or directory < 8:
+        return "little", 0, []
     first = directory + 2
-    count = int.from_bytes(block[directory:first], order) if directory >= 8 else 0
-    end = min(len(block), first + _ENTRY_BYTES * count + 4)  # the place of the next directory stands behind the entries
-    for at in range(first, end - _ENTRY_BYTES + 1, _ENTRY_BYTES):
-        if at >= first + _ENTRY_BYTES * count:
-            return
-        if int.from_bytes(block[at : at + 2], order) != _ORIENTATION:
-            continue
-        num_bytes = _VALUE_BYTES.get(int.from_bytes(block[at + 2 : at + 4], order), 0)
-        yield _Found(directory, end, at, order, int.from_bytes(block[at + 8 : at + 8 + num_bytes], order))
+    end = first + _ENTRY_BYTES * int.from_bytes(block[directory:first], order)
+    starts = range(first, min(end, len(block)) - _ENTRY_BYTES + 1, _ENTRY_BYTES)
+    return order, first, [block[start : start + _ENTRY_BYTES] for start in starts]

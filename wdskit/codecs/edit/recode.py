@@ -12,42 +12,34 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import ImageCms
+from PIL import Image, ImageCms
 from PIL.ImageFile import ImageFile
 
-from wdskit.codecs.edit import exif
+from wdskit.codecs.edit import exif, resize
 from wdskit.codecs.edit.encode import DEFAULT_QUALITY, FORMATS, ImageFormat, encode_image
-from wdskit.codecs.edit.resize import (
-    Fit,
-    Pixels,
-    ResizeMode,
-    Size,
-    choose_step,
-    fill_value,
-    fit,
-    pad,
-    resize_part,
-    turn,
+from wdskit.codecs.edit.resize import Fit, Pixels, ResizeMode
+from wdskit.codecs.images import (
+    decode_image,
+    decode_jpeg,
+    is_grey_16,
+    jpeg_size,
+    largest_number,
+    open_pillow,
+    pillow_errors,
 )
-from wdskit.codecs.images import PillowImage, decode_image, open_pillow, pillow_errors
-from wdskit.codecs.jpeg import decode_jpeg, jpeg_size
-from wdskit.codecs.structure import check_pixels, png_bits, png_chunks
+from wdskit.codecs.structure import check_pixels, png_chunks
 from wdskit.errors import DecodeError
 
-_ALPHA = (2, 4)  # channels
-_GREY_16 = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 _PLAIN = {"1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBA": "RGBA"}
 _PLAIN |= {"RGBX": "RGB", "RGBa": "RGBA", "YCbCr": "RGB"}
 _SPACES = {"L": b"GRAY", "LA": b"GRAY", "RGB": b"RGB ", "RGBA": b"RGB ", "CMYK": b"CMYK"}
-_BITS_PER_SAMPLE = 258  # the tag of TIFF
 
 
 class Original(NamedTuple):
     """An image file whose header was read.
 
     Attributes:
-        data: The file.
-        image: Pillow's view of it, not loaded.
+        image: Pillow's view of `data`, not loaded.
         format: Pillow's name: JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM.
         exif: Its EXIF block, empty without one. Those of a TIFF are its own tags, and not taken for one.
         orientation: 1 to 8. Always 1 for a TIFF, which Pillow turns while it decodes.
@@ -60,24 +52,6 @@ class Original(NamedTuple):
     exif: bytes
     orientation: int
     icc: bytes
-
-    @property
-    def is_animated(self) -> bool:
-        """Whether it holds several images."""
-        return getattr(self.image, "n_frames", 1) > 1
-
-    @property
-    def has_deep_colour(self) -> bool:
-        """Whether it has more than 8 bits a channel that Pillow does not give: it does so for grey alone."""
-        if self.image.mode not in _PLAIN:
-            return False
-        if self.format == "PNG":
-            return png_bits(self.data) > 8
-        if self.format == "TIFF":
-            tags: Any = self.image.tag_v2  # type: ignore[attr-defined]
-            return bool(max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8)
-        arguments = self.image.tile[0].args if self.format == "PPM" and self.image.tile else None
-        return isinstance(arguments, tuple) and isinstance(arguments[-1], int) and arguments[-1] > 255
 
 
 def open_original(data: bytes, *, max_pixels: int) -> Original:
@@ -100,12 +74,8 @@ def open_original(data: bytes, *, max_pixels: int) -> Original:
 def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[Pixels, bytes, int]:
     """Decode to grey, RGB, or one of them with alpha.
 
-    CMYK becomes RGB: sRGB by its colour profile, else by Pillow's plain formula. A palette becomes RGB, one bit grey.
-
-    Args:
-        original: The file.
-        step: Of a JPEG, decode it at 1/step of its size where that can be done, as `jpeg.decode_jpeg` does.
-        max_pixels: For a decoder that looks at the header again.
+    CMYK becomes RGB: sRGB by its colour profile, else by Pillow's plain formula. A palette becomes RGB, one bit grey. A
+    JPEG is decoded at 1/step of its size where that can be done, as `decode_jpeg` does.
 
     Returns:
         The pixels, owned by the caller; the colour profile that they have, empty for none; and the step that was taken.
@@ -123,7 +93,7 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
     image = original.image
     with pillow_errors(original.format):
         image.load()
-    if image.mode in _GREY_16 or (image.mode == "I" and original.format in {"PNG", "PPM"}):
+    if is_grey_16(image):
         if "transparency" in image.info:
             raise DecodeError("16 bits of grey with a transparent one are not supported")
         return np.array(image).astype(np.uint16), original.icc, 1
@@ -143,15 +113,13 @@ def to_rgb(pixels: Pixels, icc: bytes) -> tuple[Pixels, bytes]:
     Raises:
         DecodeError: The colour profile is damaged.
     """
-    from PIL import Image
-
     if pixels.ndim == 2:
         return _to_rgb(Image.fromarray(pixels), icc)
     colours, icc = _to_rgb(Image.fromarray(np.ascontiguousarray(pixels[..., 0])), icc)
     return np.concatenate([colours, pixels[..., 1:]], axis=2), icc
 
 
-def _to_rgb(image: PillowImage, icc: bytes) -> tuple[Pixels, bytes]:
+def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
     """RGB of grey or CMYK: sRGB, which needs no profile, where the file has a profile of its colours."""
     if not icc:
         return np.array(image.convert("RGB")), b""
@@ -206,52 +174,42 @@ class Recoding:
         """
         with _stage("decode"):
             original = open_original(data, max_pixels=self.max_pixels)
-        to = self._fit(original)
+        to = resize.fit(*original.image.size, self.size, self.mode, upscale=self.upscale)
+        with _stage("resize"):
+            check_pixels(*to.canvas, max_pixels=self.max_pixels)
         turned = self.orient and original.orientation > 1
         is_right = self.format is None or FORMATS.get(original.format) == self.format
         if is_right and not turned and to.canvas == original.image.size and to.size == to.part:
             return data, original.format
-        fmt = self._format(original)
-        block = exif.without_orientation(original.exif) if self.orient else original.exif
-        pixels, icc = self._pixels(original, fmt, to)
-        pixels = turn(pixels, original.orientation) if turned else pixels
-        with _stage("encode"):
-            encoded = encode_image(pixels, fmt, quality=self.quality, exif=block, icc=icc)
-        return encoded, next(name for name, known in FORMATS.items() if known == fmt)
-
-    def _fit(self, original: Original) -> Fit:
-        width, height = original.image.size
-        if self.size is None:
-            return Fit(0, 0, Size(width, height), Size(width, height), Size(width, height))
-        to = fit(width, height, self.size, self.mode, upscale=self.upscale)
-        with _stage("resize"):
-            check_pixels(*to.canvas, max_pixels=self.max_pixels)
-        return to
-
-    def _format(self, original: Original) -> ImageFormat:
-        """What an image that has to be encoded is written as."""
-        if original.is_animated:
+        if getattr(original.image, "n_frames", 1) > 1:
             raise DecodeError(f"decode: it is animated ({original.format}); one image is expected")
         fmt = self.format or FORMATS.get(original.format)
         if fmt is None:
             raise DecodeError(f"encode: a {original.format} is not written. Say what it becomes with --format")
-        return fmt
+        pixels, icc = self._pixels(original, fmt, to)
+        if turned:
+            pixels = resize.turn(pixels, original.orientation)
+        block = exif.without_orientation(original.exif) if self.orient else original.exif
+        with _stage("encode"):
+            encoded = encode_image(pixels, fmt, quality=self.quality, exif=block, icc=icc)
+        return encoded, next(name for name, known in FORMATS.items() if known == fmt)
 
     def _pixels(self, original: Original, fmt: ImageFormat, to: Fit) -> tuple[Pixels, bytes]:
         """The pixels as the format holds them, resized, and their colour profile."""
-        if fmt == "png" and original.has_deep_colour:
+        # Of grey alone Pillow gives more than 8 bits.
+        if fmt == "png" and original.image.mode in _PLAIN and largest_number(original.data, original.image) > 255:
             raise DecodeError("convert: more than 8 bits a channel of colour are not kept. Write jpg or webp: --format")
         with _stage("decode"):
-            pixels, icc, step = decode_original(original, step=choose_step(to), max_pixels=self.max_pixels)
+            pixels, icc, step = decode_original(original, step=resize.choose_step(to), max_pixels=self.max_pixels)
         with _stage("convert"):
             if pixels.dtype == np.uint16 and fmt != "png":
                 pixels = (pixels >> 8).astype(np.uint8)
-            if fmt == "jpg" and pixels.ndim == 3 and pixels.shape[2] in _ALPHA:
+            if fmt == "jpg" and pixels.ndim == 3 and pixels.shape[2] in {2, 4}:
                 pixels = self._without_alpha(pixels)
             if fmt == "webp" and (pixels.ndim == 2 or pixels.shape[2] == 2):
                 pixels, icc = to_rgb(pixels, icc)
-        pixels = resize_part(pixels, to, step)
-        return pad(pixels, to.canvas, self.background), icc
+        pixels = resize.resize_part(pixels, to, step)
+        return resize.pad(pixels, to.canvas, self.background), icc
 
     def _without_alpha(self, pixels: Pixels) -> Pixels:
         """Grey or RGB, composed on the background where any pixel is transparent."""
@@ -260,7 +218,7 @@ class Recoding:
         if alpha.min() < 255:
             if self.background is None:
                 raise DecodeError("it is transparent, which a jpg cannot be. Name a colour behind it: --background")
-            behind = fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
+            behind = resize.fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
             colours = ((colours * alpha + behind * (255 - alpha) + 127) // 255).astype(np.uint8)
         return np.ascontiguousarray(colours[..., 0] if colours.shape[2] == 1 else colours)
 

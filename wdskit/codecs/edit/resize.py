@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from wdskit.codecs.images import Resampling
-from wdskit.codecs.jpeg import STEPS
+from wdskit.codecs.images import STEPS
 
 Pixels = NDArray[Any]
 """(height, width) of grey, or (height, width, channels) of grey and alpha, RGB, or RGB and alpha: uint8; and uint16 for
@@ -40,12 +40,7 @@ class Size(NamedTuple):
 class Fit(NamedTuple):
     """What is done to an image: a part of it is taken, resized, and laid in the middle of a canvas.
 
-    Attributes:
-        left: First column of the part.
-        top: First row of it.
-        part: Its size.
-        size: What it is resized to.
-        canvas: Size of the result, `size` unless it is padded.
+    `left` and `top` are the first column and row of the part; `canvas` is `size` unless the image is padded.
     """
 
     left: int
@@ -55,19 +50,21 @@ class Fit(NamedTuple):
     canvas: Size
 
 
-def fit(width: int, height: int, size: int, mode: ResizeMode, *, upscale: bool) -> Fit:
+def fit(width: int, height: int, size: int | None, mode: ResizeMode, *, upscale: bool) -> Fit:
     """Fit an image to a size. It keeps its shape, to the pixel; what is cut off or added is so on both sides alike.
 
     Args:
         width: Of the image, 1 or more.
-        height: Of the image.
-        size: 1 or more.
+        height: So.
+        size: 1 or more; None keeps the image as it is.
         mode: "shorter" and "longer" make that side `size`. "crop" makes the shorter one `size` and cuts the other to
             `size`, "pad" makes the longer one `size` and fills the other up to `size`.
         upscale: Otherwise no pixel is made larger: an image whose side is `size` or less keeps its pixels, and is only
             cut where a side is larger, or padded.
     """
     whole = Size(width, height)
+    if size is None:
+        return Fit(0, 0, whole, whole, whole)
     side = max(whole) if mode in {"longer", "pad"} else min(whole)
     is_resized = upscale or side > size
     if mode == "crop":
@@ -90,12 +87,9 @@ def choose_step(to: Fit) -> int:
 
 
 def resize_part(pixels: Pixels, to: Fit, step: int) -> Pixels:
-    """The wanted part of an image in the wanted size.
+    """The wanted part of an image, whose pixels are at 1/step of its size, in the wanted size.
 
-    Args:
-        pixels: As `Pixels` says, at 1/step of the image's size.
-        to: What is wanted of the image; its part starts within half a `step` of where it says.
-        step: 1 or one of `STEPS`.
+    The part starts within half a step of where `to` says.
     """
     top, left = round(to.top / step), round(to.left / step)
     bottom, right = top - (-to.part.height // step), left - (-to.part.width // step)
@@ -104,9 +98,8 @@ def resize_part(pixels: Pixels, to: Fit, step: int) -> Pixels:
         return part
     if pixels.dtype == np.uint8 and (pixels.ndim == 2 or pixels.shape[2] == 3):
         return _by_torch(part, to.size, (to.size.height * step / to.part.height, to.size.width * step / to.part.width))
-    from PIL import Image  # alpha and 16 bits; Pillow weighs colours by their alpha
-
-    return np.array(Image.fromarray(np.ascontiguousarray(part)).resize(to.size, Resampling.BICUBIC))
+    # Alpha and 16 bits; Pillow weighs colours by their alpha.
+    return np.array(Image.fromarray(np.ascontiguousarray(part)).resize(to.size, Image.Resampling.BICUBIC))
 
 
 def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
@@ -123,13 +116,7 @@ def _by_torch(part: Pixels, size: Size, scales: tuple[float, float]) -> Pixels:
 
 
 def pad(pixels: Pixels, canvas: Size, colour: tuple[int, int, int] | None) -> Pixels:
-    """The image in the middle of a canvas.
-
-    Args:
-        pixels: No larger than the canvas.
-        canvas: Its size.
-        colour: Of the canvas; None is black, and transparent where the image has alpha.
-    """
+    """The image in the middle of a canvas that is no smaller. No colour is black, transparent where there is alpha."""
     height, width = pixels.shape[:2]
     if (width, height) == canvas:
         return pixels
