@@ -18,8 +18,7 @@ from shards import bytes_in, samples_in
 
 import wdskit
 from wdskit import PackError, RowError
-from wdskit.packing import parquet_cells
-from wdskit.packing.sources import arrow
+from wdskit.packing.sources import arrow, parquet
 from wdskit.packing.sources.arrow import read_parquet, read_saved_dataset
 from wdskit.packing.sources.records import Records
 
@@ -34,7 +33,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 def _closed_groups():
     """No file of another test stays open."""
     yield
-    parquet_cells.close_all()
+    parquet.close_all()
 
 
 def write(path: Path, columns: dict[str, object], **options) -> Path:

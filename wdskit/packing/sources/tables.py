@@ -21,8 +21,7 @@ from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.json_merge import refuse_constant, to_json, unique
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import Row, field_of, file_bytes, make_row, row_error
-from wdskit.packing.sources.class_names import Labels, labels_of
-from wdskit.packing.sources.folder import utf8_name
+from wdskit.packing.sources.class_names import classes_of
 from wdskit.packing.sources.records import CLASS_FIELD, Records, is_utf8, key_of_path
 
 STDIN = "-"
@@ -31,7 +30,6 @@ _READ_BYTES = 1 << 16
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _PLAIN_SUFFIXES = (*_JSON_SUFFIXES, ".csv", ".tsv")
 SUFFIXES = (*_PLAIN_SUFFIXES, *(f"{suffix}.gz" for suffix in _PLAIN_SUFFIXES))
-_OTHER_SEPARATORS = (";", "\t", "|", ",")
 
 TableRow: TypeAlias = tuple[str, Mapping[str, Any] | RowError, str | None]
 """The place of a row, its columns or what is wrong with it, and its JSON if it is a line of that."""
@@ -42,29 +40,24 @@ class TextTable:
 
     Args:
         path: The file; image paths are relative to its folder. `-` is standard input, which is JSONL.
-        records: How a record becomes a row, its folder and its labels apart.
-        labels: The classes, where they are known; None: the texts in the column of `cls`, which are read first.
+        records: How a record becomes a row, its folder apart. Without classes, the texts in the column of `cls` are
+            the classes; they are read first.
 
     Attributes:
         classes: Number of each class by name; empty where nobody knows names.
     """
 
-    def __init__(self, path: str, records: Records, labels: Labels | None = None) -> None:
+    def __init__(self, path: str, records: Records) -> None:
         self._path = path
-        self._name = "standard input" if path == STDIN else path
-        column = records.fields.get(CLASS_FIELD)
-        if labels is None and column is not None and path != STDIN:
-            records_there = (record for _, record, _ in self._table_rows() if not isinstance(record, RowError))
-            labels = labels_of((record.get(column) for record in records_there), column)
-        labels = labels or Labels()
-        self._records = dataclasses.replace(records, folder=os.path.dirname(path), labels=labels)
-        self.classes = labels.numbers
+        classes, column = records.classes, records.fields.get(CLASS_FIELD)
+        if classes is None and column is not None and path != STDIN:
+            there = (record for _, record, _ in self._table_rows() if not isinstance(record, RowError))
+            classes = classes_of((record.get(column) for record in there), column)
+        self._records = dataclasses.replace(records, folder=os.path.dirname(path), classes=classes)
+        self.classes = classes.numbers if classes is not None else {}
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row a line: `json` with all columns, the image, and the fields that are made of columns.
-
-        Yields:
-            A row, or the error of one that cannot be packed.
 
         Raises:
             PackError: The file cannot be read, or from some line on it is no CSV.
@@ -79,11 +72,12 @@ class TextTable:
                 yield err
 
     def _table_rows(self) -> Iterator[TableRow]:
-        path = self._name
-        suffix = ".jsonl" if self._path == STDIN else os.path.splitext(path.lower().removesuffix(".gz"))[1]
+        path, suffix = self._path, os.path.splitext(self._path.lower().removesuffix(".gz"))[1]
+        if path == STDIN:
+            path, suffix = "standard input", ".jsonl"
         is_json = suffix in _JSON_SUFFIXES
         try:
-            # A line of JSON ends at \n only; those of CSV the csv module tells.
+            # A line of JSON ends at \n only; those of CSV end where the csv module says.
             with _open_text(self._path, newline="\n" if is_json else "") as file:
                 yield from _json_rows(file, path) if is_json else _csv_rows(file, path, is_tsv=suffix == ".tsv")
         except EOFError as err:
@@ -94,11 +88,9 @@ class TextTable:
 
 @contextlib.contextmanager
 def _open_text(path: str, *, newline: str) -> Iterator[IO[str]]:
-    """A file as text, compressed or not. Bytes that are no UTF-8 become surrogates, so that they are the fault of their
-    line and not of the file.
-    """
+    """A file as text. Bytes that are no UTF-8 become surrogates, so that they are the fault of their line only."""
     with contextlib.ExitStack() as stack:
-        file: Any = stack.enter_context(_open_list(path))
+        file: Any = stack.enter_context(_open_bytes(path))
         if path.lower().endswith(".gz"):
             file = stack.enter_context(gzip.GzipFile(fileobj=file))
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
@@ -106,6 +98,11 @@ def _open_text(path: str, *, newline: str) -> Iterator[IO[str]]:
             yield text
         finally:
             text.detach()
+
+
+def _open_bytes(path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """A file, or standard input, which stays open."""
+    return contextlib.nullcontext(sys.stdin.buffer) if path == STDIN else open(path, "rb")
 
 
 def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
@@ -118,15 +115,16 @@ def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
         if not is_utf8(line):
             yield where, _no_utf8(where), None
             continue
+        row: Any = None
         try:
             row = decode(line)
+            problem = f"it holds a {type(row).__name__}"
         except (ValueError, RecursionError) as err:
-            yield where, row_error(where, f"it is no JSON: {err}", "One JSON object a line."), None
-            continue
+            problem = f"it is no JSON: {err}"
         if isinstance(row, dict):
             yield where, row, line.strip()
         else:
-            yield where, row_error(where, f"it holds a {type(row).__name__}", "One JSON object a line."), None
+            yield where, row_error(where, problem, "One JSON object a line."), None
 
 
 def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[str]:
@@ -147,7 +145,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     text/tab-separated-values).
 
     Raises:
-        PackError: The header is not right; or a row cannot be told from those behind it, as after a quote that is never
+        PackError: The header is invalid; or a row cannot be parted from those behind it, as after a quote that is never
             closed.
     """
     quoting: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
@@ -156,7 +154,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process: 131,072 characters unless somebody says more
     try:
         header = next(reader, [])
-        _check_header(header, path, "\t" if is_tsv else ",")
+        _check_header(header, path, is_tsv=is_tsv)
         start = reader.line_num + 1
         for cells in reader:
             where = f"{path}:{start}"
@@ -177,7 +175,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
         csv.field_size_limit(limit)
 
 
-def _check_header(header: list[str], path: str, separator: str) -> None:
+def _check_header(header: list[str], path: str, *, is_tsv: bool) -> None:
     """Refuse names of columns that would be read as others than they were meant."""
     where = f"{path}:1: the header {header}"
     if not header or len(set(header)) < len(header) or not all(header):
@@ -187,8 +185,8 @@ def _check_header(header: list[str], path: str, separator: str) -> None:
     padded = next((name for name in header if name != name.strip()), None)
     if padded is not None:
         raise PackError(f"{where}: {padded!r} has white space around it, which belongs to the name. Remove it.")
-    if len(header) == 1 and any(mark in header[0] for mark in _OTHER_SEPARATORS if mark != separator):
-        raise PackError(f"{where} is one column. Separate columns by {'tabs' if separator != ',' else 'commas'}.")
+    if len(header) == 1 and any(mark in header[0] for mark in (";|," if is_tsv else ";|\t")):
+        raise PackError(f"{where} is one column. Separate columns by {'tabs' if is_tsv else 'commas'}.")
 
 
 def _no_utf8(where: str) -> RowError:
@@ -215,13 +213,13 @@ class PathList:
         """
         name = "standard input" if self.path == STDIN else self.path
         try:
-            with _open_list(self.path) as file:
+            with _open_bytes(self.path) as file:
                 for number, path in enumerate(self._paths(file, name), start=1):
-                    if path:
-                        try:
-                            yield _path_row(os.fsdecode(path), f"{name}:{number}", keys)
-                        except RowError as err:
-                            yield err
+                    try:
+                        if path:
+                            yield _path_row(path, f"{name}:{number}", keys)
+                    except RowError as err:
+                        yield err
         except OSError as err:
             raise PackError(f"{name}: cannot be read: {err.strerror}.") from err
 
@@ -239,19 +237,10 @@ class PathList:
             yield rest
 
 
-@contextlib.contextmanager
-def _open_list(path: str) -> Iterator[IO[bytes]]:
-    """A file, or standard input, which is left open."""
-    if path == STDIN:
-        yield sys.stdin.buffer
-    else:
-        with open(path, "rb") as file:
-            yield file
-
-
-def _path_row(path: str, where: str, keys: str) -> Row:
+def _path_row(raw: bytes, where: str, keys: str) -> Row:
+    path = os.fsdecode(raw)
     try:
-        text = utf8_name(path)
+        text = raw.decode()
     except UnicodeDecodeError as err:
         raise row_error(where, f"the path {path!r} is no UTF-8", "Rename it.") from err
     field = field_of(path)
