@@ -127,7 +127,8 @@ class ArrowTables:
                 for batch, images in file.batches(None, columns.image):
                     own = [(field, column, batch.column(column)) for field, column in columns.own.items()]
                     # `json_values` is asked first, and alone says how many rows there are.
-                    both = zip(json_values(columns.to_json, batch), images or itertools.repeat(None), strict=False)
+                    of_images: Iterable[Image | None] = itertools.repeat(None) if images is None else images
+                    both = zip(json_values(columns.to_json, batch), of_images, strict=False)
                     for at, (values, image) in enumerate(both):
                         where = f"{path}, row {number - first}"
                         try:

@@ -117,11 +117,10 @@ class ImageFolder:
         num = 0
         for path, sidecars in walk_files(self._root, self._samples):
             if self._num_at_top and "/" in path:
-                msg = (
-                    f"{os.path.join(self._root, self._first_at_top)}: it stands beside the class folders, so it has no"
-                )
+                first = os.path.join(self._root, self._first_at_top)
                 others = f"{self._names.what.capitalize()}s that stand so: {self._num_at_top}."
-                raise PackError(f"{msg} class.\n  Move it into one. {others}")
+                msg = f"{first}: it stands beside the class folders, so it has no class.\n  Move it into one. {others}"
+                raise PackError(msg)
             num += 1
             try:
                 yield self._row(path, sidecars, keys)

@@ -169,8 +169,8 @@ _lock = threading.Lock()
 
 
 @functools.lru_cache(maxsize=4)  # row groups: threads may ask for the last rows of one behind the first of the next
-def _open_column(path: str, identity: FileIdentity, group: int, name: str) -> _Column:
-    """The column. What is held of it is not taken for that of another file at its path."""
+def _open_column(path: str, _: FileIdentity, group: int, name: str) -> _Column:
+    """The column. By its file's identity, what is held of it is not taken for that of another file at its path."""
     return _Column(path, group, name)
 
 
