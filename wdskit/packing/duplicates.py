@@ -53,11 +53,9 @@ class Duplicate(NamedTuple):
 
 
 def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str] = ()) -> bytes | None:
-    """sha256 of a row's image as it came; of several, of their digests; None where it has no image.
+    """sha256 of a row's image as it came; of several, of their digests, sorted by name; None where it has no image.
 
-    Args:
-        fields: Name and bytes of each field, sorted by name.
-        image_fields: The images that count; all where none is named.
+    Only the images of `image_fields` count; all where none is named.
     """
     digests = [
         hashlib.sha256(data).digest()
@@ -96,11 +94,6 @@ def find_duplicates(
 ) -> list[Duplicate]:
     """The rows whose images an earlier one has, in their order.
 
-    Args:
-        digests: Of the rows that are packed.
-        row_at: A row by its number.
-        image_fields: As `image_digest`.
-
     Raises:
         RowError: A file cannot be read any more.
     """
@@ -123,12 +116,7 @@ def look_at_rows(
 ) -> Iterator[tuple[int, RowError | bytes | None]]:
     """What is wrong with each row, or where nothing is and duplicates count, the digest of its images.
 
-    Args:
-        spool: All rows.
-        transforms: What happens to them.
-        workers: Processes that read them.
-        tell: Called with how far it is.
-        transform: Whether to transform them as packing will; otherwise they are read only.
+    With `transform` they are transformed as packing will; otherwise they are read only, in `workers` processes.
 
     Yields:
         Number of the row and what was found, in their order.

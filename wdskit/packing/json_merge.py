@@ -13,8 +13,7 @@ from wdskit.packing.references import FieldBytes
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
 _MOST_DIGITS = 4000  # of which Python makes a number
-
-to_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(value: Any) -> bytes:
@@ -23,7 +22,7 @@ def to_json(value: Any) -> bytes:
     Raises:
         ValueError: NaN or infinity, which JSON has not, or half of a surrogate pair.
     """
-    return to_text(value).encode()
+    return _encode(value).encode()
 
 
 def add_facts(data: bytes, facts: Mapping[str, Any], *, at_end: bool = False) -> bytes:
@@ -79,19 +78,13 @@ class _Members(list[tuple[str, Any]]):
     """Members of an object, in their order."""
 
 
-def _parse_int(text: str) -> int | str:
-    return int(text) if len(text) <= _MOST_DIGITS else text
-
-
-_decode = json.JSONDecoder(object_pairs_hook=_Members, parse_int=_parse_int).decode
+_decode = json.JSONDecoder(
+    object_pairs_hook=_Members, parse_int=lambda text: int(text) if len(text) <= _MOST_DIGITS else text
+).decode
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's members as a dict, for `object_pairs_hook`.
-
-    Raises:
-        ValueError: Two have one name.
-    """
+    """An object's members as a dict, for `object_pairs_hook`; a ValueError where two have one name."""
     row = dict(pairs)
     if len(row) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -100,9 +93,5 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(text: str) -> None:
-    """For `parse_constant`.
-
-    Raises:
-        ValueError: Always.
-    """
+    """For `parse_constant`: NaN and the infinities are a ValueError."""
     raise ValueError(f"{text} is no JSON")

@@ -45,7 +45,7 @@ class FileBytes(_InFile):
 
     @property
     def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
+        """As of the others."""
         return FileIdentity(self.num_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
@@ -53,7 +53,7 @@ class FileBytes(_InFile):
 
         Raises:
             OSError: It cannot be read.
-            ValueError: It is not the file that it was.
+            ValueError: It is not the file that it was; and as all `read`s, what it has is damaged.
         """
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, 0, self.num_bytes)
@@ -108,12 +108,7 @@ class ZipBytes(_InFile):
     inode: int
 
     def read(self) -> bytes:
-        """The member's bytes; no more of them are made than it claims to have.
-
-        Raises:
-            OSError: The zip cannot be read.
-            ValueError: It is not the file that it was, or the member is damaged.
-        """
+        """The member's bytes; no more of them are made than it claims to have. Raises as `FileBytes.read`."""
         with self.identity.opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
             if not header.startswith(_ZIP_HEADER_START):
@@ -159,12 +154,7 @@ class CellBytes(_InFile):
     inode: int
 
     def read(self) -> bytes:
-        """The cell's bytes.
-
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: It is not the file that it was, or is damaged.
-        """
+        """The cell's bytes. Raises as `FileBytes.read`."""
         from wdskit.packing.sources.parquet import read_cell  # only where there are such cells
 
         data = read_cell(self.path, self.identity, self.group, self.row, self.column)

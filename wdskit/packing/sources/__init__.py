@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.braces import expand_patterns, split_parts
@@ -24,19 +24,17 @@ from wdskit.packing.sources.class_names import ClassNames
 from wdskit.packing.sources.coco import Coco
 from wdskit.packing.sources.folder import FileNames, ImageFolder, list_names
 from wdskit.packing.sources.records import Records
-from wdskit.packing.sources.tables import STDIN, SUFFIXES, PathList, TextTable
+from wdskit.packing.sources.tables import STDIN, SUFFIXES, TextTable
 from wdskit.packing.transforms import Transforms
 
 _SHOWN_REJECTS = 3
 
 
 class Reader(Protocol):
-    """What reads a source. It may have `classes` (number of each class by name) and `num_other` (files, or members of
-    archives, that are in no row so far).
-    """
+    """What reads a source. It may have the attributes `classes` and `num_other`, as `Source` has them."""
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Its rows, and what is wrong with those that cannot be packed."""
+        """Its rows, and what is wrong with those that cannot be packed. Keys as in `row.make_row`."""
 
 
 @dataclass
@@ -155,29 +153,17 @@ class SourceOptions:
         return Records("", self.image_column, self.key_column, self.allow_no_image, self.fields, self.classes)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of source.
-
-    Attributes:
-        what: What it is called in messages.
-        takes: What names one: a `file`, a `folder`, a `pattern` of files, `stdin`.
-        read: Makes its reader.
-        options: Those of `SourceOptions` that belong to it alone.
+class Kind(NamedTuple):
+    """A kind of source: what it is called in messages, what makes its reader, and the options that it takes of those
+    which not every source has.
     """
 
     what: str
-    takes: tuple[str, ...]
     read: Callable[[str, SourceOptions], Reader]
     options: tuple[str, ...] = ()
 
 
-_FILES = ("file", "folder", "pattern")
-_TEXT = ("file", "stdin")
-_COLUMNS = ("image_column", "key_column", "fields", "classes")
-
-
-def _image_folder(path: str, how: SourceOptions) -> ImageFolder:
+def _image_folder(path: str, how: SourceOptions) -> Reader:
     return ImageFolder(path, FileNames(how.side_cars, how.files), how.classes)
 
 
@@ -185,26 +171,25 @@ def _parquet(path: str, how: SourceOptions) -> Reader:
     return read_parquet(expand_files(path, ".parquet"), how.records, in_order=how.in_order)
 
 
+def _saved_dataset(path: str, how: SourceOptions) -> Reader:
+    return read_saved_dataset(path, how.records)
+
+
+def _coco(path: str, how: SourceOptions) -> Reader:
+    return Coco(path, how.images, how.records)
+
+
+_COLUMNS = ("image_column", "key_column", "fields", "classes")
 KINDS: dict[str, Kind] = {
-    "folder": Kind("an image folder", ("folder",), _image_folder, ("side_cars", "files", "classes")),
-    "table": Kind("a table of text", _TEXT, lambda path, how: TextTable(path, how.records), _COLUMNS),
-    "list": Kind("a list of paths", _TEXT, lambda path, _: PathList(path)),
-    "list0": Kind("a list of paths", _TEXT, lambda path, _: PathList(path, b"\x00")),
-    "parquet": Kind("a Parquet table", _FILES, _parquet, _COLUMNS),
-    "hf": Kind(
-        "a saved data set of Hugging Face",
-        ("folder",),
-        lambda path, how: read_saved_dataset(path, how.records),
-        _COLUMNS,
-    ),
-    "coco": Kind(
-        "COCO annotations",
-        ("file",),
-        lambda path, how: Coco(path, how.images, how.records),
-        ("images", "fields", "classes"),
-    ),
-    "tar": Kind("tars", _FILES, lambda path, _: Tars(path)),
-    "zip": Kind("zips", _FILES, lambda path, _: Zips(expand_files(path, ".zip"))),
+    "folder": Kind("an image folder", _image_folder, ("side_cars", "files", "classes")),
+    "table": Kind("a table of text", lambda path, how: TextTable(path, how.records), _COLUMNS),
+    "list": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\n")),
+    "list0": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\x00")),
+    "parquet": Kind("a Parquet table", _parquet, _COLUMNS),
+    "hf": Kind("a saved data set of Hugging Face", _saved_dataset, _COLUMNS),
+    "coco": Kind("COCO annotations", _coco, ("images", "fields", "classes")),
+    "tar": Kind("tars", lambda path, _: Tars(path)),
+    "zip": Kind("zips", lambda path, _: Zips(expand_files(path, ".zip"))),
 }
 """The kinds, by the name that `--from` takes."""
 
@@ -241,7 +226,6 @@ def _path_source(path: str, how: SourceOptions) -> Source:
     _check_options(path, f"this is {kind.what}", kind.options, how)
     if how.classes is not None and "fields" in kind.options and "cls" not in how.fields:
         raise PackError(f"{path}: classes: no column becomes `cls`. Name it: --field cls=COLUMN.")
-    _check_path(path, kind)
     reader = kind.read(path, how)
     is_stream = path == STDIN
     shown = "standard input" if is_stream else path
@@ -262,7 +246,9 @@ def _kind_of(path: str) -> str:
         return "list"
     if os.path.isdir(path):
         return _kind_of_folder(path)
-    _check_exists(path, may_be_pattern=True)
+    is_pattern = has_wildcards(path) or "{" in path or "::" in path
+    if not os.path.exists(path) and not is_pattern:
+        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
     parts = split_parts(path)
     if len(parts) > 1:
         return _kind_of(parts[0])
@@ -295,25 +281,6 @@ def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOption
         if getattr(how, option):
             owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
             raise PackError(f"{path}: {option} belongs to {owners}, and {what}.")
-
-
-def _check_path(path: str, kind: Kind) -> None:
-    """Refuse a path that cannot be of its kind, as far as that needs no look inside."""
-    if path == STDIN:
-        if "stdin" not in kind.takes:
-            able = ", ".join(name for name, kind in KINDS.items() if "stdin" in kind.takes)
-            raise PackError(f"standard input: {kind.what} cannot be read from there. --from can be {able}.")
-        return
-    _check_exists(path, may_be_pattern="pattern" in kind.takes)
-    what = "folder" if os.path.isdir(path) else "file" if os.path.exists(path) else "pattern"
-    if what not in kind.takes:
-        raise PackError(f"{path}: this is a {what}, and {kind.what} cannot be one.")
-
-
-def _check_exists(path: str, *, may_be_pattern: bool) -> None:
-    is_pattern = has_wildcards(path) or "{" in path or "::" in path
-    if not os.path.exists(path) and not (may_be_pattern and is_pattern):
-        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
 
 
 def expand_files(path: str, suffix: str) -> list[str]:

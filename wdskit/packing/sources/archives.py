@@ -175,11 +175,7 @@ def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
 def _zip_field(
     path: str, key: str, field: str, member: zipfile.ZipInfo, identity: FileIdentity
 ) -> tuple[str, FieldBytes]:
-    """A member as a field.
-
-    Raises:
-        RowError: It is a bomb or damaged; or the dot before the field's name is one in the key.
-    """
+    """A member as a field; a RowError of a bomb, and where the dot before the field's name is one in the key."""
     where = f"{path}: {key}"
     num_bytes, packed_bytes = member.file_size, member.compress_size
     is_deflated = member.compress_type == zipfile.ZIP_DEFLATED

@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import json
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from wdskit.codecs.formats import field_of_bytes
 from wdskit.dataset.classes import first_conflict
-from wdskit.errors import PackError, RowError
+from wdskit.errors import PackError, RowError, StorageError
 from wdskit.limits import MAX_ROW_BYTES
 from wdskit.packing.references import FieldBytes, PartBytes
 from wdskit.packing.row import Row, row_error
@@ -28,17 +27,21 @@ from wdskit.packing.sources.arrow_columns import (
     Image,
     class_labels,
     encode_cell,
+    features_of,
     json_values,
-    parse_features,
+    parse_json,
     sort_columns,
 )
 from wdskit.packing.sources.class_names import classes_of, whole_number
 from wdskit.packing.sources.parquet import ParquetFile
 from wdskit.packing.sources.records import CLASS_FIELD, Records, image_path
 from wdskit.storage.identity import FileChanged, FileIdentity
+from wdskit.storage.urls import read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    _File: TypeAlias = "ParquetFile | StreamFile"
 
 STATE_NAME = "state.json"
 INFO_NAME = "dataset_info.json"
@@ -84,13 +87,7 @@ class ArrowTables:
         PackError: pyarrow is not installed; the first file cannot be read, or has a column that cannot be packed.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        what: str,
-        open_file: Callable[[str], ParquetFile | StreamFile],
-        records: Records,
-    ) -> None:
+    def __init__(self, paths: Sequence[str], what: str, open_file: Callable[[str], _File], records: Records) -> None:
         self._paths = paths
         self._what = what
         self._open_file = open_file
@@ -145,7 +142,7 @@ class ArrowTables:
                         number += 1
 
     @contextlib.contextmanager
-    def _open(self, path: str) -> Iterator[ParquetFile | StreamFile]:
+    def _open(self, path: str) -> Iterator[_File]:
         """A file of this table; what pyarrow raises of it names it."""
         try:
             import pyarrow as pa
@@ -161,7 +158,7 @@ class ArrowTables:
             raise PackError(f"{path}: it cannot be read as {self._what}: {str(err).splitlines()[0]}.") from err
 
     @contextlib.contextmanager
-    def _open_same(self, path: str) -> Iterator[ParquetFile | StreamFile]:
+    def _open_same(self, path: str) -> Iterator[_File]:
         """A file of the same columns and classes as the first."""
         with self._open(path) as file:
             if not file.schema.equals(self._schema):
@@ -240,7 +237,7 @@ class StreamFile:
         self._data = pa.py_buffer(self._mapped)
         with pa.ipc.open_stream(self._data) as stream:
             self.schema: pa.Schema = stream.schema
-        self.features = parse_features(_read_small(info), info)
+        self.features = features_of(_read_json(info))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
         """As those of `ParquetFile`, checked: offsets stay inside of their buffers, text is UTF-8."""
@@ -291,16 +288,17 @@ def _data_files(folder: str) -> list[str]:
     """The files that a data set's state names, all in its folder."""
     splits = os.path.join(folder, SPLITS_NAME)
     if os.path.exists(splits):
-        names = _read_json(splits).get("splits")
-        each = ", ".join(os.path.join(folder, str(name)) for name in names) if isinstance(names, list) else "none"
+        each = ", ".join(os.path.join(folder, str(name)) for name in _read_json(splits).get("splits") or ())
         raise PackError(f"{folder}: this data set has splits. Pack each by itself: {each}.")
     path = os.path.join(folder, STATE_NAME)
     state = _read_json(path)
-    files = state.get("_data_files")
-    names = [file.get("filename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
+    try:
+        names = [os.fsdecode(file["filename"]) for file in state["_data_files"]]
+    except (KeyError, TypeError):
+        names = []
     if not names or state.get("_indices_data_files") or state.get("_indices_files"):
         raise PackError(f"{path}: it names no data files, or picks rows of them. Save it again: save_to_disk.")
-    wrong = next((name for name in names if not isinstance(name, str) or name != os.path.basename(name)), None)
+    wrong = next((name for name in names if name != os.path.basename(name)), None)
     if wrong is not None:
         raise PackError(f"{path}: the data file {wrong!r} is not in its folder.")
     return [os.path.join(folder, name) for name in names]
@@ -308,21 +306,7 @@ def _data_files(folder: str) -> list[str]:
 
 def _read_json(path: str) -> dict[str, Any]:
     try:
-        found = json.loads(_read_small(path))
-    except (ValueError, RecursionError) as err:
-        raise PackError(f"{path}: it is no JSON: {err}.") from err
-    if not isinstance(found, dict):
-        raise PackError(f"{path}: it holds a {type(found).__name__}, where `datasets` writes an object.")
-    return found
-
-
-def _read_small(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_ROW_BYTES + 1)
-    except OSError as err:
-        msg = f"{path}: cannot be read: {err.strerror}."
+        return parse_json(read_bytes(os.path.join(".", path), limit=MAX_ROW_BYTES), path)
+    except StorageError as err:
+        msg = str(err).splitlines()[0]
         raise PackError(f"{msg}\n  A data set is what `save_to_disk` of Hugging Face's datasets wrote.") from err
-    if len(data) > MAX_ROW_BYTES:
-        raise PackError(f"{path}: it has more than {MAX_ROW_BYTES} bytes, which is no file of this kind.")
-    return data

@@ -59,7 +59,7 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
         names = schema.names
     except UnicodeDecodeError as err:
         raise PackError(f"{path}: the name of one of its columns is no UTF-8.") from err
-    if len(set(names)) < len(names):
+    if len({*names}) < len(names):
         raise PackError(f"{path}: two of its columns have one name: {', '.join(map(repr, names))}.")
     for option, column in (
         ("image-column", records.image_column),
@@ -106,18 +106,23 @@ def _class_column(labels: Mapping[str, list[str]], names: list[str]) -> str | No
     return "label" if "label" in labels else next(iter(labels)) if len(labels) == 1 else None
 
 
-def parse_features(text: bytes | None, path: str) -> dict[str, Any]:
-    """The features in the JSON that `datasets` writes, below `features` or `info`.
-
-    Raises:
-        PackError: It is no such JSON.
-    """
+def parse_json(data: bytes, path: str) -> dict[str, Any]:
+    """An object in the JSON that `datasets` writes; a PackError where it is none."""
     try:
-        found = json.loads(text or b"{}")
-        features = found.get("features") or (found.get("info") or {}).get("features") or {}
-    except (ValueError, RecursionError, AttributeError) as err:
-        raise PackError(f"{path}: what it says of its features is no JSON of `datasets`: {err}.") from err
-    return features if isinstance(features, dict) else {}
+        found = json.loads(data)
+    except (ValueError, RecursionError) as err:
+        raise PackError(f"{path}: it is no JSON of `datasets`: {err}.") from err
+    if not isinstance(found, dict):
+        raise PackError(f"{path}: it holds a {type(found).__name__}, where `datasets` writes an object.")
+    return found
+
+
+def features_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `datasets` says of the columns by name, below `features` or `info`; empty where it says nothing."""
+    for place in (found, found.get("info")):
+        if isinstance(place, dict) and isinstance(place.get("features"), dict):
+            return {**place["features"]}
+    return {}
 
 
 def _image_kind(kind: pa.DataType) -> str:
@@ -129,10 +134,10 @@ def _image_kind(kind: pa.DataType) -> str:
     if types.is_struct(kind):
         is_image = {part.name: _image_kind(part.type) for part in kind} == {"bytes": "bytes", "path": "path"}
         return "struct" if is_image else ""
-    if any(is_so(kind) for is_so in (types.is_string, types.is_large_string, types.is_string_view)):
+    name = str(kind).partition("[")[0]
+    if name in {"string", "large_string", "string_view"}:
         return "path"
-    checks = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
-    return "bytes" if any(is_so(kind) for is_so in checks) else ""
+    return "bytes" if name in {"binary", "large_binary", "binary_view", "fixed_size_binary"} else ""
 
 
 def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], list[Any]]:

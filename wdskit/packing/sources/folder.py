@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -29,8 +30,8 @@ class FileNames:
     """Which files of a folder are samples, and which are sidecars of one, by their names.
 
     Args:
-        sidecars: Extensions as `json`, `txt` or `seg.png`; in a file's name in any case.
-        files: Extensions of the files that are samples; empty for those of images.
+        sidecars: Extensions as `json`, `txt` or `seg.png`; a file has them in any case.
+        files: Extensions of the files that are samples; none for images.
 
     Raises:
         PackError: One is no name of a field, or stands twice.
@@ -43,29 +44,25 @@ class FileNames:
             raise PackError(f"files: {dotted!r} has a dot. Give the part behind the last one.")
         if both := {*sidecars} & {*files}:
             raise PackError(f"files: {min(both)!r} is in side_cars too. Leave it out of one of them.")
-        self._suffixes = sorted((f".{extension}" for extension in sidecars), key=len, reverse=True)
+        # The shortest stem goes with the longest extension.
+        self._sidecar = re.compile(rf"(?is)(.+?)\.({'|'.join(map(re.escape, sidecars))})") if sidecars else None
         self._files = frozenset(SAME_FIELD.get(extension, extension) for extension in files)
         self.what = " or ".join(f".{extension} file" for extension in files) or "image"
 
     def is_sample(self, name: str) -> bool:
-        """Whether a file is a sample's main file."""
+        """Whether a file is a main file."""
         field = field_of(name)
         wanted = field in self._files if self._files else is_image_field(field)
-        return wanted and not (self._suffixes and self._suffix_of(name))
-
-    def _suffix_of(self, name: str) -> str:
-        """The longest of the sidecars' suffixes that a name ends with; empty for none."""
-        lower = name.lower()
-        return next((suffix for suffix in self._suffixes if lower.endswith(suffix)), "")
+        return wanted and not (self._sidecar and self._sidecar.fullmatch(name))
 
     def samples(self, names: Sequence[str]) -> Samples:
         """The samples among the files of one folder."""
-        if not self._suffixes:
+        if self._sidecar is None:
             return dict.fromkeys(filter(self.is_sample, names), ())
         sidecars: dict[str, list[tuple[str, str]]] = {}
         for name in names:
-            if suffix := self._suffix_of(name):
-                sidecars.setdefault(name[: -len(suffix)], []).append((suffix[1:], name))
+            if match := self._sidecar.fullmatch(name):
+                sidecars.setdefault(match[1], []).append((match[2].lower(), name))
         return {name: sidecars.get(os.path.splitext(name)[0], ()) for name in names if self.is_sample(name)}
 
 
@@ -82,14 +79,9 @@ def _check_extensions(option: str, extensions: Sequence[str], example: str) -> N
 class ImageFolder:
     """A folder of images, walked when its rows are asked for.
 
-    Args:
-        root: The folder.
-        names: Which of its files are samples.
-        classes: The classes that there may be; None: the sub-folders.
-
     Attributes:
-        classes: Number of each class: its place in `classes`, or among the sorted names of the sub-folders. Empty for a
-            flat folder.
+        classes: Number of each class: its place in those that are given, or among the sorted names of the sub-folders.
+            Empty for a flat folder.
         num_other: Files met so far that are neither samples nor sidecars of one.
 
     Raises:
@@ -204,7 +196,7 @@ def walk_files(
 
     Args:
         root: The folder.
-        samples_of: Called with the names of each folder's files; returns those that count, with their sidecars.
+        samples_of: Returns, of the names of each folder's files, those that count, with their sidecars.
 
     Yields:
         Path below `root`, `/` between its parts, and its sidecars, by their names in its folder.
@@ -263,9 +255,5 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def utf8_name(name: str) -> str:
-    """The name of a file as its bytes read in UTF-8, whatever the locale makes of them.
-
-    Raises:
-        UnicodeDecodeError: They are no UTF-8.
-    """
+    """The name of a file as its bytes read in UTF-8, whatever the locale makes of them; else a UnicodeDecodeError."""
     return name if name.isascii() else os.fsencode(name).decode()

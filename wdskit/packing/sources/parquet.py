@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from wdskit.errors import PackError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
 from wdskit.packing.references import CellBytes
-from wdskit.packing.sources.arrow_columns import START_BYTES, Image, parse_features
+from wdskit.packing.sources.arrow_columns import START_BYTES, Image, features_of, parse_json
 from wdskit.storage.identity import FileChanged, FileIdentity
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ParquetFile:
         self.identity = FileIdentity.of(path)
         self._file = open_parquet(path)
         self.schema: pa.Schema = self._file.schema_arrow
-        self.features = parse_features((self.schema.metadata or {}).get(b"huggingface"), path)
+        self.features = features_of(parse_json((self.schema.metadata or {}).get(b"huggingface", b"{}"), path))
 
     def batches(self, column: str | None, image: str | None) -> Iterator[tuple[pa.RecordBatch, Iterator[Image] | None]]:
         """One column at least, or all, some rows at a time, with the images of the column `image`.
@@ -113,7 +113,7 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str] | None =
 
 
 def _bytes_of(cell: Any) -> bytes | None:
-    """The bytes in a cell of images: itself, or those of a struct; None where there are none."""
+    """The bytes of an image: the cell, or those of a struct."""
     data: bytes | None = cell.get("bytes") if isinstance(cell, dict) else cell
     return data
 

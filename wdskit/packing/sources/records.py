@@ -80,8 +80,7 @@ class Records:
         try:
             encoded = to_json(record)
         except (ValueError, TypeError) as err:
-            remedy = "Mend it, leave this column out of the table, or use --skip-bad."
-            raise row_error(where, _unwritable(record, err), remedy) from err
+            raise row_error(where, f"it cannot be written as JSON: {err}", MEND) from err
         made["json"] = encoded if text is None else text.encode()
         made.update(self.column_fields(record, {*made}, where))
         label = None if CLASS_FIELD in self.fields else whole_number(record.get(CLASS_FIELD))
@@ -122,11 +121,7 @@ class Records:
                 raise row_error(where, f"its column {column!r}: {err}", MEND) from err
 
     def image_file(self, path: str, where: str) -> dict[str, FieldBytes]:
-        """The field of an image by its path.
-
-        Raises:
-            RowError: It has no extension of an image, or there is no such file.
-        """
+        """The field of an image by its path; a RowError where that is none."""
         field = field_of(path)
         if not is_image_field(field):
             raise row_error(where, f"{path!r} has no extension of an image", "Name an image, or leave it empty.")
@@ -208,11 +203,7 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
 
 
 def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-    """A list of numbers, or of equally long lists of such, as an array.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """A list of numbers, or of equally long lists of such, as an array; a ValueError of all else."""
     array = np.asarray(value, dtype)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
         raise ValueError(f"it holds {str(value)[:60]}, no list of numbers")
@@ -225,36 +216,18 @@ def key_of_path(path: str) -> str:
 
 
 def image_path(value: Any, column: str, where: str) -> str:
-    """The path that a column holds.
-
-    Raises:
-        RowError: It holds none.
-    """
+    """The path that a column holds; a RowError where it holds none."""
     if not isinstance(value, str) or "\x00" in value or not is_utf8(value):
         raise row_error(where, f"its column {column!r} holds {value!r}, no path")
     return value
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 has the text: it has no half of a surrogate pair, which JSON can write, and which stands for a byte
-    that was no UTF-8 in text that was read with `surrogateescape`.
+    """Whether a text has no half of a surrogate pair: JSON can write one, and `surrogateescape` leaves one for a byte
+    that was no UTF-8.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _unwritable(record: Mapping[str, Any], error: Exception) -> str:
-    """Which column of a record JSON has no way to say, and why."""
-    for name, value in record.items():
-        try:
-            to_json({name: value})
-        except UnicodeEncodeError:
-            return f"its {name!r} holds half of a surrogate pair, which is no text"
-        except (ValueError, TypeError) as err:
-            if isinstance(value, float):
-                return f"its {name!r} is {value}, which JSON has not"
-            return f"its {name!r} cannot be written as JSON: {err}"
-    return f"it cannot be written as JSON: {error}"
