@@ -90,7 +90,8 @@ class Transforms:
             if value is not None and (type(value) is not int or not 1 <= value <= most):
                 raise PackError(f"{name}: {value!r} is no whole number of 1 to {most}.")
         try:
-            _ = self.background is None or parse_colour(self.background)
+            if self.background is not None:
+                parse_colour(self.background)
         except (ValueError, AttributeError, TypeError) as err:
             raise PackError(f"background: {self.background!r} is no colour. Write white or #ffffff.") from err
         concerns_images = self.changes_bytes or self.duplicates != "keep"
@@ -123,13 +124,7 @@ class Transforms:
         return self.validate == "none" and not self.changes_bytes
 
     def apply(self, fields: Sequence[Field]) -> list[Field]:
-        """Treat one sample: a pure function.
-
-        Args:
-            fields: Name and bytes of each field.
-
-        Returns:
-            Those to pack, sorted by name.
+        """The fields to pack, sorted by name, of those that a sample has: a pure function.
 
         Raises:
             DecodeError: Names the field, the stage ("validate", "decode", "convert", "resize", "encode", "derive"), and
@@ -149,9 +144,7 @@ class Transforms:
 
     def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
         """Names of the fields that a row of these has when it is packed, as far as they are known without reading it.
-
-        Raises:
-            DecodeError: As `apply`.
+        Raises as `apply`.
         """
         names = list(fields)
         images = self._images(names) if self.changes_bytes else []
@@ -172,11 +165,7 @@ class Transforms:
             torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
 
     def check(self, field: str, data: Buffer) -> None:
-        """Check a field, if it is an image or JSON, as `validate` says.
-
-        Raises:
-            DecodeError: As `apply`.
-        """
+        """Check a field, if it is an image or JSON, as `validate` says. Raises as `apply`."""
         if self.validate != "none" and is_json_field(field):
             check_json(field, data)
         if not is_image_field(field):

@@ -114,10 +114,7 @@ class SourceOptions:
     Attributes:
         from_: What kind it is; None where that shall be seen from its path.
         keys: "given", "clean" or "hashed"; see `row.make_row`.
-        image_column: See `records.Records`, and so the next three.
-        key_column: Column with the key.
-        allow_no_image: Of other sources than tables every sample may be without.
-        fields: Column of each field that is made of one; see `records.parse_fields`.
+        image_column: As `records.Records` has it, and so `key_column`, `allow_no_image` and `fields`.
         side_cars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
         files: Extensions of a folder's files that are samples, instead of images.
         images: Folder of a COCO file's images.
@@ -163,31 +160,25 @@ class Kind(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-def _image_folder(path: str, how: SourceOptions) -> Reader:
-    return ImageFolder(path, FileNames(how.side_cars, how.files), how.classes)
-
-
-def _parquet(path: str, how: SourceOptions) -> Reader:
-    return read_parquet(expand_files(path, ".parquet"), how.records, in_order=how.in_order)
-
-
-def _saved_dataset(path: str, how: SourceOptions) -> Reader:
-    return read_saved_dataset(path, how.records)
-
-
-def _coco(path: str, how: SourceOptions) -> Reader:
-    return Coco(path, how.images, how.records)
-
-
 _COLUMNS = ("image_column", "key_column", "fields", "classes")
 KINDS: dict[str, Kind] = {
-    "folder": Kind("an image folder", _image_folder, ("side_cars", "files", "classes")),
+    "folder": Kind(
+        "an image folder",
+        lambda path, how: ImageFolder(path, FileNames(how.side_cars, how.files), how.classes),
+        ("side_cars", "files", "classes"),
+    ),
     "table": Kind("a table of text", lambda path, how: TextTable(path, how.records), _COLUMNS),
     "list": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\n")),
     "list0": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\x00")),
-    "parquet": Kind("a Parquet table", _parquet, _COLUMNS),
-    "hf": Kind("a saved data set of Hugging Face", _saved_dataset, _COLUMNS),
-    "coco": Kind("COCO annotations", _coco, ("images", "fields", "classes")),
+    "parquet": Kind(
+        "a Parquet table",
+        lambda path, how: read_parquet(expand_files(path, ".parquet"), how.records, in_order=how.in_order),
+        _COLUMNS,
+    ),
+    "hf": Kind("a saved data set of Hugging Face", lambda path, how: read_saved_dataset(path, how.records), _COLUMNS),
+    "coco": Kind(
+        "COCO annotations", lambda path, how: Coco(path, how.images, how.records), ("images", "fields", "classes")
+    ),
     "tar": Kind("tars", lambda path, _: Tars(path)),
     "zip": Kind("zips", lambda path, _: Zips(expand_files(path, ".zip"))),
 }
@@ -227,10 +218,9 @@ def _path_source(path: str, how: SourceOptions) -> Source:
     if how.classes is not None and "fields" in kind.options and "cls" not in how.fields:
         raise PackError(f"{path}: classes: no column becomes `cls`. Name it: --field cls=COLUMN.")
     reader = kind.read(path, how)
-    is_stream = path == STDIN
-    shown = "standard input" if is_stream else path
+    shown = "standard input" if path == STDIN else path
     what = kind.what.removeprefix("a ").removeprefix("an ")
-    return Source(shown, reader.rows(keys=how.keys), what, is_stream=is_stream, reader=reader)
+    return Source(shown, reader.rows(keys=how.keys), what, is_stream=path == STDIN, reader=reader)
 
 
 def _counted(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:

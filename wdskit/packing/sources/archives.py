@@ -38,7 +38,7 @@ class Tars:
 
     Attributes:
         num_other: Members read so far that belong to no sample.
-        classes: Number of each class by name, where all folders of the tars that have labels have a `classes.json`.
+        classes: Number of each class by name, where all folders that have labels have the same `classes.json`.
 
     Raises:
         PackError: One is not on this machine.
@@ -196,9 +196,8 @@ def _damaged(path: str, problem: str) -> PackError:
 
 
 def _row(key: str, members: Iterable[tuple[str, FieldBytes]], archive: str, keys: str) -> Row | RowError:
-    """The row of a key's members, `jpeg` as `jpg`; or what is wrong with it.
-
-    A leading `./`, as tars of a whole folder have it, is no part of the key. A key that is replaced stands in `json`.
+    """The row of a key's members, or what is wrong with it. A leading `./`, as tars of folders have it, is no part
+    of the key.
     """
     where = f"{archive}: {key}"
     key = key.removeprefix("./")
