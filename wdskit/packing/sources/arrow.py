@@ -12,7 +12,7 @@ import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -70,6 +70,14 @@ def read_saved_dataset(folder: str, records: Records) -> ArrowTables:
     return ArrowTables(_data_files(folder), "an Arrow stream", lambda path: StreamFile(path, info), records)
 
 
+class _Cells(NamedTuple):
+    """What a row has: values for its JSON, or what is wrong with them; its image; field and column of each own cell."""
+
+    values: tuple[Any, ...] | str
+    image: Image | None
+    own: list[tuple[str, str, pa.Scalar]]
+
+
 class ArrowTables:
     """Tables of one schema, one after the other.
 
@@ -116,30 +124,26 @@ class ArrowTables:
             PackError: A file cannot be read, or has other columns or classes than the first.
         """
         number = 0
-        columns = self._columns
         for path in self._paths:
             first = number
             records = dataclasses.replace(self._records, folder=os.path.dirname(path))
             with self._open_same(path) as file:
-                for batch, images in file.batches(None, columns.image):
-                    own = [(field, column, batch.column(column)) for field, column in columns.own.items()]
-                    # `json_values` is asked first, and alone says how many rows there are.
-                    of_images: Iterable[Image | None] = itertools.repeat(None) if images is None else images
-                    both = zip(json_values(columns.to_json, batch), of_images, strict=False)
-                    for at, (values, image) in enumerate(both):
-                        where = f"{path}, row {number - first}"
-                        try:
-                            if isinstance(values, str):
-                                raise row_error(where, values)
-                            record = dict(zip(columns.to_json, values, strict=True))
-                            fields = self._label(record, where)
-                            for field, column, array in own:
-                                if array[at].is_valid:
-                                    fields[field] = encode_cell(field, column, array[at], where)
-                            yield self._row(record, fields, image, records, number, where, keys)
-                        except RowError as err:
-                            yield err
-                        number += 1
+                for cells in self._cells(file):
+                    try:
+                        yield self._row(cells, records, number, f"{path}, row {number - first}", keys)
+                    except RowError as err:
+                        yield err
+                    number += 1
+
+    def _cells(self, file: _File) -> Iterator[_Cells]:
+        columns = self._columns
+        for batch, images in file.batches(None, columns.image):
+            own = [(field, column, batch.column(column)) for field, column in columns.own.items()]
+            of_images: Iterable[Image | None] = itertools.repeat(None) if images is None else images
+            # `json_values` is asked first, and alone says how many rows there are.
+            both = zip(json_values(columns.to_json, batch), of_images, strict=False)
+            for at, (values, image) in enumerate(both):
+                yield _Cells(values, image, [(field, column, array[at]) for field, column, array in own])
 
     @contextlib.contextmanager
     def _open(self, path: str) -> Iterator[_File]:
@@ -180,21 +184,20 @@ class ArrowTables:
                     except ValueError as err:
                         raise PackError(f"{path}: its column {column!r} holds text that is no UTF-8.") from err
 
-    def _row(
-        self,
-        record: dict[str, Any],
-        fields: dict[str, FieldBytes],
-        image: Image | None,
-        records: Records,
-        number: int,
-        where: str,
-        keys: str,
-    ) -> Row:
-        column = None
+    def _row(self, cells: _Cells, records: Records, number: int, where: str, keys: str) -> Row:
+        if isinstance(cells.values, str):
+            raise row_error(where, cells.values)
+        record = dict(zip(self._columns.to_json, cells.values, strict=True))
+        fields = self._label(record, where)
+        for field, column, cell in cells.own:
+            if cell.is_valid:
+                fields[field] = encode_cell(field, column, cell, where)
+        image = cells.image
+        image_column = None
         if image is not None:
-            column = str(self._columns.image)
+            image_column = str(self._columns.image)
             if image.path:
-                record[column] = image.path
+                record[image_column] = image.path
             if image.start is not None:
                 field = field_of_bytes(image.start)
                 if field is None:
@@ -202,8 +205,8 @@ class ArrowTables:
                     raise row_error(where, problem, "Mend or remove it, or use --skip-bad.")
                 fields[field] = image.data
             elif image.path:
-                fields.update(records.image_file(image_path(image.path, column, where), where))
-        row = records.row(record, number, where, keys=keys, fields=fields, image_column=column)
+                fields.update(records.image_file(image_path(image.path, image_column, where), where))
+        row = records.row(record, number, where, keys=keys, fields=fields, image_column=image_column)
         json_bytes = len(dict(row.fields)["json"])  # type: ignore[arg-type]
         if json_bytes > MAX_ROW_BYTES:
             raise row_error(where, f"its json has {json_bytes} bytes, over the {MAX_ROW_BYTES} of a sample's")
