@@ -72,21 +72,16 @@ class Digests:
 
     def __init__(self) -> None:
         self._hashes = array("Q")
-        self._is_there = bytearray()
 
     def add(self, number: int, digest: bytes | None) -> None:
-        """Note a row; one without an image, or that was left out, is like no other."""
-        left_out = number - len(self._hashes)
-        self._hashes.extend([0] * left_out)
-        self._is_there.extend(bytes(left_out))
-        self._hashes.append(0 if digest is None else int.from_bytes(digest[:HASH_BYTES], "big"))
-        self._is_there.append(digest is not None)
+        """Note a row; one without an image, or that was left out, is 0, and like no other."""
+        self._hashes.extend([0] * (number - len(self._hashes)))
+        self._hashes.append(0 if digest is None else int.from_bytes(digest[:HASH_BYTES], "big") | 1)
 
     def suspects(self) -> NDArray[np.int64]:
         """Numbers of the rows that share these bytes with another, in their order."""
         hashes = np.frombuffer(self._hashes, dtype=np.uint64)
-        is_there = np.frombuffer(self._is_there, dtype=np.bool_)
-        return np.flatnonzero(is_among(hashes, find_repeated(hashes)) & is_there)
+        return np.flatnonzero(is_among(hashes, find_repeated(hashes)) & (hashes != 0))
 
 
 def find_duplicates(

@@ -45,7 +45,7 @@ class FileBytes(_InFile):
 
     @property
     def identity(self) -> FileIdentity:
-        """As of the others."""
+        """As of all; its size is that of the field."""
         return FileIdentity(self.num_bytes, self.mtime_ns, self.inode)
 
     def read(self) -> bytes:
