@@ -192,18 +192,17 @@ class ArrowTables:
         for field, column, cell in cells.own:
             if cell.is_valid:
                 fields[field] = encode_cell(field, column, cell, where)
-        image = cells.image
-        image_column = None
+        image, image_column = cells.image, None
         if image is not None:
             image_column = str(self._columns.image)
             if image.path:
                 record[image_column] = image.path
             if image.start is not None:
-                field = field_of_bytes(image.start)
-                if field is None:
+                image_field = field_of_bytes(image.start)
+                if image_field is None:
                     problem = f"its image begins with {image.start[:8]!r}, as none of a known format does"
                     raise row_error(where, problem, "Mend or remove it, or use --skip-bad.")
-                fields[field] = image.data
+                fields[image_field] = image.data
             elif image.path:
                 fields.update(records.image_file(image_path(image.path, image_column, where), where))
         row = records.row(record, number, where, keys=keys, fields=fields, image_column=image_column)
