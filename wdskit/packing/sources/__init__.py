@@ -115,7 +115,7 @@ class SourceOptions:
         from_: What kind it is; None where that shall be seen from its path.
         keys: "given", "clean" or "hashed"; see `row.make_row`.
         image_column: As `records.Records` has it, and so `key_column`, `allow_no_image` and `fields`.
-        side_cars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
+        sidecars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
         files: Extensions of a folder's files that are samples, instead of images.
         images: Folder of a COCO file's images.
         classes: The classes of an image folder, or of the column that becomes `cls`; None: the sub-folders, or the
@@ -129,7 +129,7 @@ class SourceOptions:
     key_column: str | None = None
     allow_no_image: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
-    side_cars: Sequence[str] = ()
+    sidecars: Sequence[str] = ()
     files: Sequence[str] = ()
     images: str | None = None
     classes: ClassNames | None = None
@@ -164,8 +164,8 @@ _COLUMNS = ("image_column", "key_column", "fields", "classes")
 KINDS: dict[str, Kind] = {
     "folder": Kind(
         "an image folder",
-        lambda path, how: ImageFolder(path, FileNames(how.side_cars, how.files), how.classes),
-        ("side_cars", "files", "classes"),
+        lambda path, how: ImageFolder(path, FileNames(how.sidecars, how.files), how.classes),
+        ("sidecars", "files", "classes"),
     ),
     "table": Kind("a table of text", lambda path, how: TextTable(path, how.records), _COLUMNS),
     "list": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\n")),

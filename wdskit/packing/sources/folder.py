@@ -38,7 +38,7 @@ class FileNames:
     """
 
     def __init__(self, sidecars: Sequence[str] = (), files: Sequence[str] = ()) -> None:
-        for option, extensions, example in (("side_cars", sidecars, "json,txt,seg.png"), ("files", files, "wav,flac")):
+        for option, extensions, example in (("sidecars", sidecars, "json,txt,seg.png"), ("files", files, "wav,flac")):
             for extension in extensions:
                 try:
                     check_field(extension)
