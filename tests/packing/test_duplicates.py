@@ -63,7 +63,7 @@ def test_of_several_images_all_count_or_those_that_are_named():
     assert len(found_in([one, other], ("jpg",))) == 1
 
 
-def test_a_row_takes_9_bytes_and_is_looked_at_in_little_more():
+def test_a_row_takes_8_bytes_and_is_looked_at_in_little_more():
     digests = Digests()
     for number in range(200_000):
         digests.add(number, (number % 150_000).to_bytes(4, "big") + bytes(28))

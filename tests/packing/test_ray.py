@@ -174,7 +174,7 @@ def test_a_node_that_sees_another_disk_is_named(tmp_path, ray, monkeypatch):
     def elsewhere(function, job, site):
         monkeypatch.setattr(on_ray.socket, "gethostname", lambda: "node7")
         with monkeypatch.context() as there:
-            there.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(FileNotFoundError(path)))
+            there.setattr(Path, "exists", lambda _: False)
             return function(job, site)
 
     ray.run = elsewhere
@@ -182,16 +182,14 @@ def test_a_node_that_sees_another_disk_is_named(tmp_path, ray, monkeypatch):
         pack(rows(7), tmp_path / "out", **OPTIONS, on="ray")
 
 
-@pytest.mark.parametrize("what", ["version", "record", "plan", "source"])
-def test_a_node_with_another_version_run_plan_or_source_is_named(tmp_path, ray, monkeypatch, what):
+@pytest.mark.parametrize("what", ["version", "plan", "source"])
+def test_a_node_with_another_version_plan_or_source_is_named(tmp_path, ray, monkeypatch, what):
     source = make_folder(tmp_path / "photos", {"cat": 9})
 
     def elsewhere(function, job, site):
         monkeypatch.setattr(on_ray.socket, "gethostname", lambda: "node7")
         if what == "version":
             monkeypatch.setattr(on_ray, "__version__", "0.0.1")
-        elif what == "record":
-            site.description.write_text("{}")
         elif what == "plan":
             Path(job.rows.path).unlink()
         else:
@@ -248,5 +246,5 @@ def test_rows_that_come_once_are_refused(tmp_path):
 
 
 def test_a_site_says_nothing_of_this_process(tmp_path):
-    site = Site(tmp_path, "0", tmp_path, "/", "host", Disk())
+    site = Site(tmp_path, tmp_path, "/", "host", Disk())
     assert pickle.loads(pickle.dumps(site)).description == tmp_path

@@ -13,7 +13,7 @@ import pytest
 from shards import samples_in, write_shard
 
 from wdskit import PackError, RowError, WdskitError, pack, reshard
-from wdskit.packing import parquet_cells
+from wdskit.packing.sources import parquet
 
 NUM = 6
 
@@ -21,7 +21,7 @@ NUM = 6
 @pytest.fixture(autouse=True)
 def _closed_groups():
     yield
-    parquet_cells.close_all()
+    parquet.close_all()
 
 
 def photo(number: int, version: str) -> bytes:

@@ -187,8 +187,8 @@ def test_times_modes_and_the_order_of_files_on_disk_change_nothing(tmp_path, sou
 
 
 def list_backwards(monkeypatch):
-    listed = folder.list_folder
-    monkeypatch.setattr(folder, "list_folder", lambda path: list(listed(path))[::-1])
+    listed = folder.list_names
+    monkeypatch.setattr(folder, "list_names", lambda path: tuple(names[::-1] for names in listed(path)))
 
 
 def test_the_listing_order_of_a_folder_changes_nothing(tmp_path, source, reference, monkeypatch):

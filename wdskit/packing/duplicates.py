@@ -10,7 +10,7 @@ import functools
 import hashlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,12 @@ from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.errors import RowError, WdskitError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.row import Progress, Row, Tell
-from wdskit.packing.store import Rows, Spool
-from wdskit.packing.transforms import UNTOUCHED, Transforms
+from wdskit.packing.store import Spool
+from wdskit.packing.transforms import Transforms
 from wdskit.shards.parallel import map_shards
 
 HASH_BYTES = 8
+_CHECK_ROWS = 256  # that a process checks at a time
 
 
 class Duplicate(NamedTuple):
@@ -52,11 +53,9 @@ class Duplicate(NamedTuple):
 
 
 def image_digest(fields: Iterable[tuple[str, bytes]], image_fields: Sequence[str] = ()) -> bytes | None:
-    """sha256 of a row's image as it came; of several, of their digests; None where it has no image.
+    """sha256 of a row's image as it came; of several, of their digests, sorted by name; None where it has no image.
 
-    Args:
-        fields: Name and bytes of each field, sorted by name.
-        image_fields: The images that count; all where none is named.
+    Only the images of `image_fields` count; all where none is named.
     """
     digests = [
         hashlib.sha256(data).digest()
@@ -73,33 +72,22 @@ class Digests:
 
     def __init__(self) -> None:
         self._hashes = array("Q")
-        self._is_there = bytearray()
 
     def add(self, number: int, digest: bytes | None) -> None:
-        """Note a row; one without an image, or that was left out, is like no other."""
-        left_out = number - len(self._hashes)
-        if left_out:
-            self._hashes.extend([0] * left_out)
-            self._is_there.extend(bytes(left_out))
-        self._hashes.append(0 if digest is None else int.from_bytes(digest[:HASH_BYTES], "big"))
-        self._is_there.append(digest is not None)
+        """Note a row; one without an image, or that was left out, is 0, and like no other."""
+        self._hashes.extend([0] * (number - len(self._hashes)))
+        self._hashes.append(0 if digest is None else int.from_bytes(digest[:HASH_BYTES], "big") | 1)
 
     def suspects(self) -> NDArray[np.int64]:
         """Numbers of the rows that share these bytes with another, in their order."""
         hashes = np.frombuffer(self._hashes, dtype=np.uint64)
-        is_there = np.frombuffer(self._is_there, dtype=np.bool_)
-        return np.flatnonzero(is_among(hashes, find_repeated(hashes)) & is_there)
+        return np.flatnonzero(is_among(hashes, find_repeated(hashes)) & (hashes != 0))
 
 
 def find_duplicates(
     digests: Digests, row_at: Callable[[int], Row], image_fields: Sequence[str] = ()
 ) -> list[Duplicate]:
     """The rows whose images an earlier one has, in their order.
-
-    Args:
-        digests: Of the rows that are packed.
-        row_at: A row by its number.
-        image_fields: As `image_digest`.
 
     Raises:
         RowError: A file cannot be read any more.
@@ -111,13 +99,11 @@ def find_duplicates(
         digest = image_digest(row.read_fields(), image_fields)
         if digest is None:
             continue
-        first = firsts.setdefault(digest, (row.key, row.where))
-        if first != (row.key, row.where):
-            found.append(Duplicate(number, row.key, row.where, *first, digest.hex()))
+        this = row.key, row.where
+        first = firsts.setdefault(digest, this)
+        if first is not this:
+            found.append(Duplicate(number, *this, *first, digest.hex()))
     return found
-
-
-_CHECK_ROWS = 256  # rows that a process checks at a time
 
 
 def look_at_rows(
@@ -125,17 +111,12 @@ def look_at_rows(
 ) -> Iterator[tuple[int, RowError | bytes | None]]:
     """What is wrong with each row, or where nothing is and duplicates count, the digest of its images.
 
-    Args:
-        spool: All rows.
-        transforms: What happens to them.
-        workers: Processes that read them.
-        tell: Told how far it is.
-        transform: Whether to transform them as packing will; otherwise they are read only.
+    With `transform` they are transformed as packing will; otherwise they are read only, in `workers` processes.
 
     Yields:
         Number of the row and what was found, in their order.
     """
-    check = functools.partial(check_rows, transforms=transforms, transform=transform)
+    check = functools.partial(_check_rows, transforms=transforms, transform=transform)
     blocks = np.frombuffer(spool.blocks, dtype=np.uint32)
     total = int(blocks.sum(dtype=np.int64)) * BLOCK_BYTES
     number = num_bytes = 0
@@ -148,48 +129,32 @@ def look_at_rows(
         tell(Progress("checking", number, num_bytes, len(spool), total))
 
 
-class _Pieces(Sequence[Rows]):
-    """All rows of a spool, some hundred at a time."""
+class _Pieces(Sequence[Any]):
+    """All rows of a spool, some hundred at a time; each piece is made when it is asked for."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
+        self._starts = range(0, len(spool), _CHECK_ROWS)
 
     def __len__(self) -> int:
-        return (len(self._spool) + _CHECK_ROWS - 1) // _CHECK_ROWS
+        return len(self._starts)
 
-    @overload
-    def __getitem__(self, number: int) -> Rows: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Rows]: ...
-
-    def __getitem__(self, number: int | slice) -> Rows | Sequence[Rows]:
+    def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        start = number * _CHECK_ROWS
+        start = self._starts[number]
         return self._spool.take(np.arange(start, min(start + _CHECK_ROWS, len(self._spool))))
 
 
-def check_rows(
-    rows: Iterable[Row], transforms: Transforms = UNTOUCHED, *, transform: bool = True
-) -> list[RowError | bytes | None]:
-    """Read each row, and say what is wrong with it, or where nothing is and duplicates count, its images' digest.
-
-    Args:
-        rows: Some rows.
-        transforms: What happens to them.
-        transform: Whether to transform them as packing will; otherwise they are read only.
-    """
-    return [_check_row(row, transforms, transform=transform) for row in rows]
-
-
-def _check_row(row: Row, transforms: Transforms, *, transform: bool) -> RowError | bytes | None:
-    try:
-        fields = row.read_fields()
-        if transform:
-            row.transform(fields, transforms)
-    except RowError as err:
-        return err
-    return image_digest(fields, transforms.image_fields) if transforms.duplicates != "keep" else None
+def _check_rows(rows: Iterable[Row], *, transforms: Transforms, transform: bool) -> list[RowError | bytes | None]:
+    verdicts: list[RowError | bytes | None] = []
+    for row in rows:
+        try:
+            fields = row.read_fields()
+            if transform:
+                row.transform(fields, transforms)
+        except RowError as err:
+            verdicts.append(err)
+        else:
+            verdicts.append(image_digest(fields, transforms.image_fields) if transforms.duplicates != "keep" else None)
+    return verdicts

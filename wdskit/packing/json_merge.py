@@ -1,4 +1,4 @@
-"""What is known of a sample beside its own JSON: both stand in one `json`, neither overwrites the other."""
+"""What is known of a sample is merged into its own JSON: neither overwrites the other."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from wdskit.packing.references import FieldBytes
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
 _MOST_DIGITS = 4000  # of which Python makes a number
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def to_json(value: Any) -> bytes:
@@ -21,7 +22,7 @@ def to_json(value: Any) -> bytes:
     Raises:
         ValueError: NaN or infinity, which JSON has not, or half of a surrogate pair.
     """
-    return _TO_JSON(value).encode()
+    return _encode(value).encode()
 
 
 def add_facts(data: bytes, facts: Mapping[str, Any], *, at_end: bool = False) -> bytes:
@@ -33,7 +34,12 @@ def add_facts(data: bytes, facts: Mapping[str, Any], *, at_end: bool = False) ->
     Raises:
         ValueError: It is no JSON object in UTF-8, says something else than a fact, or names one twice.
     """
-    own = _read(data.removeprefix(_BOM))
+    try:
+        own = _decode(data.removeprefix(_BOM).decode())
+    except RecursionError as err:
+        raise ValueError("it is nested too deeply") from err
+    except ValueError as err:
+        raise ValueError(f"it is no JSON in UTF-8: {err}") from err
     if not isinstance(own, _Members):
         raise ValueError(f"it holds a {type(own).__name__}, where {', '.join(facts)} could not be added")  # noqa: TRY004
     new = dict(facts)
@@ -47,10 +53,12 @@ def add_facts(data: bytes, facts: Mapping[str, Any], *, at_end: bool = False) ->
         del new[name]
     if not new:
         return data
-    place = len(data[: data.rindex(b"}")].rstrip(_SPACE)) if at_end and own else data.index(b"{") + 1
-    first, last = (b",", b"") if at_end else (b"", b",")
     added = to_json(new)[1:-1]
-    return data[:place] + (first + added + last if own else added) + data[place:]
+    if at_end and own:
+        place, added = len(data[: data.rindex(b"}")].rstrip(_SPACE)), b"," + added
+    else:
+        place, added = data.index(b"{") + 1, added + (b"," if own else b"")
+    return data[:place] + added + data[place:]
 
 
 def field_with_facts(data: FieldBytes, facts: Mapping[str, Any]) -> bytes:
@@ -62,7 +70,7 @@ def field_with_facts(data: FieldBytes, facts: Mapping[str, Any]) -> bytes:
     """
     num_bytes = len(data) if isinstance(data, bytes) else data.num_bytes
     if num_bytes > MAX_ROW_BYTES:
-        raise _too_large(num_bytes)
+        raise ValueError(f"it has {num_bytes} bytes, over the {MAX_ROW_BYTES} that the JSON of one sample may have")
     return add_facts(data if isinstance(data, bytes) else data.read(), facts)
 
 
@@ -70,29 +78,13 @@ class _Members(list[tuple[str, Any]]):
     """Members of an object, in their order."""
 
 
-def _read(data: bytes) -> Any:
-    try:
-        return _DECODE(data.decode())
-    except RecursionError as err:
-        raise ValueError("it is nested too deeply") from err
-    except ValueError as err:
-        raise ValueError(f"it is no JSON in UTF-8: {err}") from err
-
-
-def _parse_int(text: str) -> int | str:
-    return int(text) if len(text) <= _MOST_DIGITS else text
-
-
-def _too_large(num_bytes: int) -> ValueError:
-    return ValueError(f"it has {num_bytes} bytes, over the {MAX_ROW_BYTES} that the JSON of one sample may have")
+_decode = json.JSONDecoder(
+    object_pairs_hook=_Members, parse_int=lambda text: int(text) if len(text) <= _MOST_DIGITS else text
+).decode
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object's members as a dict.
-
-    Raises:
-        ValueError: Two have one name.
-    """
+    """An object's members as a dict, for `object_pairs_hook`; a ValueError where two have one name."""
     row = dict(pairs)
     if len(row) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
@@ -101,13 +93,5 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(text: str) -> None:
-    """For `parse_constant`.
-
-    Raises:
-        ValueError: Always.
-    """
+    """For `parse_constant`: NaN and the infinities are a ValueError."""
     raise ValueError(f"{text} is no JSON")
-
-
-_DECODE = json.JSONDecoder(object_pairs_hook=_Members, parse_int=_parse_int).decode
-_TO_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode

@@ -20,7 +20,7 @@ from wdskit.packing.journal import (
     remove_locks,
 )
 from wdskit.packing.run import publish_all
-from wdskit.packing.staging import RunDescription, Staging, read_description, read_filled
+from wdskit.packing.staging import Staging, read_description, read_filled
 
 _SHOWN = 10
 
@@ -52,20 +52,6 @@ def finish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
         raise PackError(f"{msg}\n  Do the same again to go on with it.")
     for log in path.glob("*.log"):
         wait_for_workers(log)
-    entries = _gather(folder, path, run)
-    staging = Staging(folder, path, run, path / "shards.log", disk)
-    remove_drafts(path, disk=disk)
-    append = run.options["append"]
-    index = read_index(folder) if append else None
-    target = Destination(folder, append=append, index=index)
-    lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}
-    publish_all(target, staging, entries, lists, Exports(tuple(run.options["export"]), run.options["split_name"]))
-    return entries, False
-
-
-def _gather(folder: Path, path: Path, run: RunDescription) -> Sequence[ShardEntry]:
-    """What the parts have filled, in order."""
-    assert run.shards is not None
     filled = read_filled(path)
     missing = [number for number, shard in enumerate(run.shards) if shard.name not in filled]
     if missing:
@@ -74,4 +60,11 @@ def _gather(folder: Path, path: Path, run: RunDescription) -> Sequence[ShardEntr
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         msg = f"{folder}: {len(missing)} of {len(run.shards)} shards are missing: {names}{more}."
         raise PackError(f"{msg}\n  Run again the same with --part {parts}.")
-    return [filled[shard.name] for shard in run.shards]
+    entries = [filled[shard.name] for shard in run.shards]
+    staging = Staging(folder, path, run, path / "shards.log", disk)
+    remove_drafts(path, disk=disk)
+    append = run.options["append"]
+    target = Destination(folder, append=append, index=read_index(folder) if append else None)
+    lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}
+    publish_all(target, staging, entries, lists, Exports(tuple(run.options["export"]), run.options["split_name"]))
+    return entries, False

@@ -7,7 +7,6 @@ of its shards from the plan there, and fills them there. So what it fills is wha
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import socket
@@ -36,32 +35,16 @@ _END_S = 10
 
 @dataclass(frozen=True)
 class Site:
-    """Where a run works, for a node to compare with what it sees.
-
-    Attributes:
-        description: The run's `run.json`.
-        digest: sha256 of it.
-        log: What is held while a shard is filled.
-        cwd: What relative paths begin at.
-        host: The machine that the run was started on.
-        disk: What writes.
-        version: wdskit's.
+    """What a node needs to know: the run's `run.json`, which it must see; the log that is held while a shard is filled;
+    what relative paths begin at; the machine that the run was started on, and wdskit's version there; what writes.
     """
 
     description: Path
-    digest: str
     log: Path
     cwd: str
     host: str
     disk: Disk
     version: str = __version__
-
-    @classmethod
-    def of(cls, staging: Staging) -> Site:
-        """The site of a run that this process has begun."""
-        description = staging.path / DESCRIPTION_NAME
-        digest = hashlib.sha256(description.read_bytes()).hexdigest()
-        return cls(description, digest, staging.log, os.getcwd(), socket.gethostname(), staging.disk)
 
 
 def check_address(on: str) -> None:
@@ -97,7 +80,7 @@ def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generato
     Raises:
         PackError: Ray is not installed, the cluster cannot be reached, or workers die again and again.
     """
-    site = Site.of(staging)
+    site = Site(staging.path / DESCRIPTION_NAME, staging.log, os.getcwd(), socket.gethostname(), staging.disk)
     pending: deque[Any] = deque()
     with _connected(on) as ray:
         fill = ray.remote(max_retries=_MOST_TRIES - 1, num_cpus=1)(fill_on_node)
@@ -125,26 +108,24 @@ def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generato
 @contextlib.contextmanager
 def _connected(on: str) -> Iterator[ModuleType]:
     """Ray, connected to the cluster; where this process was not connected before, only while the block runs."""
-    check_address(on)
     ray = import_ray()
-    if ray.is_initialized():
-        if on != "ray":
-            raise PackError(f"on: this process is connected to Ray already, not to {on}. Give on='ray' to use that.")
-        yield ray
-        return
+    was_connected = ray.is_initialized()
+    if was_connected and on != "ray":
+        raise PackError(f"on: this process is connected to Ray already, not to {on}. Give on='ray' to use that.")
     try:
-        ray.init(address=None if on == "ray" else on, log_to_driver=False, logging_level="ERROR")
+        if not was_connected:
+            ray.init(address=None if on == "ray" else on, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, OSError, RuntimeError, ValueError) as err:
         raise PackError(f"on: the cluster {on} cannot be reached: {_last_line(err)}.") from err
     try:
         yield ray
     finally:
-        ray.shutdown()
+        if not was_connected:
+            ray.shutdown()
 
 
 def _last_line(err: Exception) -> str:
-    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(err).__name__).rstrip(".")
+    return (str(err).strip() or type(err).__name__).splitlines()[-1].strip().rstrip(".")
 
 
 def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
@@ -153,7 +134,15 @@ def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
     with contextlib.suppress(OSError):  # only relative paths need it, and are looked for below
         os.chdir(site.cwd)
     try:
-        _check_node(job, site, host)
+        if site.version != __version__:
+            msg = f"on: host {host} has wdskit {__version__}, and {site.host} has {site.version}."
+            raise PackError(f"{msg}\n  Install the same on all nodes.")
+        plan = [Path(job.rows.path)] if isinstance(job.rows, RecordedRows) else []
+        for path in (site.description, *plan):  # in a folder that is called after the digest of the plan
+            if not path.exists():
+                msg = f"{path}: host {host} does not see this file as {site.host} does."
+                remedy = "Pack into a folder on a disk that all nodes of the cluster have under this path."
+                raise PackError(f"{msg}\n  {remedy}")
         # A worker that seems to be dead, and is not, may write the same shard.
         with held_meanwhile(site.log), own_drafts():
             return fill_shard(job, disk=site.disk)
@@ -163,18 +152,3 @@ def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
         return row_error(err.where, f"on host {host}: {err.problem}", "All nodes must see the source as it is here.")
     except WdskitError as err:
         return err
-
-
-def _check_node(job: ShardJob, site: Site, host: str) -> None:
-    """Refuse to work where other bytes could come out, or would go elsewhere."""
-    if site.version != __version__:
-        msg = f"on: host {host} has wdskit {__version__}, and {site.host} has {site.version}."
-        raise PackError(f"{msg}\n  Install the same on all nodes.")
-    plan = Path(job.rows.path) if isinstance(job.rows, RecordedRows) else site.description
-    try:
-        is_same = hashlib.sha256(site.description.read_bytes()).hexdigest() == site.digest
-    except OSError:
-        is_same = False
-    if not is_same or not plan.exists():
-        msg = f"{plan if is_same else site.description}: host {host} does not see this file as {site.host} does."
-        raise PackError(f"{msg}\n  Pack into a folder on a disk that all nodes of the cluster have under this path.")

@@ -1,7 +1,8 @@
 """Where the bytes of a field are until they are packed: references, small and plain enough to stand in a plan.
 
-Each kind is a frozen dataclass of texts and whole numbers that has `num_bytes` and `read`. `KINDS` names them all, so
-that a plan can be written and read back.
+Each kind is a frozen dataclass of texts and whole numbers that has `path`, `num_bytes` (of the field), the size, time
+of change and inode that the file had when the plan was made, and `read`. `KINDS` names them all, so that a plan can be
+written and read back.
 """
 
 from __future__ import annotations
@@ -11,42 +12,54 @@ import zlib
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from wdskit.packing.parquet_cells import read_cell
 from wdskit.storage.identity import FileIdentity
+
+ZIP_HEADER_BYTES = 30  # then its name and extra field, whose sizes stand in the last four (PKWARE APPNOTE 4.3.7)
+_ZIP_HEADER_START = b"PK\x03\x04"
+
+
+class _InFile:
+    """Bytes somewhere in a file, which is compared with its identity at every read."""
+
+    __slots__ = ()
+    path: str
+    num_bytes: int
+    file_bytes: int
+    mtime_ns: int
+    inode: int
+
+    @property
+    def identity(self) -> FileIdentity:
+        """The file's identity when the plan was made."""
+        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
 
 
 @dataclass(frozen=True, slots=True)
-class FileBytes:
-    """The bytes of a file, read when they are packed.
-
-    Attributes:
-        path: The file.
-        num_bytes: Its size when the plan was made.
-        mtime_ns: When it was last changed then.
-        inode: Its number in its file system then.
-    """
+class FileBytes(_InFile):
+    """A whole file, which had `num_bytes` when the plan was made."""
 
     path: str
     num_bytes: int
     mtime_ns: int
     inode: int
 
+    @property
+    def identity(self) -> FileIdentity:
+        """As of all; its size is that of the field."""
+        return FileIdentity(self.num_bytes, self.mtime_ns, self.inode)
+
     def read(self) -> bytes:
         """The file's bytes.
 
         Raises:
             OSError: It cannot be read.
-            ValueError: It is not the file that it was.
+            ValueError: It is not the file that it was; and as all `read`s, what it has is damaged.
         """
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, 0, self.num_bytes)
 
     def read_into(self, memory: memoryview) -> None:
-        """Write the file's bytes into memory of `num_bytes` bytes.
-
-        Raises:
-            OSError, ValueError: As `read`.
-        """
+        """Write the file's bytes into memory of `num_bytes` bytes. Raises as `read`."""
         with self.identity.opened(self.path) as fd:
             count = os.readv(fd, [memory])
             while count < self.num_bytes:  # it comes in parts: from a network, or 2 GiB at a time
@@ -55,24 +68,10 @@ class FileBytes:
                     raise _cut_short(count, self.num_bytes)
                 count += more
 
-    @property
-    def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
-        return FileIdentity(self.num_bytes, self.mtime_ns, self.inode)
-
 
 @dataclass(frozen=True, slots=True)
-class PartBytes:
-    """Bytes that stand somewhere in a file: a member of a tar, a cell of an Arrow file.
-
-    Attributes:
-        path: The file.
-        num_bytes: How many they are.
-        offset: Where they begin.
-        file_bytes: Size of the file when the plan was made.
-        mtime_ns: When the file was last changed then.
-        inode: The file's number in its file system then.
-    """
+class PartBytes(_InFile):
+    """Bytes that stand at `offset` of a file: a member of a tar, a cell of an Arrow file."""
 
     path: str
     num_bytes: int
@@ -82,35 +81,20 @@ class PartBytes:
     inode: int
 
     def read(self) -> bytes:
-        """The bytes.
-
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: It is not the file that it was.
-        """
+        """The bytes. Raises as `FileBytes.read`."""
         with self.identity.opened(self.path) as fd:
             return _read_part(fd, self.offset, self.num_bytes)
 
-    @property
-    def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
-        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
-
 
 @dataclass(frozen=True, slots=True)
-class ZipBytes:
+class ZipBytes(_InFile):
     """A member of a zip.
 
     Attributes:
-        path: The zip.
-        num_bytes: Bytes of the member.
         offset: Where its local header begins.
         packed_bytes: Bytes that it takes in the zip.
         is_deflated: Whether they are compressed.
         crc: CRC-32 of the member.
-        file_bytes: Size of the zip when the plan was made.
-        mtime_ns: When the zip was last changed then.
-        inode: The zip's number in its file system then.
     """
 
     path: str
@@ -124,15 +108,10 @@ class ZipBytes:
     inode: int
 
     def read(self) -> bytes:
-        """The member's bytes; no more of them are made than it is said to have.
-
-        Raises:
-            OSError: The zip cannot be read.
-            ValueError: It is not the file that it was, or the member is damaged.
-        """
+        """The member's bytes; no more of them are made than it claims to have. Raises as `FileBytes.read`."""
         with self.identity.opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
-            if not header.startswith(ZIP_HEADER_START):
+            if not header.startswith(_ZIP_HEADER_START):
                 raise ValueError(f"no member begins at byte {self.offset}, where the directory of the zip has one")
             name_bytes, extra_bytes = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
             start = self.offset + ZIP_HEADER_BYTES + name_bytes + extra_bytes
@@ -154,14 +133,41 @@ class ZipBytes:
             raise ValueError(msg)
         return data
 
-    @property
-    def identity(self) -> FileIdentity:
-        """The zip's identity when the plan was made."""
-        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
+
+@dataclass(frozen=True, slots=True)
+class CellBytes(_InFile):
+    """A cell of a Parquet file.
+
+    Attributes:
+        group: Number of its row group.
+        row: Number of its row in that.
+        column: Name of its column: one of bytes, or of structs whose `bytes` are meant.
+    """
+
+    path: str
+    num_bytes: int
+    group: int
+    row: int
+    column: str
+    file_bytes: int
+    mtime_ns: int
+    inode: int
+
+    def read(self) -> bytes:
+        """The cell's bytes. Raises as `FileBytes.read`."""
+        from wdskit.packing.sources.parquet import read_cell  # only where there are such cells
+
+        data = read_cell(self.path, self.identity, self.group, self.row, self.column)
+        if len(data) != self.num_bytes:
+            raise ValueError(f"its cell has {len(data)} bytes now and had {self.num_bytes} when packing began")
+        return data
 
 
-ZIP_HEADER_START = b"PK\x03\x04"
-ZIP_HEADER_BYTES = 30  # then its name and extra field, whose sizes stand in the last four (PKWARE APPNOTE 4.3.7)
+Reference: TypeAlias = FileBytes | PartBytes | ZipBytes | CellBytes
+FieldBytes: TypeAlias = bytes | Reference
+
+KINDS: dict[str, type[Reference]] = {"file": FileBytes, "part": PartBytes, "zip": ZipBytes, "cell": CellBytes}
+"""The kinds of reference, by the name that a plan gives them."""
 
 
 def _read_part(fd: int, offset: int, num_bytes: int) -> bytes:
@@ -180,52 +186,3 @@ def _read_part(fd: int, offset: int, num_bytes: int) -> bytes:
 
 def _cut_short(offset: int, stop: int) -> ValueError:
     return ValueError(f"the file stops at byte {offset}, {stop - offset} bytes before the end of this field")
-
-
-@dataclass(frozen=True, slots=True)
-class CellBytes:
-    """A cell of a Parquet file.
-
-    Attributes:
-        path: The file.
-        num_bytes: Bytes of the cell.
-        group: Number of its row group.
-        row: Number of its row in that.
-        column: Name of its column: one of bytes, or of structs whose `bytes` are meant.
-        file_bytes: Size of the file when the plan was made.
-        mtime_ns: When the file was last changed then.
-        inode: The file's number in its file system then.
-    """
-
-    path: str
-    num_bytes: int
-    group: int
-    row: int
-    column: str
-    file_bytes: int
-    mtime_ns: int
-    inode: int
-
-    def read(self) -> bytes:
-        """The cell's bytes.
-
-        Raises:
-            OSError: The file cannot be read.
-            ValueError: It is not the file that it was, or is damaged.
-        """
-        data = read_cell(self.path, self.identity, self.group, self.row, self.column)
-        if len(data) != self.num_bytes:
-            raise ValueError(f"its cell has {len(data)} bytes now and had {self.num_bytes} when packing began")
-        return data
-
-    @property
-    def identity(self) -> FileIdentity:
-        """The file's identity when the plan was made."""
-        return FileIdentity(self.file_bytes, self.mtime_ns, self.inode)
-
-
-Reference: TypeAlias = FileBytes | PartBytes | ZipBytes | CellBytes
-FieldBytes: TypeAlias = bytes | Reference
-
-KINDS: dict[str, type[Reference]] = {"file": FileBytes, "part": PartBytes, "zip": ZipBytes, "cell": CellBytes}
-"""The kinds of reference, by the name that a plan gives them."""

@@ -22,8 +22,8 @@ from wdskit.packing.json_merge import add_facts
 
 Field = tuple[str, bytes]
 
-MISSING = ("error", "warn", "skip")
-DUPLICATES = ("keep", "report", "drop")
+DERIVED = ("width", "height", "bytes", "sha256")
+JSON_FIELD = "json"
 
 
 @dataclass(frozen=True)
@@ -81,46 +81,31 @@ class Transforms:
         _one_of("validate", self.validate, (None, *IMAGE_LEVELS))
         _one_of("resize_mode", self.resize_mode, (None, *RESIZE_MODES))
         _one_of("format", self.format, (None, *get_args(ImageFormat)))
-        _one_of("missing", self.missing, (None, *MISSING))
-        _one_of("duplicates", self.duplicates, DUPLICATES)
+        _one_of("missing", self.missing, (None, "error", "warn", "skip"))
+        _one_of("duplicates", self.duplicates, ("keep", "report", "drop"))
         for fact in self.derive:
             _one_of("derive", fact, DERIVED)
-        _in_range("resize", self.resize, 1 << 16)
-        _in_range("quality", self.quality, 100)
-        _in_range("max_pixels", self.max_pixels, 1 << 62)
-        self._check_colour()
-        self._check_effects()
-
-    def _check_colour(self) -> None:
-        if self.background is None:
-            return
+        for name, most in (("resize", 1 << 16), ("quality", 100), ("max_pixels", 1 << 62)):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 1 <= value <= most):
+                raise PackError(f"{name}: {value!r} is no whole number of 1 to {most}.")
         try:
-            parse_colour(self.background)
+            if self.background is not None:
+                parse_colour(self.background)
         except (ValueError, AttributeError, TypeError) as err:
             raise PackError(f"background: {self.background!r} is no colour. Write white or #ffffff.") from err
-
-    def _check_effects(self) -> None:
-        """Refuse what would change nothing."""
-        resizes, encodes = self.resize is not None, self.changes_images
-        idle = {
-            "resize_mode": (self.resize_mode is not None and not resizes, "without resize"),
-            "upscale": (self.upscale and not resizes, "without resize"),
-            "quality": (
-                self.quality is not None and (not encodes or self.format == "png"),
-                "without resize, format or orient, nor of png",
-            ),
-            "background": (
-                self.background is not None and self.format != "jpg" and self.resize_mode != "pad",
-                "without format jpg or resize_mode pad",
-            ),
-            "image_fields": (
-                bool(self.image_fields) and not (self.changes_bytes or self.duplicates != "keep"),
-                "without an option that concerns images",
-            ),
-            "missing": (self.missing is not None and not self.require, "without require"),
-        }
-        for name, (is_idle, why) in idle.items():
-            if is_idle:
+        concerns_images = self.changes_bytes or self.duplicates != "keep"
+        has_quality = self.changes_images and self.format != "png"
+        has_background = self.format == "jpg" or self.resize_mode == "pad"
+        for name, is_given, has_effect, why in (
+            ("resize_mode", self.resize_mode is not None, self.resize is not None, "without resize"),
+            ("upscale", self.upscale, self.resize is not None, "without resize"),
+            ("quality", self.quality is not None, has_quality, "without resize, format or orient, nor of png"),
+            ("background", self.background is not None, has_background, "without format jpg or resize_mode pad"),
+            ("image_fields", self.image_fields, concerns_images, "without an option that concerns images"),
+            ("missing", self.missing is not None, self.require, "without require"),
+        ):
+            if is_given and not has_effect:
                 raise PackError(f"{name}: it has no effect {why}. Leave it out.")
 
     @property
@@ -139,13 +124,7 @@ class Transforms:
         return self.validate == "none" and not self.changes_bytes
 
     def apply(self, fields: Sequence[Field]) -> list[Field]:
-        """Treat one sample: a pure function.
-
-        Args:
-            fields: Name and bytes of each field.
-
-        Returns:
-            Those to pack, sorted by name.
+        """The fields to pack, sorted by name, of those that a sample has: a pure function.
 
         Raises:
             DecodeError: Names the field, the stage ("validate", "decode", "convert", "resize", "encode", "derive"), and
@@ -156,19 +135,16 @@ class Transforms:
         if not self.changes_bytes:
             return list(fields)
         images = self._images([field for field, _ in fields])
-        names = {field: field for field in images}
         transformed = dict(fields)
         if self.changes_images:
-            transformed, names = self._changed(fields, images)
+            transformed, images = self._change(fields, images)
         if self.derive and images:
-            self._describe(transformed, [names[field] for field in images])
+            transformed[JSON_FIELD] = self._describe(transformed, images)
         return sorted(transformed.items())
 
     def field_names(self, fields: Iterable[str]) -> tuple[str, ...]:
         """Names of the fields that a row of these has when it is packed, as far as they are known without reading it.
-
-        Raises:
-            DecodeError: As `apply`.
+        Raises as `apply`.
         """
         names = list(fields)
         images = self._images(names) if self.changes_bytes else []
@@ -189,30 +165,21 @@ class Transforms:
             torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
 
     def check(self, field: str, data: Buffer) -> None:
-        """Check a field, if it is an image or JSON, as `validate` says.
-
-        Raises:
-            DecodeError: As `apply`.
-        """
+        """Check a field, if it is an image or JSON, as `validate` says. Raises as `apply`."""
         if self.validate != "none" and is_json_field(field):
             decode_field(field, data)
         if not is_image_field(field):
             return
         try:
-            if self.validate is None:
-                check_image(data, max_pixels=self.max_pixels)
-                if not self._changes_image(field):
-                    check_magic(field, data)
-            else:
+            if self.validate is not None:
                 check_image_field(field, data, cast(ImageLevel, self.validate), max_pixels=self.max_pixels)
+                return
+            check_image(data, max_pixels=self.max_pixels)
+            if not self.changes_images or (self.image_fields and field not in self.image_fields):
+                check_magic(field, data)  # what is encoded anew gets the name of its format
         except DecodeError as err:
-            if self.validate is None:
-                raise type(err)(str(err), field=field) from err
-            raise _told(field, f"validate: {err}", err) from err
-
-    def _changes_image(self, field: str) -> bool:
-        """Whether an image may come out with other bytes, and then under the name of its format."""
-        return self.changes_images and (not self.image_fields or field in self.image_fields)
+            problem = str(err) if self.validate is None else f"{field}: validate: {err}"
+            raise type(err)(problem, field=field) from err
 
     def _images(self, names: Sequence[str]) -> list[str]:
         """The images that are changed or described."""
@@ -224,19 +191,20 @@ class Transforms:
             raise DecodeError(msg, field=images[0])
         return images
 
-    def _changed(self, fields: Sequence[Field], images: list[str]) -> tuple[dict[str, bytes], dict[str, str]]:
-        """All fields with the images as wanted, and the name that each image has then."""
+    def _change(self, fields: Sequence[Field], images: list[str]) -> tuple[dict[str, bytes], list[str]]:
+        """All fields with the images as wanted, and the names that these have then."""
         transformed: dict[str, bytes] = {}
-        names: dict[str, str] = {}
+        names = []
         for field, data in fields:
             name = field
             if field in images:
                 try:
                     data, fmt = self._recoding.apply(data)
                 except DecodeError as err:
-                    raise _told(field, str(err), err) from err
-                name = _true_name(field, fmt)
-                names[field] = name
+                    problem = str(err).removeprefix(f"{field}: ")
+                    raise type(err)(f"{field}: {problem}", field=field) from err
+                name = _renamed(field, FORMATS[fmt]) if fmt in FORMATS else field
+                names.append(name)
                 if self.validate != "none":
                     check_magic(name, data)
             if name in transformed:
@@ -244,19 +212,24 @@ class Transforms:
             transformed[name] = data
         return transformed, names
 
-    def _describe(self, transformed: dict[str, bytes], images: list[str]) -> None:
-        """Put the facts of the image into `json`."""
+    def _describe(self, transformed: dict[str, bytes], images: list[str]) -> bytes:
+        """`json` with the facts of the image: width and height as its header has them, whatever EXIF says."""
         if len(images) > 1:
             raise DecodeError(f"derive: it has {len(images)} images ({', '.join(images)}), one is described")
-        [image] = images
+        image = transformed[images[0]]
+        facts: dict[str, int | str] = {"bytes": len(image)}
         try:
-            facts = derive_facts(transformed[image], self.derive, max_pixels=self.max_pixels)
-        except DecodeError as err:
-            raise _told(JSON_FIELD, f"derive: {err}", err) from err
-        try:
-            transformed[JSON_FIELD] = add_facts(transformed.get(JSON_FIELD, b"{}"), facts, at_end=True)
-        except ValueError as err:
-            raise DecodeError(f"{JSON_FIELD}: derive: {err}", field=JSON_FIELD) from err
+            if "width" in self.derive or "height" in self.derive:
+                header = read_header(lambda size: image[:size])
+                check_pixels(header.width, header.height, max_pixels=self.max_pixels)
+                facts |= {"width": header.width, "height": header.height}
+            if "sha256" in self.derive:
+                facts["sha256"] = hashlib.sha256(image).hexdigest()
+            wanted = {name: facts[name] for name in DERIVED if name in self.derive}
+            return add_facts(transformed.get(JSON_FIELD, b"{}"), wanted, at_end=True)
+        except (DecodeError, ValueError) as err:
+            kind = type(err) if isinstance(err, DecodeError) else DecodeError
+            raise kind(f"{JSON_FIELD}: derive: {err}", field=JSON_FIELD) from err
 
     @cached_property
     def _recoding(self) -> Recoding:
@@ -277,18 +250,6 @@ def transform_versions(transforms: Transforms) -> dict[str, str]:
     if not transforms.changes_images:
         return {}
     return encoder_versions() | (resizer_versions() if transforms.resize is not None else {})
-
-
-def _told(field: str, problem: str, err: DecodeError) -> DecodeError:
-    """The same error with the field before it."""
-    return type(err)(problem if problem.startswith(f"{field}: ") else f"{field}: {problem}", field=field)
-
-
-def _true_name(field: str, fmt: str) -> str:
-    """The field's name for an image of this format: its own where it promises that."""
-    if fmt not in FORMATS or promised_format(field).upper() == fmt:
-        return field
-    return _renamed(field, FORMATS[fmt])
 
 
 def _renamed(field: str, extension: str) -> str:
@@ -315,29 +276,5 @@ def _one_of(option: str, value: object, known: Sequence[object]) -> None:
         raise PackError(f"{option}: {value!r} is none of {names}.")
 
 
-def _in_range(option: str, value: object, most: int) -> None:
-    if value is not None and (type(value) is not int or not 1 <= value <= most):
-        raise PackError(f"{option}: {value!r} is no whole number of 1 to {most}.")
-
-
 UNTOUCHED = Transforms()
 """Bytes are checked and pass through."""
-
-
-DERIVED = ("width", "height", "bytes", "sha256")
-JSON_FIELD = "json"
-
-
-def derive_facts(image: bytes, names: Sequence[str], *, max_pixels: int) -> dict[str, int | str]:
-    """The wanted facts in the order of `DERIVED`: width and height as the header has them, whatever EXIF says.
-
-    Raises:
-        DecodeError: The header is damaged, or promises more than `max_pixels`.
-    """
-    facts: dict[str, int | str] = {}
-    if "width" in names or "height" in names:
-        header = read_header(lambda size: image[:size])
-        check_pixels(header.width, header.height, max_pixels=max_pixels)
-        facts = {"width": header.width, "height": header.height}
-    facts |= {"bytes": len(image), "sha256": hashlib.sha256(image).hexdigest() if "sha256" in names else ""}
-    return {name: facts[name] for name in DERIVED if name in names}

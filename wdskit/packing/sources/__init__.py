@@ -1,16 +1,16 @@
 """What is packed: which kind of source a path names, by what it is and its suffix, and the rows of a source.
 
-Each kind is a reader with a method `rows`; `KINDS` lists them. What stands in a file is never guessed at.
+`KINDS` lists the kinds. What stands in a file is never guessed at.
 """
 
 from __future__ import annotations
 
-import contextlib
 import glob
+import hashlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.braces import expand_patterns, split_parts
@@ -20,14 +20,21 @@ from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.row import Row, field_of, python_rows
 from wdskit.packing.sources.archives import Tars, Zips
 from wdskit.packing.sources.arrow import INFO_NAME, SPLITS_NAME, STATE_NAME, read_parquet, read_saved_dataset
-from wdskit.packing.sources.class_names import ClassNames, Labels
+from wdskit.packing.sources.class_names import ClassNames
 from wdskit.packing.sources.coco import Coco
-from wdskit.packing.sources.folder import ImageFolder, is_folder, list_folder
+from wdskit.packing.sources.folder import FileNames, ImageFolder, list_names
 from wdskit.packing.sources.records import Records
-from wdskit.packing.sources.tables import STDIN, SUFFIXES, PathList, TextTable
+from wdskit.packing.sources.tables import STDIN, SUFFIXES, TextTable
 from wdskit.packing.transforms import Transforms
 
 _SHOWN_REJECTS = 3
+
+
+class Reader(Protocol):
+    """What reads a source. It may have the attributes `classes` and `num_other`, as `Source` has them."""
+
+    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
+        """Its rows, and what is wrong with those that cannot be packed. Keys as in `row.make_row`."""
 
 
 @dataclass
@@ -40,8 +47,7 @@ class Source:
         kind: What kind of source it is, for people.
         is_stream: The rows can be read once only, and are read while shards are written.
         is_held: Whoever gave the rows has them in memory, so that a plan of them need not go to disk.
-        classes: Number of each class by name; empty where the source has none.
-        reader: What they come from; None where that has nothing to tell.
+        reader: What they come from; None for rows from Python.
         rejected: The rows that were left out so far.
         duplicates: The rows whose images an earlier one has, where that was asked for.
         num_cleaned: Rows so far whose keys were changed, by `--keys clean`.
@@ -52,11 +58,15 @@ class Source:
     kind: str = ""
     is_stream: bool = False
     is_held: bool = False
-    classes: dict[str, int] = field(default_factory=dict)
-    reader: object = None
+    reader: Reader | None = None
     rejected: list[RowError] = field(default_factory=list)
     duplicates: list[Duplicate] = field(default_factory=list)
     num_cleaned: int = 0
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """Number of each class by name; empty where the source has none."""
+        return dict(getattr(self.reader, "classes", {}))
 
     @property
     def num_other(self) -> int:
@@ -78,8 +88,8 @@ def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> 
     Raises:
         RowError: A row is bad, and bad rows are not to be skipped.
     """
-    with _closed(source.rows) as rows:
-        for row in rows:
+    try:
+        for row in source.rows:
             try:
                 if not isinstance(row, Row):
                     raise row
@@ -91,23 +101,10 @@ def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> 
                 source.rejected.append(err)
             else:
                 yield row
-
-
-@contextlib.contextmanager
-def _closed(rows: Iterable[Row | RowError]) -> Iterator[Iterable[Row | RowError]]:
-    """What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it."""
-    try:
-        yield rows
     finally:
-        if isinstance(rows, Generator):
-            rows.close()
-
-
-class Reader(Protocol):
-    """What knows how to read a source."""
-
-    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """Its rows, and what is wrong with those that cannot be packed."""
+        # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
+        if isinstance(source.rows, Generator):
+            source.rows.close()
 
 
 @dataclass(frozen=True)
@@ -116,17 +113,14 @@ class SourceOptions:
 
     Attributes:
         from_: What kind it is; None where that shall be seen from its path.
-        keys: "given", "clean" or "hashed"; see `rows.make_row`.
-        image_column: See `records.Records`.
-        key_column: See `records.Records`.
-        allow_no_image: See `records.Records`; of other sources every sample may be without.
-        fields: Column of each field that is made of one; see `records.parse_fields`.
+        keys: "given", "clean" or "hashed"; see `row.make_row`.
+        image_column: As `records.Records` has it, and so `key_column`, `allow_no_image` and `fields`.
         sidecars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
         files: Extensions of a folder's files that are samples, instead of images.
         images: Folder of a COCO file's images.
         classes: The classes of an image folder, or of the column that becomes `cls`; None: the sub-folders, or the
             texts in the column.
-        in_order: The rows are packed in their order. Not said in `to_dict`: it follows from other options.
+        in_order: The rows are packed in their order. Not in `to_dict`: it follows from other options.
     """
 
     from_: str | None = None
@@ -142,75 +136,51 @@ class SourceOptions:
     in_order: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """All of them by name, for the run's journal."""
-        said = {**asdict(self), "classes": self.classes and self.classes.digest}
-        del said["in_order"]
-        return said
+        """All of them by name, for the run's journal; of the classes a digest."""
+        options = asdict(self)
+        del options["in_order"]
+        if self.classes is not None:
+            names = "\n".join(self.classes.names).encode(errors="surrogatepass")
+            options["classes"] = hashlib.sha256(names).hexdigest()[:16]
+        return options
 
     @property
     def records(self) -> Records:
         """How records become rows; their folder is set by whoever reads them."""
-        return Records("", self.image_column, self.key_column, self.allow_no_image, self.fields)
-
-    @property
-    def labels(self) -> Labels | None:
-        """The classes of a column, where they are given."""
-        return None if self.classes is None else Labels(self.classes)
+        return Records("", self.image_column, self.key_column, self.allow_no_image, self.fields, self.classes)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of source.
-
-    Attributes:
-        what: What it is called in messages.
-        takes: What names one: a `file`, a `folder`, a `pattern` of files, `stdin`.
-        read: Makes its reader.
-        options: Those of `SourceOptions` that belong to it alone.
+class Kind(NamedTuple):
+    """A kind of source: what it is called in messages, what makes its reader, and the options that it takes of those
+    which not every source has.
     """
 
     what: str
-    takes: tuple[str, ...]
     read: Callable[[str, SourceOptions], Reader]
     options: tuple[str, ...] = ()
 
 
-_NOT_GIVEN: tuple[object, ...] = (None, (), [], {})
-_FILES = ("file", "folder", "pattern")
 _COLUMNS = ("image_column", "key_column", "fields", "classes")
-
 KINDS: dict[str, Kind] = {
     "folder": Kind(
         "an image folder",
-        ("folder",),
-        lambda path, how: ImageFolder(path, sidecars=how.sidecars, files=how.files, classes=how.classes),
+        lambda path, how: ImageFolder(path, FileNames(how.sidecars, how.files), how.classes),
         ("sidecars", "files", "classes"),
     ),
-    "table": Kind(
-        "a table of text", ("file", "stdin"), lambda path, how: TextTable(path, how.records, how.labels), _COLUMNS
-    ),
-    "list": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path)),
-    "list0": Kind("a list of paths", ("file", "stdin"), lambda path, _: PathList(path, b"\x00")),
+    "table": Kind("a table of text", lambda path, how: TextTable(path, how.records), _COLUMNS),
+    "list": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\n")),
+    "list0": Kind("a list of paths", lambda path, how: TextTable(path, how.records, b"\x00")),
     "parquet": Kind(
         "a Parquet table",
-        _FILES,
-        lambda path, how: read_parquet(expand_files(path, ".parquet"), how.records, how.labels, in_order=how.in_order),
+        lambda path, how: read_parquet(expand_files(path, ".parquet"), how.records, in_order=how.in_order),
         _COLUMNS,
     ),
-    "hf": Kind(
-        "a saved data set of Hugging Face",
-        ("folder",),
-        lambda path, how: read_saved_dataset(path, how.records, how.labels),
-        _COLUMNS,
-    ),
+    "hf": Kind("a saved data set of Hugging Face", lambda path, how: read_saved_dataset(path, how.records), _COLUMNS),
     "coco": Kind(
-        "COCO annotations",
-        ("file",),
-        lambda path, how: Coco(path, images=how.images, fields=how.fields, labels=how.labels),
-        ("images", "fields", "classes"),
+        "COCO annotations", lambda path, how: Coco(path, how.images, how.records), ("images", "fields", "classes")
     ),
-    "tar": Kind("tars", _FILES, lambda path, _: Tars(path)),
-    "zip": Kind("zips", _FILES, lambda path, _: Zips(expand_files(path, ".zip"))),
+    "tar": Kind("tars", lambda path, _: Tars(path)),
+    "zip": Kind("zips", lambda path, _: Zips(expand_files(path, ".zip"))),
 }
 """The kinds, by the name that `--from` takes."""
 
@@ -224,9 +194,22 @@ def find_source(source: Any, how: SourceOptions) -> Source:
     Raises:
         PackError: It is not there, of no known kind, or an option does not belong to it.
     """
-    if not isinstance(source, (str, os.PathLike)):
-        return _python_source(source, how)
-    path = os.fsdecode(source)
+    if isinstance(source, (str, os.PathLike)):
+        found = _path_source(os.fsdecode(source), how)
+    else:
+        if how.from_ is not None:
+            raise PackError("the rows: from belongs to a path, and these are rows from Python.")
+        _check_options("the rows", "these are rows from Python", (), how)
+        if not isinstance(source, Iterable):
+            raise PackError(f"{source!r} is no source. Give a folder, a manifest, or an iterable of rows.")
+        is_stream = not isinstance(source, Sequence)
+        found = Source("the rows", python_rows(source, keys=how.keys), is_stream=is_stream, is_held=not is_stream)
+    if how.keys == "clean":
+        found.rows = _counted(found, found.rows)
+    return found
+
+
+def _path_source(path: str, how: SourceOptions) -> Source:
     name = how.from_ or _kind_of(path)
     if name not in KINDS:
         raise PackError(f"from: {name!r} is no kind of source. There are {', '.join(KINDS)}.")
@@ -234,60 +217,31 @@ def find_source(source: Any, how: SourceOptions) -> Source:
     _check_options(path, f"this is {kind.what}", kind.options, how)
     if how.classes is not None and "fields" in kind.options and "cls" not in how.fields:
         raise PackError(f"{path}: classes: no column becomes `cls`. Name it: --field cls=COLUMN.")
-    _check_path(path, kind)
     reader = kind.read(path, how)
-    classes: Mapping[str, int] = getattr(reader, "classes", {})
     shown = "standard input" if path == STDIN else path
-    found = Source(
-        shown,
-        reader.rows(keys=how.keys),
-        kind=kind.what.removeprefix("a ").removeprefix("an "),
-        is_stream=path == STDIN,
-        classes=dict(classes),
-        reader=reader,
-    )
-    return _counted(found) if how.keys == "clean" else found
+    what = kind.what.removeprefix("a ").removeprefix("an ")
+    return Source(shown, reader.rows(keys=how.keys), what, is_stream=path == STDIN, reader=reader)
 
 
-def _python_source(source: Any, how: SourceOptions) -> Source:
-    if how.from_ is not None:
-        raise PackError("the rows: from belongs to a path, and these are rows from Python.")
-    _check_options("the rows", "these are rows from Python", (), how)
-    if not isinstance(source, Iterable):
-        raise PackError(f"{source!r} is no source. Give a folder, a manifest, or an iterable of rows.")
-    is_stream = not isinstance(source, Sequence)
-    rows = python_rows(source, keys=how.keys)
-    found = Source("the rows", rows, is_stream=is_stream, is_held=not is_stream)
-    return _counted(found) if how.keys == "clean" else found
-
-
-def _counted(source: Source) -> Source:
-    """The same source, which counts the rows whose keys were changed."""
-    rows = source.rows
-
-    def counted() -> Iterator[Row | RowError]:
-        with _closed(rows):
-            for row in rows:
-                source.num_cleaned += isinstance(row, Row) and row.is_cleaned
-                yield row
-
-    source.rows = counted()
-    return source
+def _counted(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:
+    """The same rows; those whose keys were changed are counted."""
+    for row in rows:
+        source.num_cleaned += isinstance(row, Row) and row.is_cleaned
+        yield row
 
 
 def _kind_of(path: str) -> str:
-    """The kind that a path names."""
+    """The kind that a path names; of several parts, the first of them."""
     if path == STDIN:
         return "list"
     if os.path.isdir(path):
         return _kind_of_folder(path)
-    _check_exists(path, may_be_pattern=True)
+    is_pattern = has_wildcards(path) or "{" in path or "::" in path
+    if not os.path.exists(path) and not is_pattern:
+        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
     parts = split_parts(path)
     if len(parts) > 1:
-        kinds = sorted({_kind_of(part) for part in parts})
-        if len(kinds) > 1:
-            raise PackError(f"{path}: its parts are of several kinds ({', '.join(kinds)}). Pack each kind by itself.")
-        return kinds[0]
+        return _kind_of(parts[0])
     for suffix, kind in _SUFFIXES.items():
         if path.lower().endswith(suffix):
             return kind
@@ -299,15 +253,13 @@ def _kind_of_folder(path: str) -> str:
     """A folder without an image or a sub-folder may be one of tables or tars; any other is one of images, unless
     `datasets` has written it.
     """
-    names = ((STATE_NAME, INFO_NAME), (SPLITS_NAME,))
-    if any(all(os.path.exists(os.path.join(path, name)) for name in together) for together in names):
-        return "hf"
-    suffixes = set()
-    for entry in list_folder(path):
-        if is_folder(entry) or is_image_field(field_of(entry.name)):
-            return "folder"
-        suffixes.add(os.path.splitext(entry.name)[1].lower())
-    found = [suffix for suffix in _FOLDERS_OF if suffix in suffixes]
+    for names in ({STATE_NAME, INFO_NAME}, {SPLITS_NAME}):
+        if all(os.path.exists(os.path.join(path, name)) for name in names):
+            return "hf"
+    files, folders = list_names(path)
+    if folders or any(is_image_field(field_of(name)) for name in files):
+        return "folder"
+    found = [suffix for suffix in _FOLDERS_OF if any(name.lower().endswith(suffix) for name in files)]
     if len(found) > 1:
         raise PackError(f"{path}: there are {' and '.join(found)} in this folder. Say which with --from.")
     return _SUFFIXES[found[0]] if found else "folder"
@@ -316,28 +268,9 @@ def _kind_of_folder(path: str) -> str:
 def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOptions) -> None:
     """Refuse an option that would be ignored."""
     for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
-        if getattr(how, option) not in _NOT_GIVEN:
+        if getattr(how, option):
             owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
             raise PackError(f"{path}: {option} belongs to {owners}, and {what}.")
-
-
-def _check_path(path: str, kind: Kind) -> None:
-    """Refuse a path that cannot be of its kind, as far as that needs no look inside."""
-    if path == STDIN:
-        if "stdin" not in kind.takes:
-            able = ", ".join(name for name, kind in KINDS.items() if "stdin" in kind.takes)
-            raise PackError(f"standard input: {kind.what} cannot be read from there. --from can be {able}.")
-        return
-    _check_exists(path, may_be_pattern="pattern" in kind.takes)
-    what = "folder" if os.path.isdir(path) else "file" if os.path.exists(path) else "pattern"
-    if what not in kind.takes:
-        raise PackError(f"{path}: this is a {what}, and {kind.what} cannot be one.")
-
-
-def _check_exists(path: str, *, may_be_pattern: bool) -> None:
-    is_pattern = has_wildcards(path) or "{" in path or "::" in path
-    if not os.path.exists(path) and not (may_be_pattern and is_pattern):
-        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
 
 
 def expand_files(path: str, suffix: str) -> list[str]:
@@ -350,7 +283,7 @@ def expand_files(path: str, suffix: str) -> list[str]:
     found = []
     for pattern in expand_patterns(path):
         if os.path.isdir(pattern):
-            names = [entry.path for entry in list_folder(pattern) if entry.name.lower().endswith(suffix)]
+            names = [os.path.join(pattern, name) for name in list_names(pattern)[0] if name.lower().endswith(suffix)]
         else:
             names = [pattern] if os.path.exists(pattern) else glob.glob(pattern)
         if not names:

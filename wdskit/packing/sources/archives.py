@@ -10,12 +10,11 @@ import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import NoReturn
 
 from wdskit.dataset.binary import Verified
 from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.dataset.patterns import list_shards
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, RowError
@@ -30,6 +29,7 @@ LEAVE_OUT = "leave the labels out: `wdskit reshard --drop cls`."
 _NUMBER = re.compile(r"\d+")
 _ENCRYPTED = 0x2041  # and with a masked directory (PKWARE's APPNOTE.TXT 6.3.10, section 4.4.4)
 _IS_UTF8 = 0x800
+_UNIX = 3
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +38,7 @@ class Tars:
 
     Attributes:
         num_other: Members read so far that belong to no sample.
-        classes: Number of each class by name, where all folders of the tars that have labels have a `classes.json`.
+        classes: Number of each class by name, where all folders that have labels have the same `classes.json`.
 
     Raises:
         PackError: One is not on this machine.
@@ -55,13 +55,19 @@ class Tars:
         refuse_part(shards, found)
         self._shards = [(local_path(url), entry) for url, entry in zip(found.urls, found.entries, strict=True)]
         self.num_other = 0
-        self.classes = _classes_of(found)
+        self.classes: dict[str, int] = {}
+        common = common_classes(found.folders, found.folders.__getitem__, way_out=LEAVE_OUT)
+        names = common.names or ()
+        if common.problem:
+            _log.warning("%s, so no %s is written.", common.problem, CLASSES_NAME)
+        elif len({*names}) == len(names):
+            self.classes = {name: number for number, name in enumerate(names)}
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row a sample, in their order: its members are its fields.
 
         Raises:
-            ShardError: A tar is not right.
+            ShardError: A tar is damaged.
             StorageError: One cannot be read.
         """
         for path, entry in self._shards:
@@ -83,22 +89,6 @@ class Tars:
                 file.close()
 
 
-def _classes_of(found: ShardList) -> dict[str, int]:
-    """The classes that the labels of all these shards stand for; none where that is not known of one.
-
-    Raises:
-        FolderIndexError: As `common_classes`.
-    """
-    folders = found.folders
-    classes = common_classes(folders, folders.__getitem__, way_out=LEAVE_OUT)
-    if classes.problem:
-        _log.warning("%s, so no %s is written.", classes.problem, CLASSES_NAME)
-    names = classes.names or ()
-    if classes.problem or len({*names}) < len(names):
-        return {}
-    return {name: number for number, name in enumerate(names)}
-
-
 class Zips:
     """Zips on this machine. Only their directories are read here.
 
@@ -114,7 +104,7 @@ class Zips:
         """A row a sample, by their keys' bytes: its members are its fields.
 
         Raises:
-            PackError: A zip cannot be read, or is not right.
+            PackError: A zip cannot be read, or is damaged.
         """
         for path in self._paths:
             try:
@@ -122,24 +112,16 @@ class Zips:
                 members = read_directory(path)
             except OSError as err:
                 raise PackError(f"{path}: cannot be read: {err.strerror}.") from err
-            for key, found in groupby(self._sorted(members), key=itemgetter(0)):
+            found = [(*split, member) for name, member in members if (split := split_name(name)) is not None]
+            self.num_other += len(members) - len(found)
+            found.sort(key=lambda each: (each[0].encode(), each[1], each[2].header_offset))
+            for key, group in groupby(found, key=itemgetter(0)):
                 try:
-                    fields = [_zip_field(path, key, field, member, identity) for _, field, member in found]
+                    fields = [_zip_field(path, key, field, member, identity) for _, field, member in group]
                 except RowError as err:
                     yield err
                 else:
                     yield _row(key, fields, path, keys)
-
-    def _sorted(self, members: Sequence[tuple[str, zipfile.ZipInfo]]) -> list[tuple[str, str, zipfile.ZipInfo]]:
-        """Key, field and member, so that those of a key stand together."""
-        found = []
-        for name, member in members:
-            split = split_name(name)
-            if split is None:
-                self.num_other += 1
-            else:
-                found.append((*split, member))
-        return sorted(found, key=lambda each: (each[0].encode(), each[1], each[2].header_offset))
 
 
 def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
@@ -154,16 +136,21 @@ def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
             found, directory = file.infolist(), file.start_dir
         named = [(_zip_name(path, member), member) for member in found]
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error, IndexError) as err:
-        _refuse(path, f"it cannot be read as a zip: {str(err).rstrip('.')}")
+        raise _damaged(path, f"it cannot be read as a zip: {str(err).rstrip('.')}") from err
     for name, member in named:
-        _check_member(path, name, member)
-    late = next((name for name, member in named if _stop(member) > directory or member.header_offset < 0), None)
-    if late is not None:
-        _refuse(path, f"{late!r} reaches beyond byte {directory}, where the directory begins")
+        if member.flag_bits & _ENCRYPTED:
+            raise _damaged(path, f"{name!r} is encrypted")
+        if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            problem = f"{name!r} is compressed by method {member.compress_type}, and only deflate (8) is read"
+            raise _damaged(path, problem)
+        if member.create_system == _UNIX and stat.S_ISLNK(member.external_attr >> 16):  # the upper half is a mode
+            raise _damaged(path, f"{name!r} is a symbolic link")
+        if _stop(member) > directory or member.header_offset < 0:
+            raise _damaged(path, f"{name!r} reaches beyond byte {directory}, where the directory begins")
     # Members that share bytes make terabytes of a zip of some kilobytes (D. Fifield, 2019).
     starts = sorted((member.header_offset, _stop(member)) for member in found)
     if any(stop > start for (_, stop), (start, _) in pairwise(starts)):
-        _refuse(path, "members of it overlap, as they do in bombs")
+        raise _damaged(path, "members of it overlap, as they do in bombs")
     return [(name, member) for name, member in named if not name.endswith("/")]
 
 
@@ -179,30 +166,16 @@ def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
         try:
             name = name.encode("cp437").decode()
         except UnicodeError as err:
-            msg = f"{path}: the name {name!r} of a member is no UTF-8. Unpack it, and pack the folder."
-            raise PackError(msg) from err
+            raise _damaged(path, f"the name {name!r} of a member is no UTF-8") from err
     if not name or "\x00" in name:
-        _refuse(path, f"a member is called {name!r}")
+        raise _damaged(path, f"a member is called {name!r}")
     return name
-
-
-def _check_member(path: str, name: str, member: zipfile.ZipInfo) -> None:
-    if member.flag_bits & _ENCRYPTED:
-        _refuse(path, f"{name!r} is encrypted")
-    if member.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
-        _refuse(path, f"{name!r} is compressed by method {member.compress_type}, and only deflate (8) is read")
-    if member.create_system == 3 and stat.S_ISLNK(member.external_attr >> 16):  # Unix: the upper half is a mode
-        _refuse(path, f"{name!r} is a symbolic link")
 
 
 def _zip_field(
     path: str, key: str, field: str, member: zipfile.ZipInfo, identity: FileIdentity
 ) -> tuple[str, FieldBytes]:
-    """A member as a field.
-
-    Raises:
-        RowError: It is a bomb; or the dot before the field's name is one in the key.
-    """
+    """A member as a field; a RowError of a bomb, and where the dot before the field's name is one in the key."""
     where = f"{path}: {key}"
     num_bytes, packed_bytes = member.file_size, member.compress_size
     is_deflated = member.compress_type == zipfile.ZIP_DEFLATED
@@ -215,18 +188,16 @@ def _zip_field(
     if not is_deflated and packed_bytes != num_bytes:
         problem = f"its {field!r} is stored as {packed_bytes} bytes and claims to have {num_bytes}"
         raise row_error(where, problem, "The zip is damaged. Make it again.")
-    at = member.header_offset
-    return field, ZipBytes(path, num_bytes, at, packed_bytes, is_deflated, member.CRC, *identity)
+    return field, ZipBytes(path, num_bytes, member.header_offset, packed_bytes, is_deflated, member.CRC, *identity)
 
 
-def _refuse(path: str, problem: str) -> NoReturn:
-    raise PackError(f"{path}: {problem}.\n  It is damaged or no zip of plain files. Make it again, or unpack it.")
+def _damaged(path: str, problem: str) -> PackError:
+    return PackError(f"{path}: {problem}.\n  It is damaged or no zip of plain files. Make it again, or unpack it.")
 
 
 def _row(key: str, members: Iterable[tuple[str, FieldBytes]], archive: str, keys: str) -> Row | RowError:
-    """The row of a key's members, `jpeg` as `jpg`; or what is wrong with it.
-
-    A leading `./`, as tars of a whole folder have it, is no part of the key. A key that is replaced stands in `json`.
+    """The row of a key's members, or what is wrong with it. A leading `./`, as tars of folders have it, is no part
+    of the key.
     """
     where = f"{archive}: {key}"
     key = key.removeprefix("./")

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime as dt
+import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from wdskit.codecs.fields import NPY_FIELDS, encode_field
 from wdskit.errors import PackError
+from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import row_error
-from wdskit.packing.sources.records import CLASS_FIELD, IMAGE_COLUMNS, Records, to_array
+from wdskit.packing.sources.records import CLASS_FIELD, IMAGE_COLUMNS, MEND, Records, to_array
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     Converters: TypeAlias = Mapping[str, Callable[[pa.Array], list[Any]]]
 
-_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001 (plain arithmetic; the zone is written behind it)
-_IMAGE_STRUCT = {"bytes": "bytes", "path": "path"}
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+START_BYTES = 32  # show an image's format
+_YEAR_DIGITS = 4
 
 
-@dataclasses.dataclass(frozen=True)
+class Image(NamedTuple):
+    """What a row has of its image: a path, and the first of its bytes with a reference to all; each may be None."""
+
+    path: Any
+    start: bytes | None = None
+    data: FieldBytes = b""
+
+
+@dataclass(frozen=True)
 class ArrowColumns:
     """What each column of a table is.
 
@@ -51,36 +59,70 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
         names = schema.names
     except UnicodeDecodeError as err:
         raise PackError(f"{path}: the name of one of its columns is no UTF-8.") from err
-    if len(set(names)) < len(names):
+    if len({*names}) < len(names):
         raise PackError(f"{path}: two of its columns have one name: {', '.join(map(repr, names))}.")
-    image_column, fields = records.image_column, records.fields
-    for option, column in (("image-column", image_column), *(("field", column) for column in fields.values())):
+    for option, column in (
+        ("image-column", records.image_column),
+        *(("field", each) for each in records.fields.values()),
+    ):
         if column is not None and column not in names:
             there = ", ".join(map(repr, names))
             raise PackError(f"{path}: it has no column {column!r}; it has {there}. Mend --{option}.")
-    image = image_column if image_column is not None else _find_image(schema)
-    kind = _image_kind(schema.field(image).type) if image is not None else ""
-    labels = {name: found for name in names if (found := _class_names(features.get(name))) is not None}
+    labels = class_labels(schema, features)
     for name in labels:
         if f"{name}_name" in names:
             raise PackError(f"{path}: its column '{name}_name' stands where the name of {name!r} should. Rename it.")
-    encoded = image if kind in {"bytes", "struct"} else None
+    kinds = {name: _image_kind(schema.field(name).type) for name in names}
+    image = records.image_column or next((name for name in IMAGE_COLUMNS if kinds.get(name)), None)
+    structs = [name for name in names if kinds[name] == "struct"]
+    if image is None and len(structs) == 1:
+        image = structs[0]
+    encoded = image if image is not None and kinds[image] in {"bytes", "struct"} else None
     own = {
         field: column
-        for field, column in fields.items()
-        if field.rpartition(".")[2] in NPY_FIELDS or _image_kind(schema.field(column).type) == "bytes"
+        for field, column in records.fields.items()
+        if field.rpartition(".")[2] in NPY_FIELDS or kinds[column] == "bytes"
     }
     left_out = {encoded, *own.values()}
     to_json = {name: _converter(path, name, schema.field(name).type) for name in names if name not in left_out}
-    class_column = fields.get(CLASS_FIELD) or _class_column(labels, names)
+    class_column = records.fields.get(CLASS_FIELD) or _class_column(labels, names)
     return ArrowColumns(encoded, labels, class_column if class_column in labels else None, own, to_json)
 
 
-def _find_image(schema: pa.Schema) -> str | None:
-    kinds = {name: _image_kind(schema.field(name).type) for name in schema.names}
-    structs = [name for name, kind in kinds.items() if kind == "struct"]
-    named = next((name for name in IMAGE_COLUMNS if kinds.get(name)), None)
-    return named or (structs[0] if len(structs) == 1 else None)
+def class_labels(schema: pa.Schema, features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of the classes, by number, of each column that `datasets` says to hold their numbers."""
+    labels = {}
+    for column in schema.names:
+        feature = features.get(column)
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+            names = feature.get("names")
+            labels[column] = [str(name) for name in names] if isinstance(names, list) else []
+    return labels
+
+
+def _class_column(labels: Mapping[str, list[str]], names: list[str]) -> str | None:
+    if "cls" in names:
+        return "cls"
+    return "label" if "label" in labels else next(iter(labels)) if len(labels) == 1 else None
+
+
+def parse_json(data: bytes, path: str) -> dict[str, Any]:
+    """An object in the JSON that `datasets` writes; a PackError where it is none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as err:
+        raise PackError(f"{path}: it is no JSON of `datasets`: {err}.") from err
+    if not isinstance(found, dict):
+        raise PackError(f"{path}: it holds a {type(found).__name__}, where `datasets` writes an object.")
+    return found
+
+
+def features_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `datasets` says of the columns by name, below `features` or `info`; empty where it says nothing."""
+    for place in (found, found.get("info")):
+        if isinstance(place, dict) and isinstance(place.get("features"), dict):
+            return {**place["features"]}
+    return {}
 
 
 def _image_kind(kind: pa.DataType) -> str:
@@ -90,30 +132,12 @@ def _image_kind(kind: pa.DataType) -> str:
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_struct(kind):
-        return "struct" if {part.name: _image_kind(part.type) for part in kind} == _IMAGE_STRUCT else ""
-    if any(check(kind) for check in _checks("binary large_binary binary_view fixed_size_binary")):
-        return "bytes"
-    return "path" if any(check(kind) for check in _checks("string large_string string_view")) else ""
-
-
-def _checks(names: str) -> list[Callable[[pa.DataType], bool]]:
-    from pyarrow import types
-
-    return [getattr(types, f"is_{name}") for name in names.split()]
-
-
-def _class_names(feature: Any) -> list[str] | None:
-    """The names of the classes, by number; None where this is no feature of classes."""
-    if not isinstance(feature, dict) or feature.get("_type") != "ClassLabel":
-        return None
-    names = feature.get("names")
-    return [str(name) for name in names] if isinstance(names, list) else []
-
-
-def _class_column(labels: Mapping[str, list[str]], names: list[str]) -> str | None:
-    if "cls" in names:
-        return "cls"
-    return "label" if "label" in labels else next(iter(labels)) if len(labels) == 1 else None
+        is_image = {part.name: _image_kind(part.type) for part in kind} == {"bytes": "bytes", "path": "path"}
+        return "struct" if is_image else ""
+    name = str(kind).partition("[")[0]
+    if name in {"string", "large_string", "string_view"}:
+        return "path"
+    return "bytes" if name in {"binary", "large_binary", "binary_view", "fixed_size_binary"} else ""
 
 
 def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], list[Any]]:
@@ -124,23 +148,18 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
     if storage is not None:
         convert = _converter(path, name, storage)
         return lambda array: convert(array.storage)
-    if types.is_timestamp(kind):
-        return _timestamps(kind.unit, "Z" if kind.tz else "")
-    if types.is_date(kind):
-        return lambda array: [value and value.isoformat() for value in array.to_pylist()]
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return _times
     if types.is_decimal(kind):
         return lambda array: [None if value is None else format(value, "f") for value in array.to_pylist()]
     if _image_kind(kind) == "bytes":
         msg = f"{path}: its column {name!r} holds bytes ({kind}), which JSON has not."
-        raise PackError(
-            f"{msg}\n  If these are the images, say so: --image-column {name}. "
-            f"If not, name their field: --field EXT={name}."
-        )
+        remedy = f"If these are the images, say so: --image-column {name}. If not, name their field"
+        raise PackError(f"{msg}\n  {remedy}: --field EXT={name}.")
     if not _is_plain(kind):
         msg = f"{path}: its column {name!r} has the type {kind}, which JSON has not."
-        raise PackError(
-            f"{msg}\n  Write it as text or numbers, or leave it out; arrays become fields: --field npy={name}."
-        )
+        remedy = "Write it as text or numbers, or leave it out; arrays become fields"
+        raise PackError(f"{msg}\n  {remedy}: --field npy={name}.")
     return _to_list
 
 
@@ -152,7 +171,8 @@ def _is_plain(kind: pa.DataType) -> bool:
         return _is_plain(kind.value_type)
     if types.is_nested(kind):
         return all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
-    return _image_kind(kind) == "path" or any(check(kind) for check in _checks("null boolean integer floating"))
+    checks = (types.is_null, types.is_boolean, types.is_integer, types.is_floating)
+    return _image_kind(kind) == "path" or any(is_so(kind) for is_so in checks)
 
 
 def _to_list(array: pa.Array) -> list[Any]:
@@ -169,17 +189,24 @@ def _to_list(array: pa.Array) -> list[Any]:
     return [None if at is None else known[at] for at in indices.to_pylist()]
 
 
-def _timestamps(unit: str, zone: str) -> Callable[[pa.Array], list[Any]]:
-    """ISO 8601 with as many digits as the unit has; instants of a zone in UTC. No zone's table is asked."""
-    per_second = _PER_SECOND[unit]
-    digits = len(str(per_second)) - 1
+def _times(array: pa.Array) -> list[str | None]:
+    """Dates and times in ISO 8601, with as many digits as the unit has; instants of a zone in UTC. No zone's table is
+    asked.
 
-    def text(value: int) -> str:
-        seconds, part = divmod(value, per_second)
-        stamp = (_EPOCH + dt.timedelta(seconds=seconds)).isoformat()
-        return f"{stamp}.{part:0{digits}d}{zone}" if digits else f"{stamp}{zone}"
+    Raises:
+        ValueError: A year has not four digits.
+    """
+    import pyarrow as pa
 
-    return lambda array: [None if value is None else text(value) for value in array.view("int64").to_pylist()]
+    zone = ""
+    if pa.types.is_timestamp(array.type):
+        zone = "Z" if array.type.tz else ""
+        array = array.view(pa.timestamp(array.type.unit))
+    texts: list[str | None] = array.cast(pa.string()).to_pylist()
+    for text in texts:
+        if text is not None and text.find("-") != _YEAR_DIGITS:
+            raise ValueError(f"the year of {text} has not four digits")
+    return [None if text is None else text.replace(" ", "T") + zone for text in texts]
 
 
 def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
@@ -202,7 +229,7 @@ def encode_cell(field: str, column: str, cell: pa.Scalar, where: str) -> bytes:
             dtype = numbers.type.to_pandas_dtype()
         return encode_field(field, to_array(value, dtype))
     except (ValueError, TypeError, NotImplementedError) as err:
-        raise row_error(where, f"its column {column!r}: {err}", "Mend it, or use --skip-bad.") from err
+        raise row_error(where, f"its column {column!r}: {err}", MEND) from err
 
 
 def json_values(converters: Converters, batch: pa.RecordBatch) -> Iterator[tuple[Any, ...] | str]:

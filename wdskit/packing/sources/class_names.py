@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,73 +38,39 @@ class ClassNames:
         """Number of each class by name."""
         return {name: number for number, name in enumerate(self.names)}
 
-    @property
-    def digest(self) -> str:
-        """What changes when one does."""
-        return hashlib.sha256("\n".join(self.names).encode(errors="surrogatepass")).hexdigest()[:16]
-
-    def check(self, folders: Iterable[str], root: str) -> None:
-        """Refuse a class folder that is none of them.
-
-        Raises:
-            PackError: Names the first.
-        """
-        unknown = [name for name in folders if name not in self.numbers]
-        if not unknown:
-            return
-        more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        msg = f"{os.path.join(root, unknown[0])}: {self.refusal(unknown[0], more)}"
-        raise PackError(f"{msg}\n  Add it there, or move this folder away.")
-
     def refusal(self, name: str, more: str = "") -> str:
-        """What to say of a name that is none of them."""
+        """What is wrong with a name that is none of them."""
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
         return f"{name!r} is none of the {len(self.names)} classes of {self.where} ({shown}){more}.{hint}"
 
 
-@dataclass(frozen=True)
-class Labels:
-    """What the values of the column that becomes `cls` stand for.
+def class_number(value: Any, classes: ClassNames | None) -> int:
+    """The class number of a column's value: a name or a number of `classes`; any whole number without them.
 
-    Attributes:
-        names: The classes; None where the values are numbers already, of which nobody knows the names.
+    Raises:
+        ValueError: It is none.
     """
-
-    names: ClassNames | None = None
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """Number of each class by name."""
-        return {} if self.names is None else self.names.numbers
-
-    def number_of(self, value: Any) -> int:
-        """The class number of a value.
-
-        Raises:
-            ValueError: It is none of the classes, or text where these are numbers.
-        """
-        if isinstance(value, str) and value in self.numbers:
-            return self.numbers[value]
-        number = whole_number(value)
-        if self.names is None:
-            if number is None:
-                raise ValueError(f"{value!r} is no whole number. Name the classes: --classes FILE.")
-        elif number is None:
-            raise ValueError(self.names.refusal(str(value)))
-        elif not -1 <= number < len(self.numbers):
-            raise ValueError(f"{number} is no number of the {len(self.numbers)} classes of {self.names.where}")
-        return number
+    if classes is not None and isinstance(value, str) and value in classes.numbers:
+        return classes.numbers[value]
+    number = whole_number(value)
+    if number is None:
+        if classes is None:
+            raise ValueError(f"{value!r} is no whole number. Name the classes: --classes FILE.")
+        raise ValueError(classes.refusal(str(value)))
+    if classes is not None and not -1 <= number < len(classes.names):
+        raise ValueError(f"{number} is no number of the {len(classes.names)} classes of {classes.where}")
+    return number
 
 
-def labels_of(values: Iterable[Any], column: str) -> Labels:
-    """The classes of a column's values: its texts, sorted by their bytes; none where all are whole numbers."""
+def classes_of(values: Iterable[Any], column: str) -> ClassNames | None:
+    """The classes of a column's values: its texts, sorted by their bytes; None where all are whole numbers."""
     texts = {value for value in values if isinstance(value, str) and value}
     if all(whole_number(text) is not None for text in texts):
-        return Labels()
+        return None
     names = sorted(texts, key=lambda text: text.encode(errors="surrogatepass"))
-    return Labels(ClassNames(tuple(names), f"the column {column!r}"))
+    return ClassNames(tuple(names), f"the column {column!r}")
 
 
 def whole_number(value: Any) -> int | None:
@@ -130,9 +95,10 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
     Raises:
         PackError: They cannot be read, or are not one name for each number from 0 on.
     """
-    where = os.fsdecode(classes) if isinstance(classes, (str, os.PathLike)) else "`classes`"
-    names: list[object]
+    where = "`classes`"
+    names: list[Any]
     if isinstance(classes, (str, os.PathLike)):
+        where = os.fsdecode(classes)
         names = [*_read(where)]
     elif isinstance(classes, Mapping):
         by_number = {number: name for name, number in classes.items() if type(number) is int}
@@ -145,11 +111,10 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
         raise PackError(f"classes: {classes!r} is neither a path nor names. Name a packed folder, or give a list.")
     if not names or not all(isinstance(name, str) and name for name in names):
         raise PackError(f"{where}: it holds no class, or one without a name. Give each number a name.")
-    texts = tuple(map(str, names))
-    twice = next((name for name, count in Counter(texts).items() if count > 1), None)
-    if twice is not None:
-        raise PackError(f"{where}: the class {twice!r} stands there twice. Give each number a name of its own.")
-    return ClassNames(texts, where)
+    [(name, count)] = Counter(names).most_common(1)
+    if count > 1:
+        raise PackError(f"{where}: the class {name!r} stands there twice. Give each number a name of its own.")
+    return ClassNames(tuple(names), where)
 
 
 def _read(path: str) -> Sequence[str]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_COCO_BYTES
 from wdskit.packing.json_merge import refuse_constant, to_json, unique
 from wdskit.packing.row import Row, make_row, row_error
-from wdskit.packing.sources.class_names import ClassNames, Labels
+from wdskit.packing.sources.class_names import ClassNames
 from wdskit.packing.sources.records import CLASS_FIELD, Records, image_path, key_of_path
 
 _CATEGORY, _CAPTION = "category", "caption"
@@ -23,9 +24,9 @@ class Coco:
     Args:
         path: The JSON file.
         images: Folder that the images' `file_name` is in; None: that of the file.
-        fields: Fields that are made of what is known of an image: `category`, the name of that of all its annotations,
-            `caption`, those of its annotations a line each, or a name in its record.
-        labels: The classes of `cls=category`; None: the names of the categories, sorted.
+        records: The fields that are made of what is known of an image: `category`, the name of that of all its
+            annotations, `caption`, those of its annotations a line each, or a name in its record. The classes of
+            `cls=category` are by default the names of the categories, sorted.
 
     Attributes:
         classes: Number of each class by name; empty where no class is asked for.
@@ -34,24 +35,27 @@ class Coco:
         PackError: It cannot be read, or is no such file.
     """
 
-    def __init__(
-        self, path: str, *, images: str | None, fields: Mapping[str, str] | None = None, labels: Labels | None = None
-    ) -> None:
+    def __init__(self, path: str, images: str | None, records: Records) -> None:
         if images is not None and not os.path.isdir(images):
             raise PackError(f"images: {images!r} is no folder.")
         self._path = path
         found = _read(path)
-        self._images = self._list(found, "images", needed=True)
-        self._annotations = self._by_image(self._list(found, "annotations", needed=True))
-        self._categories = self._by_id(self._list(found, "categories"))
-        fields = fields or {}
-        if labels is None and fields.get(CLASS_FIELD) == _CATEGORY:
+        self._images = self._list(found, "images")
+        self._categories = self._by_id(self._list({"categories": [], **found}, "categories"))
+        self._annotations: dict[int | None, list[Any]] = {number: [] for number in self._by_id(self._images)}
+        for annotation in self._list(found, "annotations"):
+            number = _id(annotation.get("image_id"))
+            if number not in self._annotations:
+                msg = f"{path}: an annotation (id {annotation.get('id')!r}) is of the image {number!r}"
+                raise PackError(f"{msg}, which is not in `images`.\n  Remove it: it would be lost.")
+            self._annotations[number].append(annotation)
+        classes = records.classes
+        if classes is None and records.fields.get(CLASS_FIELD) == _CATEGORY:
             names = sorted({str(category.get("name")) for category in self._categories.values()}, key=str.encode)
-            labels = Labels(ClassNames(tuple(names), f"the categories of {path}"))
-        labels = labels or Labels()
-        self.classes = labels.numbers
+            classes = ClassNames(tuple(names), f"the categories of {path}")
+        self.classes = classes.numbers if classes is not None else {}
         folder = os.path.dirname(path) if images is None else images
-        self._records = Records(folder, fields=fields, labels=labels)
+        self._records = dataclasses.replace(records, folder=folder, classes=classes)
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row an image, in the file's order: the image, and `json` with `image` (its record), `annotations` (its
@@ -65,7 +69,7 @@ class Coco:
 
     def _row(self, image: dict[str, Any], where: str, keys: str) -> Row:
         name = image_path(image.get("file_name"), "file_name", where)
-        own = self._annotations.get(_id(image.get("id")), [])
+        own = self._annotations[_id(image.get("id"))]
         used = dict.fromkeys(_id(annotation["category_id"]) for annotation in own if "category_id" in annotation)
         unknown = next((number for number in used if number not in self._categories), None)
         if unknown is not None and self._categories:
@@ -75,7 +79,8 @@ class Coco:
         category = {*map(str, names.values())}
         if len(category) > 1 and _CATEGORY in self._records.fields.values():
             raise row_error(where, f"its annotations have several categories: {', '.join(sorted(category))}")
-        known = {**image, _CATEGORY: min(category, default=None), _CAPTION: _captions(own)}
+        captions = [annotation["caption"].strip() for annotation in own if isinstance(annotation.get("caption"), str)]
+        known = {**image, _CATEGORY: min(category, default=None), _CAPTION: "\n".join(captions)}
         fields.update(self._records.column_fields(known, {*fields}, where))
         try:
             fields["json"] = to_json({"image": image, "annotations": own, "categories": names})
@@ -83,38 +88,22 @@ class Coco:
             raise row_error(where, f"it cannot be written as JSON: {err}") from err
         return make_row(key_of_path(name), fields, where, keys=keys, path=name)
 
-    def _list(self, found: dict[str, Any], name: str, *, needed: bool = False) -> list[dict[str, Any]]:
-        items = found.get(name, None if needed else [])
+    def _list(self, found: dict[str, Any], name: str) -> list[dict[str, Any]]:
+        items = found.get(name)
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             there = ", ".join(map(repr, list(found)[:10])) or "nothing"
             msg = f"{self._path}: it has no list of objects {name!r}, as annotations of COCO have; it has {there}."
             raise PackError(f"{msg}\n  A table of JSON is one object a line, in a file called .jsonl.")
         return items
 
-    def _by_id(self, items: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        found: dict[int, dict[str, Any]] = {}
+    def _by_id(self, items: list[dict[str, Any]]) -> dict[int | None, dict[str, Any]]:
+        found: dict[int | None, dict[str, Any]] = {}
         for item in items:
             number = _id(item.get("id"))
             if number is None or number in found:
                 raise PackError(f"{self._path}: the id {item.get('id')!r} is no number, or stands twice.")
             found[number] = item
         return found
-
-    def _by_image(self, annotations: list[dict[str, Any]]) -> dict[int | None, list[dict[str, Any]]]:
-        known = self._by_id(self._images)
-        found: dict[int | None, list[dict[str, Any]]] = {}
-        for annotation in annotations:
-            number = _id(annotation.get("image_id"))
-            if number not in known:
-                msg = f"{self._path}: an annotation (id {annotation.get('id')!r}) is of the image {number!r}"
-                raise PackError(f"{msg}, which is not in `images`.\n  Remove it: it would be lost.")
-            found.setdefault(number, []).append(annotation)
-        return found
-
-
-def _captions(annotations: list[dict[str, Any]]) -> str | None:
-    found = [annotation["caption"] for annotation in annotations if isinstance(annotation.get("caption"), str)]
-    return "\n".join(caption.strip() for caption in found) if found else None
 
 
 def _id(value: Any) -> int | None:

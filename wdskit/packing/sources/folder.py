@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from itertools import groupby
-from typing import NamedTuple
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import orjson
 
@@ -20,132 +20,72 @@ from wdskit.packing.sources.class_names import ClassNames
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 """Folders that hold the classes of a split, as data sets are handed out."""
 
-
-class Together(NamedTuple):
-    """A main file, as an image, and the sidecars beside it: files that are called as it is up to the extension.
-
-    Attributes:
-        path: The main file's path.
-        sidecars: Field and path of each sidecar; two of one field are an error where the sample is made.
-    """
-
-    path: str
-    sidecars: tuple[tuple[str, str], ...]
+Samples: TypeAlias = dict[str, Sequence[tuple[str, str]]]
+"""Main files, as images, and of each the field and the name of the sidecars: files called as it is up to the extension.
+Two of one field are an error where the sample is made.
+"""
 
 
 class FileNames:
     """Which files of a folder are samples, and which are sidecars of one, by their names.
 
     Args:
-        sidecars: Extensions as `json`, `txt` or `seg.png`; in a file's name in any case.
-        files: Extensions of the files that are samples; empty for those of images.
+        sidecars: Extensions as `json`, `txt` or `seg.png`; a file has them in any case.
+        files: Extensions of the files that are samples; none for images.
 
     Raises:
-        PackError: One is no name of a field, or stands twice.
+        PackError: One is no name of a field.
     """
 
     def __init__(self, sidecars: Sequence[str] = (), files: Sequence[str] = ()) -> None:
-        _check_extensions("sidecars", sidecars, "json,txt,seg.png")
-        _check_extensions("files", files, "wav,flac")
-        if dotted := next((extension for extension in files if "." in extension), None):
-            raise PackError(f"files: {dotted!r} has a dot. Give the part behind the last one.")
-        if both := {*sidecars} & {*files}:
-            raise PackError(f"files: {min(both)!r} is in sidecars too. Leave it out of one of them.")
-        self._suffixes = sorted((f".{extension}" for extension in sidecars), key=len, reverse=True)
+        for option, extensions, example in (("sidecars", sidecars, "json,txt,seg.png"), ("files", files, "wav,flac")):
+            for extension in extensions:
+                try:
+                    check_field(extension)
+                except KeyRuleError as err:
+                    raise PackError(f"{option}: {err}\n  Write extensions: {example}.") from err
+        # The shortest stem goes with the longest extension.
+        self._sidecar = re.compile(rf"(?is)(.+?)\.({'|'.join(map(re.escape, sidecars))})") if sidecars else None
         self._files = frozenset(SAME_FIELD.get(extension, extension) for extension in files)
         self.what = " or ".join(f".{extension} file" for extension in files) or "image"
 
-    @property
-    def has_sidecars(self) -> bool:
-        """Whether there may be any."""
-        return bool(self._suffixes)
-
-    def is_sample(self, path: str) -> bool:
-        """Whether a file is a sample's main file by its name."""
-        field = field_of(path)
+    def is_sample(self, name: str) -> bool:
+        """Whether a file is a main file."""
+        field = field_of(name)
         wanted = field in self._files if self._files else is_image_field(field)
-        return wanted and not self._suffix_of(path)
+        return wanted and not (self._sidecar and self._sidecar.fullmatch(name))
 
-    def _suffix_of(self, path: str) -> str:
-        """The longest of the sidecars' suffixes that a path ends with; empty for none."""
-        if not self._suffixes:
-            return ""
-        lower = path.lower()
-        return next((suffix for suffix in self._suffixes if lower.endswith(suffix)), "")
-
-    def group(self, paths: Sequence[str]) -> tuple[list[Together], int]:
-        """The samples among files whose names are alike, each with its sidecars; and how many files are left over."""
-        mains: list[str] = []
-        beside: dict[str, list[tuple[str, str]]] = {}
-        num_other = 0
-        for path in paths:
-            if suffix := self._suffix_of(path):
-                beside.setdefault(path[: -len(suffix)], []).append((suffix[1:], path))
-            elif self.is_sample(path):
-                mains.append(path)
-            else:
-                num_other += 1
-        found = [Together(main, tuple(beside.get(os.path.splitext(main)[0], ()))) for main in mains]
-        stems = {os.path.splitext(main)[0] for main in mains}
-        num_alone = sum(len(files) for stem, files in beside.items() if stem not in stems)
-        return found, num_other + num_alone
-
-
-def _check_extensions(option: str, extensions: Sequence[str], example: str) -> None:
-    for extension in extensions:
-        try:
-            check_field(extension)
-        except KeyRuleError as err:
-            raise PackError(f"{option}: {err}\n  Write extensions: {example}.") from err
-    if len(set(extensions)) < len(extensions):
-        raise PackError(f"{option}: {','.join(extensions)} names one twice.")
-
-
-class _Top(NamedTuple):
-    """What stands in the folder itself.
-
-    Attributes:
-        folders: Names of its sub-folders, sorted by their bytes.
-        first: The first of its samples; empty without one.
-        num: How many they are.
-    """
-
-    folders: list[str]
-    first: str
-    num: int
+    def samples(self, names: Sequence[str]) -> Samples:
+        """The samples among the files of one folder."""
+        if self._sidecar is None:
+            return dict.fromkeys(filter(self.is_sample, names), ())
+        sidecars: dict[str, list[tuple[str, str]]] = {}
+        for name in names:
+            if match := self._sidecar.fullmatch(name):
+                sidecars.setdefault(match[1], []).append((match[2].lower(), name))
+        return {name: sidecars.get(os.path.splitext(name)[0], ()) for name in names if self.is_sample(name)}
 
 
 class ImageFolder:
     """A folder of images, walked when its rows are asked for.
 
-    Args:
-        root: The folder.
-        sidecars: Extensions of the files beside an image that belong to its sample.
-        files: Extensions of the files that are samples instead of images.
-        classes: The classes that there may be; None: the sub-folders.
-
     Attributes:
-        classes: Number of each class: its place in `classes`, or among the sorted names of the sub-folders. Empty for a
-            flat folder.
+        classes: Number of each class: its place in those that are given, or among the sorted names of the sub-folders.
+            Empty for a flat folder.
         num_other: Files met so far that are neither samples nor sidecars of one.
 
     Raises:
         PackError: It cannot be listed; or the name of a class is no UTF-8, none of `classes`, or that of a split.
     """
 
-    def __init__(
-        self,
-        root: str,
-        *,
-        sidecars: Sequence[str] = (),
-        files: Sequence[str] = (),
-        classes: ClassNames | None = None,
-    ) -> None:
-        self.root = root
+    def __init__(self, root: str, names: FileNames, classes: ClassNames | None = None) -> None:
+        self._root = root
+        self._names = names
         self.num_other = 0
-        self._names = FileNames(sidecars, files)
-        self._top = _list_top(root, self._names)
-        self.classes = {} if self._top.num else _classes(root, self._top.folders, classes)
+        files, folders = list_names(root)
+        at_top = [name for name in files if names.is_sample(name)]
+        self._first_at_top, self._num_at_top = min(at_top, key=os.fsencode, default=""), len(at_top)
+        self.classes = {} if at_top else _classes(root, sorted(folders, key=os.fsencode), classes)
         if classes is not None and not self.classes:
             raise PackError(f"{root}: classes: there is no class folder here. Leave it out.")
 
@@ -157,36 +97,28 @@ class ImageFolder:
             PackError: There is no image, or images stand both in sub-folders and beside them.
         """
         num = 0
-        for found in self._samples():
-            if self._top.num and "/" in found.path:
-                msg = f"{os.path.join(self.root, self._top.first)}: it stands beside the class folders, so it has no"
-                others = f"{self._names.what.capitalize()}s that stand so: {self._top.num}."
-                raise PackError(f"{msg} class.\n  Move it into one. {others}")
+        for path, sidecars in walk_files(self._root, self._samples):
+            if self._num_at_top and "/" in path:
+                first = os.path.join(self._root, self._first_at_top)
+                others = f"{self._names.what.capitalize()}s that stand so: {self._num_at_top}."
+                msg = f"{first}: it stands beside the class folders, so it has no class.\n  Move it into one. {others}"
+                raise PackError(msg)
             num += 1
             try:
-                yield self._row(found, keys)
+                yield self._row(path, sidecars, keys)
             except RowError as err:
                 yield err
         if not num:
-            raise PackError(f"{self.root}: there is no {self._names.what} in this folder.")
+            raise PackError(f"{self._root}: there is no {self._names.what} in this folder.")
 
-    def _samples(self) -> Iterator[Together]:
-        """The samples' files; all others are counted."""
-        if self._names.has_sidecars:
-            for paths in walk_files(self.root, together=True):
-                found, num_other = self._names.group(paths)
-                self.num_other += num_other
-                yield from found
-            return
-        for [path] in walk_files(self.root):
-            if self._names.is_sample(path):
-                yield Together(path, ())
-            else:
-                self.num_other += 1
+    def _samples(self, names: Sequence[str]) -> Samples:
+        samples = self._names.samples(names)
+        used = {name for sidecars in samples.values() for _, name in sidecars}
+        self.num_other += len(names) - len(samples) - len(used)
+        return samples
 
-    def _row(self, found: Together, keys: str) -> Row:
-        path = found.path
-        where = os.path.join(self.root, path)
+    def _row(self, path: str, sidecars: Sequence[tuple[str, str]], keys: str) -> Row:
+        where = os.path.join(self._root, path)
         try:
             text = utf8_name(path)
         except UnicodeDecodeError as err:
@@ -200,35 +132,21 @@ class ImageFolder:
             facts = {"cls": self.classes[name], "class": name, "path": text}
             fields["cls"] = b"%d" % self.classes[name]
         fields[field_of(text)] = file_bytes(where, where)
-        for field, beside in found.sidecars:
+        for field, sidecar in sidecars:
+            place = os.path.join(os.path.dirname(where), sidecar)
             if field in fields:
-                raise row_error(where, f"{beside}: it has the field {field!r} already", "Remove or rename one of them.")
-            fields[field] = file_bytes(os.path.join(self.root, beside), where)
-        fields["json"] = _json(facts, fields.get("json"), where)
+                raise row_error(where, f"{place}: it has the field {field!r} already", "Remove or rename one of them.")
+            fields[field] = file_bytes(place, where)
+        own = fields.get("json")
+        if own is None or isinstance(own, bytes):
+            fields["json"] = orjson.dumps(facts)  # texts and numbers: what `to_json` gives, for a fifth of 10 us
+        else:
+            try:
+                fields["json"] = field_with_facts(own, facts)
+            except (OSError, ValueError) as err:
+                problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
+                raise row_error(where, f"{own.path}: {problem}", "Mend or rename it, or use --skip-bad.") from err
         return make_row(os.path.splitext(text)[0], fields, where, keys=keys, path=text)
-
-
-def _json(facts: dict[str, object], own: FieldBytes | None, where: str) -> bytes:
-    """The facts, before what a sidecar says."""
-    if own is None or isinstance(own, bytes):
-        return orjson.dumps(facts)  # texts and numbers: what `to_json` gives, for a fifth of 10 us
-    try:
-        return field_with_facts(own, facts)
-    except (OSError, ValueError) as err:
-        problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
-        raise row_error(where, f"{own.path}: {problem}", "Mend or rename it, or use --skip-bad.") from err
-
-
-def _list_top(root: str, names: FileNames) -> _Top:
-    folders: list[str] = []
-    first, num = "", 0
-    for entry in list_folder(root):
-        if is_folder(entry):
-            folders.append(entry.name)
-        elif names.is_sample(entry.name):
-            first = min(first or entry.name, entry.name, key=os.fsencode)
-            num += 1
-    return _Top(sorted(folders, key=os.fsencode), first, num)
 
 
 def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[str, int]:
@@ -238,30 +156,35 @@ def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[
             names.append(utf8_name(folder))
         except UnicodeDecodeError as err:
             raise PackError(f"{os.path.join(root, folder)}: the name of this class is no UTF-8. Rename it.") from err
-    if classes is not None and names:
-        classes.check(names, root)
-        return classes.numbers
+    if classes is not None:
+        unknown = [name for name in names if name not in classes.numbers]
+        if unknown:
+            more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            msg = f"{os.path.join(root, unknown[0])}: {classes.refusal(unknown[0], more)}"
+            raise PackError(f"{msg}\n  Add it there, or move this folder away.")
+        return classes.numbers if names else {}
     if names and all(name.lower() in _SPLITS for name in names):
         problem = f"it holds nothing but {' and '.join(names)}, which would be its classes"
-        remedy = f"Pack each by itself: `wdskit pack {os.path.join(root, names[0])} DEST`."
-        if len(names) > 1:
-            remedy = f"{remedy[:-1]}, then the others with `--classes DEST`, so that all number their classes alike."
+        remedy = f"Pack each by itself: `wdskit pack {os.path.join(root, names[0])} DEST`, the others then with"
+        remedy = f"{remedy} `--classes DEST`, so that all number their classes alike."
         raise PackError(f"{root}: {problem}.\n  {remedy} If they are the classes, name them: --classes FILE.")
     return {name: number for number, name in enumerate(names)}
 
 
-def walk_files(root: str, *, together: bool = False) -> Iterator[list[str]]:
-    """Paths of the files below `root`, `/` between their parts, sorted by their bytes.
+def walk_files(
+    root: str, samples_of: Callable[[Sequence[str]], Samples]
+) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
+    """Walk the folder and those below it, in the order of the paths' bytes.
 
     Hidden files and folders are passed over. Links to files are followed, and links to folders as long as they lead
     nowhere that is being walked already. Memory holds the names of the largest folder.
 
     Args:
         root: The folder.
-        together: Give the files of a folder whose names are the same up to their first dot at once.
+        samples_of: Returns, of the names of each folder's files, those that count, with their sidecars.
 
     Yields:
-        One path, or those that belong together.
+        Path below `root`, `/` between its parts, and its sidecars, by their names in its folder.
 
     Raises:
         PackError: A folder cannot be listed.
@@ -272,49 +195,44 @@ def walk_files(root: str, *, together: bool = False) -> Iterator[list[str]]:
         real = os.path.realpath(folder)
         if real in above:
             return
+        files, folders = list_names(folder)
+        samples = samples_of(files)
         # A slash behind a folder's name, as it stands in the paths below it, puts it between the others.
-        names = sorted(os.fsencode(entry.name) + (b"/" if is_folder(entry) else b"") for entry in list_folder(folder))
-        levels.append((prefix, (*above, real), _groups(names) if together else ([name] for name in names)))
+        names = sorted([*samples, *(f"{name}/" for name in folders)], key=os.fsencode)
+        levels.append((prefix, (*above, real), samples, iter(names)))
 
-    levels: list[tuple[str, tuple[str, ...], Iterator[list[bytes]]]] = []  # path, real paths above, names that are left
+    levels: list[tuple[str, tuple[str, ...], Samples, Iterator[str]]] = []
     enter("", ())
     while levels:
-        prefix, above, groups = levels[-1]
-        names = next(groups, None)
-        if names is None:
+        prefix, above, samples, names = levels[-1]
+        name = next(names, None)
+        if name is None:
             levels.pop()
-        elif names[0].endswith(b"/"):
-            enter(prefix + os.fsdecode(names[0]), above)
+        elif name.endswith("/"):
+            enter(prefix + name, above)
         else:
-            yield [prefix + os.fsdecode(name) for name in names]
+            yield prefix + name, samples[name]
 
 
-def _groups(names: list[bytes]) -> Iterator[list[bytes]]:
-    """Names of files that are the same up to their first dot; folders between them come behind them, alone."""
-    for _, group in groupby(names, key=lambda name: name.partition(b".")[0]):
-        alike = list(group)
-        if files := [name for name in alike if not name.endswith(b"/")]:
-            yield files
-        yield from ([name] for name in alike if name.endswith(b"/"))
-
-
-def list_folder(folder: str) -> Iterator[os.DirEntry[str]]:
-    """What stands in a folder, in no order, hidden entries left out.
+def list_names(folder: str) -> tuple[list[str], list[str]]:
+    """Names of the files and of the folders in a folder, in no order, hidden ones left out.
 
     Raises:
         PackError: It cannot be listed.
     """
+    files: list[str] = []
+    folders: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.name.startswith("."):
-                    yield entry
+                    (folders if _is_folder(entry) else files).append(entry.name)
     except OSError as err:
         raise PackError(f"{folder}: cannot be listed: {err.strerror}.") from err
+    return files, folders
 
 
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a folder, or a link to one."""
+def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:  # a link that leads to itself, or where this user may not look: a file that cannot be read
@@ -322,9 +240,5 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def utf8_name(name: str) -> str:
-    """The name of a file as its bytes read in UTF-8, whatever the locale makes of them.
-
-    Raises:
-        UnicodeDecodeError: They are no UTF-8.
-    """
+    """The name of a file as its bytes read in UTF-8, whatever the locale makes of them; else a UnicodeDecodeError."""
     return name if name.isascii() else os.fsencode(name).decode()

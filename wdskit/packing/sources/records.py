@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,11 +17,12 @@ from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
 from wdskit.packing.json_merge import to_json
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
-from wdskit.packing.sources.class_names import Labels, whole_number
+from wdskit.packing.sources.class_names import ClassNames, class_number, whole_number
 
 IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
-KEY_COLUMN = "key"
 CLASS_FIELD = "cls"
+MEND = "Mend it, or use --skip-bad."
+_KEY_COLUMN = "key"
 _ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
 
 
@@ -36,7 +37,7 @@ class Records:
             the row's number.
         allow_no_image: A row without an image is a sample too, and not an error.
         fields: Column of each field that is made of one, by the field's name; see `parse_fields`.
-        labels: What the values of the column of `cls` stand for.
+        classes: The classes that the column of `cls` names; None where it holds their numbers.
     """
 
     folder: str
@@ -44,7 +45,7 @@ class Records:
     key_column: str | None = None
     allow_no_image: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
-    labels: Labels = field(default_factory=Labels)
+    classes: ClassNames | None = None
 
     def row(
         self,
@@ -55,99 +56,82 @@ class Records:
         keys: str,
         fields: Mapping[str, FieldBytes] | None = None,
         text: str | None = None,
+        image_column: str | None = None,
     ) -> Row:
-        """The row of a record: `json` with all columns, the image, and `cls` where a column of that name holds a whole
-        number. More fields may be given, and the record's JSON where it was read from such: it is kept as it is.
+        """The row of a record: `json` with all columns, the image, the fields that are made of columns, and `cls` where
+        a column of that name holds a whole number.
+
+        Args:
+            record: Values by column.
+            number: Of the record in its source.
+            where: For messages.
+            keys: As `make_row` takes it.
+            fields: More fields.
+            text: The JSON that the record was read from; it is kept as it is.
+            image_column: The image's column, where `fields` has the image already, as far as there is one.
 
         Raises:
             RowError: It cannot be packed.
         """
-        image = self._image(record, where)
-        fields = {**(fields or {}), **({} if image is None else self.image_file(image, where))}
-        return self.row_of(record, fields, image, number, where, keys=keys, text=text)
-
-    def row_of(
-        self,
-        record: Mapping[str, Any],
-        fields: dict[str, FieldBytes],
-        image: str | None,
-        number: int,
-        where: str,
-        *,
-        keys: str,
-        column: str | None = None,
-        text: str | None = None,
-    ) -> Row:
-        """The row of a record whose image is found already: `fields` has it, and `image` is its path where it has one.
-        The image comes from `column`, where that is not a part of the record.
-
-        Raises:
-            RowError: It cannot be packed.
-        """
+        made = dict(fields or {})
+        path = self._image_path(record, where) if image_column is None else None
+        if path is not None:
+            made.update(self.image_file(path, where))
         try:
             encoded = to_json(record)
-            fields["json"] = encoded if text is None else text.encode()
         except (ValueError, TypeError) as err:
-            remedy = "Mend it, leave this column out of the table, or use --skip-bad."
-            raise row_error(where, _unwritable(record, err), remedy) from err
-        fields.update(self.column_fields(record, {*fields}, where))
+            raise row_error(where, f"it cannot be written as JSON: {err}", MEND) from err
+        made["json"] = encoded if text is None else text.encode()
+        made.update(self.column_fields(record, {*made}, where))
         label = None if CLASS_FIELD in self.fields else whole_number(record.get(CLASS_FIELD))
         if label is not None:
-            fields.setdefault(CLASS_FIELD, b"%d" % label)
-        key, origin = self._key(record, image, number, where)
-        row = make_row(key, fields, where, keys=keys, path=origin)
-        if not self.allow_no_image and not any(map(is_image_field, fields)):
-            raise self._no_image(record, column, where)
+            made.setdefault(CLASS_FIELD, b"%d" % label)
+        given = self._key(record, where)
+        origin = given or path or f"row-{number:09d}"
+        key = key_of_path(origin) if path and not given else origin
+        row = make_row(key, made, where, keys=keys, path=origin)
+        if not self.allow_no_image and not any(map(is_image_field, made)):
+            raise self._no_image(record, image_column, where)
         return row
 
     def column_fields(
         self, record: Mapping[str, Any], there: AbstractSet[str], where: str
-    ) -> Iterable[tuple[str, FieldBytes]]:
-        """The fields that are made of columns and not there yet; none of a column that is empty in this row."""
+    ) -> Iterator[tuple[str, FieldBytes]]:
+        """The fields that are made of columns and not there yet; none of a column that is empty in this row.
+
+        Raises:
+            RowError: The field is not made of such a value, or names a file that is not there.
+        """
         for name, column in self.fields.items():
-            if name in there:
-                continue
-            value = _column(record, column, "field", where)
+            value = None if name in there else _column(record, column, "field", where)
             if value is None or value == "":
                 continue
+            kind = name.rpartition(".")[2]
             try:
-                yield name, self._encode(name, value, where)
+                if name == CLASS_FIELD:
+                    yield name, b"%d" % class_number(value, self.classes)
+                elif isinstance(value, str) and kind not in _ENCODED:
+                    yield name, self._file(image_path(value, column, where), where)
+                elif kind in NPY_FIELDS and not isinstance(value, bytes):
+                    yield name, encode_field(name, to_array(value))
+                else:
+                    label = whole_number(value) if kind in INT_FIELDS else None
+                    yield name, encode_field(name, value if label is None else label)
             except (DecodeError, ValueError) as err:
-                raise row_error(where, f"its column {column!r}: {err}", "Mend it, or use --skip-bad.") from err
+                raise row_error(where, f"its column {column!r}: {err}", MEND) from err
 
-    def _encode(self, name: str, value: Any, where: str) -> FieldBytes:
-        """A column's value as a field.
-
-        Raises:
-            DecodeError, ValueError: The field is not made of such.
-            RowError: It names a file that is not there.
-        """
-        last = name.rpartition(".")[2]
-        if name == CLASS_FIELD:
-            return b"%d" % self.labels.number_of(value)
-        if last in INT_FIELDS:
-            value = value if (number := whole_number(value)) is None else number
-        elif last in NPY_FIELDS and not isinstance(value, bytes):
-            value = to_array(value)
-        elif last not in _ENCODED and isinstance(value, str):
-            path = image_path(value, self.fields[name], where)
-            return file_bytes(os.path.join(self.folder, os.fsdecode(path.encode())), where)
-        return encode_field(name, value)
-
-    def image_file(self, image: str, where: str) -> dict[str, FieldBytes]:
-        """The field of an image by its path, in the folder where that is relative.
-
-        Raises:
-            RowError: It has no extension of an image, or there is no such file.
-        """
-        field = field_of(image)
+    def image_file(self, path: str, where: str) -> dict[str, FieldBytes]:
+        """The field of an image by its path; a RowError where that is none."""
+        field = field_of(path)
         if not is_image_field(field):
-            raise row_error(where, f"{image!r} has no extension of an image", "Name an image, or leave it empty.")
-        # Text of a table is UTF-8, and so is the file's name on the disk, whatever the locale says.
-        return {field: file_bytes(os.path.join(self.folder, os.fsdecode(image.encode())), where)}
+            raise row_error(where, f"{path!r} has no extension of an image", "Name an image, or leave it empty.")
+        return {field: self._file(path, where)}
 
-    def _image(self, record: Mapping[str, Any], where: str) -> str | None:
-        """The path in the image column, None where a row has no image."""
+    def _file(self, path: str, where: str) -> FieldBytes:
+        # Text of a table is UTF-8, and so is the file's name on the disk, whatever the locale says.
+        return file_bytes(os.path.join(self.folder, os.fsdecode(path.encode())), where)
+
+    def _image_path(self, record: Mapping[str, Any], where: str) -> str | None:
         if self.image_column is not None:
             _column(record, self.image_column, "image-column", where)
         for name in IMAGE_COLUMNS if self.image_column is None else (self.image_column,):
@@ -161,39 +145,28 @@ class Records:
         if column is not None:
             remedy = "Give it one; or pack it without, with --allow-no-image; or leave it out, with --skip-bad."
             return row_error(where, f"it has no image: its column {column!r} is empty", remedy)
-        there = ", ".join(map(repr, record))
         listed = f"{', '.join(IMAGE_COLUMNS[:-1])} or {IMAGE_COLUMNS[-1]}"
-        texts = {name: value for name, value in record.items() if isinstance(value, str)}
-        near = next((name for name, value in texts.items() if is_image_field(field_of(value))), "NAME")
-        problem = f"it has no image: of its columns ({there}) none is called {listed}"
-        remedy = f"Name the one with the image: --image-column {near}. Or pack samples without one: --allow-no-image."
-        return row_error(where, problem, remedy)
+        problem = f"it has no image: of its columns ({', '.join(map(repr, record))}) none is called {listed}"
+        images = (name for name, value in record.items() if isinstance(value, str) and is_image_field(field_of(value)))
+        remedy = f"Name the one with the image: --image-column {next(images, 'NAME')}. Or pack samples without one: "
+        return row_error(where, problem, f"{remedy}--allow-no-image.")
 
-    def _key(self, record: Mapping[str, Any], image: str | None, number: int, where: str) -> tuple[str, str]:
-        """The key: from its column, else the image's path, else the row's number; and what is hashed in its stead."""
+    def _key(self, record: Mapping[str, Any], where: str) -> str | None:
         if self.key_column is None:
-            value = record.get(KEY_COLUMN)
+            value = record.get(_KEY_COLUMN)
         else:
             value = _column(record, self.key_column, "key-column", where)
+            if value is None or value == "":
+                raise row_error(where, f"its column {self.key_column!r} is empty", "Give each row a key.")
         if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
+            return str(value)
         if value is not None and not isinstance(value, str):
             raise row_error(where, f"its key {value!r} is neither text nor a whole number")
-        if value:
-            return value, value
-        if self.key_column is not None:
-            raise row_error(where, f"its column {self.key_column!r} is empty", "Give each row a key.")
-        if image is None:
-            return f"row-{number:09d}", f"row-{number:09d}"
-        return key_of_path(image), image
+        return value
 
 
 def _column(record: Mapping[str, Any], column: str, option: str, where: str) -> Any:
-    """The value of a column that the option names.
-
-    Raises:
-        RowError: There is no such column.
-    """
+    """The value of a column that an option names."""
     if column not in record:
         problem = f"it has no column {column!r}; it has {', '.join(map(repr, record))}"
         raise row_error(where, problem, f"Mend --{option}.")
@@ -230,11 +203,7 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
 
 
 def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
-    """A list of numbers, or of equally long lists of such, as an array.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """A list of numbers, or of equally long lists of such, as an array; a ValueError of all else."""
     array = np.asarray(value, dtype)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
         raise ValueError(f"it holds {str(value)[:60]}, no list of numbers")
@@ -247,36 +216,18 @@ def key_of_path(path: str) -> str:
 
 
 def image_path(value: Any, column: str, where: str) -> str:
-    """What an image column holds, as a path.
-
-    Raises:
-        RowError: It is none.
-    """
+    """The path that a column holds; a RowError where it holds none."""
     if not isinstance(value, str) or "\x00" in value or not is_utf8(value):
         raise row_error(where, f"its column {column!r} holds {value!r}, no path")
     return value
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 has the text: it has no half of a surrogate pair, which JSON can write, and which stands for a byte
-    that was no UTF-8 in text that was read with `surrogateescape`.
+    """Whether a text has no half of a surrogate pair: JSON can write one, and `surrogateescape` leaves one for a byte
+    that was no UTF-8.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _unwritable(record: Mapping[str, Any], error: Exception) -> str:
-    """Which column of a record JSON has no way to say, and why."""
-    for name, value in record.items():
-        try:
-            to_json({name: value})
-        except UnicodeEncodeError:
-            return f"its {name!r} holds half of a surrogate pair, which is no text"
-        except (ValueError, TypeError) as err:
-            if isinstance(value, float):
-                return f"its {name!r} is {value}, which JSON has not"
-            return f"its {name!r} cannot be written as JSON: {err}"
-    return f"it cannot be written as JSON: {error}"

@@ -12,18 +12,14 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import IO, Any, TypeAlias
 
-from wdskit.codecs.formats import is_image_field
 from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_ROW_BYTES
-from wdskit.packing.json_merge import refuse_constant, to_json, unique
-from wdskit.packing.references import FieldBytes
-from wdskit.packing.row import Row, field_of, file_bytes, make_row, row_error
-from wdskit.packing.sources.class_names import Labels, labels_of
-from wdskit.packing.sources.folder import utf8_name
-from wdskit.packing.sources.records import CLASS_FIELD, Records, is_utf8, key_of_path
+from wdskit.packing.json_merge import refuse_constant, unique
+from wdskit.packing.row import Row, row_error
+from wdskit.packing.sources.class_names import classes_of
+from wdskit.packing.sources.records import CLASS_FIELD, Records, is_utf8
 
 STDIN = "-"
 _MAX_PATH_BYTES = 4096  # Linux's PATH_MAX
@@ -31,43 +27,41 @@ _READ_BYTES = 1 << 16
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _PLAIN_SUFFIXES = (*_JSON_SUFFIXES, ".csv", ".tsv")
 SUFFIXES = (*_PLAIN_SUFFIXES, *(f"{suffix}.gz" for suffix in _PLAIN_SUFFIXES))
-_OTHER_SEPARATORS = (";", "\t", "|", ",")
 
 TableRow: TypeAlias = tuple[str, Mapping[str, Any] | RowError, str | None]
 """The place of a row, its columns or what is wrong with it, and its JSON if it is a line of that."""
 
 
 class TextTable:
-    """A table of text. Its suffix says what it is; with `.gz` behind that, it is compressed.
+    """A table of text, or a list of paths, relative to the table's folder or to the current one.
 
     Args:
-        path: The file; image paths are relative to its folder. `-` is standard input, which is JSONL.
-        records: How a record becomes a row, its folder and its labels apart.
-        labels: The classes, where they are known; None: the texts in the column of `cls`, which are read first.
+        path: The file. A table's suffix says what it is; with `.gz` behind that, it is compressed. `-` is standard
+            input, whose table is JSONL.
+        records: How a record becomes a row, its folder apart.
+        end: Of a list: what ends a path, a newline, or NUL as `find -print0` writes it.
 
     Attributes:
-        classes: Number of each class by name; empty where nobody knows names.
+        classes: Number of each class by name: those given, or the texts in the column of `cls`, which are read first.
     """
 
-    def __init__(self, path: str, records: Records, labels: Labels | None = None) -> None:
+    def __init__(self, path: str, records: Records, end: bytes = b"") -> None:
         self._path = path
         self._name = "standard input" if path == STDIN else path
-        column = records.fields.get(CLASS_FIELD)
-        if labels is None and column is not None and path != STDIN:
-            records_there = (record for _, record, _ in self._table_rows() if not isinstance(record, RowError))
-            labels = labels_of((record.get(column) for record in records_there), column)
-        labels = labels or Labels()
-        self._records = dataclasses.replace(records, folder=os.path.dirname(path), labels=labels)
-        self.classes = labels.numbers
+        self._end = end
+        classes, column = records.classes, records.fields.get(CLASS_FIELD)
+        if classes is None and column is not None and path != STDIN:
+            there = (record for _, record, _ in self._table_rows() if not isinstance(record, RowError))
+            classes = classes_of((record.get(column) for record in there), column)
+        folder = "" if end else os.path.dirname(path)
+        self._records = dataclasses.replace(records, folder=folder, classes=classes)
+        self.classes = classes.numbers if classes is not None else {}
 
     def rows(self, *, keys: str) -> Iterator[Row | RowError]:
         """A row a line: `json` with all columns, the image, and the fields that are made of columns.
 
-        Yields:
-            A row, or the error of one that cannot be packed.
-
         Raises:
-            PackError: The file cannot be read, or from some line on it is no CSV.
+            PackError: The file cannot be read, or from some line on it is no CSV or no list of paths.
         """
         for number, (where, record, text) in enumerate(self._table_rows()):
             if isinstance(record, RowError):
@@ -79,33 +73,31 @@ class TextTable:
                 yield err
 
     def _table_rows(self) -> Iterator[TableRow]:
-        path = self._name
-        suffix = ".jsonl" if self._path == STDIN else os.path.splitext(path.lower().removesuffix(".gz"))[1]
-        is_json = suffix in _JSON_SUFFIXES
+        lower = self._path.lower()
+        suffix = ".jsonl" if self._path == STDIN else os.path.splitext(lower.removesuffix(".gz"))[1]
         try:
-            # A line of JSON ends at \n only; those of CSV the csv module tells.
-            with _open_text(self._path, newline="\n" if is_json else "") as file:
-                yield from _json_rows(file, path) if is_json else _csv_rows(file, path, is_tsv=suffix == ".tsv")
+            with contextlib.ExitStack() as stack:
+                # Standard input stays open.
+                file: Any = sys.stdin.buffer if self._path == STDIN else stack.enter_context(open(self._path, "rb"))
+                if self._end:
+                    yield from _path_rows(file, self._name, self._end)
+                    return
+                if lower.endswith(".gz"):
+                    file = stack.enter_context(gzip.GzipFile(fileobj=file))
+                # A line of JSON ends at \n only; those of CSV end where the csv module says.
+                is_json = suffix in _JSON_SUFFIXES
+                # Bytes that are no UTF-8 become surrogates, so that they are the fault of their line only.
+                how: Any = {"encoding": "utf-8-sig", "errors": "surrogateescape", "newline": "\n" if is_json else ""}
+                lines = io.TextIOWrapper(file, **how)
+                stack.callback(lines.detach)
+                if is_json:
+                    yield from _json_rows(lines, self._name)
+                else:
+                    yield from _csv_rows(lines, self._name, is_tsv=suffix == ".tsv")
         except EOFError as err:
-            raise PackError(f"{path}: the compressed file stops before its end. Fetch it again.") from err
+            raise PackError(f"{self._name}: the compressed file stops before its end. Fetch it again.") from err
         except (OSError, zlib.error) as err:
-            raise PackError(f"{path}: cannot be read: {getattr(err, 'strerror', None) or err}.") from err
-
-
-@contextlib.contextmanager
-def _open_text(path: str, *, newline: str) -> Iterator[IO[str]]:
-    """A file as text, compressed or not. Bytes that are no UTF-8 become surrogates, so that they are the fault of their
-    line and not of the file.
-    """
-    with contextlib.ExitStack() as stack:
-        file: Any = stack.enter_context(_open_list(path))
-        if path.lower().endswith(".gz"):
-            file = stack.enter_context(gzip.GzipFile(fileobj=file))
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
-        try:
-            yield text
-        finally:
-            text.detach()
+            raise PackError(f"{self._name}: cannot be read: {getattr(err, 'strerror', None) or err}.") from err
 
 
 def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
@@ -118,15 +110,16 @@ def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
         if not is_utf8(line):
             yield where, _no_utf8(where), None
             continue
+        row: Any = None
         try:
             row = decode(line)
+            problem = f"it holds a {type(row).__name__}"
         except (ValueError, RecursionError) as err:
-            yield where, row_error(where, f"it is no JSON: {err}", "One JSON object a line."), None
-            continue
+            problem = f"it is no JSON: {err}"
         if isinstance(row, dict):
             yield where, row, line.strip()
         else:
-            yield where, row_error(where, f"it holds a {type(row).__name__}", "One JSON object a line."), None
+            yield where, row_error(where, problem, "One JSON object a line."), None
 
 
 def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[str]:
@@ -147,7 +140,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     text/tab-separated-values).
 
     Raises:
-        PackError: The header is not right; or a row cannot be told from those behind it, as after a quote that is never
+        PackError: The header is invalid; or a row cannot be parted from those behind it, as after a quote that is never
             closed.
     """
     quoting: Any = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if is_tsv else {}
@@ -156,7 +149,10 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
     limit = csv.field_size_limit(MAX_ROW_BYTES)  # of the whole process: 131,072 characters unless somebody says more
     try:
         header = next(reader, [])
-        _check_header(header, path, "\t" if is_tsv else ",")
+        if not header or len({*header}) < len(header) or not all(header):
+            raise PackError(f"{path}:1: the header {header} must name each column once.")
+        if not all(map(is_utf8, header)):
+            raise PackError(f"{path}:1: the header is no UTF-8. Save it as UTF-8.")
         start = reader.line_num + 1
         for cells in reader:
             where = f"{path}:{start}"
@@ -177,85 +173,24 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
         csv.field_size_limit(limit)
 
 
-def _check_header(header: list[str], path: str, separator: str) -> None:
-    """Refuse names of columns that would be read as others than they were meant."""
-    where = f"{path}:1: the header {header}"
-    if not header or len(set(header)) < len(header) or not all(header):
-        raise PackError(f"{where} must name each column once.")
-    if not all(map(is_utf8, header)):
-        raise PackError(f"{path}:1: the header is no UTF-8. Save it as UTF-8.")
-    padded = next((name for name in header if name != name.strip()), None)
-    if padded is not None:
-        raise PackError(f"{where}: {padded!r} has white space around it, which belongs to the name. Remove it.")
-    if len(header) == 1 and any(mark in header[0] for mark in _OTHER_SEPARATORS if mark != separator):
-        raise PackError(f"{where} is one column. Separate columns by {'tabs' if separator != ',' else 'commas'}.")
-
-
 def _no_utf8(where: str) -> RowError:
     return row_error(where, "it is no UTF-8", "Save the manifest as UTF-8.")
 
 
-@dataclass(frozen=True)
-class PathList:
-    """A list of paths, relative to the current folder.
-
-    Attributes:
-        path: The list's file; `-` is standard input.
-        end: What ends a path: a newline, or NUL as `find -print0` writes it.
-    """
-
-    path: str
-    end: bytes = b"\n"
-
-    def rows(self, *, keys: str) -> Iterator[Row | RowError]:
-        """A row a path, in their order: the image, and `json` with its path. Empty lines are passed over.
-
-        Raises:
-            PackError: The list cannot be read, or something in it is too long for a path.
-        """
-        name = "standard input" if self.path == STDIN else self.path
-        try:
-            with _open_list(self.path) as file:
-                for number, path in enumerate(self._paths(file, name), start=1):
-                    if path:
-                        try:
-                            yield _path_row(os.fsdecode(path), f"{name}:{number}", keys)
-                        except RowError as err:
-                            yield err
-        except OSError as err:
-            raise PackError(f"{name}: cannot be read: {err.strerror}.") from err
-
-    def _paths(self, file: IO[bytes], name: str) -> Iterator[bytes]:
-        """The paths, as they come: a pipe is not waited for longer than it takes."""
-        rest, number = b"", 1
-        while part := os.read(file.fileno(), _READ_BYTES):
-            *whole, rest = (rest + part).split(self.end)
-            yield from whole
-            number += len(whole)
-            if len(rest) > _MAX_PATH_BYTES:
-                msg = f"{name}:{number}: this is longer than the {_MAX_PATH_BYTES} bytes that a path may have."
-                raise PackError(f"{msg}\n  One path a line; or NUL behind each, with --from list0.")
-        if rest:
-            yield rest
+def _path_rows(file: IO[bytes], name: str, end: bytes) -> Iterator[TableRow]:
+    """The paths, as they come: a pipe is not waited for longer than it takes. Empty lines are passed over."""
+    rest, number = b"", 1
+    while part := os.read(file.fileno(), _READ_BYTES):
+        *whole, rest = (rest + part).split(end)
+        yield from _places(whole, name, number)
+        number += len(whole)
+        if len(rest) > _MAX_PATH_BYTES:
+            msg = f"{name}:{number}: this is longer than the {_MAX_PATH_BYTES} bytes that a path may have."
+            raise PackError(f"{msg}\n  One path a line; or NUL behind each, with --from list0.")
+    yield from _places([rest], name, number)
 
 
-@contextlib.contextmanager
-def _open_list(path: str) -> Iterator[IO[bytes]]:
-    """A file, or standard input, which is left open."""
-    if path == STDIN:
-        yield sys.stdin.buffer
-    else:
-        with open(path, "rb") as file:
-            yield file
-
-
-def _path_row(path: str, where: str, keys: str) -> Row:
-    try:
-        text = utf8_name(path)
-    except UnicodeDecodeError as err:
-        raise row_error(where, f"the path {path!r} is no UTF-8", "Rename it.") from err
-    field = field_of(path)
-    if "\x00" in path or not is_image_field(field):
-        raise row_error(where, f"{path!r} has no extension of an image", "List images only: find -name '*.jpg'.")
-    fields: dict[str, FieldBytes] = {"json": to_json({"path": text}), field: file_bytes(path, where)}
-    return make_row(key_of_path(text), fields, where, keys=keys, path=text)
+def _places(paths: list[bytes], name: str, number: int) -> Iterator[TableRow]:
+    for at, path in enumerate(paths, start=number):
+        if path:
+            yield f"{name}:{at}", {"path": path.decode(errors="surrogateescape")}, None

@@ -19,11 +19,12 @@ from images import image_bytes
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, WdskitError, pack
-from wdskit.packing import api, parquet_cells
+from wdskit.packing import api
 from wdskit.packing import store as spool
-from wdskit.packing.parquet_cells import open_parquet, read_cell, read_group
 from wdskit.packing.references import CellBytes
+from wdskit.packing.sources import parquet
 from wdskit.packing.sources.arrow import read_parquet
+from wdskit.packing.sources.parquet import open_parquet, read_cell, read_group
 from wdskit.packing.sources.records import Records
 from wdskit.storage.identity import FileIdentity
 
@@ -36,7 +37,7 @@ ANY = Records("", allow_no_image=True)
 @pytest.fixture(autouse=True)
 def _closed_groups():
     yield
-    parquet_cells.close_all()
+    parquet.close_all()
 
 
 def column_of(values, kind: str) -> pa.Array:
@@ -86,7 +87,7 @@ def test_each_way_to_write_pages_gives_back_the_cells(tmp_path, codec, order):
 
 @pytest.mark.parametrize("held", [0, 1 << 30])
 def test_cells_that_were_passed_over_are_read_again(tmp_path, monkeypatch, held):
-    monkeypatch.setattr(parquet_cells, "_HELD_BYTES", held)
+    monkeypatch.setattr(parquet, "_HELD_BYTES", held)
     data = [image_bytes("PNG", number=number) for number in range(20)]
     path = write(tmp_path / "m.parquet", pa.array(data), row_group_size=7)
     rows = list(read_parquet([str(path)], ANY).rows(keys="given"))
@@ -97,8 +98,8 @@ def test_cells_that_were_passed_over_are_read_again(tmp_path, monkeypatch, held)
 def test_a_row_group_is_decoded_once_for_rows_in_their_order(tmp_path, monkeypatch):
     """Also where threads ask for them, and every tenth row is left out."""
     begun = []
-    true_open = parquet_cells.open_parquet
-    monkeypatch.setattr(parquet_cells, "open_parquet", lambda path: begun.append(path) or true_open(path))
+    true_open = parquet.open_parquet
+    monkeypatch.setattr(parquet, "open_parquet", lambda path: begun.append(path) or true_open(path))
     data = [os.urandom(1000) for _ in range(900)]
     path = write(tmp_path / "m.parquet", pa.array(data), row_group_size=300)
     identity = FileIdentity.of(str(path))
@@ -168,7 +169,7 @@ def test_values_that_a_page_repeats_are_there_a_few_times(tmp_path, monkeypatch)
     path = write(tmp_path / "m.parquet", column, store_schema=False)
     assert most_allocated(path) < 48 << 20
     assert read_cell(str(path), FileIdentity.of(str(path)), 0, 49_999, "image") == bytes(1 << 20)
-    monkeypatch.setattr(parquet_cells, "_FEW_ROWS", 200)
+    monkeypatch.setattr(parquet, "_FEW_ROWS", 200)
     assert most_allocated(path) > 48 << 20
 
 
@@ -233,7 +234,7 @@ def test_after_a_shuffle_a_row_group_is_decoded_once(tmp_path, monkeypatch, most
     """Whether the plan, which holds the images, is in memory or on disk."""
     monkeypatch.setattr(api, "ROWS_IN_MEMORY", most)
     monkeypatch.setattr(spool, "_HELD_BYTES", most_bytes)
-    monkeypatch.setattr(parquet_cells, "read_cell", pytest.fail)
+    monkeypatch.setattr(parquet, "read_cell", pytest.fail)
     data = images_of(60)
     cells = [*data[:58], None, data[58], None, data[59]]
     path = write(tmp_path / "m.parquet", column_of(cells, "bytes"), row_group_size=11, use_dictionary=False)
