@@ -47,6 +47,7 @@ class Source:
         kind: What kind of source it is, for people.
         is_stream: The rows can be read once only, and are read while shards are written.
         is_held: Whoever gave the rows has them in memory, so that a plan of them need not go to disk.
+        classes: Number of each class by name; empty where the source has none.
         reader: What they come from; None for rows from Python.
         rejected: The rows that were left out so far.
         duplicates: The rows whose images an earlier one has, where that was asked for.
@@ -58,15 +59,11 @@ class Source:
     kind: str = ""
     is_stream: bool = False
     is_held: bool = False
+    classes: Mapping[str, int] = field(default_factory=dict)
     reader: Reader | None = None
     rejected: list[RowError] = field(default_factory=list)
     duplicates: list[Duplicate] = field(default_factory=list)
     num_cleaned: int = 0
-
-    @property
-    def classes(self) -> dict[str, int]:
-        """Number of each class by name; empty where the source has none."""
-        return dict(getattr(self.reader, "classes", {}))
 
     @property
     def num_other(self) -> int:
@@ -220,7 +217,8 @@ def _path_source(path: str, how: SourceOptions) -> Source:
     reader = kind.read(path, how)
     shown = "standard input" if path == STDIN else path
     what = kind.what.removeprefix("a ").removeprefix("an ")
-    return Source(shown, reader.rows(keys=how.keys), what, is_stream=path == STDIN, reader=reader)
+    rows, classes = reader.rows(keys=how.keys), getattr(reader, "classes", {})
+    return Source(shown, rows, what, is_stream=path == STDIN, classes=classes, reader=reader)
 
 
 def _counted(source: Source, rows: Iterable[Row | RowError]) -> Iterator[Row | RowError]:
