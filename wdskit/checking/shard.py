@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import re
 import stat
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.checking.findings import Finding, FindingList
-from wdskit.checking.quirks import QuirkFinder, Quirks
+from wdskit.checking.quirks import Quirks
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import hash_key, split_name
-from wdskit.dataset.samples import read_sample
+from wdskit.dataset.keys import hash_key
+from wdskit.dataset.samples import ShardReader, read_sample
 from wdskit.dataset.shard import IDX_SUFFIX, offsets_path, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_shard_exports, new_members
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
-from wdskit.shards.parallel import open_path
+from wdskit.shards.index import DigestedFile
 from wdskit.shards.shares import choose_samples
-from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import TarReader, watch_members
-from wdskit.tar.window import Passed
+from wdskit.tar.header import padded
+from wdskit.tar.window import Passed, size_of
 from wdskit.text import shorten
 
 Fields = tuple[str, ...]
+
+_OWN_FIELDS = {"__key__", "__url__"}
 
 MAX_FIELD_SETS = 100
 """Most sets of fields that are counted separately in one shard."""
@@ -141,99 +140,75 @@ class _Pass:
         self._job = job
         self._on_read = on_read
         self._found = FindingList(job.path)
-        self._digest = hashlib.sha256()
-        self._num_bytes = 0
-        self._starts = array("Q")
+        self._starts: list[int] = []
         self._hashes = bytearray()
         self._stop = 0  # of the last whole sample
         self._field_sets: dict[Fields, FieldSet] = {}
         self._checks: dict[str, tuple[Check, bool] | None] = {}  # what looks at a field, and whether it is an image
         self._quirks = Quirks() if job.with_quirks else None
         self._members = new_members(job.exports)
-        self.num_images = self.num_large = self.num_ignored = 0
+        self.num_images = self.num_large = 0
 
     def report(self) -> ShardReport:
         """Read the file."""
-        is_whole = False
+        path = Path(self._job.path)
         try:
-            if not stat.S_ISREG(Path(self._job.path).stat().st_mode):  # opening a named pipe would wait for ever
-                self._found.add("unreadable", "this is no file")
-                return self._report(is_whole=False)
-            file = open_path(self._job.path)
+            if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for ever
+                return self._unreadable("this is no file")
+            shard = DigestedFile(self._job.path, self._on_read)
         except (OSError, StorageError) as err:
-            self._found.add("unreadable", f"it cannot be opened: {getattr(err, 'strerror', None) or err}")
-            return self._report(is_whole=False)
+            return self._unreadable(f"it cannot be opened: {getattr(err, 'strerror', None) or err}")
+        with contextlib.closing(shard.file):
+            reader = self._reader = ShardReader(
+                shard.read,
+                shard=self._job.path,
+                on_member=self._look_at_member,
+                on_sample=self._count,
+                on_fault=self._refuse_field,
+                hold_bytes=MAX_CHECKED_BYTES,
+            )
+            self._file, self._starts = shard.file, reader.starts
+            is_whole = False
+            try:
+                try:
+                    for _ in reader:
+                        pass
+                    self._stop = reader.stop
+                    is_whole = True
+                except ShardError as err:
+                    problem = f"{err.problem} ({reader.num_samples} samples read)"
+                    self._found.add("structure", problem, offset=err.offset)
+                while shard.read(DRAIN_BYTES):
+                    pass
+                if self._job.share is not None and self._job.images != "none":
+                    self._look_at_share(self._job.share)
+            except StorageError as err:
+                return self._unreadable(str(err), shard.num_bytes, reader.num_ignored)
+        self._compare_entry(shard, is_whole=is_whole)
+        return self._report(shard.num_bytes, reader.num_ignored, is_whole=is_whole)
+
+    def _unreadable(self, problem: str, num_bytes: int = 0, num_ignored: int = 0) -> ShardReport:
+        self._found.add("unreadable", problem)
+        return self._report(num_bytes, num_ignored, is_whole=False)
+
+    def _look_at_member(self, name: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
+        """Look at a member by itself. Nothing of it is kept."""
+        if self._members is not None:
+            self._members.add(name, self._reader.offset - padded(size_of(data)), data)
+        if self._quirks is not None:
+            self._quirks.look(self._file, name, split, start, data)
+        if split is None:
+            return
+        key, field_name = split
         try:
-            try:
-                self._walk(file)
-                is_whole = True
-            except ShardError as err:
-                self._found.add("structure", f"{err.problem} ({len(self._starts)} samples read)", offset=err.offset)
-            while self._read(file, DRAIN_BYTES):
-                pass
-            if self._job.share is not None and self._job.images != "none":
-                self._look_at_share(file, self._job.share)
-        except StorageError as err:
-            self._found.add("unreadable", str(err))
-            return self._report(is_whole=False)
-        finally:
-            file.close()
-        self._compare_entry(is_whole=is_whole)
-        return self._report(is_whole=is_whole)
+            check = self._checks[field_name]
+        except KeyError:
+            check = self._new_check(field_name)
+        if check:
+            self._look(*check, field_name, data, start, key)
 
-    def _read(self, file: LocalFile, size: int) -> bytes:
-        part = file.read(size)
-        self._digest.update(part)
-        self._num_bytes += len(part)
-        if self._on_read:
-            self._on_read(len(part))
-        return part
-
-    def _walk(self, file: LocalFile) -> None:
-        """Go through the members.
-
-        Raises:
-            ShardError: The tar is invalid.
-        """
-        reader = TarReader(partial(self._read, file), shard=self._job.path, hold_bytes=MAX_CHECKED_BYTES)
-        members = watch_members(reader, self._members.add) if self._members is not None else reader
-        quirks = QuirkFinder(self._quirks, file) if self._quirks is not None else None
-        current = None
-        first = 0
-        fields: dict[str, None] = {}
-        for name, start, data in members:
-            if quirks:
-                quirks.look(name, start, data)
-            split = split_name(name)
-            if split is None:
-                self.num_ignored += 1
-                continue
-            key, name_of_field = split
-            if key != current:
-                if current is not None:
-                    self._close(current, first, start, fields)
-                current, first, fields = key, start, {}
-                if ".." in key or key[0] == "/" or not key.isprintable():  # 0.1 us a sample
-                    self._look_at_key(key, start)
-            if name_of_field in fields or name_of_field.startswith("__"):
-                problem = "twice" if name_of_field in fields else "a name that readers keep for themselves"
-                self._found.add("name", f"it has the field {name_of_field!r}: {problem}", offset=start, key=key)
-            fields[name_of_field] = None
-            try:
-                check = self._checks[name_of_field]
-            except KeyError:
-                check = self._new_check(name_of_field)
-            if check:
-                self._look(*check, name_of_field, data, start, key)
-        if current is not None:
-            self._close(current, first, reader.stop, fields)
-        self._stop = reader.stop
-
-    def _look_at_key(self, key: str, start: int) -> None:
-        """Keys that are no more than a trap for whoever unpacks or prints them."""
-        for problem, pattern in _HOSTILE.items():
-            if pattern.search(key):
-                self._found.add("name", problem, offset=start, key=key)
+    def _refuse_field(self, start: int, key: str, problem: str) -> None:
+        self._found.add("name", problem, offset=start, key=key)
 
     def _new_check(self, name: str) -> tuple[Check, bool] | None:
         images = self._job.images if self._job.share is None else "none"
@@ -254,7 +229,7 @@ class _Pass:
             problem = str(err) if not is_image else f"{name}: {err}"
             self._found.add("image" if is_image else "json", problem, offset=start, key=key)
 
-    def _look_at_share(self, file: LocalFile, share: Fraction) -> None:
+    def _look_at_share(self, share: Fraction) -> None:
         """Check the images of a share of the samples, which are read again."""
         job, num = self._job, len(self._starts)
         for number in choose_samples(num, share, seed=job.seed, shard=job.number, purpose="verify").tolist():
@@ -263,7 +238,7 @@ class _Pass:
                 self.num_large += 1
                 continue
             try:
-                key, fields = read_sample(file, start, stop)
+                key, fields = read_sample(self._file, start, stop)
             except ShardError as err:
                 problem = f"{err.problem}: it changed while it was verified"
                 self._found.add("structure", problem, offset=err.offset)
@@ -273,12 +248,16 @@ class _Pass:
                 if check:
                     self._look(check, True, name, data, start, key)
 
-    def _close(self, key: str, start: int, stop: int, fields: dict[str, None]) -> None:
+    def _count(self, number: int, start: int, stop: int, sample: Mapping[str, object]) -> None:  # noqa: ARG002
         """Count a sample that is whole."""
-        self._starts.append(start)
+        key = str(sample["__key__"])
+        if ".." in key or key[0] == "/" or not key.isprintable():  # 0.1 us a sample
+            for problem, pattern in _HOSTILE.items():
+                if pattern.search(key):
+                    self._found.add("name", problem, offset=start, key=key)
         self._stop = stop
         self._hashes += hash_key(key)
-        names = tuple(sorted(fields))
+        names = fields = tuple(sorted(sample.keys() - _OWN_FIELDS))
         known = self._field_sets.get(names)
         if known is None:
             if len(self._field_sets) >= MAX_FIELD_SETS:
@@ -288,16 +267,16 @@ class _Pass:
         if len(known.keys) < 3:
             known.keys.append(shorten(key))
         if self._quirks is not None and len(self._quirks.first_samples) < 5:
-            self._quirks.first_samples.append((shorten(key), tuple(sorted(fields))))
+            self._quirks.first_samples.append((shorten(key), fields))
 
-    def _compare_entry(self, *, is_whole: bool) -> None:
+    def _compare_entry(self, shard: DigestedFile, *, is_whole: bool) -> None:
         """What the index says of the file; of its samples only where all of them were seen."""
         entry = self._job.entry
         if entry is None:
             return
-        digest = self._digest.hexdigest()
-        if self._num_bytes != entry.num_bytes:
-            self._found.add("bytes", f"it has {self._num_bytes} bytes, the index says {entry.num_bytes}")
+        digest = shard.sha256.hexdigest()
+        if shard.num_bytes != entry.num_bytes:
+            self._found.add("bytes", f"it has {shard.num_bytes} bytes, the index says {entry.num_bytes}")
         elif digest != entry.sha256:
             self._found.add("digest", f"its sha256 is {digest}, the index says {entry.sha256}")
         if not is_whole:
@@ -309,12 +288,12 @@ class _Pass:
             problem = f"its fields are {', '.join(fields)}; the index says {', '.join(entry.fields)}"
             self._found.add("fields", problem)
 
-    def _report(self, *, is_whole: bool) -> ShardReport:
+    def _report(self, num_bytes: int, num_ignored: int, *, is_whole: bool) -> ShardReport:
         starts = np.append(np.array(self._starts, dtype=np.uint64), np.uint64(self._stop))
         findings = self._found.listed()
         if self._job.has_offsets:
             entry = self._job.entry
-            problem = compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
+            problem = compare_offsets(self._job.path, num_bytes, starts, is_whole=is_whole, entry=entry)
             findings += (Finding("offsets", f"{self._job.path}{IDX_SUFFIX}", problem),) if problem else ()
         if self._members is not None and is_whole:
             problems = check_shard_exports(self._job.path, self._members, self._job.exports)
@@ -322,11 +301,11 @@ class _Pass:
         return ShardReport(
             path=self._job.path,
             num_samples=len(self._starts),
-            num_bytes=self._num_bytes,
+            num_bytes=num_bytes,
             is_whole=is_whole,
             num_images=self.num_images,
             num_large=self.num_large,
-            num_ignored=self.num_ignored,
+            num_ignored=num_ignored,
             findings=findings,
             starts=starts,
             hashes=np.frombuffer(bytes(self._hashes), dtype=np.uint64),

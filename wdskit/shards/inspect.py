@@ -1,4 +1,4 @@
-"""What shards hold, in a few numbers: `wdskit info`."""
+"""What shards hold, in a few numbers or as a list: `wdskit info` and `wdskit ls`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Literal
 
 from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.classes import read_classes
-from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import Target, find_shards
 from wdskit.dataset.selection import list_selections, read_head
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, SelectionError
 from wdskit.limits import MAX_HELD_BYTES
-from wdskit.shards.parallel import Progress, file_sizes, read_shards, unwrap
-from wdskit.shards.payloads import Payloads, payload_size
+from wdskit.shards.parallel import Progress, file_sizes, read_shards
+from wdskit.shards.payloads import Payloads, fields_of, payload_size
 from wdskit.storage.urls import is_local, local_path, open_stream
 from wdskit.tar.reader import TarReader
 from wdskit.tar.window import size_of
@@ -106,51 +105,43 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)
+    is_scan = target.entries is None
+    shards = _read_all(target, target.urls, workers, progress) if is_scan else target.entries or ()
+    counts: list[int] = []
+    num_bytes = num_ignored = 0
     num_shards: Counter[str] = Counter()
     num_samples: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    num_ignored = None
-    shards: Sequence[ShardEntry | ShardContents]
-    if target.entries is not None:
-        shards = target.entries
-    else:
-        shards = found = list(_read_all(target, target.urls, workers, progress))
-        num_ignored = sum(shard.num_ignored for shard in found)
-        for name, (count, num_bytes) in (item for shard in found for item in shard.fields.items()):
-            num_samples[name] += count
-            sizes[name] += num_bytes
-    num_shards.update(name for shard in shards for name in shard.fields)
-    counts = [shard.num_samples for shard in shards]
+    for shard in shards:
+        counts.append(shard.num_samples)
+        num_bytes += shard.num_bytes
+        num_shards.update(shard.fields)
+        if isinstance(shard, ShardContents):
+            num_ignored += shard.num_ignored
+            num_samples.update(shard.fields)
+            sizes.update(shard.sizes)
+    folder = Path(local_path(target.path)) if target.kind == "folder" and is_local(target.path) else None
+    run = find_unfinished(folder) if folder else None
     return Summary(
         path=target.path,
         kind=target.kind,
-        source="index" if num_ignored is None else "scan",
+        source="scan" if is_scan else "index",
         num_shards=len(counts),
         num_samples=sum(counts),
-        num_bytes=sum(shard.num_bytes for shard in shards),
+        num_bytes=num_bytes,
         samples_per_shard=(min(counts), statistics.median(counts), max(counts)) if counts else (0, 0, 0),
         fields=tuple(
             FieldSummary(name, num_shards[name], num_samples.get(name), sizes.get(name)) for name in sorted(num_shards)
         ),
-        num_ignored=num_ignored,
+        num_ignored=num_ignored if is_scan else None,
         classes=read_target_classes(target),
-        selections=_read_selections(target),
-        unfinished=_describe_unfinished(target),
+        selections=_read_selections(folder) if folder else (),
+        unfinished=f"{run.problem}. {run.remedy}" if run else None,
     )
 
 
-def _describe_unfinished(target: Target) -> str | None:
-    if target.kind != "folder" or not is_local(target.path):
-        return None
-    found = find_unfinished(Path(local_path(target.path)))
-    return f"{found.problem}. {found.remedy}" if found else None
-
-
-def _read_selections(target: Target) -> tuple[SelectionSummary, ...]:
-    """What the selections of a local folder say of themselves."""
-    if target.kind != "folder" or not is_local(target.path):
-        return ()
-    folder = Path(local_path(target.path))
+def _read_selections(folder: Path) -> tuple[SelectionSummary, ...]:
+    """What the selections of a folder say of themselves."""
     names = list_selections(folder)
     try:
         shards = BinaryIndex(folder).digest if names else b""
@@ -241,14 +232,13 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
     """The rows of the shards that are valid, in order; then an error that lists the others, if there are any."""
     urls = target.urls[:limit]
-    names = [url.rpartition("/")[2] if target.kind == "folder" else url for url in urls]
+    names = {url: url.rpartition("/")[2] if target.kind == "folder" else url for url in urls}
     if target.entries is not None:
-        for name, entry in zip(names, target.entries, strict=False):
-            yield ShardRow(name, entry.num_samples, entry.num_bytes, entry.fields)
+        for url, entry in zip(urls, target.entries, strict=False):
+            yield ShardRow(names[url], entry.num_samples, entry.num_bytes, entry.fields)
         return
-    known = dict(zip(urls, names, strict=True))
     for found in _read_all(target, urls, None, None):
-        yield ShardRow(known[found.url], found.num_samples, found.num_bytes, tuple(found.fields))
+        yield ShardRow(names[found.url], found.num_samples, found.num_bytes, tuple(found.fields))
 
 
 def list_samples(url: str) -> Iterator[SampleRow]:
@@ -260,7 +250,7 @@ def list_samples(url: str) -> Iterator[SampleRow]:
     """
     with Payloads(url) as shard:
         for number, sample in enumerate(shard):
-            fields = tuple((name, payload_size(data)) for name, data in sample.items() if not name.startswith("__"))
+            fields = tuple((name, payload_size(data)) for name, data in fields_of(sample))
             yield SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields)
 
 
@@ -280,15 +270,16 @@ class ShardContents:
         num_samples: Samples in it.
         num_bytes: Size of the file.
         num_ignored: Members that belong to no sample.
-        fields: For each of its fields, sorted by name, the samples that have it and its bytes in all of them, tar
-            headers and padding not counted.
+        fields: For each of its fields, sorted by name, the samples that have it.
+        sizes: And its bytes in all of them, tar headers and padding not counted.
     """
 
     url: str
     num_samples: int
     num_bytes: int
     num_ignored: int
-    fields: dict[str, tuple[int, int]]
+    fields: dict[str, int]
+    sizes: dict[str, int]
 
 
 _REPORT_BYTES = 1 << 20
@@ -310,10 +301,9 @@ def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> 
     behind = 0
     with Payloads(url) as shard:
         for sample in shard:
-            for name, data in sample.items():
-                if not name.startswith("__"):
-                    counts[name] += 1
-                    sizes[name] += payload_size(data)
+            for name, data in fields_of(sample):
+                counts[name] += 1
+                sizes[name] += payload_size(data)
             start = shard.reader.starts[-1]
             if on_read and start - behind >= _REPORT_BYTES:
                 on_read(start - behind)
@@ -321,13 +311,19 @@ def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> 
         num_bytes = shard.num_bytes
     if on_read:
         on_read(num_bytes - behind)
-    fields = {name: (counts[name], sizes[name]) for name in sorted(counts)}
-    return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields)
+    fields = {name: counts[name] for name in sorted(counts)}
+    return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields, sizes)
 
 
 def _read_all(
     target: Target, urls: Sequence[str], workers: int | None, progress: Progress | None
 ) -> Iterator[ShardContents]:
-    sizes = file_sizes(urls)
-    results = read_shards(read_contents, urls, sizes, workers=workers, progress=progress, counts_reads=True)
-    return unwrap(results, path=target.path, num_shards=len(urls))
+    return read_shards(
+        read_contents,
+        urls,
+        file_sizes(urls),
+        path=target.path,
+        workers=workers,
+        progress=progress,
+        counts_reads=True,
+    )

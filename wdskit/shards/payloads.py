@@ -1,16 +1,12 @@
-"""The samples of a shard with fields that are read in pieces, when they are asked for: in little memory, however large
-a member is.
-"""
+"""The samples of a shard, with fields that are read in pieces when they are asked for: in bounded memory."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TypeAlias
-
-from typing_extensions import Self
 
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.limits import MAX_HELD_BYTES
@@ -24,8 +20,8 @@ Payload: TypeAlias = Span | bytes
 """A field as `Payloads.reader` gives it."""
 
 
-class Payloads:
-    """A shard and its samples. Of a local file nothing is read but headers and the fields that are asked for.
+class Payloads(contextlib.ExitStack):
+    """A shard and its samples, as a context. Of a local file only headers and the fields that are asked for are read.
 
     Args:
         url: Path or URL of the shard.
@@ -41,7 +37,10 @@ class Payloads:
     """
 
     def __init__(self, url: str, *, start: int = 0, spill_folder: Path | None = None) -> None:
+        super().__init__()
         self._stream = stream = open_stream(url)
+        self.callback(stream.close)
+        self.callback(self._close_spilled)
         self._num_read = 0
         self._spill_folder = spill_folder
         self._spilled: list[IO[bytes]] = []
@@ -51,18 +50,6 @@ class Payloads:
             self.reader = HeaderReader(self._file, shard=url, start=start)
         else:
             self.reader = ShardReader(self._read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=self._spill)
-
-    def __enter__(self) -> Self:
-        """Itself; it is closed when the block ends."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the shard."""
-        self._stream.close()
-        for file in self._spilled:
-            file.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Its samples as `ShardReader` gives them, each field for `payload_size` and, until the next sample, `pieces`.
@@ -105,6 +92,10 @@ class Payloads:
         self._spilled.append(file)
         return file
 
+    def _close_spilled(self) -> None:
+        for file in self._spilled:
+            file.close()
+
     def _read(self, size: int) -> bytes:
         part = self._stream.read(size)
         self._num_read += len(part)
@@ -119,6 +110,11 @@ def file_pieces(file: LocalFile, start: int, stop: int) -> Iterator[bytes]:
     """
     for at in range(start, stop, PIECE_BYTES):
         yield read_span(file, Span(at, min(PIECE_BYTES, stop - at)))
+
+
+def fields_of(sample: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Name and payload of each field of a sample."""
+    return ((name, data) for name, data in sample.items() if not name.startswith("__"))
 
 
 def payload_size(payload: Payload) -> int:

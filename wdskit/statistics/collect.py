@@ -27,7 +27,7 @@ from wdskit.errors import DecodeError, StorageError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import philox
 from wdskit.shards.inspect import read_target_classes
-from wdskit.shards.parallel import Progress, read_shards, unwrap
+from wdskit.shards.parallel import Progress, read_shards
 from wdskit.shards.shares import choose_samples, parse_share
 from wdskit.statistics.counts import MAX_FIELDS, Counts, ImageTally, JsonTally, Numbers, Tally
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
@@ -111,8 +111,10 @@ def collect(
     sizes = [Path(local_path(url)).stat().st_size for url in target.urls]
     tally, counts = Tally(), []
     contents: list[Contents] = []
-    results = read_shards(tally_shard, jobs, sizes, workers=workers, progress=progress, counts_reads=True)
-    for found, content in unwrap(results, path=str(path), num_shards=len(jobs)):
+    found_all = read_shards(
+        tally_shard, jobs, sizes, path=str(path), workers=workers, progress=progress, counts_reads=True
+    )
+    for found, content in found_all:
         counts.append(found.num_samples)
         tally.merge(found)
         tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *found.shown))
