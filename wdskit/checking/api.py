@@ -47,7 +47,7 @@ def verify(
         loader_workers: Worker processes of each rank's loader.
         workers: Processes that read; default: the CPUs, fewer for little data.
         max_pixels: Most pixels of an image; one that promises more is a finding.
-        progress: Called while shards are read.
+        progress: Called after each shard.
 
     Raises:
         StorageError: There is nothing to look at, or it is not local.
@@ -74,9 +74,7 @@ def verify(
         for number, (name, entry) in enumerate(target.shards.items())
     ]
     sizes = [size or 0 for size in file_sizes(job.path for job in jobs)]
-    reports = list(
-        read_shards(check_shard, jobs, sizes, path=str(path), workers=workers, progress=progress, counts_reads=True)
-    )
+    reports = list(read_shards(check_shard, jobs, sizes, path=str(path), workers=workers, progress=progress))
     findings = [*target.findings]
     findings += [Finding(*problem) for index in target.indexes for problem in check_folder_exports(index)]
     findings += [found for one in reports for found in one.findings]

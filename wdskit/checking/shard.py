@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -121,24 +121,19 @@ class ShardReport:
     quirks: Quirks | None
 
 
-def check_shard(job: ShardJob, *, on_read: Callable[[int], None] | None = None) -> ShardReport:
+def check_shard(job: ShardJob) -> ShardReport:
     """Read a shard from end to end, digest it, and note all that is invalid.
 
     Behind damage to the tar's structure the samples are not looked at any more; the digest is taken of the whole file.
-
-    Args:
-        job: The shard.
-        on_read: Called with the number of bytes after each read.
     """
-    return _Pass(job, on_read).report()
+    return _Pass(job).report()
 
 
 class _Pass:
     """The state of one pass."""
 
-    def __init__(self, job: ShardJob, on_read: Callable[[int], None] | None) -> None:
+    def __init__(self, job: ShardJob) -> None:
         self._job = job
-        self._on_read = on_read
         self._found = FindingList(job.path)
         self._starts: list[int] = []
         self._hashes = bytearray()
@@ -155,7 +150,7 @@ class _Pass:
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # opening a named pipe would wait for ever
                 return self._unreadable("this is no file")
-            shard = DigestedFile(self._job.path, self._on_read)
+            shard = DigestedFile(self._job.path)
         except (OSError, StorageError) as err:
             return self._unreadable(f"it cannot be opened: {getattr(err, 'strerror', None) or err}")
         with contextlib.closing(shard.file):

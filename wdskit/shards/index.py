@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import stat
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -236,19 +236,16 @@ class DigestedFile:
         sha256: Of those.
     """
 
-    def __init__(self, path: str, on_read: Callable[[int], None] | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self.file = open_path(path)
         self.num_bytes = 0
         self.sha256 = hashlib.sha256()
-        self._on_read = on_read
 
     def read(self, size: int) -> bytes:
         """Up to `size` bytes from where the last call stopped."""
         part = self.file.read(size)
         self.sha256.update(part)
         self.num_bytes += len(part)
-        if self._on_read:
-            self._on_read(len(part))
         return part
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -97,7 +97,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     Args:
         path: As `find_shards` takes it.
         workers: Processes that read; default as for `shards.index.index_folder`.
-        progress: Called while shards are read.
+        progress: Called after each shard.
 
     Raises:
         ShardError: A shard is invalid; where several are read, all that are not valid are listed.
@@ -282,15 +282,8 @@ class ShardContents:
     sizes: dict[str, int]
 
 
-_REPORT_BYTES = 1 << 20
-
-
-def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> ShardContents:
+def read_contents(url: str) -> ShardContents:
     """Read a shard's headers and count what it holds; of a remote one all that lies between is read too.
-
-    Args:
-        url: Path or http(s) URL.
-        on_read: Called now and then with the number of bytes that are behind since the last call.
 
     Raises:
         ShardError: The shard is invalid.
@@ -298,19 +291,12 @@ def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> 
     """
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    behind = 0
     with Payloads(url) as shard:
         for sample in shard:
             for name, data in fields_of(sample):
                 counts[name] += 1
                 sizes[name] += payload_size(data)
-            start = shard.reader.starts[-1]
-            if on_read and start - behind >= _REPORT_BYTES:
-                on_read(start - behind)
-                behind = start
         num_bytes = shard.num_bytes
-    if on_read:
-        on_read(num_bytes - behind)
     fields = {name: counts[name] for name in sorted(counts)}
     return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields, sizes)
 
@@ -318,12 +304,4 @@ def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> 
 def _read_all(
     target: Target, urls: Sequence[str], workers: int | None, progress: Progress | None
 ) -> Iterator[ShardContents]:
-    return read_shards(
-        read_contents,
-        urls,
-        file_sizes(urls),
-        path=target.path,
-        workers=workers,
-        progress=progress,
-        counts_reads=True,
-    )
+    return read_shards(read_contents, urls, file_sizes(urls), path=target.path, workers=workers, progress=progress)

@@ -89,14 +89,13 @@ def _start_worker() -> None:
 
 
 def read_shards(
-    function: Callable[..., T],
+    function: Callable[[S], T],
     shards: Sequence[S],
     sizes: Sequence[int | None],
     *,
     path: str,
     workers: int | None,
     progress: Progress | None,
-    counts_reads: bool = False,
     so: str = "are invalid",
     error: Callable[[str], WdskitError] = ShardError,
 ) -> Iterator[T]:
@@ -110,8 +109,6 @@ def read_shards(
         path: What the shards were named by, for the error.
         workers: Processes; None for what `choose_workers` says.
         progress: Called after each shard.
-        counts_reads: `function` has a parameter `on_read`, to be called with the number of bytes that were read; in
-            this process progress is reported inside of shards too.
         so: What follows the number of the shards at fault.
         error: Makes the error of several.
     """
@@ -119,19 +116,11 @@ def read_shards(
     num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers
     num_done = 0
     faults: list[WdskitError] = []
-
-    def add(num: int) -> None:
-        nonlocal num_done
-        num_done += num
-        if progress:
-            progress(num_done, num_bytes)
-
-    inside = counts_reads and (num_workers == 1 or len(shards) < 2)
-    call = functools.partial(function, on_read=add) if inside else function
-    with contextlib.closing(map_shards(call, shards, workers=num_workers)) as results:
+    with contextlib.closing(map_shards(function, shards, workers=num_workers)) as results:
         for size, result in zip(sizes, results, strict=True):
-            if not inside:
-                add(getattr(result, "num_bytes", 0) if size is None else size)
+            num_done += getattr(result, "num_bytes", 0) if size is None else size
+            if progress:
+                progress(num_done, num_bytes)
             if isinstance(result, WdskitError):
                 faults.append(result)
             else:

@@ -68,7 +68,7 @@ def stats(
         digests: Digest the images, and find samples whose images are the same bytes.
         html: Write a report to this file, with bars and some of the images; needs jinja2.
         workers: Processes that read; default: the CPUs, fewer for little data.
-        progress: Called while shards are read, with the bytes so far and the bytes in all.
+        progress: Called after each shard, with the bytes so far and the bytes in all.
 
     Raises:
         ShardError: A shard is invalid; where several are, all are listed. Bad fields are counted instead.
@@ -111,9 +111,7 @@ def collect(
     sizes = [Path(local_path(url)).stat().st_size for url in target.urls]
     tally, counts = Tally(), []
     contents: list[Contents] = []
-    found_all = read_shards(
-        tally_shard, jobs, sizes, path=str(path), workers=workers, progress=progress, counts_reads=True
-    )
+    found_all = read_shards(tally_shard, jobs, sizes, path=str(path), workers=workers, progress=progress)
     for found, content in found_all:
         counts.append(found.num_samples)
         tally.merge(found)
@@ -189,8 +187,8 @@ class Contents(NamedTuple):
     digests: NDArray[np.uint64]
 
 
-def tally_shard(job: StatsJob, *, on_read: Callable[[int], None] | None = None) -> tuple[Tally, Contents]:
-    """Look at a shard; `on_read` is called now and then with the number of bytes read since its last call.
+def tally_shard(job: StatsJob) -> tuple[Tally, Contents]:
+    """Look at a shard.
 
     Raises:
         ShardError: The shard is invalid.
@@ -198,7 +196,7 @@ def tally_shard(job: StatsJob, *, on_read: Callable[[int], None] | None = None) 
         FolderIndexError: Its offsets are another shard's.
     """
     with contextlib.closing(LocalFile(job.url)) as file:
-        return _Pass(job, file).run(on_read)
+        return _Pass(job, file).run()
 
 
 class _Pass:
@@ -209,21 +207,15 @@ class _Pass:
         self._tally = Tally()
         self._file = file
 
-    def run(self, on_read: Callable[[int], None] | None) -> tuple[Tally, Contents]:
+    def run(self) -> tuple[Tally, Contents]:
         """Read all samples of the job."""
         starts, with_image, digests = array("Q"), array("Q"), bytearray()
-        behind = 0
         for key, start, fields in self._samples():
             if self._add_sample(key, fields):
                 with_image.append(start)
             if self._job.digests:
                 starts.append(start)
                 digests += self._digest(fields)
-            if on_read and start - behind >= 1 << 20:
-                on_read(start - behind)
-                behind = start
-        if on_read:
-            on_read(self._file.num_bytes - behind)
         draws = philox("stats-shown", self._job.seed, self._job.number).random_raw(len(with_image))
         for at in np.argsort(draws, kind="stable")[: self._job.num_shown].tolist():  # the least of all shards are shown
             self._tally.shown.append((int(draws[at]), self._job.number, with_image[at]))
