@@ -69,19 +69,21 @@ def verify(
             seed=seed,
             max_pixels=max_pixels,
             with_quirks=bool(readers),
-            exports=target.exports(name, entry),
+            exports=target.exports(name),
         )
         for number, (name, entry) in enumerate(target.shards.items())
     ]
     sizes = [size or 0 for size in file_sizes(job.path for job in jobs)]
     reports = list(read_shards(check_shard, jobs, sizes, path=str(path), workers=workers, progress=progress))
     findings = [*target.findings]
-    findings += [Finding(*problem) for index in target.indexes for problem in check_folder_exports(index)]
+    findings += [
+        Finding(*problem) for index in target.indexes.values() if index for problem in check_folder_exports(index)
+    ]
     findings += [found for one in reports for found in one.findings]
     findings += [*find_repeats(str(path), reports), *find_odd(str(path), reports)]
     if world_size is not None:
         findings += find_skew(str(path), reports, world_size, loader_workers)
-    verdicts, rules_broken = judge(chosen, reports, findings, is_indexed=bool(target.indexed))
+    verdicts, rules_broken = judge(chosen, reports, findings, is_indexed=bool(target.indexes))
     findings += rules_broken
     return VerifyResult(
         path=str(path),
@@ -91,7 +93,7 @@ def verify(
         num_images=sum(one.num_images for one in reports),
         num_large=sum(one.num_large for one in reports),
         num_ignored=sum(one.num_ignored for one in reports),
-        is_indexed=bool(target.indexed),
+        is_indexed=bool(target.indexes),
         findings=tuple(findings),
         verdicts=verdicts,
     )
