@@ -147,7 +147,7 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
         for names, one in report.field_sets.items():
             kinds = tuple(sorted(map(_kind_of, names)))
             counts[kinds] += one.count
-            first.setdefault(kinds, (report.path, one.keys[0]))
+            first.setdefault(kinds, (report.path, one.key))
             for name in names:
                 spellings.setdefault(_kind_of(name), set()).add(name)
 

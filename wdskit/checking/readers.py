@@ -201,7 +201,7 @@ def _check_hf(reports: Sequence[ShardReport]) -> Iterator[Finding]:
             late = sorted(set(names) - known - seen)
             if late:
                 problem = f"fields that the first five samples do not have are dropped: {_listed(late)}"
-                yield _broken("late_field", report.path, problem, key=one.keys[0], num=one.count)
+                yield _broken("late_field", report.path, problem, key=one.key, num=one.count)
                 seen.update(late)
 
 
@@ -280,7 +280,7 @@ def _check_trainer(
         if lacking:
             problem = f"samples without {label} or one of {', '.join(images)}"
             num = sum(one.count for one in lacking)
-            yield _broken("training_fields", report.path, problem, key=lacking[0].keys[0], num=num)
+            yield _broken("training_fields", report.path, problem, key=lacking[0].key, num=num)
 
 
 def _listed(names: Sequence[str]) -> str:
