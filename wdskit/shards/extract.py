@@ -45,10 +45,8 @@ class Extracted:
     """What `extract` did.
 
     Attributes:
-        folder: Where the files are.
         num_samples: Samples of which something was written.
-        num_files: Files.
-        num_bytes: Their size.
+        num_bytes: Size of the files.
         num_refused: Members whose names are no safe file names, and were not written.
         refused: The first of them, each with the reason.
         missing_keys: Keys that were asked for and that no sample has; nothing where `limit` ended it before.

@@ -180,12 +180,7 @@ def _scan(path: str, *, kinds: Sequence[str]) -> ScannedShard:
 
 
 def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
-    """A local folder that is there, as a path.
-
-    Args:
-        folder: As the user wrote it.
-        command: What is run, `index`, for the message.
-        done: What is done to it, `indexed`.
+    """A local folder that is there, as a path; messages say that `command` can be run, and what is `done` by it.
 
     Raises:
         StorageError: It is remote, no folder, or not there.
@@ -201,11 +196,7 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
 
 
 def refuse_filled(folder: Path) -> None:
-    """Refuse to write into a folder that holds anything but its lock.
-
-    Raises:
-        StorageError: It does.
-    """
+    """Refuse to write into a folder that holds anything but its lock."""
     if any(one.name != LOCK_NAME for one in folder.iterdir()):
         msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
         raise StorageError(msg, url=str(folder))

@@ -64,10 +64,7 @@ class Summary:
 
     Attributes:
         path: As the user wrote it.
-        kind: `shard`, `folder` or `pattern`.
         source: `index` where the folder's index was enough, `scan` where the shards were read.
-        num_shards: Shards.
-        num_samples: Samples in all of them.
         num_bytes: Size of the files.
         samples_per_shard: The least, the median and the most.
         fields: All fields, sorted by name.
@@ -115,7 +112,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     for shard in shards:
         counts.append(shard.num_samples)
         num_bytes += shard.num_bytes
-        num_shards.update(shard.fields)
+        num_shards.update(tuple(shard.fields))  # names, where a dictionary would add its counts
         if isinstance(shard, ShardContents):
             num_ignored += shard.num_ignored
             num_samples.update(shard.fields)
@@ -177,13 +174,8 @@ class ShardRow:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One sample in a listing.
-
-    Attributes:
-        number: Its place in the shard, from 0.
-        key: Its key.
-        offset: Byte offset of its first header.
-        fields: Name and size in bytes of each field, in the order of the members.
+    """One sample in a listing: its place in the shard, from 0, its key, the byte offset of its first header, and name
+    and size in bytes of each field, in the order of the members.
     """
 
     number: int
@@ -219,35 +211,26 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)
-    if target.kind != "shard":
-        if members:
-            raise ConfigError(f"{path} is a {target.kind}, but members are those of one shard.")
-        yield from list_right_shards(target, limit=limit)
+    if target.kind == "shard":
+        yield from islice(list_members(path) if members else list_samples(path), limit)
     elif members:
-        yield from islice(list_members(target.urls[0]), limit)
+        raise ConfigError(f"{path} is a {target.kind}, but members are those of one shard.")
     else:
-        yield from islice(list_samples(target.urls[0]), limit)
+        yield from list_right_shards(target, limit=limit)
 
 
 def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
     """The rows of the shards that are valid, in order; then an error that lists the others, if there are any."""
     urls = target.urls[:limit]
-    names = {url: url.rpartition("/")[2] if target.kind == "folder" else url for url in urls}
-    if target.entries is not None:
-        for url, entry in zip(urls, target.entries, strict=False):
-            yield ShardRow(names[url], entry.num_samples, entry.num_bytes, entry.fields)
-        return
-    for found in _read_all(target, urls, None, None):
-        yield ShardRow(names[found.url], found.num_samples, found.num_bytes, tuple(found.fields))
+    shards = _read_all(target, urls, None, None) if target.entries is None else target.entries[:limit]
+    for number, shard in enumerate(shards):
+        name = shard.url if isinstance(shard, ShardContents) else urls[number]
+        name = name.rpartition("/")[2] if target.kind == "folder" else name
+        yield ShardRow(name, shard.num_samples, shard.num_bytes, tuple(shard.fields))
 
 
 def list_samples(url: str) -> Iterator[SampleRow]:
-    """One row a sample of a shard, while it is read: `wdskit ls SHARD`.
-
-    Raises:
-        ShardError: The shard is invalid; the whole samples before the fault have been yielded.
-        StorageError: It cannot be read.
-    """
+    """One row a sample of a shard, while it is read. At an error the whole samples before it have been yielded."""
     with Payloads(url) as shard:
         for number, sample in enumerate(shard):
             fields = tuple((name, payload_size(data)) for name, data in fields_of(sample))
@@ -255,7 +238,7 @@ def list_samples(url: str) -> Iterator[SampleRow]:
 
 
 def list_members(url: str) -> Iterator[MemberRow]:
-    """One row a member of a tar, those of no sample included: `wdskit ls SHARD --members`. Raises as `list_samples`."""
+    """One row a member of a tar, while it is read, those of no sample included."""
     with contextlib.closing(open_stream(url)) as stream:
         for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
             yield MemberRow(name, offset, size_of(data))
@@ -263,15 +246,8 @@ def list_members(url: str) -> Iterator[MemberRow]:
 
 @dataclass(frozen=True)
 class ShardContents:
-    """What was found in a shard.
-
-    Attributes:
-        url: Path or URL of the shard.
-        num_samples: Samples in it.
-        num_bytes: Size of the file.
-        num_ignored: Members that belong to no sample.
-        fields: For each of its fields, sorted by name, the samples that have it.
-        sizes: And its bytes in all of them, tar headers and padding not counted.
+    """What was found in a shard: of each field, sorted by name, the samples that have it and, in `sizes`, its bytes in
+    all of them, without tar headers and padding; in `num_ignored` the members that belong to no sample.
     """
 
     url: str
@@ -283,12 +259,7 @@ class ShardContents:
 
 
 def read_contents(url: str) -> ShardContents:
-    """Read a shard's headers and count what it holds; of a remote one all that lies between is read too.
-
-    Raises:
-        ShardError: The shard is invalid.
-        StorageError: It cannot be read.
-    """
+    """Read a shard's headers and count what it holds; of a remote one all that lies between is read too."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     with Payloads(url) as shard:

@@ -40,10 +40,8 @@ class Payloads(contextlib.ExitStack):
         super().__init__()
         self._stream = stream = open_stream(url)
         self.callback(stream.close)
-        self.callback(self._close_spilled)
         self._num_read = 0
         self._spill_folder = spill_folder
-        self._spilled: list[IO[bytes]] = []
         self._file = stream if isinstance(stream, LocalFile) and stream.is_regular else None
         self.reader: ShardReader
         if self._file is not None:
@@ -52,17 +50,11 @@ class Payloads(contextlib.ExitStack):
             self.reader = ShardReader(self._read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=self._spill)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Its samples as `ShardReader` gives them, each field for `payload_size` and, until the next sample, `pieces`.
-
-        Raises:
-            ShardError: The shard is invalid.
-            StorageError: It cannot be read.
-        """
+        """Its samples as `ShardReader` gives them, fields for `payload_size` and, until the next sample, `pieces`."""
         for sample in self.reader:
             yield sample
             for data in sample.values():
                 if isinstance(data, Passed) and data.file is not None:
-                    self._spilled.remove(data.file)
                     data.file.close()
 
     @property
@@ -71,11 +63,7 @@ class Payloads(contextlib.ExitStack):
         return self._num_read if self._file is None else self._file.num_bytes
 
     def pieces(self, payload: Payload) -> Iterator[bytes]:
-        """The bytes of a field, in pieces of `PIECE_BYTES`, of which the last may be smaller.
-
-        Raises:
-            StorageError: The file cannot be read, or has become shorter.
-        """
+        """The bytes of a field, as `file_pieces` gives them."""
         if isinstance(payload, Span):
             assert self._file is not None
             yield from file_pieces(self._file, payload.offset, payload.offset + payload.size)
@@ -89,12 +77,8 @@ class Payloads(contextlib.ExitStack):
 
     def _spill(self) -> IO[bytes]:
         file = tempfile.TemporaryFile(dir=self._spill_folder)  # noqa: SIM115 (closed with its sample)
-        self._spilled.append(file)
+        self.callback(file.close)
         return file
-
-    def _close_spilled(self) -> None:
-        for file in self._spilled:
-            file.close()
 
     def _read(self, size: int) -> bytes:
         part = self._stream.read(size)

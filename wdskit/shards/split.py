@@ -39,13 +39,8 @@ _MAX_CHARS = 1000
 
 @dataclass(frozen=True)
 class SplitPart:
-    """One split.
-
-    Attributes:
-        name: Its selection's name.
-        wanted_ratio: Its share as it was asked for, rounded.
-        num_samples: Samples in it.
-        num_groups: Different values among them of the JSON field that it was split by; None where that was the key.
+    """One split: its share as it was asked for, rounded, its samples, and how many different values they have of the
+    JSON field that it was split by, None where that was the key.
     """
 
     name: str
@@ -236,14 +231,7 @@ def _count_groups(drawn: list[Drawn], parts: list[NDArray[np.uint32]]) -> int:
 
 @dataclass(frozen=True)
 class SplitKey:
-    """Which text of a sample decides where it goes.
-
-    Attributes:
-        field: The JSON field that holds it, None for the sample's key.
-        path: Names that lead to the value inside the field.
-        seed: Another seed gives other draws.
-        may_miss: Whether a sample may have no such value.
-    """
+    """Which text of a sample decides where it goes: its key, or what the names of `path` lead to in a JSON field."""
 
     field: str | None
     path: tuple[str, ...]
@@ -287,9 +275,7 @@ def draw_shard(path: str, split_key: SplitKey) -> Drawn:
     """The draws of a local shard's samples, in order. Read are the headers, and of the payloads the one JSON field.
 
     Raises:
-        ShardError: The shard is invalid.
         SelectionError: A sample has no such value, or none that can be one; it names shard, key and field.
-        StorageError: It cannot be read.
     """
     draw = make_draw(split_key.seed)
     digests: list[bytes] = []
