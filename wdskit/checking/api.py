@@ -10,6 +10,7 @@ from wdskit.checking.findings import Finding, VerifyResult
 from wdskit.checking.readers import choose_readers, judge
 from wdskit.checking.shard import ShardJob, check_shard
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
+from wdskit.dataset.shard import offsets_path
 from wdskit.errors import ConfigError
 from wdskit.export.api import check_folder_exports
 from wdskit.limits import MAX_PIXELS
@@ -63,13 +64,13 @@ def verify(
             path=name,
             number=number,
             entry=entry,
-            has_offsets=target.has_offsets(name),
+            has_offsets=Path(name).parent in target.indexes or offsets_path(name).exists(),
             images=images,
             share=share,
             seed=seed,
             max_pixels=max_pixels,
             with_quirks=bool(readers),
-            exports=target.exports(name),
+            exports=index.also.kinds if entry and (index := target.indexes[Path(name).parent]) else (),
         )
         for number, (name, entry) in enumerate(target.shards.items())
     ]

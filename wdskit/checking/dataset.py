@@ -19,7 +19,6 @@ from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.keys import find_repeated, is_among, split_name
 from wdskit.dataset.patterns import Fault, collect_shards
-from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
@@ -41,15 +40,6 @@ class Targets:
     shards: dict[str, ShardEntry | None] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     indexes: dict[Path, FolderIndex | None] = field(default_factory=dict)
-
-    def has_offsets(self, shard: str) -> bool:
-        """Whether an .idx belongs beside a shard: there is an index, or the .idx itself."""
-        return Path(shard).parent in self.indexes or offsets_path(shard).exists()
-
-    def exports(self, shard: str) -> tuple[str, ...]:
-        """What is kept beside a shard for other readers, by the index that lists it."""
-        index = self.indexes.get(Path(shard).parent)
-        return index.also.kinds if index and self.shards[shard] else ()
 
 
 def find_targets(path: str) -> Targets:

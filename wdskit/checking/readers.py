@@ -206,7 +206,7 @@ def _check_hf(reports: Sequence[ShardReport]) -> Iterator[Finding]:
 
 
 def _hf_kinds(folder: Path) -> set[str]:
-    """What `datasets` takes the files of a folder for: of each split that their names tell, the kind to which most
+    """What `datasets` takes the files of a folder for: of each split that their names show, the kind to which most
     parts of names between dots belong. `a.tar.idx` counts as a tar too.
     """
     card = folder / "README.md"

@@ -228,6 +228,12 @@ def _members(file: LocalFile, start: int, stop: int | None) -> Iterator[tuple[st
         for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
             yield name, memoryview(data)[first:last]
         return
+    reader = TarReader(read_from(file, start), shard=file.url)
+    yield from ((name, memoryview(data)) for name, _, data in reader)
+
+
+def read_from(file: LocalFile, start: int) -> Read:
+    """What reads a file in order from `start` on, wherever it was read before."""
     at = start
 
     def read(size: int) -> bytes:
@@ -236,4 +242,4 @@ def _members(file: LocalFile, start: int, stop: int | None) -> Iterator[tuple[st
         at += len(part)
         return part
 
-    yield from ((name, memoryview(data)) for name, _, data in TarReader(read, shard=file.url))
+    return read

@@ -1,7 +1,7 @@
 """Megatron-Energon's `.nv-meta`: counts, splits, and what the samples are.
 
-`.info.json` and the `.idx` beside each shard are facts. `split.yaml` and `dataset.yaml` are also where a user says what
-to train on, so what stands there already is left, unless it is what wdskit wrote for the shards that were there before.
+`.info.json` and the `.idx` beside each shard follow from the shards. `split.yaml` and `dataset.yaml` are also where a
+user says what to train on, so they are left as they are, unless they are what wdskit wrote for the shards before.
 """
 
 from __future__ import annotations

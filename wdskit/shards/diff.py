@@ -1,7 +1,7 @@
 """`wdskit diff A B`: the samples of two sets of shards, compared by key and not by where they stand.
 
 Each sample is held as 64 bits of its key, 64 of its fields and its place: 28 bytes, so 280 MB a side for 10**7 samples.
-Whatever differs is read again and compared in full, so that two keys with one hash are told apart.
+Whatever differs is read again and compared in full, so that two keys with one hash are two.
 """
 
 from __future__ import annotations

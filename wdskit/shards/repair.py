@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ from wdskit.dataset.patterns import Fault, collect_shards
 from wdskit.dataset.shard import write_offsets
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
-from wdskit.shards.index import refuse_filled, scan_shard
-from wdskit.shards.parallel import Progress, open_path
-from wdskit.shards.payloads import file_pieces
+from wdskit.shards.index import DigestedFile, refuse_filled, scan_shard
+from wdskit.shards.parallel import Progress
+from wdskit.shards.payloads import PIECE_BYTES, file_pieces
 from wdskit.shards.salvage import Loss, Walk, known_starts
 from wdskit.storage.urls import read_bytes
 from wdskit.tar.writer import END_BYTES
@@ -163,12 +162,12 @@ def _repair_shard(path: str, entry: ShardEntry | None, target: Path, images: Ima
         return RepairedShard(path, 0, (Loss(path, 0, 0, None, "this is no file"),), is_suspect=False)
     num_bytes = 0
     try:
-        with contextlib.closing(open_path(path)) as file:
+        shard = DigestedFile(path)
+        with contextlib.closing(shard.file) as file:
             num_bytes = file.num_bytes
-            digest = hashlib.sha256()
-            for part in file_pieces(file, 0, num_bytes if entry else 0):
-                digest.update(part)
-            is_suspect = entry is not None and digest.hexdigest() != entry.sha256
+            while entry and shard.read(PIECE_BYTES):
+                pass
+            is_suspect = entry is not None and shard.sha256.hexdigest() != entry.sha256
             starts = known_starts(path) if entry is None or is_suspect else []
             walk = Walk(path, file, starts, images)
             if not walk.agrees:

@@ -19,7 +19,7 @@ import numpy as np
 
 from wdskit.codecs.checks import ImageCheck, field_check
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.samples import ShardReader
+from wdskit.dataset.samples import ShardReader, read_from
 from wdskit.dataset.shard import offsets_path
 from wdskit.errors import DecodeError, ShardError, StorageError
 from wdskit.limits import BLOCK_BYTES, MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_PIXELS
@@ -65,6 +65,10 @@ class Group:
     problem: str  # why it cannot be saved, "" where it can
     is_proven: bool  # nothing before it was damaged, or the .idx says that it starts here
 
+    def refuse(self, problem: str) -> None:
+        """Note why it cannot be saved; the first reason counts."""
+        self.problem = self.problem or problem
+
 
 class Walk:
     """One walk through a shard, with the offsets of its .idx, none where that is not believed.
@@ -99,16 +103,14 @@ class Walk:
 
     def _read_from(self, base: int) -> int | None:
         """Read members from a header on; where to go on behind damage, None at the end."""
-        at = base
-
-        def read(size: int) -> bytes:
-            nonlocal at
-            part = self._file.read_at(at, size)
-            at += len(part)
-            return part
-
-        hooks: dict[str, Any] = {"on_member": self._look, "on_sample": self._add, "on_fault": self._note}
-        reader = self._reader = ShardReader(read, shard=self._path, hold_bytes=MAX_CHECKED_BYTES, **hooks)
+        reader = self._reader = ShardReader(
+            read_from(self._file, base),
+            shard=self._path,
+            on_member=self._look,
+            on_sample=self._add,
+            on_fault=self._note,
+            hold_bytes=MAX_CHECKED_BYTES,
+        )
         self._base = self._behind = base
         first = len(self._groups)
         problem, following = "", None
@@ -130,9 +132,9 @@ class Walk:
         if problem:
             self._lost.append(Loss(self._path, self._behind, max(self._behind, end), None, problem))
             if groups and not self._is_whole(groups[-1], damage, following):
-                groups[-1].problem = groups[-1].problem or f"bytes may be missing in it, before this: {problem}"
+                groups[-1].refuse(f"bytes may be missing in it, before this: {problem}")
         if groups and base and base not in self._spans:
-            groups[0].problem = groups[0].problem or "its first members may be missing"
+            groups[0].refuse("its first members may be missing")
         self.agrees &= all(self._fits(one) for one in groups if not one.problem)
         return following
 
@@ -201,12 +203,12 @@ class Walk:
         seen: dict[str, Group] = {}
         for group in self._groups:
             if proven and not group.is_proven and group.fields not in proven:
-                group.problem = group.problem or "its fields are those of no sample before the damage"
+                group.refuse("its fields are those of no sample before the damage")
             twin = seen.setdefault(group.key, group)
             if twin is not group:
                 if twin.fields != group.fields:
-                    twin.problem = twin.problem or "its members are not side by side"
-                group.problem = group.problem or "its key came before"
+                    twin.refuse("its members are not side by side")
+                group.refuse("its key came before")
 
 
 def known_starts(shard: str) -> list[int]:

@@ -186,8 +186,8 @@ def _draw_all(
     entries = index.entries
     num_workers = choose_workers(len(entries), index.num_samples * _SAMPLE_BYTES) if workers is None else workers
     results = read_shards(
-        partial(_draw_entry, split_key=split_key),
-        [(str(folder / entry.name), entry.num_samples) for entry in entries],
+        partial(draw_shard, split_key=split_key),
+        [str(folder / entry.name) for entry in entries],
         [entry.num_bytes for entry in entries],
         path=str(folder),
         workers=num_workers,
@@ -195,17 +195,12 @@ def _draw_all(
         so="cannot be split, so nothing was written",
         error=partial(SelectionError, folder=str(folder)),
     )
-    return list(results)
-
-
-def _draw_entry(shard: tuple[str, int], split_key: SplitKey) -> Drawn:
-    """The draws of a shard that has so many samples by the index."""
-    path, num_samples = shard
-    drawn = draw_shard(path, split_key)
-    if len(drawn.draws) != num_samples:
-        folder = str(Path(path).parent)
-        msg = f"{path}: it has {len(drawn.draws)} samples, the folder's index says {num_samples}."
-        raise FolderIndexError(f"{msg}\n  If the shard is right, run `wdskit index {folder}`.", folder=folder)
+    drawn = list(results)
+    for entry, found in zip(entries, drawn, strict=True):
+        if len(found.draws) != entry.num_samples:
+            msg = f"{folder / entry.name}: it has {len(found.draws)} samples, the folder's index says"
+            msg += f" {entry.num_samples}.\n  If the shard is right, run `wdskit index {folder}`."
+            raise FolderIndexError(msg, folder=str(folder))
     return drawn
 
 
