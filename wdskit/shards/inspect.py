@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Literal
 
 from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.classes import read_classes
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.patterns import Target, find_shards
 from wdskit.dataset.selection import list_selections, read_head
 from wdskit.dataset.unfinished import find_unfinished
@@ -103,7 +104,9 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     """
     target = find_shards(path)
     is_scan = target.entries is None
-    shards = _read_all(target, target.urls, workers, progress) if is_scan else target.entries or ()
+    shards: Iterable[ShardEntry | ShardContents] = target.entries or ()
+    if is_scan:
+        shards = _read_all(target, target.urls, workers, progress)
     counts: list[int] = []
     num_bytes = num_ignored = 0
     num_shards: Counter[str] = Counter()
@@ -222,7 +225,9 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
     """The rows of the shards that are valid, in order; then an error that lists the others, if there are any."""
     urls = target.urls[:limit]
-    shards = _read_all(target, urls, None, None) if target.entries is None else target.entries[:limit]
+    shards: Iterable[ShardEntry | ShardContents] = (target.entries or ())[:limit]
+    if target.entries is None:
+        shards = _read_all(target, urls, None, None)
     for number, shard in enumerate(shards):
         name = shard.url if isinstance(shard, ShardContents) else urls[number]
         name = name.rpartition("/")[2] if target.kind == "folder" else name

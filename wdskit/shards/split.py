@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shlex
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -157,7 +157,12 @@ def _recipe(shares: Shares, split_key: SplitKey, missing: str | None) -> str:
     words += ["--by", split_key.text] if split_key.field else []
     words += ["--missing", missing] if missing else []
     words += ["--seed", str(split_key.seed)] if split_key.seed else []
-    return shlex.join(words)
+    return " ".join(map(_quote, words))
+
+
+def _quote(word: str) -> str:
+    """The word as a shell reads it."""
+    return word if re.fullmatch(r"[\w@%+=:,./-]+", word) else "'" + word.replace("'", "'\\''") + "'"
 
 
 def _find_others(folder: Path, shares: Shares, recipe: str) -> dict[str, str]:
