@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -104,15 +104,12 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     """
     target = find_shards(path)
     is_scan = target.entries is None
-    shards: Iterable[ShardEntry | ShardContents] = target.entries or ()
-    if is_scan:
-        shards = _read_all(target, target.urls, workers, progress)
     counts: list[int] = []
     num_bytes = num_ignored = 0
     num_shards: Counter[str] = Counter()
     num_samples: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    for shard in shards:
+    for shard in _look_at(target, workers=workers, progress=progress):
         counts.append(shard.num_samples)
         num_bytes += shard.num_bytes
         num_shards.update(tuple(shard.fields))  # names, where a dictionary would add its counts
@@ -224,12 +221,8 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
 
 def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
     """The rows of the shards that are valid, in order; then an error that lists the others, if there are any."""
-    urls = target.urls[:limit]
-    shards: Iterable[ShardEntry | ShardContents] = (target.entries or ())[:limit]
-    if target.entries is None:
-        shards = _read_all(target, urls, None, None)
-    for number, shard in enumerate(shards):
-        name = shard.url if isinstance(shard, ShardContents) else urls[number]
+    for number, shard in enumerate(_look_at(target, limit=limit)):
+        name = shard.url if isinstance(shard, ShardContents) else target.urls[number]
         name = name.rpartition("/")[2] if target.kind == "folder" else name
         yield ShardRow(name, shard.num_samples, shard.num_bytes, tuple(shard.fields))
 
@@ -277,7 +270,13 @@ def read_contents(url: str) -> ShardContents:
     return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields, sizes)
 
 
-def _read_all(
-    target: Target, urls: Sequence[str], workers: int | None, progress: Progress | None
-) -> Iterator[ShardContents]:
+def _look_at(
+    target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
+) -> Iterable[ShardEntry | ShardContents]:
+    """The first shards of a target: their lines in the index, or else what reading finds; then an error that lists
+    those that are invalid.
+    """
+    if target.entries is not None:
+        return target.entries[:limit]
+    urls = target.urls[:limit]
     return read_shards(read_contents, urls, file_sizes(urls), path=target.path, workers=workers, progress=progress)
