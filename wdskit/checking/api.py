@@ -70,7 +70,7 @@ def verify(
             seed=seed,
             max_pixels=max_pixels,
             with_quirks=bool(readers),
-            exports=index.also.kinds if entry and (index := target.indexes[Path(name).parent]) else (),
+            exports=index.exports.kinds if entry and (index := target.indexes[Path(name).parent]) else (),
         )
         for number, (name, entry) in enumerate(target.shards.items())
     ]

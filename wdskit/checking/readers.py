@@ -44,7 +44,7 @@ RULES = {
 """Of each quirk of a member the readers that cannot take it, and what it is."""
 
 _DALI_WITH_INDEX = ("upper_case",)
-"""What is left where `--also dali` has written an index. DALI and its own tool read headers in their own ways."""
+"""What is left where `--export dali` has written an index. DALI and its own tool read headers in their own ways."""
 
 _TRAINING = {
     "open_clip": (SIZES_NAME, ("jpg", "png", "jpeg", "webp"), "txt"),

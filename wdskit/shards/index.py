@@ -52,7 +52,7 @@ class IndexReport:
 def index_folder(
     folder: str | Path,
     *,
-    also: Sequence[str] = (),
+    export: str | Sequence[str] = (),
     split_name: str = "",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -65,7 +65,7 @@ def index_folder(
 
     Args:
         folder: A local folder.
-        also: Files for other readers to keep beside the shards: some of `export.api.KINDS`, besides those that the
+        export: Files for other readers to keep beside the shards: some of `export.api.KINDS`, besides those that the
             index before says are kept; or `none` alone. They are written in the same pass, those of a shard at once.
         split_name: The split of all shards for timm and energon; by default what the shards are called.
         workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,
@@ -77,7 +77,7 @@ def index_folder(
         FolderIndexError: A shard is invalid, and then no index was written; all at fault are listed. Or `pack` has
             not finished here, another process is writing in the folder, or a file stands in the way that something
             else has written.
-        ConfigError: `also` holds what is no kind.
+        ConfigError: `export` holds what is no kind.
         StorageError: There is no such folder, no shard in it, or it cannot be written.
     """
     path = local_folder(folder, command="index", done="indexed")
@@ -86,7 +86,7 @@ def index_folder(
         refuse_unfinished(path)
         sizes = _find_shards(path)
         before = _index_before(path)
-        kept = parse_exports(also, split_name=split_name, before=before.also)
+        kept = parse_exports(export, split_name=split_name, before=before.exports)
         check_export_names(sizes, kept.kinds)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         scans: list[ScannedShard] = []
@@ -94,13 +94,13 @@ def index_folder(
             remove_drafts(path, disk=disk)
             for scan in _scan_all(path, sizes, kept, num_workers, progress):
                 if scan.members is not None:
-                    export_shard(path / scan.entry.name, scan.members, also=kept, before=before.also, disk=disk)
+                    export_shard(path / scan.entry.name, scan.members, exports=kept, before=before.exports, disk=disk)
                 scans.append(scan._replace(members=None))
             entries = [scan.entry for scan in scans]
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
-            export_folder(path, entries, also=kept, before=before.also, earlier=before.entries, disk=disk)
-            write_index(path, entries, also=kept, disk=disk)
+            export_folder(path, entries, exports=kept, before=before.exports, earlier=before.entries, disk=disk)
+            write_index(path, entries, exports=kept, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
     known = before.by_name
@@ -152,12 +152,12 @@ def _find_shards(folder: Path) -> dict[str, int]:
 
 
 def _scan_all(
-    folder: Path, sizes: dict[str, int], also: Exports, workers: int, progress: Progress | None
+    folder: Path, sizes: dict[str, int], exports: Exports, workers: int, progress: Progress | None
 ) -> Iterator[ScannedShard]:
     """Scan the shards; behind the last, an error that lists those at fault if there are any."""
     try:
         yield from read_shards(
-            partial(_scan, kinds=also.kinds),
+            partial(_scan, kinds=exports.kinds),
             [str(folder / name) for name in sizes],
             [*sizes.values()],
             path=str(folder),
