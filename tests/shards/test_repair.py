@@ -182,14 +182,14 @@ def test_a_cut_costs_the_sample_that_it_goes_through(folder):
 
 def forgive(monkeypatch, problem: str) -> None:
     """Let a repair save samples in spite of this problem."""
-    judge = salvage_module._Walk._judge
+    judge = salvage_module.Walk._judge
 
     def trusting(self):
         for group in self._groups:
             group.problem = "" if group.problem.startswith(problem) else group.problem
         judge(self)
 
-    monkeypatch.setattr(salvage_module._Walk, "_judge", trusting)
+    monkeypatch.setattr(salvage_module.Walk, "_judge", trusting)
 
 
 def test_the_sweeps_catch_a_repair_that_trusts_what_stands_before_damage(folder, monkeypatch):
@@ -204,10 +204,12 @@ def test_the_sweeps_catch_a_repair_that_trusts_what_stands_behind_damage(folder,
 
 
 def test_the_sweeps_catch_a_repair_that_takes_offsets_for_proof_that_no_byte_is_missing(folder, monkeypatch):
-    ends = salvage_module._Walk._ends
+    is_whole = salvage_module.Walk._is_whole
     monkeypatch.setattr(salvage_module, "_next_header", lambda file, at: None)  # which would contradict the offsets
     monkeypatch.setattr(
-        salvage_module._Walk, "_ends", lambda self, group: group.stop in self._starts or ends(self, group)
+        salvage_module.Walk,
+        "_is_whole",
+        lambda self, group, *rest: group.stop in self._starts or is_whole(self, group, *rest),
     )
     assert next(wrongs(folder, missing_bytes(), with_idx=True), None)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from wdskit.checking.dataset import find_odd, find_repeats, find_skew, find_targets
 from wdskit.checking.findings import Finding, VerifyResult
-from wdskit.checking.readers import ReaderInput, choose_readers, judge
-from wdskit.checking.shard import ShardJob, ShardReport, check_shard
+from wdskit.checking.readers import choose_readers, judge
+from wdskit.checking.shard import ShardJob, check_shard
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
-from wdskit.errors import ConfigError, WdskitError
+from wdskit.dataset.shard import offsets_path
+from wdskit.errors import ConfigError
 from wdskit.export.api import check_folder_exports
 from wdskit.limits import MAX_PIXELS
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
@@ -47,7 +48,7 @@ def verify(
         loader_workers: Worker processes of each rank's loader.
         workers: Processes that read; default: the CPUs, fewer for little data.
         max_pixels: Most pixels of an image; one that promises more is a finding.
-        progress: Called while shards are read.
+        progress: Called after each shard.
 
     Raises:
         StorageError: There is nothing to look at, or it is not local.
@@ -63,23 +64,27 @@ def verify(
             path=name,
             number=number,
             entry=entry,
-            has_offsets=target.has_offsets(name),
+            has_offsets=Path(name).parent in target.indexes or offsets_path(name).exists(),
             images=images,
             share=share,
             seed=seed,
             max_pixels=max_pixels,
             with_quirks=bool(readers),
-            exports=target.exports(name, entry),
+            exports=index.exports.kinds if entry and (index := target.indexes[Path(name).parent]) else (),
         )
         for number, (name, entry) in enumerate(target.shards.items())
     ]
-    reports, failed = _read_all(jobs, workers, progress)
-    exported = [Finding(*problem) for index in target.indexes for problem in check_folder_exports(index)]
-    findings = [*target.findings, *failed, *exported, *(found for one in reports for found in one.findings)]
+    sizes = [size or 0 for size in file_sizes(job.path for job in jobs)]
+    reports = list(read_shards(check_shard, jobs, sizes, path=str(path), workers=workers, progress=progress))
+    findings = [*target.findings]
+    findings += [
+        Finding(*problem) for index in target.indexes.values() if index for problem in check_folder_exports(index)
+    ]
+    findings += [found for one in reports for found in one.findings]
     findings += [*find_repeats(str(path), reports), *find_odd(str(path), reports)]
     if world_size is not None:
         findings += find_skew(str(path), reports, world_size, loader_workers)
-    verdicts, rules_broken = judge(chosen, ReaderInput(reports, findings, bool(target.indexed)))
+    verdicts, rules_broken = judge(chosen, reports, findings, is_indexed=bool(target.indexes))
     findings += rules_broken
     return VerifyResult(
         path=str(path),
@@ -89,23 +94,7 @@ def verify(
         num_images=sum(one.num_images for one in reports),
         num_large=sum(one.num_large for one in reports),
         num_ignored=sum(one.num_ignored for one in reports),
-        is_indexed=bool(target.indexed),
+        is_indexed=bool(target.indexes),
         findings=tuple(findings),
         verdicts=verdicts,
     )
-
-
-def _read_all(
-    jobs: Sequence[ShardJob], workers: int | None, progress: Progress | None
-) -> tuple[list[ShardReport], list[Finding]]:
-    """The pass over every shard."""
-    sizes = [size or 0 for size in file_sizes(job.path for job in jobs)]
-    results = read_shards(check_shard, jobs, sizes, workers=workers, progress=progress, counts_reads=True)
-    reports: list[ShardReport] = []
-    failed: list[Finding] = []
-    for job, result in zip(jobs, results, strict=True):
-        if isinstance(result, WdskitError):
-            failed.append(Finding("unreadable", job.path, str(result)))
-        else:
-            reports.append(result)
-    return reports, failed

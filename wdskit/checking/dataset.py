@@ -1,11 +1,11 @@
-"""The shards that a path names, where what is missing or not listed is a finding and no error."""
+"""What `verify` says of all shards together: the indexes, what is missing, keys that come twice, fields that differ."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.keys import find_repeated, is_among, split_name
 from wdskit.dataset.patterns import Fault, collect_shards
-from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
@@ -35,28 +34,16 @@ class Targets:
     Attributes:
         shards: Path and line in the index of each shard that is there, in the order of the index, then by name.
         findings: What is wrong with the indexes, and with what they list.
-        indexed: Folders with an index, whether it reads or not.
-        indexes: Those that read.
+        indexes: Folders with an index, and the index where it reads.
     """
 
     shards: dict[str, ShardEntry | None] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    indexed: set[Path] = field(default_factory=set)
-    indexes: list[FolderIndex] = field(default_factory=list)
-
-    def has_offsets(self, shard: str) -> bool:
-        """Whether an .idx belongs beside a shard: there is an index, or the .idx itself."""
-        return Path(shard).parent in self.indexed or offsets_path(shard).exists()
-
-    def exports(self, shard: str, entry: ShardEntry | None) -> tuple[str, ...]:
-        """What is kept beside a shard for other readers, by the index that lists it."""
-        if entry is None:
-            return ()
-        return next(one.exports.kinds for one in self.indexes if Path(one.folder) == Path(shard).parent)
+    indexes: dict[Path, FolderIndex | None] = field(default_factory=dict)
 
 
 def find_targets(path: str) -> Targets:
-    """Find the shards and read the indexes of their folders.
+    """Find the shards and read the indexes of their folders; what is missing or not listed is a finding and no error.
 
     Args:
         path: A shard, folder, glob or brace pattern; several joined by `::`.
@@ -69,20 +56,18 @@ def find_targets(path: str) -> Targets:
     def open_index(folder: Path) -> FolderIndex | None:
         index, findings = look_at_index(folder)
         targets.findings += findings
-        begun = find_unfinished(folder)
-        if begun is not None:
-            targets.findings.append(Finding("unfinished", str(folder), f"{begun.problem}. {begun.remedy}"))
-        if index is not None:
-            targets.indexes.append(index)
+        run = find_unfinished(folder)
+        if run is not None:
+            targets.findings.append(Finding("unfinished", str(folder), f"{run.problem}. {run.remedy}"))
         if index is not None or findings:
-            targets.indexed.add(folder)
+            targets.indexes[folder] = index
         return index
 
     def note(kind: Fault, shard: str, problem: str) -> None:
         targets.findings.append(Finding(kind, shard, problem))
 
     targets.shards = collect_shards(path, open_index=open_index, on_fault=note)
-    if not targets.shards and not targets.indexed and all(one.kind == "missing" for one in targets.findings):
+    if not targets.shards and not targets.indexes and all(one.kind == "missing" for one in targets.findings):
         raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=path)
     return targets
 
@@ -107,17 +92,18 @@ def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]
     except FolderIndexError as err:
         problems[path] = _plain(err, path)
     try:
-        if not twin.is_file():
-            problems[twin] = "it is missing beside index.json"
-        elif index and (problem := _compare(BinaryIndex(folder), index)):
-            problems[twin] = problem
+        problem = _compare(BinaryIndex(folder), index) if twin.is_file() else f"it is missing beside {INDEX_NAME}"
     except FolderIndexError as err:
-        problems[twin] = _plain(err, twin)
+        problem = _plain(err, twin)
+    if problem:
+        problems[twin] = problem
     return index, tuple(Finding("index", str(file), problem) for file, problem in problems.items())
 
 
-def _compare(twin: BinaryIndex, index: FolderIndex) -> str:
+def _compare(twin: BinaryIndex, index: FolderIndex | None) -> str:
     """In what the twin differs, though its digests hold."""
+    if index is None:
+        return ""
     entries = index.entries
     if len(twin) != len(entries):
         return f"it lists {len(twin)} shards, index.json {len(entries)}"
@@ -136,10 +122,6 @@ def _plain(err: WdskitError, path: Path) -> str:
     return shorten(str(err).removeprefix(f"{path}: ").partition("\n")[0].rstrip("."))
 
 
-Spellings = Mapping[str, set[str]]
-"""The fields of each kind: of images all extensions."""
-
-
 def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]:
     """One finding for each set of fields but the commonest, the rarest last. One image is as good as another: samples
     with `jpg` and samples with `png` have the same fields.
@@ -149,45 +131,37 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
         reports: The shards.
     """
     counts: Counter[Fields] = Counter()
-    places: dict[Fields, tuple[ShardReport, str]] = {}
-    spellings: dict[Fields, dict[str, set[str]]] = {}
+    first: dict[Fields, tuple[str, str]] = {}  # path and key
+    spellings: dict[str, set[str]] = {}  # the fields of each kind: of images all extensions
     for report in reports:
         for names, one in report.field_sets.items():
             kinds = tuple(sorted(map(_kind_of, names)))
             counts[kinds] += one.count
-            places.setdefault(kinds, (report, one.keys[0]))
-            known = spellings.setdefault(kinds, {})
+            first.setdefault(kinds, (report.path, one.key))
             for name in names:
-                known.setdefault(_kind_of(name), set()).add(name)
-    ranked = counts.most_common()
+                spellings.setdefault(_kind_of(name), set()).add(name)
+
+    def listed(kinds: Iterable[str]) -> str:
+        return ", ".join(sorted(" or ".join(sorted(spellings[kind])) for kind in kinds))
+
+    (most, _), *others = counts.most_common() or [((), 0)]
     found = []
-    for kinds, count in ranked[1 : MAX_LISTED + 1]:
-        report, key = places[kinds]
+    for kinds, count in others[:MAX_LISTED]:
+        path, key = first[kinds]
+        less, more = Counter(most) - Counter(kinds), Counter(kinds) - Counter(most)
+        parts = [f"it has no {listed(less)}"] * bool(less) + [f"it has {listed(more)} besides"] * bool(more)
         samples = f"{count:,} sample{'s' if count > 1 else ''}"
-        problem = f"{_difference(spellings[kinds], kinds, spellings[ranked[0][0]], ranked[0][0])} ({samples}; this is"
-        found.append(Finding("odd", report.path, f"{problem} the first)", key=key))
-    if len(ranked) > MAX_LISTED + 1:
-        num = len(ranked) - MAX_LISTED - 1
-        found.append(Finding("odd", folder, f"samples have {num:,} more sets of fields, each another"))
+        problem = f"{shorten(', '.join(parts))}, most have {shorten(listed(most))} ({samples}; this is the first)"
+        found.append(Finding("odd", path, problem, key=key))
+    if len(others) > MAX_LISTED:
+        problem = f"samples have {len(others) - MAX_LISTED:,} more sets of fields, each another"
+        found.append(Finding("odd", folder, problem))
     return tuple(found)
 
 
 def _kind_of(name: str) -> str:
     """A field's name, with one extension for all images."""
     return f"{name.rpartition('.')[0]}.<image>" if is_image_field(name) else name
-
-
-def _difference(names: Spellings, kinds: Fields, common: Spellings, common_kinds: Fields) -> str:
-    """What samples of these fields lack and have beside the commonest."""
-    less, more = Counter(common_kinds) - Counter(kinds), Counter(kinds) - Counter(common_kinds)
-    lacking, extra = _listed(less, common), _listed(more, names)
-    parts = [f"it has no {lacking}" if lacking else "", f"it has {extra} besides" if extra else ""]
-    return f"{shorten(', '.join(filter(None, parts)))}, most have {shorten(_listed(common_kinds, common))}"
-
-
-def _listed(kinds: Iterable[str], spellings: Spellings) -> str:
-    """`cls, jpg or png`."""
-    return ", ".join(sorted(" or ".join(sorted(spellings[kind])) for kind in kinds))
 
 
 def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, loader_workers: int) -> tuple[Finding, ...]:
@@ -206,18 +180,18 @@ def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, load
         raise ConfigError(f"there are 1 rank and 1 worker at least, not {world_size} x {loader_workers}.")
     num = world_size * loader_workers
     counts = [one.num_samples for one in reports]
-    shards = f"{len(counts):,} shard{'' if len(counts) == 1 else 's'}"
     who = f"{world_size} ranks x {loader_workers} workers"
+    shards = f"{len(counts):,} shard{'' if len(counts) == 1 else 's'} for {who}"
     if len(counts) < num:
-        return (Finding("skew", folder, f"{shards} for {who}: {num - len(counts):,} of {num:,} workers get none"),)
-    if len(counts) % num:
-        less, more = len(counts) // num, len(counts) // num + 1
-        return (Finding("skew", folder, f"{shards} for {who}: some workers get {less} shards, others {more}"),)
-    if max(counts) - min(counts) <= 1:  # as even as whole numbers can be
+        problem = f"{shards}: {num - len(counts):,} of {num:,} workers get none"
+    elif len(counts) % num:
+        problem = f"{shards}: some workers get {len(counts) // num} shards, others {len(counts) // num + 1}"
+    elif max(counts) - min(counts) <= 1:  # as even as whole numbers can be
         return ()
-    shares = [sum(counts[worker::num]) for worker in range(num)]
-    low, high = min(shares), max(shares)
-    problem = f"{who}: {low:,} to {high:,} samples a worker, shards of {min(counts):,} to {max(counts):,} samples"
+    else:
+        shares = [sum(counts[worker::num]) for worker in range(num)]
+        problem = f"{who}: {min(shares):,} to {max(shares):,} samples a worker"
+        problem += f", shards of {min(counts):,} to {max(counts):,} samples"
     return (Finding("skew", folder, problem),)
 
 
@@ -238,15 +212,14 @@ def find_repeats(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, 
     places: dict[int, list[tuple[ShardReport, int]]] = {}
     for report in reports:
         for number in np.flatnonzero(is_among(report.hashes, repeated)).tolist():
-            known = places.get(int(report.hashes[number]))
-            if known is None and len(places) < MAX_LISTED:
-                places[int(report.hashes[number])] = [(report, number)]
-            elif known is not None and len(known) < MAX_PLACES:
-                known.append((report, number))
+            digest = int(report.hashes[number])
+            if digest in places or len(places) < MAX_LISTED:
+                known = places.setdefault(digest, [])
+                if len(known) < MAX_PLACES:
+                    known.append((report, number))
     found = [finding for known in places.values() if (finding := _confirm(folder, known))]
-    more = len(repeated) - len(places)
-    if found and more > 0:
-        found[-1] = replace(found[-1], more=more)
+    if found:
+        found[-1] = replace(found[-1], more=len(repeated) - len(places))
     return tuple(found)
 
 

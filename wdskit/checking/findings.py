@@ -19,7 +19,7 @@ and `unlisted` shards; `unreadable` files; `index` index.json or index.bin thems
 member whose name no sample should have; `repeated` keys in two shards, or twice in one; `odd` samples without the
 fields of the others; `json`, `image` a field that does not read; `skew` shards that do not feed all workers alike;
 `reader` what another reader would make of it; `beside` a file for another reader that is kept beside the shards and
-does not match them; `unfinished` a folder that `pack` has begun and not finished.
+does not match them; `unfinished` a folder with a run of `pack` that is not finished.
 """
 
 NOTES: frozenset[Kind] = frozenset({"odd"})

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from wdskit.checking.findings import Finding, ReaderVerdict
-from wdskit.checking.quirks import Quirk
 from wdskit.checking.shard import ShardReport
 from wdskit.dataset.index import INFO_NAMES, SIZES_NAME, read_other_counts
 from wdskit.dataset.shard import offsets_path
@@ -27,68 +25,32 @@ from wdskit.text import shorten
 READERS = ("hf", "dali", "energon", "wids", "open_clip", "timm")
 ALL = "all"
 
-_WHY: dict[Quirk, str] = {
-    "pax": "a pax header with a path or a size",
-    "long_name": "a GNU long name",
-    "prefix": "a name that is split over the header's prefix field",
-    "size": "a size with 12 digits or in base 256",
-    "space": "a name with a space, which breaks DALI's own index",
-    "newline": "a name with a line end",
-    "upper_case": "an extension in upper case, which only webdataset lowers",
-    "no_extension": "a member without an extension, which is taken for a sample",
-    "dot_file": "a hidden file, which is taken for a sample",
-    "meta": "a member called `__...__`, which is taken for a sample",
-    "int": "an integer field (cls, ...) that is none",
-    "text": "a text field that is not UTF-8",
-    "json": "JSON that does not parse",
-    "json_types": "JSON whose names or types change",
+RULES = {
+    "pax": ("dali wids", "a pax header with a path or a size"),
+    "long_name": ("dali wids", "a GNU long name"),
+    "prefix": ("wids", "a name that is split over the header's prefix field"),
+    "size": ("dali wids", "a size with 12 digits or in base 256"),
+    "space": ("dali", "a name with a space, which breaks DALI's own index"),
+    "newline": ("wids", "a name with a line end"),
+    "upper_case": ("hf dali energon wids", "an extension in upper case, which only webdataset lowers"),
+    "no_extension": ("dali", "a member without an extension, which is taken for a sample"),
+    "dot_file": ("dali wids", "a hidden file, which is taken for a sample"),
+    "meta": ("hf dali wids", "a member called `__...__`, which is taken for a sample"),
+    "int": ("hf open_clip timm", "an integer field (cls, ...) that is none"),
+    "text": ("hf open_clip", "a text field that is not UTF-8"),
+    "json": ("hf open_clip", "JSON that does not parse"),
+    "json_types": ("hf", "JSON whose names or types change"),
 }
-_RULES: dict[str, tuple[Quirk, ...]] = {
-    "hf": ("upper_case", "meta", "int", "text", "json", "json_types"),
-    "dali": ("pax", "long_name", "size", "space", "upper_case", "no_extension", "dot_file", "meta"),
-    "energon": ("upper_case",),
-    "wids": ("pax", "long_name", "prefix", "size", "newline", "upper_case", "dot_file", "meta"),
-    "open_clip": ("int", "text", "json"),
-    "timm": ("int",),
-}
-_DALI_WITH_INDEX: tuple[Quirk, ...] = ("upper_case",)
+"""Of each quirk of a member the readers that cannot take it, and what it is."""
+
+_DALI_WITH_INDEX = ("upper_case",)
 """What is left where `--export dali` has written an index. DALI and its own tool read headers in their own ways."""
 
-
-@dataclass(frozen=True)
-class ReaderInput:
-    """What the verdicts are made of.
-
-    Attributes:
-        reports: The shards, looked at with quirks.
-        findings: All that was found.
-        has_index: Whether index.json is there.
-    """
-
-    reports: Sequence[ShardReport]
-    findings: Sequence[Finding]
-    has_index: bool
-
-
-@dataclass(frozen=True)
-class Incompatibility:
-    """A rule of a reader that a shard breaks.
-
-    Attributes:
-        rule: Its name.
-        file: The shard, or another file or folder.
-        problem: What is wrong, with the member where there is one.
-        offset: Byte of the first member at fault.
-        key: Key of the first sample at fault.
-        num: Members, samples or keys at fault in this file.
-    """
-
-    rule: str
-    file: str
-    problem: str
-    offset: int | None = None
-    key: str | None = None
-    num: int = 1
+_TRAINING = {
+    "open_clip": (SIZES_NAME, ("jpg", "png", "jpeg", "webp"), "txt"),
+    "timm": (INFO_NAMES[0], ("jpg", "png", "webp"), "cls"),
+}
+"""The file of counts of a trainer, the images of which a sample needs one, and the label that it needs."""
 
 
 def choose_readers(names: Sequence[str]) -> tuple[str, ...]:
@@ -103,72 +65,91 @@ def choose_readers(names: Sequence[str]) -> tuple[str, ...]:
     return READERS if ALL in names else tuple(dict.fromkeys(names))
 
 
-def judge(readers: Sequence[str], judged: ReaderInput) -> tuple[tuple[ReaderVerdict, ...], tuple[Finding, ...]]:
-    """Whether readers give these samples back as they are.
+def judge(
+    readers: Sequence[str], reports: Sequence[ShardReport], findings: Sequence[Finding], *, is_indexed: bool
+) -> tuple[tuple[ReaderVerdict, ...], tuple[Finding, ...]]:
+    """Decide whether readers give these samples back as they are.
 
     Args:
         readers: Some of `READERS`.
-        judged: What was seen.
+        reports: The shards, looked at with quirks.
+        findings: All that was found.
+        is_indexed: Whether index.json is there.
 
     Returns:
-        A verdict for each, and a finding for each rule and shard, which names all readers that have the rule.
+        A verdict for each, and a finding for each rule and shard, which names all readers that have the rule; of a rule
+        and its readers up to `MAX_LISTED`, the last of which says how many more there are.
     """
-    found = {reader: list(_incompatibilities(reader, judged)) for reader in readers}
-    who: dict[Incompatibility, list[str]] = {}
-    for reader, rules_broken in found.items():
-        for one in rules_broken:
+    verdicts = []
+    who: dict[Finding, list[str]] = {}
+    for reader in readers:
+        broken = [*_check_members(reader, reports, findings), *_check_folder(reader, reports, findings, is_indexed)]
+        verdicts.append(ReaderVerdict(reader, _reasons(broken), sum(1 + one.more for one in broken)))
+        for one in broken:
             who.setdefault(one, []).append(reader)
-    verdicts = tuple(ReaderVerdict(name, _reasons(ones), sum(one.num for one in ones)) for name, ones in found.items())
-    return verdicts, tuple(_findings(who))
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for one, names in who.items():
+        groups.setdefault((str(one.rule), *names), []).append(one)
+    found = []
+    for (_, *names), ones in groups.items():
+        found += [replace(one, problem=f"{', '.join(names)}: {one.problem}") for one in ones[:MAX_LISTED]]
+        found[-1] = replace(found[-1], more=found[-1].more + sum(1 + one.more for one in ones[MAX_LISTED:]))
+    return tuple(verdicts), tuple(found)
 
 
-def _incompatibilities(reader: str, judged: ReaderInput) -> Iterator[Incompatibility]:
-    """Rule by rule, the shards in their order."""
-    damaged = {one.file for one in judged.findings if one.kind in ("structure", "unreadable", "digest", "bytes")}
-    for file in sorted(damaged):
-        yield Incompatibility("damage", file, "it is damaged, and others drop what is behind it without a word")
-    dali = [reader] if reader == "dali" else []
-    with_index = {
-        one.path
-        for one in judged.reports
-        if any(Path(one.path).with_name(name).is_file() for name in shard_export_names(Path(one.path).name, dali))
-    }
-    for quirk in _RULES[reader]:
-        for report in judged.reports:
-            if report.path in with_index and quirk not in _DALI_WITH_INDEX:
-                continue
-            if report.quirks and quirk in report.quirks.counts:
-                name, offset = report.quirks.first[quirk]
-                num = report.quirks.counts[quirk]
-                yield Incompatibility(quirk, report.path, f"{_WHY[quirk]}: {name!r}", offset, num=num)
-    if reader in _OWN:
-        yield from _OWN[reader](judged)
+def _broken(
+    rule: str, file: str, problem: str, *, offset: int | None = None, key: str | None = None, num: int = 1
+) -> Finding:
+    """A rule of a reader that a file breaks, `num` times."""
+    return Finding("reader", file, problem, offset, key, num - 1, rule)
 
 
-def _reasons(rules_broken: Sequence[Incompatibility]) -> tuple[str, ...]:
-    """A line for each rule: how often, and the first."""
-    first: dict[str, Incompatibility] = {}
-    counts: dict[str, int] = {}
-    for one in rules_broken:
+def _reasons(broken: Sequence[Finding]) -> tuple[str, ...]:
+    """A line for each rule: the first, and how many more."""
+    first: dict[str | None, Finding] = {}
+    more: Counter[str | None] = Counter()
+    for one in broken:
+        more[one.rule] += one.more + (one.rule in first)
         first.setdefault(one.rule, one)
-        counts[one.rule] = counts.get(one.rule, 0) + one.num
-    return tuple(
-        f"{one.file}: {one.problem}{f' (and {counts[rule] - 1:,} more like it)' if counts[rule] > 1 else ''}"
-        for rule, one in first.items()
-    )
+    return tuple(str(replace(one, offset=None, key=None, more=more[rule])) for rule, one in first.items())
 
 
-def _findings(who: dict[Incompatibility, list[str]]) -> Iterator[Finding]:
-    """One each, of a rule and its readers up to `MAX_LISTED`; the last says how many more there are."""
-    groups: dict[tuple[str, ...], list[Incompatibility]] = {}
-    for one, readers in who.items():
-        groups.setdefault((one.rule, *readers), []).append(one)
-    for (rule, *readers), ones in groups.items():
-        rest = sum(one.num for one in ones[MAX_LISTED:])
-        for number, one in enumerate(ones[:MAX_LISTED], start=1):
-            more = one.num - 1 + (rest if number == MAX_LISTED else 0)
-            problem = f"{', '.join(readers)}: {one.problem}"
-            yield Finding("reader", one.file, problem, one.offset, one.key, more, rule)
+def _check_members(reader: str, reports: Sequence[ShardReport], findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Damage, and quirks of members: rule by rule, the shards in their order."""
+    damaged = {one.file for one in findings if one.kind in ("structure", "unreadable", "digest", "bytes")}
+    for file in sorted(damaged):
+        yield _broken("damage", file, "it is damaged, and others drop what is behind it without a word")
+    for rule, (names, why) in RULES.items():
+        if reader not in names.split():
+            continue
+        for report in reports:
+            if reader == "dali" and rule not in _DALI_WITH_INDEX and _has_dali_index(report.path):
+                continue
+            if report.quirks and rule in report.quirks.counts:
+                name, offset = report.quirks.first[rule]
+                problem = f"{why}: {name!r}"
+                yield _broken(rule, report.path, problem, offset=offset, num=report.quirks.counts[rule])
+
+
+def _has_dali_index(shard: str) -> bool:
+    return all(Path(shard).with_name(name).is_file() for name in shard_export_names(Path(shard).name, ["dali"]))
+
+
+def _check_folder(
+    reader: str,
+    reports: Sequence[ShardReport],
+    findings: Sequence[Finding],
+    is_indexed: bool,  # noqa: FBT001
+) -> Iterator[Finding]:
+    """What a reader wants of the shards together, and of the files beside them."""
+    if reader == "hf":
+        yield from _check_hf(reports)
+    elif reader == "energon":
+        yield from _check_energon(reports, findings)
+    elif reader == "wids":
+        yield from _check_wids(reports, findings, is_indexed)
+    elif reader in _TRAINING:
+        yield from _check_trainer(reports, *_TRAINING[reader])
 
 
 _MAX_CARD_BYTES = 256 << 20
@@ -197,37 +178,35 @@ _HF_FAVOURITES = ".csv .json .jsonl .arrow .parquet"
 """Of as many the last; the others by the alphabet."""
 
 
-def for_hf(judged: ReaderInput) -> Iterator[Incompatibility]:
+def _check_hf(reports: Sequence[ShardReport]) -> Iterator[Finding]:
     """Files of other kinds may outnumber the shards of a folder. The columns come from the first five samples; what
     appears later is dropped without a word.
     """
-    for folder in sorted({Path(one.path).parent for one in judged.reports}):
+    for folder in sorted({Path(one.path).parent for one in reports}):
         kinds = _hf_kinds(folder)
         if kinds and kinds != {"webdataset"}:
             problem = f"load_dataset takes what stands here for {' and '.join(sorted(kinds))} files"
-            yield Incompatibility("folder_files", str(folder), f"{problem}, unless it is given data_files='*.tar'")
-    first = [(one.path, key, names) for one in judged.reports if one.quirks for key, names in one.quirks.first_samples]
-    first = first[:5]
+            yield _broken("folder_files", str(folder), f"{problem}, unless it is given data_files='*.tar'")
+    first = [(one.path, key, names) for one in reports if one.quirks for key, names in one.quirks.first_samples][:5]
     known = set(first[0][2]) if first else set()
     for path, key, names in first:
         if set(names) != known:
-            wanted = f"{_listed(names)}, not {_listed(first[0][2])}"
-            yield Incompatibility(
-                "first_fields", path, f"the first five samples differ in their fields: it has {wanted}", key=key
-            )
+            problem = f"it has {_listed(names)}, not {_listed(first[0][2])}"
+            problem = f"the first five samples differ in their fields: {problem}"
+            yield _broken("first_fields", path, problem, key=key)
             return
     seen: set[str] = set()
-    for report in judged.reports:
+    for report in reports:
         for names, one in report.field_sets.items():
             late = sorted(set(names) - known - seen)
             if late:
                 problem = f"fields that the first five samples do not have are dropped: {_listed(late)}"
-                yield Incompatibility("late_field", report.path, problem, key=one.keys[0], num=one.count)
+                yield _broken("late_field", report.path, problem, key=one.key, num=one.count)
                 seen.update(late)
 
 
 def _hf_kinds(folder: Path) -> set[str]:
-    """What `datasets` takes the files of a folder for: of each split that their names tell, the kind to which most
+    """What `datasets` takes the files of a folder for: of each split that their names show, the kind to which most
     parts of names between dots belong. `a.tar.idx` counts as a tar too.
     """
     card = folder / "README.md"
@@ -245,69 +224,64 @@ def _hf_kinds(folder: Path) -> set[str]:
     return kinds
 
 
-def for_energon(judged: ReaderInput) -> Iterator[Incompatibility]:
+def _check_energon(reports: Sequence[ShardReport], findings: Sequence[Finding]) -> Iterator[Finding]:
     """Its index has each key once, and no shard without a sample."""
-    for one in judged.findings:
+    for one in findings:
         if one.kind == "repeated":
-            yield Incompatibility("repeated_key", one.file, one.problem, one.offset, one.key, 1 + one.more)
-    wrong = {one.file for one in judged.findings if one.kind == "offsets"}
-    for report in judged.reports:
+            yield replace(one, kind="reader", rule="repeated_key")
+    wrong = {one.file for one in findings if one.kind == "offsets"}
+    for report in reports:
         if report.is_whole and not report.num_samples:
-            yield Incompatibility("empty_shard", report.path, "it has no sample")
+            yield _broken("empty_shard", report.path, "it has no sample")
         elif not offsets_path(report.path).is_file():
-            yield Incompatibility("no_idx", report.path, "it has no .idx")
+            yield _broken("no_idx", report.path, "it has no .idx")
         elif str(offsets_path(report.path)) in wrong:
-            yield Incompatibility("wrong_idx", str(offsets_path(report.path)), "it is invalid")
+            yield _broken("wrong_idx", str(offsets_path(report.path)), "it is invalid")
 
 
-def for_wids(judged: ReaderInput) -> Iterator[Incompatibility]:
+def _check_wids(
+    reports: Sequence[ShardReport],
+    findings: Sequence[Finding],
+    is_indexed: bool,  # noqa: FBT001
+) -> Iterator[Finding]:
     """It reads by index.json, and keeps shards by their file names."""
-    if not judged.has_index and judged.reports:
-        yield Incompatibility("no_index", str(Path(judged.reports[0].path).parent), "there is no index.json")
-    for one in judged.findings:
+    if not is_indexed and reports:
+        yield _broken("no_index", str(Path(reports[0].path).parent), "there is no index.json")
+    for one in findings:
         if one.kind in ("index", "samples", "missing", "unlisted"):
-            yield Incompatibility("wrong_index", one.file, one.problem)
+            yield _broken("wrong_index", one.file, one.problem)
     seen: dict[str, str] = {}
-    for report in judged.reports:
+    for report in reports:
         name = Path(report.path).name
         if not name.isascii():
-            yield Incompatibility("shard_name", report.path, "the shard's name is not ASCII")
+            yield _broken("shard_name", report.path, "the shard's name is not ASCII")
         if name in seen:
             problem = f"it has the file name of {seen[name]}, under which one of them is cached"
-            yield Incompatibility("shard_names", report.path, problem)
+            yield _broken("shard_names", report.path, problem)
         seen.setdefault(name, report.path)
 
 
-def _for_trainer(
-    judged: ReaderInput, *, counts_file: str, images: Sequence[str], label: str
-) -> Iterator[Incompatibility]:
+def _check_trainer(
+    reports: Sequence[ShardReport], counts_file: str, images: Sequence[str], label: str
+) -> Iterator[Finding]:
     """It counts by a file beside the shards, and passes over samples without one image and one label."""
-    for folder in sorted({Path(one.path).parent for one in judged.reports}):
+    for folder in sorted({Path(one.path).parent for one in reports}):
         counts = read_other_counts(str(folder)).get(counts_file)
-        here = [one for one in judged.reports if Path(one.path).parent == folder]
+        here = [one for one in reports if Path(one.path).parent == folder]
         wrong = [one.path for one in here if counts is not None and counts.get(Path(one.path).name) != one.num_samples]
         if counts is None and (folder / counts_file).is_file():
-            yield Incompatibility("counts", str(folder / counts_file), "it does not read")
+            yield _broken("counts", str(folder / counts_file), "it does not read")
         elif wrong:
             problem = f"it has a wrong count of {Path(wrong[0]).name}"
-            yield Incompatibility("counts", str(folder / counts_file), problem, num=len(wrong))
-    for report in judged.reports:
+            yield _broken("counts", str(folder / counts_file), problem, num=len(wrong))
+    for report in reports:
         sets = report.field_sets.items()
         lacking = [one for names, one in sets if label not in names or not any(name in names for name in images)]
         if lacking:
             problem = f"samples without {label} or one of {', '.join(images)}"
             num = sum(one.count for one in lacking)
-            yield Incompatibility("training_fields", report.path, problem, key=lacking[0].keys[0], num=num)
+            yield _broken("training_fields", report.path, problem, key=lacking[0].key, num=num)
 
 
 def _listed(names: Sequence[str]) -> str:
     return shorten(", ".join(names)) or "none"
-
-
-_OWN: dict[str, Callable[[ReaderInput], Iterator[Incompatibility]]] = {
-    "hf": for_hf,
-    "energon": for_energon,
-    "wids": for_wids,
-    "open_clip": partial(_for_trainer, counts_file=SIZES_NAME, images=("jpg", "png", "jpeg", "webp"), label="txt"),
-    "timm": partial(_for_trainer, counts_file=INFO_NAMES[0], images=("jpg", "png", "webp"), label="cls"),
-}

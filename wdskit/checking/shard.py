@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import functools
 import re
 import stat
-from array import array
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.checking.findings import Finding, FindingList
-from wdskit.checking.quirks import QuirkFinder, Quirks
+from wdskit.checking.quirks import Quirks
 from wdskit.codecs.checks import Check, ImageCheck, field_check
 from wdskit.codecs.fields import is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.keys import hash_key, split_name
-from wdskit.dataset.samples import read_sample
+from wdskit.dataset.keys import hash_key
+from wdskit.dataset.samples import ShardReader, read_sample
 from wdskit.dataset.shard import IDX_SUFFIX, offsets_path, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_shard_exports, new_members
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
-from wdskit.shards.parallel import open_path
+from wdskit.shards.index import DigestedFile
 from wdskit.shards.shares import choose_samples
-from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import TarReader, watch_members
-from wdskit.tar.window import Passed
+from wdskit.tar.header import padded
+from wdskit.tar.window import Passed, size_of
 from wdskit.text import shorten
 
 Fields = tuple[str, ...]
+
+_OWN_FIELDS = {"__key__", "__url__"}
 
 MAX_FIELD_SETS = 100
 """Most sets of fields that are counted separately in one shard."""
@@ -83,13 +83,13 @@ class ShardJob:
 
 @dataclass
 class FieldSet:
-    """Samples of a shard that have the same fields."""
+    """How many samples of a shard have the same fields, and the key of the first."""
 
-    count: int = 0
-    keys: list[str] = field(default_factory=list)  # the first few
+    count: int
+    key: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class ShardReport:
     """What a pass found.
 
@@ -109,161 +109,132 @@ class ShardReport:
     """
 
     path: str
-    num_samples: int
-    num_bytes: int
-    is_whole: bool
-    num_images: int
-    num_large: int
-    num_ignored: int
-    findings: tuple[Finding, ...]
-    starts: NDArray[np.uint64]
-    hashes: NDArray[np.uint64]
-    field_sets: dict[Fields, FieldSet]
-    quirks: Quirks | None
+    num_samples: int = 0
+    num_bytes: int = 0
+    is_whole: bool = False
+    num_images: int = 0
+    num_large: int = 0
+    num_ignored: int = 0
+    findings: tuple[Finding, ...] = ()
+    starts: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, np.uint64))
+    hashes: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    field_sets: dict[Fields, FieldSet] = field(default_factory=dict)
+    quirks: Quirks | None = None
 
 
-def check_shard(job: ShardJob, *, on_read: Callable[[int], None] | None = None) -> ShardReport:
+def check_shard(job: ShardJob) -> ShardReport:
     """Read a shard from end to end, digest it, and note all that is invalid.
 
     Behind damage to the tar's structure the samples are not looked at any more; the digest is taken of the whole file.
-
-    Args:
-        job: The shard.
-        on_read: Called with the number of bytes after each read.
     """
-    return _Pass(job, on_read).report()
+    return _Pass(job).run()
 
 
 class _Pass:
     """The state of one pass."""
 
-    def __init__(self, job: ShardJob, on_read: Callable[[int], None] | None) -> None:
+    def __init__(self, job: ShardJob) -> None:
         self._job = job
-        self._on_read = on_read
         self._found = FindingList(job.path)
-        self._digest = hashlib.sha256()
-        self._num_bytes = 0
-        self._starts = array("Q")
+        self._report = ShardReport(job.path, quirks=Quirks() if job.with_quirks else None)
         self._hashes = bytearray()
         self._stop = 0  # of the last whole sample
-        self._field_sets: dict[Fields, FieldSet] = {}
-        self._checks: dict[str, tuple[Check, bool] | None] = {}  # what looks at a field, and whether it is an image
-        self._quirks = Quirks() if job.with_quirks else None
         self._members = new_members(job.exports)
-        self.num_images = self.num_large = self.num_ignored = 0
+        self._check_of = functools.lru_cache(maxsize=MAX_FIELD_SETS)(
+            lambda name: field_check(name, job.images if job.share is None else "none", job.max_pixels)
+        )
 
-    def report(self) -> ShardReport:
+    def run(self) -> ShardReport:
         """Read the file."""
-        is_whole = False
+        job, report = self._job, self._report
         try:
-            if not stat.S_ISREG(Path(self._job.path).stat().st_mode):  # opening a named pipe would wait for ever
+            if not stat.S_ISREG(Path(job.path).stat().st_mode):  # opening a named pipe would wait for ever
                 self._found.add("unreadable", "this is no file")
-                return self._report(is_whole=False)
-            file = open_path(self._job.path)
-        except (OSError, StorageError) as err:
-            self._found.add("unreadable", f"it cannot be opened: {getattr(err, 'strerror', None) or err}")
-            return self._report(is_whole=False)
-        try:
-            try:
-                self._walk(file)
-                is_whole = True
-            except ShardError as err:
-                self._found.add("structure", f"{err.problem} ({len(self._starts)} samples read)", offset=err.offset)
-            while self._read(file, DRAIN_BYTES):
-                pass
-            if self._job.share is not None and self._job.images != "none":
-                self._look_at_share(file, self._job.share)
+            else:
+                shard = DigestedFile(job.path)
+                with contextlib.closing(shard.file):
+                    try:
+                        self._read(shard)
+                    finally:
+                        report.num_bytes = shard.num_bytes
+                self._compare_entry(shard, is_whole=report.is_whole)
         except StorageError as err:
+            report.is_whole = False
             self._found.add("unreadable", str(err))
-            return self._report(is_whole=False)
+        except OSError as err:
+            self._found.add("unreadable", f"it cannot be opened: {err.strerror}")
+        report.findings = self._found.listed()
+        if job.has_offsets:
+            problem = compare_offsets(job.path, report, entry=job.entry)
+            report.findings += (Finding("offsets", f"{job.path}{IDX_SUFFIX}", problem),) if problem else ()
+        if self._members is not None and report.is_whole:
+            problems = check_shard_exports(job.path, self._members, job.exports)
+            report.findings += tuple(Finding(*problem) for problem in problems)
+        return report
+
+    def _read(self, shard: DigestedFile) -> None:
+        """Look at every member, then at the images of a share of the samples."""
+        report = self._report
+        reader = self._reader = ShardReader(
+            shard.read,
+            shard=self._job.path,
+            on_member=self._look_at_member,
+            on_sample=self._count,
+            on_fault=lambda start, key, problem: self._found.add("name", problem, offset=start, key=key),
+            hold_bytes=MAX_CHECKED_BYTES,
+        )
+        self._file = shard.file
+        try:
+            for _ in reader:
+                pass
+            self._stop = reader.stop
+            report.is_whole = True
+        except ShardError as err:
+            self._found.add("structure", f"{err.problem} ({reader.num_samples} samples read)", offset=err.offset)
         finally:
-            file.close()
-        self._compare_entry(is_whole=is_whole)
-        return self._report(is_whole=is_whole)
+            report.num_samples, report.num_ignored = reader.num_samples, reader.num_ignored
+            report.starts = np.array([*reader.starts, self._stop], dtype=np.uint64)
+            report.hashes = np.frombuffer(bytes(self._hashes), dtype=np.uint64)
+        while shard.read(DRAIN_BYTES):
+            pass
+        if self._job.share is not None and self._job.images != "none":
+            self._look_at_share(self._job.share)
 
-    def _read(self, file: LocalFile, size: int) -> bytes:
-        part = file.read(size)
-        self._digest.update(part)
-        self._num_bytes += len(part)
-        if self._on_read:
-            self._on_read(len(part))
-        return part
-
-    def _walk(self, file: LocalFile) -> None:
-        """Go through the members.
-
-        Raises:
-            ShardError: The tar is invalid.
-        """
-        reader = TarReader(partial(self._read, file), shard=self._job.path, hold_bytes=MAX_CHECKED_BYTES)
-        members = watch_members(reader, self._members.add) if self._members is not None else reader
-        quirks = QuirkFinder(self._quirks, file) if self._quirks is not None else None
-        current = None
-        first = 0
-        fields: dict[str, None] = {}
-        for name, start, data in members:
-            if quirks:
-                quirks.look(name, start, data)
-            split = split_name(name)
-            if split is None:
-                self.num_ignored += 1
-                continue
-            key, name_of_field = split
-            if key != current:
-                if current is not None:
-                    self._close(current, first, start, fields)
-                current, first, fields = key, start, {}
-                if ".." in key or key[0] == "/" or not key.isprintable():  # 0.1 us a sample
-                    self._look_at_key(key, start)
-            if name_of_field in fields or name_of_field.startswith("__"):
-                problem = "twice" if name_of_field in fields else "a name that readers keep for themselves"
-                self._found.add("name", f"it has the field {name_of_field!r}: {problem}", offset=start, key=key)
-            fields[name_of_field] = None
-            try:
-                check = self._checks[name_of_field]
-            except KeyError:
-                check = self._new_check(name_of_field)
+    def _look_at_member(self, name: str, split: tuple[str, str] | None, start: int, data: bytes) -> None:
+        """Look at a member by itself. Nothing of it is kept."""
+        if self._members is not None:
+            self._members.add(name, self._reader.offset - padded(size_of(data)), data)
+        if self._report.quirks is not None:
+            self._report.quirks.look(self._file, name, split, start, data)
+        if split is not None:
+            check = self._check_of(split[1])
             if check:
-                self._look(*check, name_of_field, data, start, key)
-        if current is not None:
-            self._close(current, first, reader.stop, fields)
-        self._stop = reader.stop
+                self._look(check, split[1], data, start, split[0])
 
-    def _look_at_key(self, key: str, start: int) -> None:
-        """Keys that are no more than a trap for whoever unpacks or prints them."""
-        for problem, pattern in _HOSTILE.items():
-            if pattern.search(key):
-                self._found.add("name", problem, offset=start, key=key)
-
-    def _new_check(self, name: str) -> tuple[Check, bool] | None:
-        images = self._job.images if self._job.share is None else "none"
-        found = field_check(name, images, self._job.max_pixels)
-        check = (found, not is_json_field(name)) if found else None
-        if len(self._checks) < MAX_FIELD_SETS:
-            self._checks[name] = check
-        return check
-
-    def _look(self, check: Check, is_image: bool, name: str, data: Buffer, start: int, key: str) -> None:  # noqa: FBT001
+    def _look(self, check: Check, name: str, data: Buffer, start: int, key: str) -> None:
+        """Check what a field of JSON or with an image holds."""
         if isinstance(data, Passed):
-            self.num_large += 1
+            self._report.num_large += 1
             return
-        self.num_images += is_image
+        is_image = not is_json_field(name)
+        self._report.num_images += is_image
         try:
             check(data)
         except DecodeError as err:
-            problem = str(err) if not is_image else f"{name}: {err}"
+            problem = f"{name}: {err}" if is_image else str(err)
             self._found.add("image" if is_image else "json", problem, offset=start, key=key)
 
-    def _look_at_share(self, file: LocalFile, share: Fraction) -> None:
+    def _look_at_share(self, share: Fraction) -> None:
         """Check the images of a share of the samples, which are read again."""
-        job, num = self._job, len(self._starts)
-        for number in choose_samples(num, share, seed=job.seed, shard=job.number, purpose="verify").tolist():
-            start, stop = self._starts[number], self._starts[number + 1] if number + 1 < num else self._stop
+        job, starts = self._job, self._report.starts.tolist()
+        chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
+        for number in chosen.tolist():
+            start, stop = starts[number], starts[number + 1]
             if stop - start > 2 * MAX_CHECKED_BYTES:
-                self.num_large += 1
+                self._report.num_large += 1
                 continue
             try:
-                key, fields = read_sample(file, start, stop)
+                key, fields = read_sample(self._file, start, stop)
             except ShardError as err:
                 problem = f"{err.problem}: it changed while it was verified"
                 self._found.add("structure", problem, offset=err.offset)
@@ -271,89 +242,57 @@ class _Pass:
             for name, data in fields.items():
                 check = field_check(name, job.images, job.max_pixels) if is_image_field(name) else None
                 if check:
-                    self._look(check, True, name, data, start, key)
+                    self._look(check, name, data, start, key)
 
-    def _close(self, key: str, start: int, stop: int, fields: dict[str, None]) -> None:
+    def _count(self, number: int, start: int, stop: int, sample: Mapping[str, object]) -> None:  # noqa: ARG002
         """Count a sample that is whole."""
-        self._starts.append(start)
+        key = str(sample["__key__"])
+        if ".." in key or key[0] == "/" or not key.isprintable():  # 0.1 us a sample
+            for problem, pattern in _HOSTILE.items():
+                if pattern.search(key):
+                    self._found.add("name", problem, offset=start, key=key)
         self._stop = stop
         self._hashes += hash_key(key)
-        names = tuple(sorted(fields))
-        known = self._field_sets.get(names)
-        if known is None:
-            if len(self._field_sets) >= MAX_FIELD_SETS:
-                names = OTHER_FIELDS
-            known = self._field_sets.setdefault(names, FieldSet())
-        known.count += 1
-        if len(known.keys) < 3:
-            known.keys.append(shorten(key))
-        if self._quirks is not None and len(self._quirks.first_samples) < 5:
-            self._quirks.first_samples.append((shorten(key), tuple(sorted(fields))))
+        report = self._report
+        fields = tuple(sorted(sample.keys() - _OWN_FIELDS))
+        is_known = fields in report.field_sets or len(report.field_sets) < MAX_FIELD_SETS
+        names = fields if is_known else OTHER_FIELDS
+        report.field_sets.setdefault(names, FieldSet(0, shorten(key))).count += 1
+        if report.quirks is not None and len(report.quirks.first_samples) < 5:
+            report.quirks.first_samples.append((shorten(key), fields))
 
-    def _compare_entry(self, *, is_whole: bool) -> None:
+    def _compare_entry(self, shard: DigestedFile, *, is_whole: bool) -> None:
         """What the index says of the file; of its samples only where all of them were seen."""
         entry = self._job.entry
         if entry is None:
             return
-        digest = self._digest.hexdigest()
-        if self._num_bytes != entry.num_bytes:
-            self._found.add("bytes", f"it has {self._num_bytes} bytes, the index says {entry.num_bytes}")
+        digest = shard.sha256.hexdigest()
+        if shard.num_bytes != entry.num_bytes:
+            self._found.add("bytes", f"it has {shard.num_bytes} bytes, the index says {entry.num_bytes}")
         elif digest != entry.sha256:
             self._found.add("digest", f"its sha256 is {digest}, the index says {entry.sha256}")
         if not is_whole:
             return
-        if len(self._starts) != entry.num_samples:
-            self._found.add("samples", f"it has {len(self._starts)} samples, the index says {entry.num_samples}")
-        fields = tuple(sorted({name for names in self._field_sets if names != OTHER_FIELDS for name in names}))
-        if fields != tuple(sorted(entry.fields)) and OTHER_FIELDS not in self._field_sets:
+        num_samples, field_sets = self._report.num_samples, self._report.field_sets
+        if num_samples != entry.num_samples:
+            self._found.add("samples", f"it has {num_samples} samples, the index says {entry.num_samples}")
+        fields = sorted({name for names in field_sets for name in names})
+        if fields != sorted(entry.fields) and OTHER_FIELDS not in field_sets:
             problem = f"its fields are {', '.join(fields)}; the index says {', '.join(entry.fields)}"
             self._found.add("fields", problem)
 
-    def _report(self, *, is_whole: bool) -> ShardReport:
-        starts = np.append(np.array(self._starts, dtype=np.uint64), np.uint64(self._stop))
-        findings = self._found.listed()
-        if self._job.has_offsets:
-            entry = self._job.entry
-            problem = compare_offsets(self._job.path, self._num_bytes, starts, is_whole=is_whole, entry=entry)
-            findings += (Finding("offsets", f"{self._job.path}{IDX_SUFFIX}", problem),) if problem else ()
-        if self._members is not None and is_whole:
-            problems = check_shard_exports(self._job.path, self._members, self._job.exports)
-            findings += tuple(Finding(*problem) for problem in problems)
-        return ShardReport(
-            path=self._job.path,
-            num_samples=len(self._starts),
-            num_bytes=self._num_bytes,
-            is_whole=is_whole,
-            num_images=self.num_images,
-            num_large=self.num_large,
-            num_ignored=self.num_ignored,
-            findings=findings,
-            starts=starts,
-            hashes=np.frombuffer(bytes(self._hashes), dtype=np.uint64),
-            field_sets=self._field_sets,
-            quirks=self._quirks,
-        )
 
-
-def compare_offsets(
-    path: str,
-    num_bytes: int,
-    starts: NDArray[np.uint64],
-    *,
-    is_whole: bool,
-    entry: ShardEntry | None = None,
-) -> str:
+def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None) -> str:
     """What is invalid with a shard's .idx, "" where nothing is.
 
     Args:
         path: The shard.
-        num_bytes: Its size, where no index says which it should have.
-        starts: Where its samples start, and where the last one ends.
-        is_whole: Whether these are all; else the offsets behind them are not compared.
-        entry: What the index says of the shard; then their number is compared with that.
+        report: Its size, where no index says which it should have, and where its samples start. Of a shard that is not
+            whole these are not all, and the offsets behind them are not compared.
+        entry: What the index says of the shard.
     """
-    if entry is not None:
-        num_bytes = entry.num_bytes
+    num_bytes = report.num_bytes if entry is None else entry.num_bytes
+    starts, is_whole = report.starts, report.is_whole
     if offsets_path(path).exists() and not offsets_path(path).is_file():
         return "this is no file"
     try:

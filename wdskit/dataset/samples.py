@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from wdskit.dataset.keys import split_name
 from wdskit.errors import ShardError, StorageError
 from wdskit.limits import MAX_READ_MEMBER_BYTES
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.reader import OnMember, TarReader, locate_members, watch_members
+from wdskit.tar.reader import TarReader, locate_members
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
 
@@ -19,6 +19,14 @@ OnSample = Callable[[int, int, int, Mapping[str, Any]], None]
 """Called with each sample before it is yielded: its number, the offset of its first header, that behind its last member
 and all that is no sample's behind it, and the sample.
 """
+
+OnMember = Callable[[str, tuple[str, str] | None, int, Any], object]
+"""Called with each member: its name, its key and field (None where it is of no sample), the offset of its first header,
+and its data (or `Passed`). What it returns stands in the sample in place of the data.
+"""
+
+OnFault = Callable[[int, str, str], None]
+"""Called with the offset of a member, its key, and why it cannot be a field of that key's sample."""
 
 
 class ShardReader:
@@ -30,8 +38,10 @@ class ShardReader:
     Args:
         read: As `tar.reader.TarReader` takes it.
         shard: Path or URL, for messages and `__url__`.
-        on_member: Called with each member before its sample is yielded, those that belong to none included.
+        on_member: Called with each member, those that belong to none included.
         on_sample: Called with each sample before it is yielded; what it raises goes on.
+        on_fault: Called for a field that comes twice or has a reserved name, which is left out then; without it, such
+            a field is an error. Who gives it looks for keys that come twice too: no key is kept here then.
         hold_bytes: As `TarReader` takes it.
         spill: As `TarReader` takes it.
 
@@ -39,6 +49,7 @@ class ShardReader:
         num_samples: Samples yielded so far.
         starts: Byte offset of the first header of each sample yielded so far.
         num_ignored: Members so far that belong to no sample (no extension, dot files, `__meta__`).
+        partial: Behind an error, the offset of the sample that it was met in, and what was read of it.
     """
 
     def __init__(
@@ -48,21 +59,30 @@ class ShardReader:
         shard: str,
         on_member: OnMember | None = None,
         on_sample: OnSample | None = None,
+        on_fault: OnFault | None = None,
         hold_bytes: int = MAX_READ_MEMBER_BYTES,
         spill: Spill | None = None,
     ) -> None:
         self.shard = shard
-        self._on_sample = on_sample
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
+        self.partial: tuple[int, dict[str, Any]] | None = None
         self._on_member = on_member
+        self._on_sample = on_sample
+        self._on_fault = on_fault
         self._reader: TarReader | TarWalk = TarReader(read, shard=shard, hold_bytes=hold_bytes, spill=spill)
 
     @property
     def stop(self) -> int:
         """Byte offset behind the last member, once the stream is read."""
         return self._reader.stop
+
+    @property
+    def offset(self) -> int:
+        """Byte offset behind the member that was read last, its padding included; not of a `HeaderReader`."""
+        assert isinstance(self._reader, TarReader)
+        return self._reader.offset
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield `{"__key__": key, "__url__": shard, field: bytes, ...}`, fields in the order of their members.
@@ -74,13 +94,11 @@ class ShardReader:
         key = None
         first = 0
         sample: dict[str, Any] = {}
-        reader = self._reader
-        members: Iterable[tuple[str, int, Any]] = reader
-        if self._on_member is not None and isinstance(reader, TarReader):
-            members = watch_members(reader, self._on_member)
+        on_member, on_fault = self._on_member, self._on_fault
         try:
-            for name, start, data in members:
+            for name, start, data in self._reader:
                 split = split_name(name)
+                value = data if on_member is None else on_member(name, split, start, data)
                 if split is None:
                     self.num_ignored += 1
                     continue
@@ -88,17 +106,22 @@ class ShardReader:
                     if key is not None:
                         yield self._whole(first, start, sample)
                     key = split[0]
-                    if key in keys:
-                        raise self._fault(start, _twice(key))
-                    keys.add(key)
+                    if on_fault is None:
+                        if key in keys:
+                            raise self._fault(start, _twice(key))
+                        keys.add(key)
                     first = start
                     sample = {"__key__": key, "__url__": self.shard}
                 field = split[1]
                 if field in sample or field.startswith("__"):
                     problem = "a name that readers keep for themselves" if field.startswith("__") else "twice"
-                    raise self._fault(start, f"key {key!r} has the field {field!r}: {problem}")
-                sample[field] = data
+                    if on_fault is None:
+                        raise self._fault(start, f"key {key!r} has the field {field!r}: {problem}")
+                    on_fault(start, key, f"it has the field {field!r}: {problem}")
+                else:
+                    sample[field] = value
         except ShardError as err:
+            self.partial = None if key is None else (first, sample)
             raise err.after(self.num_samples) from err.__cause__
         if key is not None:
             yield self._whole(first, self.stop, sample)
@@ -205,6 +228,12 @@ def _members(file: LocalFile, start: int, stop: int | None) -> Iterator[tuple[st
         for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
             yield name, memoryview(data)[first:last]
         return
+    reader = TarReader(read_from(file, start), shard=file.url)
+    yield from ((name, memoryview(data)) for name, _, data in reader)
+
+
+def read_from(file: LocalFile, start: int) -> Read:
+    """What reads a file in order from `start` on, wherever it was read before."""
     at = start
 
     def read(size: int) -> bytes:
@@ -213,4 +242,4 @@ def _members(file: LocalFile, start: int, stop: int | None) -> Iterator[tuple[st
         at += len(part)
         return part
 
-    yield from ((name, memoryview(data)) for name, _, data in TarReader(read, shard=file.url))
+    return read

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from wdskit.dataset.index import (
     INDEX_NAME,
@@ -33,8 +33,7 @@ from wdskit.export.energon import (
     split_problem,
     split_yaml,
 )
-from wdskit.export.open_clip import sizes_json
-from wdskit.export.timm import timm_info_json
+from wdskit.export.timm import sizes_json, timm_info_json
 from wdskit.files import Disk, make_folders, publish_bytes, remove_drafts
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.urls import read_bytes
@@ -168,16 +167,17 @@ def folder_files(
     Raises:
         FolderIndexError: Something else has written a file in the way.
     """
-    made: dict[str, dict[str, Callable[[], bytes]]] = {
-        "open_clip": {SIZES_NAME: lambda: sizes_json(entries)},
-        "timm": {INFO_NAMES[0]: lambda: timm_info_json(entries, exports.split_name)},
-        "energon": {INFO_NAME: lambda: info_json(entries)},
-    }
     for kind in exports.kinds:
-        for name, make in made.get(kind, {}).items():
-            data = make()
-            _check_way(folder / name, data, ours=kind in before.kinds)
-            yield name, data
+        if kind == "open_clip":
+            name, data = SIZES_NAME, sizes_json(entries)
+        elif kind == "timm":
+            name, data = INFO_NAMES[0], timm_info_json(entries, exports.split_name)
+        elif kind == "energon":
+            name, data = INFO_NAME, info_json(entries)
+        else:
+            continue
+        _check_way(folder / name, data, ours=kind in before.kinds)
+        yield name, data
     if "energon" in exports.kinds:
         split_path = folder / SPLIT_NAME
         wrote = split_yaml(earlier, before.split_name) if "energon" in before.kinds else None
@@ -193,22 +193,12 @@ def _check_way(path: Path, data: bytes, *, ours: bool) -> None:
         raise FolderIndexError(f"{msg} It was not overwritten.\n  Move it away.", folder=str(path.parent))
 
 
-class ExportProblem(NamedTuple):
-    """What is wrong with an exported file, or with what the index says of exports."""
-
-    kind: Literal["beside", "index"]
-    file: str
-    problem: str
+ExportProblem = tuple[Literal["beside", "index"], str, str]
+"""What is wrong with an exported file, or with what the index says of exports: that, the file, and the problem."""
 
 
 def check_shard_exports(path: str, members: ShardMembers, kinds: Sequence[str]) -> Iterator[ExportProblem]:
-    """What is wrong with the files beside one shard.
-
-    Args:
-        path: The shard, which is whole.
-        members: What was read of it.
-        kinds: What is kept beside it.
-    """
+    """What is wrong with the files of these kinds beside one shard, which is whole and has these members."""
     for name in shard_export_names(Path(path).name, kinds):
         yield from _check(Path(path).with_name(name), "dali", lambda data: dali_problem(data, members, path))
 
@@ -219,13 +209,13 @@ def check_folder_exports(index: FolderIndex) -> Iterator[ExportProblem]:
     for kind in index.exports.kinds:
         if kind not in KINDS:
             problem = f"it says that files for {kind!r} are kept here, which this version does not know"
-            yield ExportProblem("index", str(folder / INDEX_NAME), problem)
+            yield "index", str(folder / INDEX_NAME), problem
     counts = read_other_counts(index.folder)
     for kind, name in (("open_clip", SIZES_NAME), ("timm", INFO_NAMES[0])):
         if kind in index.exports.kinds:
             problem = _count_problem(counts[name], entries) if name in counts else "it is missing"
             if problem:
-                yield ExportProblem("beside", str(folder / name), f"{kind}: {problem}")
+                yield "beside", str(folder / name), f"{kind}: {problem}"
     if "energon" in index.exports.kinds:
         yield from _check(folder / INFO_NAME, "energon", lambda data: info_problem(data, entries))
         yield from _check(folder / SPLIT_NAME, "energon", lambda data: split_problem(data, entries))
@@ -242,7 +232,7 @@ def _check(file: Path, kind: str, check: Callable[[bytes], str]) -> Iterator[Exp
     except StorageError as err:
         problem = f"it cannot be read: {err}"
     if problem:
-        yield ExportProblem("beside", str(file), f"{kind}: {problem}")
+        yield "beside", str(file), f"{kind}: {problem}"
 
 
 def _count_problem(counts: Mapping[str, int] | None, entries: Sequence[ShardEntry]) -> str:

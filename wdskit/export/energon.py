@@ -1,7 +1,7 @@
 """Megatron-Energon's `.nv-meta`: counts, splits, and what the samples are.
 
-`.info.json` and the `.idx` beside each shard are facts. `split.yaml` and `dataset.yaml` are also where a user says what
-to train on, so what stands there already is left, unless it is what wdskit wrote for the shards that were there before.
+`.info.json` and the `.idx` beside each shard follow from the shards. `split.yaml` and `dataset.yaml` are also where a
+user says what to train on, so they are left as they are, unless they are what wdskit wrote for the shards before.
 """
 
 from __future__ import annotations
@@ -95,27 +95,20 @@ def part_of(split: str) -> str:
 
 
 def collapse(names: Sequence[str]) -> list[str]:
-    """The names in their order, each run of consecutive numbers as one brace pattern."""
-    runs: list[list[str]] = []
+    """The names in their order, each run of consecutive numbers with as many digits as one brace pattern."""
+    runs: list[tuple[str, ...]] = []  # a name; or what is before and behind its number, the first and the last number
     for name in names:
-        if runs and _follows(runs[-1][-1], name):
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    return [_pattern(run) for run in runs]
+        match = _NUMBERED.fullmatch(name)
+        run = (match[1], match[3], match[2], match[2]) if match else (name,)
+        if runs and match and runs[-1][:2] == run[:2]:
+            last = runs[-1][3]
+            if len(last) == len(match[2]) and int(last) + 1 == int(match[2]):
+                runs[-1] = (*runs[-1][:3], match[2])
+                continue
+        runs.append(run)
+    return [_pattern(*run) for run in runs]
 
 
-def _follows(one: str, other: str) -> bool:
-    """Whether the last number of a name is one more than that of another, with as many digits."""
-    first, second = _NUMBERED.fullmatch(one), _NUMBERED.fullmatch(other)
-    if first is None or second is None:
-        return False
-    same = first[1] == second[1] and first[3] == second[3] and len(first[2]) == len(second[2])
-    return same and int(first[2]) + 1 == int(second[2])
-
-
-def _pattern(run: Sequence[str]) -> str:
-    first, last = _NUMBERED.fullmatch(run[0]), _NUMBERED.fullmatch(run[-1])
-    if len(run) == 1 or first is None or last is None:
-        return run[0]
-    return f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}"
+def _pattern(before: str, behind: str = "", first: str = "", last: str = "") -> str:
+    number = first if first == last else f"{{{first}..{last}}}"
+    return f"{before}{number}{behind}"

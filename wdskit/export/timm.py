@@ -1,4 +1,4 @@
-"""timm's `_info.json`: names and counts of the shards of each split. `dataset.index.read_other_counts` reads it."""
+"""open_clip's `sizes.json` and timm's `_info.json`: samples of each shard, as `read_other_counts` reads them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _SPLITS = ("train", "training", "val", "valid", "validation", "dev", "eval", "te
 _WORDS = re.compile(r"[-_.]+")
 
 
-def timm_info_json(entries: Sequence[ShardEntry], split_name: str = "") -> bytes:
-    """The file.
+def sizes_json(entries: Sequence[ShardEntry]) -> bytes:
+    """open_clip's file, one shard a line."""
+    lines = ",\n".join(f"{json.dumps(one.name, ensure_ascii=False)}: {one.num_samples}" for one in entries)
+    return f"{{\n{lines}\n}}\n".encode()
 
-    Args:
-        entries: The shards.
-        split_name: The split of all of them; "" to take it from each one's name.
-    """
+
+def timm_info_json(entries: Sequence[ShardEntry], split_name: str = "") -> bytes:
+    """Timm's file; `split_name` is the split of all shards, "" to take it from each one's name."""
     splits = {
         split: {
             "name": split,

@@ -1,7 +1,7 @@
 """`wdskit diff A B`: the samples of two sets of shards, compared by key and not by where they stand.
 
 Each sample is held as 64 bits of its key, 64 of its fields and its place: 28 bytes, so 280 MB a side for 10**7 samples.
-Whatever differs is read again and compared in full, so that two keys with one hash are told apart.
+Whatever differs is read again and compared in full, so that two keys with one hash are two.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import operator
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import find_shards
-from wdskit.errors import StorageError, WdskitError
+from wdskit.errors import StorageError
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
-from wdskit.shards.payloads import Payloads, payload_size
+from wdskit.shards.payloads import Payloads, fields_of, payload_size
 from wdskit.storage.urls import is_local
 from wdskit.text import shorten
 
@@ -72,25 +70,30 @@ class DiffResult:
         return not (self.num_only_a or self.num_only_b or self.num_differ or any(self.num_repeated))
 
 
-@dataclass(frozen=True)
-class _Side:
-    """The samples of one side; the first of each key, and in the order of the keys' hashes.
+class _Samples(NamedTuple):
+    """Arrays of one length: hashes of keys and of fields, and where the samples start."""
 
-    Arrays of one length: hashes of keys and of fields, number of the shard, offset in it.
-    """
-
-    urls: tuple[str, ...]
-    num_samples: int
     keys: NDArray[np.uint64]
     fields: NDArray[np.uint64]
-    shards: NDArray[np.int32]
     starts: NDArray[np.uint64]
+
+
+class _Side:
+    """The first sample of each key of one side, in the order of the keys' hashes."""
+
+    def __init__(self, urls: tuple[str, ...], parts: list[_Samples]) -> None:
+        keys, fields, starts = map(np.concatenate, zip(*parts, strict=True))
+        shards = np.repeat(np.arange(len(urls), dtype=np.int32), [len(part.keys) for part in parts])
+        self.urls = urls
+        self.num_samples = len(keys)
+        self.keys, first = np.unique(keys, return_index=True)
+        self.fields, self.starts, self.shards = fields[first], starts[first], shards[first]
 
     def first(self, numbers: NDArray[np.intp], limit: int) -> list[int]:
         """The first of these samples in the order of the shards."""
         order = np.lexsort((self.starts[numbers], self.shards[numbers]))
-        first: list[int] = numbers[order[:limit]].tolist()
-        return first
+        found: list[int] = numbers[order[:limit]].tolist()
+        return found
 
     def url(self, number: int) -> str:
         return self.urls[int(self.shards[number])]
@@ -119,16 +122,18 @@ def diff(
         progress: Called after each shard.
 
     Raises:
-        ShardError: A shard is invalid.
+        ShardError: A shard is invalid; where several are, all are listed.
         StorageError: There is nothing, it is not local, or it cannot be read.
     """
-    urls = [find_shards(path).urls for path in (a, b)]
-    every = [url for side in urls for url in side]
-    for url in every:
+    urls_a, urls_b = find_shards(a).urls, find_shards(b).urls
+    urls = [*urls_a, *urls_b]
+    for url in urls:
         if not is_local(url):
             raise StorageError(f"{url}: only local shards can be compared. Fetch it first.", url=url)
-    results = read_shards(hash_samples, every, file_sizes(every), workers=workers, progress=progress)
-    side_a, side_b = (_gather(side, results) for side in urls)
+    path = f"{a} and {b}"
+    parts = list(read_shards(hash_samples, urls, file_sizes(urls), path=path, workers=workers, progress=progress))
+    side_a, side_b = _Side(urls_a, parts[: len(urls_a)]), _Side(urls_b, parts[len(urls_a) :])
+    del parts
     both, in_a, in_b = np.intersect1d(side_a.keys, side_b.keys, assume_unique=True, return_indices=True)
     is_other = side_a.fields[in_a] != side_b.fields[in_b]
     other, partner = in_a[is_other], in_b[is_other]  # rising, as the keys are
@@ -149,43 +154,22 @@ def diff(
     )
 
 
-_Read = tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]
-
-
-def hash_samples(url: str) -> _Read:
-    """Hashes of the keys and of the fields of a shard's samples, and where they start."""
+def hash_samples(url: str) -> _Samples:
+    """Hash the keys and the fields of a shard's samples, 64 bits each; the order of fields does not matter."""
     keys, fields = bytearray(), bytearray()
     with Payloads(url) as shard:
         for sample in shard:
             keys += hash_key(sample["__key__"])
-            fields += _hash_fields(shard, sample)
-        starts = array("Q", shard.reader.starts)
-    return np.frombuffer(keys, np.uint64), np.frombuffer(fields, np.uint64), np.array(starts, dtype=np.uint64)
-
-
-def _hash_fields(shard: Payloads, sample: dict[str, Any]) -> bytes:
-    """64 bits of all fields, whatever their order."""
-    digest = hashlib.blake2b(digest_size=8)
-    for name in sorted(name for name in sample if not name.startswith("__")):
-        encoded = name.encode()
-        digest.update(b"%d %d " % (len(encoded), payload_size(sample[name])))
-        digest.update(encoded)
-        for piece in shard.pieces(sample[name]):
-            digest.update(piece)
-    return digest.digest()
-
-
-def _gather(urls: tuple[str, ...], read: Iterator[_Read | WdskitError]) -> _Side:
-    """Join what was read of a side's shards."""
-    parts = []
-    for part in islice(read, len(urls)):
-        if isinstance(part, WdskitError):
-            raise part
-        parts.append(part)
-    keys, fields, starts = (np.concatenate([part[at] for part in parts]) for at in range(3))
-    shards = np.repeat(np.arange(len(urls), dtype=np.int32), [len(part[0]) for part in parts])
-    _, first = np.unique(keys, return_index=True)
-    return _Side(urls, len(keys), keys[first], fields[first], shards[first], starts[first])
+            digest = hashlib.blake2b(digest_size=8)
+            for name, data in sorted(fields_of(sample)):
+                encoded = name.encode()
+                digest.update(b"%d %d " % (len(encoded), payload_size(data)))
+                digest.update(encoded)
+                for piece in shard.pieces(data):
+                    digest.update(piece)
+            fields += digest.digest()
+    starts = np.array(shard.reader.starts, dtype=np.uint64)
+    return _Samples(np.frombuffer(keys, np.uint64), np.frombuffer(fields, np.uint64), starts)
 
 
 def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
@@ -194,12 +178,13 @@ def _compare(a: _Side, number: int, b: _Side, other: int) -> list[Difference]:
         key_a, key_b = sample_a["__key__"], sample_b["__key__"]
         if key_a != key_b:
             return [Difference(shorten(key_a), a.url(number), None), Difference(shorten(key_b), None, b.url(other))]
-        fields = []
-        for name in sorted(name for name in {*sample_a, *sample_b} if not name.startswith("__")):
-            if name not in sample_b or name not in sample_a:
-                fields.append(shorten(f"-{name}" if name in sample_a else f"+{name}"))
-            elif payload_size(sample_a[name]) != payload_size(sample_b[name]) or any(
-                map(operator.ne, shard_a.pieces(sample_a[name]), shard_b.pieces(sample_b[name]))
-            ):
-                fields.append(shorten(name))
-    return [Difference(shorten(key_a), a.url(number), b.url(other), tuple(fields))]
+        fields_a, fields_b = dict(fields_of(sample_a)), dict(fields_of(sample_b))
+        differing = [f"-{name}" for name in fields_a.keys() - fields_b.keys()]
+        differing += [f"+{name}" for name in fields_b.keys() - fields_a.keys()]
+        for name in fields_a.keys() & fields_b.keys():
+            data_a, data_b = fields_a[name], fields_b[name]
+            is_same_size = payload_size(data_a) == payload_size(data_b)
+            if not is_same_size or any(map(operator.ne, shard_a.pieces(data_a), shard_b.pieces(data_b))):
+                differing.append(name)
+        fields = tuple(map(shorten, sorted(differing, key=lambda name: name.lstrip("+-"))))
+    return [Difference(shorten(key_a), a.url(number), b.url(other), fields)]

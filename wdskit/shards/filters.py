@@ -13,7 +13,7 @@ import keyword
 import operator
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS
@@ -40,7 +40,6 @@ _TEXT_METHODS = frozenset([
 ])  # fmt: skip
 _METHODS = _TEXT_METHODS | {"get"}
 _PLAIN_NODES = (ast.Constant, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.Compare, ast.IfExp, ast.Tuple, ast.List, ast.Set)
-_OWN_NODES = (ast.Name, ast.Attribute, ast.Call, ast.Subscript)
 _HELPERS = (ast.Load, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
 _ATTRIBUTE = re.compile(r"\.\s*(\w+)")
 _CONSTANTS = (str, int, float, bool, type(None))
@@ -75,6 +74,9 @@ class Expression:
         names = {node.id for node in ast.walk(self._tree) if isinstance(node, ast.Name)}
         self.fields = frozenset(names - {*_NAMES, *_FUNCTIONS})
         self._evaluator: SimpleEval | None = None
+        self._own_nodes: dict[type[ast.AST], Callable[[Any], Any]] = {
+            ast.Name: self._name, ast.Attribute: self._attribute, ast.Subscript: self._subscript
+        }  # fmt: skip
         self._key: str = ""
         self._names: Collection[str] = ()
         self._read: ReadField = str
@@ -86,10 +88,8 @@ class Expression:
     def holds(self, key: str, fields: Collection[str], read: ReadField) -> bool:
         """Whether it holds for a sample.
 
-        Args:
-            key: The sample's key.
-            fields: Names of its fields.
-            read: Gives the value of a field; called for those that the answer depends on.
+        `fields` are the names of its fields; `read` gives the value of one, and is called for those that the answer
+        depends on.
 
         Raises:
             MissingValue: It asks for what the sample lacks.
@@ -112,19 +112,14 @@ class Expression:
         from simpleeval import EvalWithCompoundTypes
 
         evaluator = EvalWithCompoundTypes(operators=_OPERATORS, functions={}, names={})
-        evaluator.nodes = {kind: evaluator.nodes[kind] for kind in _PLAIN_NODES if kind in evaluator.nodes} | {
-            ast.Name: self._name,
-            ast.Attribute: self._attribute,
-            ast.Subscript: self._subscript,
-            ast.Call: self._call,
-        }
+        evaluator.nodes = {kind: evaluator.nodes[kind] for kind in _PLAIN_NODES if kind in evaluator.nodes}
+        evaluator.nodes |= {**self._own_nodes, ast.Call: self._call}
         return evaluator
 
     def _value(self, node: ast.expr) -> Any:
         """What a node stands for. Names are not handed to simpleeval, which would look through all of a JSON."""
-        own = {ast.Name: self._name, ast.Attribute: self._attribute, ast.Subscript: self._subscript}.get(type(node))
-        if own is not None:
-            return own(node)
+        if type(node) in self._own_nodes:
+            return self._own_nodes[type(node)](node)
         assert self._evaluator is not None
         return self._evaluator.eval(self.text, node)
 
@@ -168,25 +163,21 @@ def _parse(text: str) -> ast.expr:
         word = next((word for word in _ATTRIBUTE.findall(text) if keyword.iskeyword(word)), None)
         why += f"; {word!r} is a word of the syntax, so write [{word!r}] in place of .{word}" if word else ""
         raise _refused(text, f"it cannot be read: {why}", at) from err
-    for num_nodes, (node, depth) in enumerate(_walk(tree), start=1):
+    pending: list[tuple[ast.AST, int]] = [(tree, 1)]
+    num_nodes = 0
+    while pending:
+        node, depth = pending.pop()
+        num_nodes += 1
         problem = "it is nested too deeply" if depth > MAX_DEPTH else _problem(node)
         if num_nodes > MAX_NODES:
             problem = f"it has more than {MAX_NODES} parts"
         if problem:
             raise _refused(text, problem, getattr(node, "col_offset", 0) + 1)
-    return tree
-
-
-def _walk(tree: ast.expr) -> Iterator[tuple[ast.AST, int]]:
-    """Every node and its depth, the name of a function that is called left out."""
-    pending: list[tuple[ast.AST, int]] = [(tree, 1)]
-    while pending:
-        node, depth = pending.pop()
-        yield node, depth
         below = list(ast.iter_child_nodes(node))
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call):  # but the name of what is called
             below = [*node.args, *([node.func.value] if isinstance(node.func, ast.Attribute) else [])]
         pending += [(child, depth + 1) for child in below]
+    return tree
 
 
 def _problem(node: ast.AST) -> str:
@@ -254,26 +245,12 @@ def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _NUMERIC: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos,
+}  # fmt: skip
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     **{kind: _on_numbers(function) for kind, function in _NUMERIC.items()},
-    ast.Not: operator.not_,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda item, group: operator.contains(group, item),
-    ast.NotIn: lambda item, group: not operator.contains(group, item),
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
+    ast.Not: operator.not_, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.is_,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.IsNot: operator.is_not,
+    ast.In: lambda item, group: item in group, ast.NotIn: lambda item, group: item not in group,
+}  # fmt: skip

@@ -8,22 +8,25 @@ import stat
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from wdskit.dataset.binary import identity_of
 from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, read_other_counts, write_index
-from wdskit.dataset.lock import LOCK_NAME, hold, lock_folder, wait_for_workers
+from wdskit.dataset.lock import LOCK_NAME, lock_folder, wait_for_workers
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.dataset.unfinished import refuse_unfinished
-from wdskit.errors import FolderIndexError, ShardError, StorageError, WdskitError
+from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
+from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Disk, remove_drafts
-from wdskit.limits import MAX_CHECKED_BYTES, MAX_HELD_BYTES
+from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.urls import is_local, local_path
-from wdskit.tar.reader import OnMember
+from wdskit.tar.header import padded
+from wdskit.tar.window import size_of
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,6 @@ class IndexReport:
     workers: int
     changed: tuple[str, ...] = ()
     disagreeing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-class _Job(NamedTuple):
-    """A shard to scan, and what to keep beside it. `disk` is None where nothing is."""
-
-    path: str
-    exports: Exports
-    before: Exports
-    disk: Disk | None
-
-
-class _WriteError(StorageError):
-    """No fault of a shard, but of the disk that is written to."""
 
 
 def index_folder(
@@ -99,11 +89,13 @@ def index_folder(
         kept = parse_exports(export, split_name=split_name, before=before.exports)
         check_export_names(sizes, kept.kinds)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
+        scans: list[ScannedShard] = []
         try:
             remove_drafts(path, disk=disk)
-            worker_disk = disk if new_members(kept.kinds) else None
-            jobs = [_Job(str(path / name), kept, before.exports, worker_disk) for name in sizes]
-            scans = list(_scan_all(path, jobs, sizes, num_workers, progress))
+            for scan in _scan_all(path, sizes, kept, num_workers, progress):
+                if scan.members is not None:
+                    export_shard(path / scan.entry.name, scan.members, exports=kept, before=before.exports, disk=disk)
+                scans.append(scan._replace(members=None))
             entries = [scan.entry for scan in scans]
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
@@ -111,26 +103,26 @@ def index_folder(
             write_index(path, entries, exports=kept, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
-    index = FolderIndex(str(folder), tuple(entries), kept)
+    known = before.by_name
     return IndexReport(
-        index=index,
+        index=FolderIndex(str(folder), tuple(entries), kept),
         num_ignored=sum(scan.num_ignored for scan in scans),
         workers=min(num_workers, len(sizes)),
         changed=tuple(
-            now.name
-            for now in entries
-            if (old := before.by_name.get(now.name)) and old.num_bytes == now.num_bytes and old.sha256 != now.sha256
+            one.name
+            for one in entries
+            if (old := known.get(one.name)) and old.num_bytes == one.num_bytes and old.sha256 != one.sha256
         ),
-        disagreeing=_disagreeing(path, index),
+        disagreeing=_disagreeing(path, entries),
     )
 
 
-def _disagreeing(folder: Path, index: FolderIndex) -> dict[str, tuple[str, ...]]:
-    """What open_clip's `sizes.json` and timm's `_info.json`, where they stand, say otherwise of these shards."""
+def _disagreeing(folder: Path, entries: Sequence[ShardEntry]) -> dict[str, tuple[str, ...]]:
+    """What open_clip's `sizes.json` and timm's `_info.json`, where they exist, say otherwise of these shards."""
     found: dict[str, tuple[str, ...]] = {}
     for file, counts in read_other_counts(str(folder)).items():
         known = counts or {}
-        names = [one.name for one in index.entries if known.get(one.name, one.num_samples) != one.num_samples]
+        names = [one.name for one in entries if known.get(one.name, one.num_samples) != one.num_samples]
         if names or counts is None:
             found[file] = tuple(names)
     return found
@@ -160,55 +152,35 @@ def _find_shards(folder: Path) -> dict[str, int]:
 
 
 def _scan_all(
-    folder: Path, jobs: list[_Job], sizes: dict[str, int], workers: int, progress: Progress | None
+    folder: Path, sizes: dict[str, int], exports: Exports, workers: int, progress: Progress | None
 ) -> Iterator[ScannedShard]:
-    """Scan the shards; an error that lists every shard at fault if there is one."""
-    faults: list[WdskitError] = []
-    scan = _scan if workers == 1 or len(jobs) < 2 else _scan_in_worker
-    with contextlib.closing(read_shards(scan, jobs, [*sizes.values()], workers=workers, progress=progress)) as results:
-        for result in results:
-            if isinstance(result, _WriteError):
-                raise result
-            if isinstance(result, WdskitError):
-                faults.append(result)
-            else:
-                yield result
-    if faults:
-        are = "is" if len(faults) == 1 else "are"
-        msg = f"{folder}: {len(faults)} of {len(sizes)} shards {are} invalid, so no index was written.\n"
-        raise FolderIndexError(msg + "\n".join(map(str, faults)), folder=str(folder)) from faults[0]
+    """Scan the shards; behind the last, an error that lists those at fault if there are any."""
+    try:
+        yield from read_shards(
+            partial(_scan, kinds=exports.kinds),
+            [str(folder / name) for name in sizes],
+            [*sizes.values()],
+            path=str(folder),
+            workers=workers,
+            progress=progress,
+            so="are invalid, so no index was written",
+            error=partial(FolderIndexError, folder=str(folder)),
+        )
+    except (ShardError, StorageError) as err:
+        msg = f"{folder}: 1 of {len(sizes)} shards is invalid, so no index was written.\n{err}"
+        raise FolderIndexError(msg, folder=str(folder)) from err
 
 
-def _scan_in_worker(job: _Job) -> ScannedShard:
-    """`_scan` in a worker process, which holds the folder until it ends if it writes."""
-    if job.disk is not None:
-        hold(Path(job.path).parent)
-    return _scan(job)
-
-
-def _scan(job: _Job) -> ScannedShard:
-    path = job.path
+def _scan(path: str, *, kinds: Sequence[str]) -> ScannedShard:
     name = Path(path).name
     if not name.isprintable():
-        problem, remedy = f"its file name {name!r} holds characters that cannot be printed", "Rename it."
-        raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
-    members = new_members(job.exports.kinds)
-    scanned = scan_shard(path, name=name, on_member=members.add if members else None)
-    if members and job.disk is not None:
-        try:
-            export_shard(Path(path), members, exports=job.exports, before=job.before, disk=job.disk)
-        except OSError as err:
-            raise _WriteError(f"{path}: what belongs beside it cannot be written: {err.strerror}.", url=path) from err
-    return scanned
+        problem = f"its file name {name!r} holds characters that cannot be printed"
+        raise ShardError(shard=path, offset=0, problem=problem, remedy="Rename it.")
+    return scan_shard(path, name=name, members=new_members(kinds))
 
 
 def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
-    """A local folder that is there, as a path.
-
-    Args:
-        folder: As the user wrote it.
-        command: What is run, `index`, for the message.
-        done: What is done to it, `indexed`.
+    """A local folder that is there, as a path; messages say that `command` can be run, and what is `done` by it.
 
     Raises:
         StorageError: It is remote, no folder, or not there.
@@ -224,69 +196,82 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
 
 
 def refuse_filled(folder: Path) -> None:
-    """Refuse to write into a folder that holds anything but its lock.
-
-    Raises:
-        StorageError: It does.
-    """
+    """Refuse to write into a folder that holds anything but its lock."""
     if any(one.name != LOCK_NAME for one in folder.iterdir()):
         msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
         raise StorageError(msg, url=str(folder))
 
 
-@dataclass(frozen=True)
-class ScannedShard:
+class ScannedShard(NamedTuple):
     """What a full read found.
 
     Attributes:
         entry: The shard's line in the index.
         offsets: Byte offset of each sample, then the end of the last member.
         num_ignored: Members that belong to no sample.
+        members: All members, where they were asked for.
     """
 
     entry: ShardEntry
     offsets: array[int]  # 8 bytes a sample, where a tuple takes 40
     num_ignored: int
+    members: ShardMembers | None = None
 
 
-def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> ScannedShard:
+class DigestedFile:
+    """A local shard that is read in order and digested on the way.
+
+    Attributes:
+        file: The file, to be closed by who made this.
+        num_bytes: Bytes read so far.
+        sha256: Of those.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.file = open_path(path)
+        self.num_bytes = 0
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes from where the last call stopped."""
+        part = self.file.read(size)
+        self.sha256.update(part)
+        self.num_bytes += len(part)
+        return part
+
+
+def scan_shard(path: str, *, name: str, members: ShardMembers | None = None) -> ScannedShard:
     """Read a local shard from end to end, every header, and digest its bytes in the same pass.
 
     Args:
         path: The file.
         name: What the index calls it.
-        on_member: Called of each member; in place of the data of one over `limits.MAX_CHECKED_BYTES` comes `Passed`.
+        members: Empty, to be filled; None where nobody needs them.
 
     Raises:
         ShardError: It is invalid.
         StorageError: It cannot be read.
     """
-    file = open_path(path)
-    digest = hashlib.sha256()
-    num_bytes = 0
 
-    def read(size: int) -> bytes:
-        nonlocal num_bytes
-        part = file.read(size)
-        digest.update(part)
-        num_bytes += len(part)
-        return part
+    def add(member: str, split: object, start: int, data: bytes) -> None:  # noqa: ARG001
+        if members is not None:
+            members.add(member, reader.offset - padded(size_of(data)), data)
 
+    shard = DigestedFile(path)
     fields: set[str] = set()
-    with contextlib.closing(file):
-        identity = identity_of(file)
-        hold_bytes = MAX_HELD_BYTES if on_member is None else MAX_CHECKED_BYTES  # `on_member` may want a JSON
-        reader = ShardReader(read, shard=path, on_member=on_member, hold_bytes=hold_bytes)
+    with contextlib.closing(shard.file):
+        identity = identity_of(shard.file)
+        reader = ShardReader(shard.read, shard=path, on_member=add, hold_bytes=MAX_HELD_BYTES)
         for sample in reader:
             fields.update(sample)
     offsets = array("Q", (*reader.starts, reader.stop))
     entry = ShardEntry(
         name=name,
         num_samples=reader.num_samples,
-        num_bytes=num_bytes,
-        sha256=digest.hexdigest(),
+        num_bytes=shard.num_bytes,
+        sha256=shard.sha256.hexdigest(),
         fields=tuple(sorted(fields - {"__key__", "__url__"})),
         idx_sha256=digest_offsets(offsets),
         identity=identity,
     )
-    return ScannedShard(entry, offsets, reader.num_ignored)
+    return ScannedShard(entry, offsets, reader.num_ignored, members)

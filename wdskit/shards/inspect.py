@@ -1,11 +1,11 @@
-"""What shards hold, in a few numbers: `wdskit info`."""
+"""What shards hold, in a few numbers or as a list: `wdskit info` and `wdskit ls`."""
 
 from __future__ import annotations
 
 import contextlib
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,8 +19,8 @@ from wdskit.dataset.selection import list_selections, read_head
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, SelectionError
 from wdskit.limits import MAX_HELD_BYTES
-from wdskit.shards.parallel import Progress, file_sizes, read_shards, unwrap
-from wdskit.shards.payloads import Payloads, payload_size
+from wdskit.shards.parallel import Progress, file_sizes, read_shards
+from wdskit.shards.payloads import Payloads, fields_of, payload_size
 from wdskit.storage.urls import is_local, local_path, open_stream
 from wdskit.tar.reader import TarReader
 from wdskit.tar.window import size_of
@@ -65,10 +65,7 @@ class Summary:
 
     Attributes:
         path: As the user wrote it.
-        kind: `shard`, `folder` or `pattern`.
         source: `index` where the folder's index was enough, `scan` where the shards were read.
-        num_shards: Shards.
-        num_samples: Samples in all of them.
         num_bytes: Size of the files.
         samples_per_shard: The least, the median and the most.
         fields: All fields, sorted by name.
@@ -98,7 +95,7 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
     Args:
         path: As `find_shards` takes it.
         workers: Processes that read; default as for `shards.index.index_folder`.
-        progress: Called while shards are read.
+        progress: Called after each shard.
 
     Raises:
         ShardError: A shard is invalid; where several are read, all that are not valid are listed.
@@ -106,51 +103,42 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)
+    is_scan = target.entries is None
+    counts: list[int] = []
+    num_bytes = num_ignored = 0
     num_shards: Counter[str] = Counter()
     num_samples: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    num_ignored = None
-    shards: Sequence[ShardEntry | ShardContents]
-    if target.entries is not None:
-        shards = target.entries
-    else:
-        shards = found = list(_read_all(target, target.urls, workers, progress))
-        num_ignored = sum(shard.num_ignored for shard in found)
-        for name, (count, num_bytes) in (item for shard in found for item in shard.fields.items()):
-            num_samples[name] += count
-            sizes[name] += num_bytes
-    num_shards.update(name for shard in shards for name in shard.fields)
-    counts = [shard.num_samples for shard in shards]
+    for shard in _look_at(target, workers=workers, progress=progress):
+        counts.append(shard.num_samples)
+        num_bytes += shard.num_bytes
+        num_shards.update(tuple(shard.fields))  # names, where a dictionary would add its counts
+        if isinstance(shard, ShardContents):
+            num_ignored += shard.num_ignored
+            num_samples.update(shard.fields)
+            sizes.update(shard.sizes)
+    folder = Path(local_path(target.path)) if target.kind == "folder" and is_local(target.path) else None
+    run = find_unfinished(folder) if folder else None
     return Summary(
         path=target.path,
         kind=target.kind,
-        source="index" if num_ignored is None else "scan",
+        source="scan" if is_scan else "index",
         num_shards=len(counts),
         num_samples=sum(counts),
-        num_bytes=sum(shard.num_bytes for shard in shards),
+        num_bytes=num_bytes,
         samples_per_shard=(min(counts), statistics.median(counts), max(counts)) if counts else (0, 0, 0),
         fields=tuple(
             FieldSummary(name, num_shards[name], num_samples.get(name), sizes.get(name)) for name in sorted(num_shards)
         ),
-        num_ignored=num_ignored,
+        num_ignored=num_ignored if is_scan else None,
         classes=read_target_classes(target),
-        selections=_read_selections(target),
-        unfinished=_describe_unfinished(target),
+        selections=_read_selections(folder) if folder else (),
+        unfinished=f"{run.problem}. {run.remedy}" if run else None,
     )
 
 
-def _describe_unfinished(target: Target) -> str | None:
-    if target.kind != "folder" or not is_local(target.path):
-        return None
-    found = find_unfinished(Path(local_path(target.path)))
-    return f"{found.problem}. {found.remedy}" if found else None
-
-
-def _read_selections(target: Target) -> tuple[SelectionSummary, ...]:
-    """What the selections of a local folder say of themselves."""
-    if target.kind != "folder" or not is_local(target.path):
-        return ()
-    folder = Path(local_path(target.path))
+def _read_selections(folder: Path) -> tuple[SelectionSummary, ...]:
+    """What the selections of a folder say of themselves."""
     names = list_selections(folder)
     try:
         shards = BinaryIndex(folder).digest if names else b""
@@ -186,13 +174,8 @@ class ShardRow:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One sample in a listing.
-
-    Attributes:
-        number: Its place in the shard, from 0.
-        key: Its key.
-        offset: Byte offset of its first header.
-        fields: Name and size in bytes of each field, in the order of the members.
+    """One sample in a listing: its place in the shard, from 0, its key, the byte offset of its first header, and name
+    and size in bytes of each field, in the order of the members.
     """
 
     number: int
@@ -228,44 +211,32 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
         FolderIndexError: The folder's index does not match its files.
     """
     target = find_shards(path)
-    if target.kind != "shard":
-        if members:
-            raise ConfigError(f"{path} is a {target.kind}, but members are those of one shard.")
-        yield from list_right_shards(target, limit=limit)
+    if target.kind == "shard":
+        yield from islice(list_members(path) if members else list_samples(path), limit)
     elif members:
-        yield from islice(list_members(target.urls[0]), limit)
+        raise ConfigError(f"{path} is a {target.kind}, but members are those of one shard.")
     else:
-        yield from islice(list_samples(target.urls[0]), limit)
+        yield from list_right_shards(target, limit=limit)
 
 
 def list_right_shards(target: Target, *, limit: int | None = None) -> Iterator[ShardRow]:
     """The rows of the shards that are valid, in order; then an error that lists the others, if there are any."""
-    urls = target.urls[:limit]
-    names = [url.rpartition("/")[2] if target.kind == "folder" else url for url in urls]
-    if target.entries is not None:
-        for name, entry in zip(names, target.entries, strict=False):
-            yield ShardRow(name, entry.num_samples, entry.num_bytes, entry.fields)
-        return
-    known = dict(zip(urls, names, strict=True))
-    for found in _read_all(target, urls, None, None):
-        yield ShardRow(known[found.url], found.num_samples, found.num_bytes, tuple(found.fields))
+    for number, shard in enumerate(_look_at(target, limit=limit)):
+        name = shard.url if isinstance(shard, ShardContents) else target.urls[number]
+        name = name.rpartition("/")[2] if target.kind == "folder" else name
+        yield ShardRow(name, shard.num_samples, shard.num_bytes, tuple(shard.fields))
 
 
 def list_samples(url: str) -> Iterator[SampleRow]:
-    """One row a sample of a shard, while it is read: `wdskit ls SHARD`.
-
-    Raises:
-        ShardError: The shard is invalid; the whole samples before the fault have been yielded.
-        StorageError: It cannot be read.
-    """
+    """One row a sample of a shard, while it is read. At an error the whole samples before it have been yielded."""
     with Payloads(url) as shard:
         for number, sample in enumerate(shard):
-            fields = tuple((name, payload_size(data)) for name, data in sample.items() if not name.startswith("__"))
+            fields = tuple((name, payload_size(data)) for name, data in fields_of(sample))
             yield SampleRow(number, sample["__key__"], shard.reader.starts[-1], fields)
 
 
 def list_members(url: str) -> Iterator[MemberRow]:
-    """One row a member of a tar, those of no sample included: `wdskit ls SHARD --members`. Raises as `list_samples`."""
+    """One row a member of a tar, while it is read, those of no sample included."""
     with contextlib.closing(open_stream(url)) as stream:
         for name, offset, data in TarReader(stream.read, shard=url, hold_bytes=MAX_HELD_BYTES):
             yield MemberRow(name, offset, size_of(data))
@@ -273,61 +244,39 @@ def list_members(url: str) -> Iterator[MemberRow]:
 
 @dataclass(frozen=True)
 class ShardContents:
-    """What was found in a shard.
-
-    Attributes:
-        url: Path or URL of the shard.
-        num_samples: Samples in it.
-        num_bytes: Size of the file.
-        num_ignored: Members that belong to no sample.
-        fields: For each of its fields, sorted by name, the samples that have it and its bytes in all of them, tar
-            headers and padding not counted.
+    """What was found in a shard: of each field, sorted by name, the samples that have it and, in `sizes`, its bytes in
+    all of them, without tar headers and padding; in `num_ignored` the members that belong to no sample.
     """
 
     url: str
     num_samples: int
     num_bytes: int
     num_ignored: int
-    fields: dict[str, tuple[int, int]]
+    fields: dict[str, int]
+    sizes: dict[str, int]
 
 
-_REPORT_BYTES = 1 << 20
-
-
-def read_contents(url: str, *, on_read: Callable[[int], None] | None = None) -> ShardContents:
-    """Read a shard's headers and count what it holds; of a remote one all that lies between is read too.
-
-    Args:
-        url: Path or http(s) URL.
-        on_read: Called now and then with the number of bytes that are behind since the last call.
-
-    Raises:
-        ShardError: The shard is invalid.
-        StorageError: It cannot be read.
-    """
+def read_contents(url: str) -> ShardContents:
+    """Read a shard's headers and count what it holds; of a remote one all that lies between is read too."""
     counts: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
-    behind = 0
     with Payloads(url) as shard:
         for sample in shard:
-            for name, data in sample.items():
-                if not name.startswith("__"):
-                    counts[name] += 1
-                    sizes[name] += payload_size(data)
-            start = shard.reader.starts[-1]
-            if on_read and start - behind >= _REPORT_BYTES:
-                on_read(start - behind)
-                behind = start
+            for name, data in fields_of(sample):
+                counts[name] += 1
+                sizes[name] += payload_size(data)
         num_bytes = shard.num_bytes
-    if on_read:
-        on_read(num_bytes - behind)
-    fields = {name: (counts[name], sizes[name]) for name in sorted(counts)}
-    return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields)
+    fields = {name: counts[name] for name in sorted(counts)}
+    return ShardContents(url, shard.reader.num_samples, num_bytes, shard.reader.num_ignored, fields, sizes)
 
 
-def _read_all(
-    target: Target, urls: Sequence[str], workers: int | None, progress: Progress | None
-) -> Iterator[ShardContents]:
-    sizes = file_sizes(urls)
-    results = read_shards(read_contents, urls, sizes, workers=workers, progress=progress, counts_reads=True)
-    return unwrap(results, path=target.path, num_shards=len(urls))
+def _look_at(
+    target: Target, *, limit: int | None = None, workers: int | None = None, progress: Progress | None = None
+) -> Iterable[ShardEntry | ShardContents]:
+    """The first shards of a target: their lines in the index, or else what reading finds; then an error that lists
+    those that are invalid.
+    """
+    if target.entries is not None:
+        return target.entries[:limit]
+    urls = target.urls[:limit]
+    return read_shards(read_contents, urls, file_sizes(urls), path=target.path, workers=workers, progress=progress)

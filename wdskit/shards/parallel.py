@@ -1,4 +1,4 @@
-"""One function over many shards, in processes, results in order, faults as values."""
+"""One function over many shards, in processes, results in order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORKER_BYTES = 64 << 20
 
 
 def choose_workers(num_shards: int, num_bytes: int | None) -> int:
-    """How many processes to use: at most one a shard and one a CPU that this process may run on.
+    """Return how many processes to use: at most one a shard and one a CPU that this process may run on.
 
     Args:
         num_shards: Shards to read.
@@ -44,15 +44,13 @@ def map_shards(
     function: Callable[[S], T], shards: Sequence[S], *, workers: int
 ) -> Generator[T | WdskitError, None, None]:
     """Call `function` on each shard and yield what it returned, or the `WdskitError` it raised, in the order of
-    `shards`.
+    `shards`. Closed before its end, it waits for what is running, and begins nothing more.
 
     Args:
-        function: With more than one worker it must be picklable, and so must what it returns.
-        shards: What stands for a shard: its URL, or what is to be packed into it. It must be picklable then too.
+        function: With more than one worker it must be picklable, and so must what it takes and returns.
+        shards: What stands for a shard: its URL, or what is to be packed into it.
         workers: Processes; with 1, or a single shard, it runs in this one. They are spawned, so a script that calls
             this needs the `if __name__ == "__main__":` of every Python program that spawns.
-
-    Closed before its end, it waits for what is running, and begins nothing more.
 
     Raises:
         WdskitError: A process died (memory, a signal), so that results are missing.
@@ -77,44 +75,62 @@ def map_shards(
         pool.shutdown(cancel_futures=True)
 
 
+def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
+    try:
+        return function(shard)
+    except WdskitError as err:
+        return err
+
+
+def _start_worker() -> None:
+    """End a worker at Ctrl-C without a traceback of its own, and with the main process, not to write beside another."""
+    hear_ctrl_c()
+    end_with_parent()
+
+
 def read_shards(
-    function: Callable[..., T],
+    function: Callable[[S], T],
     shards: Sequence[S],
     sizes: Sequence[int | None],
     *,
+    path: str,
     workers: int | None,
     progress: Progress | None,
-    counts_reads: bool = False,
-) -> Generator[T | WdskitError, None, None]:
-    """As `map_shards`, with processes by the size of the data, and progress.
+    so: str = "are invalid",
+    error: Callable[[str], WdskitError] = ShardError,
+) -> Iterator[T]:
+    """Yield what `function` returns for each shard, in their order. Behind the last, raise the fault of the one shard
+    at fault, or an error that lists several.
 
     Args:
         function: As for `map_shards`, and so `shards`.
         shards: What is handed to it.
-        sizes: Bytes of each, None where that is not known.
+        sizes: Bytes of each, None where that is not known; a result has `num_bytes` then.
+        path: What the shards were named by, for the error.
         workers: Processes; None for what `choose_workers` says.
         progress: Called after each shard.
-        counts_reads: `function` has a parameter `on_read`, to be called with the number of bytes that were read; in
-            this process progress is reported inside of shards too.
+        so: What follows the number of the shards at fault.
+        error: Makes the error of several.
     """
-    known = [size for size in sizes if size is not None]
-    num_bytes = sum(known) if len(known) == len(sizes) else None
+    num_bytes = None if None in sizes else sum(size or 0 for size in sizes)
     num_workers = choose_workers(len(shards), num_bytes) if workers is None else workers
     num_done = 0
-
-    def add(num: int) -> None:
-        nonlocal num_done
-        num_done += num
-        if progress:
-            progress(num_done, num_bytes)
-
-    inside = counts_reads and (num_workers == 1 or len(shards) < 2)
-    call = functools.partial(function, on_read=add) if inside else function
-    with contextlib.closing(map_shards(call, shards, workers=num_workers)) as results:
+    faults: list[WdskitError] = []
+    with contextlib.closing(map_shards(function, shards, workers=num_workers)) as results:
         for size, result in zip(sizes, results, strict=True):
-            if not inside:
-                add(getattr(result, "num_bytes", 0) if size is None else size)
-            yield result
+            num_done += getattr(result, "num_bytes", 0) if size is None else size
+            if progress:
+                progress(num_done, num_bytes)
+            if isinstance(result, WdskitError):
+                faults.append(result)
+            else:
+                yield result
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        more = [f"... and {len(faults) - MAX_LISTED} more."] if len(faults) > MAX_LISTED else []
+        lines = [f"{path}: {len(faults)} of {len(shards)} shards {so}.", *map(str, faults[:MAX_LISTED]), *more]
+        raise error("\n".join(lines)) from faults[0]
 
 
 def file_sizes(urls: Iterable[str]) -> list[int | None]:
@@ -131,47 +147,3 @@ def file_sizes(urls: Iterable[str]) -> list[int | None]:
 def open_path(path: str) -> LocalFile:
     """Open a path, also one that looks like a file URL."""
     return LocalFile(f"./{path}" if path.lower().startswith("file:") else path)
-
-
-def _attempt(function: Callable[[S], T], shard: S) -> T | WdskitError:
-    try:
-        return function(shard)
-    except WdskitError as err:
-        return err
-
-
-def _start_worker() -> None:
-    """End a worker at Ctrl-C without a traceback of its own, and with the main process, not to write beside another."""
-    hear_ctrl_c()
-    end_with_parent()
-
-
-def unwrap(
-    results: Iterable[T | WdskitError],
-    *,
-    path: str,
-    num_shards: int,
-    so: str = "are invalid",
-    error: Callable[[str], WdskitError] = ShardError,
-) -> Iterator[T]:
-    """Yield the results; behind the last, raise the fault of the one shard at fault, or an error that lists several.
-
-    Args:
-        results: As `map_shards` yields them.
-        path: What the shards were named by.
-        num_shards: How many they are.
-        so: What follows the number of the shards at fault.
-        error: Makes the error of several.
-    """
-    faults: list[WdskitError] = []
-    for result in results:
-        if isinstance(result, WdskitError):
-            faults.append(result)
-        else:
-            yield result
-    if len(faults) == 1:
-        raise faults[0]
-    if faults:
-        lines = [f"{path}: {len(faults)} of {num_shards} shards {so}.", *map(str, faults[:MAX_LISTED])]
-        lines += [f"... and {len(faults) - MAX_LISTED} more."] if len(faults) > MAX_LISTED else []
-        raise error("\n".join(lines)) from faults[0]

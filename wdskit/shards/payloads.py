@@ -1,16 +1,12 @@
-"""The samples of a shard with fields that are read in pieces, when they are asked for: in little memory, however large
-a member is.
-"""
+"""The samples of a shard, with fields that are read in pieces when they are asked for: in bounded memory."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, TypeAlias
-
-from typing_extensions import Self
 
 from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
 from wdskit.limits import MAX_HELD_BYTES
@@ -24,8 +20,8 @@ Payload: TypeAlias = Span | bytes
 """A field as `Payloads.reader` gives it."""
 
 
-class Payloads:
-    """A shard and its samples. Of a local file nothing is read but headers and the fields that are asked for.
+class Payloads(contextlib.ExitStack):
+    """A shard and its samples, as a context. Of a local file only headers and the fields that are asked for are read.
 
     Args:
         url: Path or URL of the shard.
@@ -41,10 +37,11 @@ class Payloads:
     """
 
     def __init__(self, url: str, *, start: int = 0, spill_folder: Path | None = None) -> None:
+        super().__init__()
         self._stream = stream = open_stream(url)
+        self.callback(stream.close)
         self._num_read = 0
         self._spill_folder = spill_folder
-        self._spilled: list[IO[bytes]] = []
         self._file = stream if isinstance(stream, LocalFile) and stream.is_regular else None
         self.reader: ShardReader
         if self._file is not None:
@@ -52,30 +49,12 @@ class Payloads:
         else:
             self.reader = ShardReader(self._read, shard=url, hold_bytes=MAX_HELD_BYTES, spill=self._spill)
 
-    def __enter__(self) -> Self:
-        """Itself; it is closed when the block ends."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close the shard."""
-        self._stream.close()
-        for file in self._spilled:
-            file.close()
-
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Its samples as `ShardReader` gives them, each field for `payload_size` and, until the next sample, `pieces`.
-
-        Raises:
-            ShardError: The shard is invalid.
-            StorageError: It cannot be read.
-        """
+        """Its samples as `ShardReader` gives them, fields for `payload_size` and, until the next sample, `pieces`."""
         for sample in self.reader:
             yield sample
             for data in sample.values():
                 if isinstance(data, Passed) and data.file is not None:
-                    self._spilled.remove(data.file)
                     data.file.close()
 
     @property
@@ -84,11 +63,7 @@ class Payloads:
         return self._num_read if self._file is None else self._file.num_bytes
 
     def pieces(self, payload: Payload) -> Iterator[bytes]:
-        """The bytes of a field, in pieces of `PIECE_BYTES`, of which the last may be smaller.
-
-        Raises:
-            StorageError: The file cannot be read, or has become shorter.
-        """
+        """The bytes of a field, as `file_pieces` gives them."""
         if isinstance(payload, Span):
             assert self._file is not None
             yield from file_pieces(self._file, payload.offset, payload.offset + payload.size)
@@ -102,7 +77,7 @@ class Payloads:
 
     def _spill(self) -> IO[bytes]:
         file = tempfile.TemporaryFile(dir=self._spill_folder)  # noqa: SIM115 (closed with its sample)
-        self._spilled.append(file)
+        self.callback(file.close)
         return file
 
     def _read(self, size: int) -> bytes:
@@ -119,6 +94,11 @@ def file_pieces(file: LocalFile, start: int, stop: int) -> Iterator[bytes]:
     """
     for at in range(start, stop, PIECE_BYTES):
         yield read_span(file, Span(at, min(PIECE_BYTES, stop - at)))
+
+
+def fields_of(sample: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Name and payload of each field of a sample."""
+    return ((name, data) for name, data in sample.items() if not name.startswith("__"))
 
 
 def payload_size(payload: Payload) -> int:

@@ -1,9 +1,8 @@
-"""`wdskit repair`: what can be saved of damaged shards, written to another folder."""
+"""`wdskit repair`: the whole samples of damaged shards, written to another folder."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from wdskit.dataset.patterns import Fault, collect_shards
 from wdskit.dataset.shard import write_offsets
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
-from wdskit.shards.index import refuse_filled, scan_shard
-from wdskit.shards.parallel import Progress, open_path
-from wdskit.shards.payloads import file_pieces
-from wdskit.shards.salvage import Loss, salvage
+from wdskit.shards.index import DigestedFile, refuse_filled, scan_shard
+from wdskit.shards.parallel import Progress
+from wdskit.shards.payloads import PIECE_BYTES, file_pieces
+from wdskit.shards.salvage import Loss, Walk, known_starts
 from wdskit.storage.urls import read_bytes
 from wdskit.tar.writer import END_BYTES
 
@@ -91,23 +90,21 @@ def repair(
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
     missing: list[RepairedShard] = []
-    indexed: list[Path] = []
+    indexes: dict[Path, FolderIndex | None] = {}
 
     def note(kind: Fault, shard: str, problem: str) -> None:
         if kind == "missing":
             missing.append(RepairedShard(shard, 0, (Loss(shard, 0, 0, None, problem),), is_suspect=False))
 
     def open_index(folder: Path) -> FolderIndex | None:
-        if not has_index(str(folder)):
-            return None
-        indexed.append(folder)
-        try:
-            return read_index(folder)
-        except FolderIndexError:
-            return None
+        if has_index(str(folder)):
+            indexes[folder] = None
+            with contextlib.suppress(FolderIndexError):
+                indexes[folder] = read_index(folder)
+        return indexes.get(folder)
 
     shards = collect_shards(str(path), open_index=open_index, on_fault=note)
-    if not shards and not indexed:
+    if not shards and not indexes:
         raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=str(path))
     folder = Path(to)
     _check_names(shards)
@@ -141,49 +138,51 @@ def _repair_all(
 ) -> list[RepairedShard]:
     shards = []
     entries = []
-    num_bytes = sum(Path(path).stat().st_size for path in found if Path(path).is_file())
+    sizes = {path: Path(path).stat().st_size if Path(path).is_file() else 0 for path in found}
     num_done = 0
     for path, entry in found.items():
         target = folder / Path(path).name
-        shard, num_read = _repair_shard(path, entry, target, images, disk)
+        shard = _repair_shard(path, entry, target, images, disk)
         shards.append(shard)
         if shard.num_saved:
             scanned = scan_shard(str(target), name=target.name)
             write_offsets(target, scanned.offsets, disk=disk)
             entries.append(scanned.entry)
-        num_done += num_read
+        num_done += sizes[path]
         if progress:
-            progress(num_done, num_bytes)
+            progress(num_done, sum(sizes.values()))
     _copy_classes(found, folder, disk)
     write_index(folder, entries, disk=disk)
     return shards
 
 
-def _repair_shard(
-    path: str, entry: ShardEntry | None, target: Path, images: ImageCheck, disk: Disk
-) -> tuple[RepairedShard, int]:
-    """Write what can be saved of one shard; what became of it, and its size."""
-    num_bytes = 0
+def _repair_shard(path: str, entry: ShardEntry | None, target: Path, images: ImageCheck, disk: Disk) -> RepairedShard:
+    """Write what can be saved of one shard."""
     if not Path(path).is_file():
-        return RepairedShard(path, 0, (Loss(path, 0, 0, None, "this is no file"),), is_suspect=False), 0
+        return RepairedShard(path, 0, (Loss(path, 0, 0, None, "this is no file"),), is_suspect=False)
+    num_bytes = 0
     try:
-        with contextlib.closing(open_path(path)) as file:
+        shard = DigestedFile(path)
+        with contextlib.closing(shard.file) as file:
             num_bytes = file.num_bytes
-            digest = hashlib.sha256()
-            for part in file_pieces(file, 0, num_bytes if entry else 0):
-                digest.update(part)
-            is_suspect = entry is not None and digest.hexdigest() != entry.sha256
-            found = salvage(path, file, images=images, with_offsets=entry is None or is_suspect)
-            ranges = [(one.start, one.stop) for one in found.groups] if found.lost else [(0, num_bytes)]
-            if found.groups:
+            while entry and shard.read(PIECE_BYTES):
+                pass
+            is_suspect = entry is not None and shard.sha256.hexdigest() != entry.sha256
+            starts = known_starts(path) if entry is None or is_suspect else []
+            walk = Walk(path, file, starts, images)
+            if not walk.agrees:
+                walk = Walk(path, file, [], images)
+            whole, lost = walk.result()
+            if whole:
                 with publish(target, disk=disk) as draft:
-                    for part in (part for start, stop in ranges for part in file_pieces(file, start, stop)):
-                        draft.write(part)
-                    if found.lost:
+                    for start, stop in [(one.start, one.stop) for one in whole] if lost else [(0, num_bytes)]:
+                        for part in file_pieces(file, start, stop):
+                            draft.write(part)
+                    if lost:
                         draft.write(bytes(END_BYTES))
     except StorageError as err:
-        return RepairedShard(path, 0, (Loss(path, 0, num_bytes, None, str(err)),), is_suspect=False), num_bytes
-    return RepairedShard(path, len(found.groups), tuple(found.lost), is_suspect), num_bytes
+        return RepairedShard(path, 0, (Loss(path, 0, num_bytes, None, str(err)),), is_suspect=False)
+    return RepairedShard(path, len(whole), tuple(lost), is_suspect)
 
 
 def _copy_classes(shards: Iterable[str], folder: Path, disk: Disk) -> None:

@@ -46,14 +46,8 @@ def parse_share(text: str) -> Fraction:
 def choose_samples(
     count: int, share: Fraction, *, seed: int, shard: int, purpose: Literal["verify", "stats"]
 ) -> NDArray[np.int64]:
-    """Numbers of the chosen samples of one shard, rising: its share within one; of all shards of one size, exact.
-
-    Args:
-        count: Samples of the shard.
-        share: Over 0 and up to 1.
-        seed: 0 <= seed < 2**64.
-        shard: Its place among the shards.
-        purpose: Another purpose chooses others.
+    """Numbers of the chosen samples of one shard of `count`, rising: its share within one; of all shards of one size,
+    exact. Another seed, place among the shards or purpose chooses others.
     """
     quota = ceil(share * (shard + 1) * count) - ceil(share * shard * count)
     return np.sort(permutation(count, purpose, seed, shard)[:quota])

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,13 +25,12 @@ from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.samples import HeaderReader, read_span
 from wdskit.dataset.selection import list_selections, read_head, selection_path, write_selection
-from wdskit.errors import DecodeError, FolderIndexError, SelectionError, StorageError, WdskitError
+from wdskit.errors import DecodeError, FolderIndexError, SelectionError, StorageError
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.shards.index import local_folder
-from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards, unwrap
+from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.shards.shares import Shares, choose_splits, draws_of, format_shares, make_draw, parse_shares
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.walk import Span
 
 _SAMPLE_BYTES = 1 << 10  # a process is worth its start for some 65,000 samples: 30 us each against half a second
 _SHOWN_CHARS = 60
@@ -40,13 +39,8 @@ _MAX_CHARS = 1000
 
 @dataclass(frozen=True)
 class SplitPart:
-    """One split.
-
-    Attributes:
-        name: Its selection's name.
-        wanted_ratio: Its share as it was asked for, rounded.
-        num_samples: Samples in it.
-        num_groups: Different values among them of the JSON field that it was split by; None where that was the key.
+    """One split: its share as it was asked for, rounded, its samples, and how many different values they have of the
+    JSON field that it was split by, None where that was the key.
     """
 
     name: str
@@ -125,15 +119,36 @@ def split(
         BinaryIndex(path)  # which binds the selections to the shards: a damaged one is reported before anything is read
         in_the_way = _find_others(path, parsed, recipe)
         if in_the_way and not overwrite:
-            raise _refusal(path, in_the_way)
+            lines = [f"\n  {selection_path(path, name)}: {other or 'damaged'}" for name, other in in_the_way.items()]
+            msg = f"{path}: another split is here already, and would be replaced.{''.join(lines)}"
+            raise SelectionError(f"{msg}\n  Choose other names, or replace it with --overwrite.", folder=str(path))
         drawn = _draw_all(path, index, split_key, workers, progress)
-        parts = _assign(drawn, parsed, missing)
+        chosen = [choose_splits(draws, parsed) for draws, _ in drawn]
+        if missing is not None:
+            for numbers, shard in zip(chosen, drawn, strict=True):
+                numbers[shard.missing] = list(parsed).index(missing)
+        parts = {
+            name: [np.flatnonzero(one == number).astype(np.uint32) for one in chosen]
+            for number, name in enumerate(parsed)
+        }
         try:
             _publish(path, parts, in_the_way, recipe, disk)
         except OSError as err:
             raise StorageError(f"{path}: the split cannot be written: {err.strerror}.", url=str(path)) from err
-    counts = _count(parsed, parts, drawn if split_key.field else None)
-    return SplitReport(str(folder), counts, recipe, sum(int(shard.missing.sum()) for shard in drawn))
+    return SplitReport(
+        folder=str(folder),
+        parts=tuple(
+            SplitPart(
+                name=name,
+                wanted_ratio=float(share),
+                num_samples=sum(map(len, parts[name])),
+                num_groups=_count_groups(drawn, parts[name]) if split_key.field else None,
+            )
+            for name, share in parsed.items()
+        ),
+        recipe=recipe,
+        num_missing=sum(int(shard.missing.sum()) for shard in drawn),
+    )
 
 
 def _recipe(shares: Shares, split_key: SplitKey, missing: str | None) -> str:
@@ -169,48 +184,29 @@ def _find_others(folder: Path, shares: Shares, recipe: str) -> dict[str, str]:
     return found
 
 
-def _refusal(folder: Path, in_the_way: dict[str, str]) -> SelectionError:
-    lines = [f"{selection_path(folder, name)}: {recipe or 'damaged'}" for name, recipe in in_the_way.items()]
-    msg = f"{folder}: another split is here already, and would be replaced.\n  " + "\n  ".join(lines)
-    return SelectionError(f"{msg}\n  Choose other names, or replace it with --overwrite.", folder=str(folder))
-
-
 def _draw_all(
     folder: Path, index: FolderIndex, split_key: SplitKey, workers: int | None, progress: Progress | None
 ) -> list[Drawn]:
     """The draws of all shards, or an error that lists those at fault."""
     entries = index.entries
     num_workers = choose_workers(len(entries), index.num_samples * _SAMPLE_BYTES) if workers is None else workers
-    paths = [str(folder / entry.name) for entry in entries]
-    sizes = [entry.num_bytes for entry in entries]
-    draw = partial(draw_shard, split_key=split_key)
-    results = read_shards(draw, paths, sizes, workers=num_workers, progress=progress)
-
-    def counted() -> Iterator[Drawn | WdskitError]:
-        for path, entry, result in zip(paths, entries, results, strict=True):
-            if isinstance(result, Drawn) and len(result.draws) != entry.num_samples:
-                msg = f"{path}: it has {len(result.draws)} samples, the folder's index says {entry.num_samples}."
-                msg += f"\n  If the shard is right, run `wdskit index {folder}`."
-                yield FolderIndexError(msg, folder=str(folder))
-            else:
-                yield result
-
-    error = partial(SelectionError, folder=str(folder))
-    so = "cannot be split, so nothing was written"
-    return list(unwrap(counted(), path=str(folder), num_shards=len(entries), so=so, error=error))
-
-
-def _assign(drawn: list[Drawn], shares: Shares, missing: str | None) -> dict[str, list[NDArray[np.uint32]]]:
-    """For each split the numbers of its samples, shard by shard."""
-    names = list(shares)
-    parts: dict[str, list[NDArray[np.uint32]]] = {name: [] for name in names}
-    for draws, is_missing in drawn:
-        chosen = choose_splits(draws, shares)
-        if missing is not None:
-            chosen[is_missing] = names.index(missing)
-        for number, name in enumerate(names):
-            parts[name].append(np.flatnonzero(chosen == number).astype(np.uint32))
-    return parts
+    results = read_shards(
+        partial(draw_shard, split_key=split_key),
+        [str(folder / entry.name) for entry in entries],
+        [entry.num_bytes for entry in entries],
+        path=str(folder),
+        workers=num_workers,
+        progress=progress,
+        so="cannot be split, so nothing was written",
+        error=partial(SelectionError, folder=str(folder)),
+    )
+    drawn = list(results)
+    for entry, found in zip(entries, drawn, strict=True):
+        if len(found.draws) != entry.num_samples:
+            msg = f"{folder / entry.name}: it has {len(found.draws)} samples, the folder's index says"
+            msg += f" {entry.num_samples}.\n  If the shard is right, run `wdskit index {folder}`."
+            raise FolderIndexError(msg, folder=str(folder))
+    return drawn
 
 
 def _publish(
@@ -226,31 +222,16 @@ def _publish(
         write_selection(folder, name, samples, recipe=recipe, disk=disk)
 
 
-def _count(
-    shares: Shares, parts: dict[str, list[NDArray[np.uint32]]], drawn: list[Drawn] | None
-) -> tuple[SplitPart, ...]:
-    """The splits in numbers; `drawn` where the groups are to be counted."""
-    counts = []
-    for name, share in shares.items():
-        num_groups = None
-        if drawn is not None:
-            pairs = zip(drawn, parts[name], strict=True)
-            groups = [np.unique(shard.draws[samples[~shard.missing[samples]]]) for shard, samples in pairs]
-            num_groups = len(np.unique(np.concatenate([np.zeros(0, np.uint64), *groups])))
-        counts.append(SplitPart(name, float(share), sum(map(len, parts[name])), num_groups))
-    return tuple(counts)
+def _count_groups(drawn: list[Drawn], parts: list[NDArray[np.uint32]]) -> int:
+    """How many different values the samples of a split have."""
+    pairs = zip(drawn, parts, strict=True)
+    groups = [np.unique(shard.draws[samples[~shard.missing[samples]]]) for shard, samples in pairs]
+    return len(np.unique(np.concatenate([np.zeros(0, np.uint64), *groups])))
 
 
 @dataclass(frozen=True)
 class SplitKey:
-    """Which text of a sample decides where it goes.
-
-    Attributes:
-        field: The JSON field that holds it, None for the sample's key.
-        path: Names that lead to the value inside the field.
-        seed: Another seed gives other draws.
-        may_miss: Whether a sample may have no such value.
-    """
+    """Which text of a sample decides where it goes: its key, or what the names of `path` lead to in a JSON field."""
 
     field: str | None
     path: tuple[str, ...]
@@ -294,9 +275,7 @@ def draw_shard(path: str, split_key: SplitKey) -> Drawn:
     """The draws of a local shard's samples, in order. Read are the headers, and of the payloads the one JSON field.
 
     Raises:
-        ShardError: The shard is invalid.
         SelectionError: A sample has no such value, or none that can be one; it names shard, key and field.
-        StorageError: It cannot be read.
     """
     draw = make_draw(split_key.seed)
     digests: list[bytes] = []
@@ -311,21 +290,24 @@ def draw_shard(path: str, split_key: SplitKey) -> Drawn:
 
 def _text_of(file: LocalFile, path: str, sample: dict[str, Any], split_key: SplitKey) -> str | None:
     """The text of the value that a sample belongs to; None where it has none and may miss it."""
-    span: Span | None = sample.get(split_key.field or "")
+    name, remedy = str(split_key.field), ""
+    cause: Exception | None = None
     try:
-        value: Any = None if span is None else decode_field(split_key.field or "", read_span(file, span))
-        for name in split_key.path:
-            value = value.get(name) if isinstance(value, dict) else None
+        value: Any = decode_field(name, read_span(file, sample[name])) if name in sample else None
+        for part in split_key.path:
+            value = value.get(part) if isinstance(value, dict) else None
         text = canonical_text(value)
+        if text is not None or split_key.may_miss:
+            return text
+        problem = f"{split_key.text} is missing or empty" if name in sample else f"it has no field {name}"
+        remedy = "\n  To put the samples without it in one split, name that split with --missing."
     except DecodeError as err:
-        raise _error(path, sample["__key__"], split_key, str(err)) from err
+        problem, cause = str(err), err
     except ValueError as err:
-        raise _error(path, sample["__key__"], split_key, f"{split_key.text} {err}") from err
-    if text is None and not split_key.may_miss:
-        problem = f"it has no field {split_key.field}" if span is None else f"{split_key.text} is missing or empty"
-        remedy = "To put the samples without it in one split, name that split with --missing."
-        raise _error(path, sample["__key__"], split_key, f"{problem}.\n  {remedy}", stop="")
-    return text
+        problem, cause = f"{split_key.text} {err}", err
+    key, folder = sample["__key__"], str(Path(path).parent)
+    msg = f"{path}: sample {key!r}: {problem}.{remedy}"
+    raise SelectionError(msg, folder=folder, shard=path, key=key, field=split_key.text) from cause
 
 
 def canonical_text(value: Any) -> str | None:
@@ -353,13 +335,3 @@ def canonical_text(value: Any) -> str | None:
     kind, remedy = ("an object", "a value inside it") if isinstance(value, dict) else ("a list", "a single value")
     msg = f"is {kind}, {shown}. Name {remedy}"
     raise ValueError(msg)
-
-
-def _error(path: str, key: str, split_key: SplitKey, problem: str, *, stop: str = ".") -> SelectionError:
-    return SelectionError(
-        f"{path}: sample {key!r}: {problem}{stop}",
-        folder=str(Path(path).parent),
-        shard=path,
-        key=key,
-        field=split_key.text,
-    )

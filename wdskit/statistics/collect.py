@@ -28,7 +28,7 @@ from wdskit.errors import DecodeError, StorageError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import philox
 from wdskit.shards.inspect import read_target_classes
-from wdskit.shards.parallel import Progress, read_shards, unwrap
+from wdskit.shards.parallel import Progress, read_shards
 from wdskit.shards.shares import choose_samples, parse_share
 from wdskit.statistics.counts import Numbers, Tally, count_values
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
@@ -68,7 +68,7 @@ def stats(
         digests: Digest the images, and find samples whose images are the same bytes.
         html: Write a report to this file, with bars and some of the images; needs jinja2.
         workers: Processes that read; default: the CPUs, fewer for little data.
-        progress: Called while shards are read, with the bytes so far and the bytes in all.
+        progress: Called after each shard, with the bytes so far and the bytes in all.
 
     Raises:
         ShardError: A shard is invalid; where several are, all are listed. Bad fields are counted instead.
@@ -113,8 +113,8 @@ def collect(
     tally = Tally()
     counts: list[int] = []
     contents: list[Contents] = []
-    results = read_shards(tally_shard, jobs, file_bytes, workers=workers, progress=progress, counts_reads=True)
-    for found, content in unwrap(results, path=str(path), num_shards=len(jobs)):
+    results = read_shards(tally_shard, jobs, file_bytes, path=str(path), workers=workers, progress=progress)
+    for found, content in results:
         counts.append(found.num_samples)
         tally.merge(found)
         tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *found.shown))
@@ -183,8 +183,8 @@ class Contents(NamedTuple):
     digests: NDArray[np.uint64]
 
 
-def tally_shard(job: StatsJob, *, on_read: Callable[[int], None] | None = None) -> tuple[Tally, Contents]:
-    """Look at a shard; `on_read` is called now and then with the number of bytes read since its last call.
+def tally_shard(job: StatsJob) -> tuple[Tally, Contents]:
+    """Look at a shard.
 
     Raises:
         ShardError: The shard is invalid.
@@ -193,7 +193,6 @@ def tally_shard(job: StatsJob, *, on_read: Callable[[int], None] | None = None) 
     """
     tally = Tally()
     starts, with_image, digests = array("Q"), array("Q"), bytearray()
-    num_reported = 0
     with contextlib.closing(LocalFile(job.url)) as file:
         for key, start, fields in _samples(file, job, tally):
             if _add_sample(file, job.url, key, fields, tally):
@@ -201,11 +200,6 @@ def tally_shard(job: StatsJob, *, on_read: Callable[[int], None] | None = None) 
             if job.digests:
                 starts.append(start)
                 digests += _digest(file, fields)
-            if on_read and start - num_reported >= 1 << 20:
-                on_read(start - num_reported)
-                num_reported = start
-        if on_read:
-            on_read(file.num_bytes - num_reported)
     draws = philox("stats-shown", job.seed, job.number).random_raw(len(with_image))
     for at in np.argsort(draws, kind="stable")[: job.num_shown].tolist():  # the least of all shards are shown
         tally.shown.append((int(draws[at]), job.number, with_image[at]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from wdskit.errors import ShardError
 from wdskit.limits import BLOCK_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
@@ -29,10 +29,7 @@ from wdskit.tar.header import (
     parse_header,
     parse_pax,
 )
-from wdskit.tar.window import Read, Spill, Window, size_of
-
-OnMember = Callable[[str, int, bytes], None]
-"""Called with each member: its name, the offset of its data, and the data (or `Passed`)."""
+from wdskit.tar.window import Read, Spill, Window
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _COMPRESSED = {
@@ -44,13 +41,6 @@ _COMPRESSED = {
 }
 _PLAIN = struct.Struct("100s24x11sB12x8sc100x8s80xB")  # name, size, what ends it, checksum, type, magic, prefix
 _LFS_POINTER = b"version https://git-lfs"
-
-
-def watch_members(reader: TarReader, on_member: OnMember) -> Iterator[tuple[str, int, bytes]]:
-    """Yield what the reader yields, each after `on_member` was called with it."""
-    for name, start, data in reader:
-        on_member(name, reader.offset - padded(size_of(data)), data)
-        yield name, start, data
 
 
 class TarReader:
