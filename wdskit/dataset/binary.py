@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from numpy.typing import NDArray
 
 from wdskit.errors import FolderIndexError, ShardError
 from wdskit.files import Disk, publish_bytes
+from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 BINARY_NAME = "index.bin"
 IDENTITIES_NAME = ".wdskit.files"
 
-Identity = tuple[int, int]
-"""Inode and mtime_ns, as a number of 64 bits without a sign."""
-
-UNKNOWN: Identity = (0, 0)
+UNKNOWN = FileIdentity(0, 0, 0)
 """Nobody knows which file the index was made of; it stays so until the shard is read again. An inode of 0 alone says
 that the time is known and the inode is not."""
 
@@ -55,6 +52,7 @@ _HEADER = struct.Struct("<8sQQ32s32s32s8s")
 _SHARD_BYTES = 8 + 8 + 32 + 8
 _DIGEST_BYTES = 32
 _IDENTITIES_MAGIC = b"WDSKFIL1"
+_IDENTITY = np.dtype([("inode", "<u8"), ("mtime_ns", "<i8")])
 _NAMES_AT_ONCE = 1 << 14
 _BYTES_AT_ONCE = 1 << 20
 
@@ -86,22 +84,25 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
 class BinaryIndex:
     """A mapped `index.bin`, compared with its digests when it is opened.
 
+    Pickled, it is its place, and opens the file again: a million shards are not copied into every worker.
+
     Args:
         folder: Local folder that holds it and its `index.json`.
+        expected: `digest` that it must have, None for any.
 
     Attributes:
         counts: Samples of each shard, (num_shards,), read-only.
         sizes: Bytes of each shard, (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
         idx_digests: sha256 of each shard's `.idx`, as `digests`; zeros where it is not known.
-        identities: Inode and mtime_ns of the file of each shard, (num_shards, 2), None where they are not known.
+        identities: `inode` and `mtime_ns` of the file of each shard, (num_shards,), None where they are not known.
         digest: 32 bytes that say which shards these are: sha256 over all their counts, sizes, digests and names.
 
     Raises:
         FolderIndexError: It is missing, damaged, of another version, or belongs to another `index.json`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, expected: bytes | None = None) -> None:
         self.folder = folder
         try:
             with (folder / "index.json").open("rb") as file:
@@ -133,14 +134,31 @@ class BinaryIndex:
         self.identities = read_identities(folder / BINARY_NAME, num_shards)
         self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES)
         self._check_names(num_name_bytes)
+        if expected not in (None, self.digest):
+            msg = f"{folder / BINARY_NAME}: it was replaced while it was in use. Start again."
+            raise FolderIndexError(msg, folder=str(folder))
 
     def __reduce__(self) -> tuple[object, tuple[Path, bytes]]:
-        """Its place, and which index it is: a million shards are not copied into every worker."""
-        return _reopen, (self.folder, self.digest)
+        """Its place, and which index it is."""
+        return BinaryIndex, (self.folder, self.digest)
 
     def __len__(self) -> int:
         """Number of shards."""
         return len(self.counts)
+
+    def entry(self, shard: int) -> ShardEntry:
+        """What the index says of a shard, but for its fields, 0 <= shard < len(self)."""
+        from wdskit.dataset.index import ShardEntry
+
+        return ShardEntry(
+            name=self.name(shard),
+            num_samples=int(self.counts[shard]),
+            num_bytes=int(self.sizes[shard]),
+            sha256=self.digests[shard].tobytes().hex(),
+            fields=(),
+            idx_sha256=self.idx_sha256(shard),
+            identity=self.identity(shard),
+        )
 
     def name(self, shard: int) -> str:
         """File name of a shard, 0 <= shard < len(self)."""
@@ -153,6 +171,13 @@ class BinaryIndex:
         """Hex digest of a shard's `.idx`, None where the index does not say it."""
         digest = self.idx_digests[shard].tobytes()
         return digest.hex() if any(digest) else None
+
+    def identity(self, shard: int) -> FileIdentity:
+        """Which file a shard was when the index was made."""
+        if self.identities is None:
+            return UNKNOWN
+        inode, mtime_ns = self.identities[shard].tolist()
+        return FileIdentity(int(self.sizes[shard]), mtime_ns, inode)
 
     def names(self) -> Iterator[list[str]]:
         """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""
@@ -196,14 +221,6 @@ class BinaryIndex:
         return FolderIndexError(msg, folder=str(self.folder))
 
 
-def _reopen(folder: Path, digest: bytes) -> BinaryIndex:
-    index = BinaryIndex(folder)
-    if index.digest != digest:
-        msg = f"{folder / BINARY_NAME}: it was replaced while it was in use. Start again."
-        raise FolderIndexError(msg, folder=str(folder))
-    return index
-
-
 def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
     """sha256 of so many bytes of a file, or of what is left of it, read in pieces: pages that are mapped would count as
     this process's memory.
@@ -216,56 +233,50 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
     return digest.digest()
 
 
-def write_identities(index: Path, shards: Sequence[tuple[str, Identity | None]], *, disk: Disk) -> None:
+def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
     """Publish the identities of an `index.bin` that has just been published, and of the shards beside it.
 
     Args:
         index: Its path.
-        shards: Name and identity of each; of None, that of the file that is there now.
+        entries: The shards. One without an identity is the file that is there now.
         disk: What writes.
     """
     try:
-        found = [_identity(index.stat())]
-        found += [known or _identity((index.parent / name).stat()) for name, known in shards]
+        files = [FileIdentity.of(index)]
+        files += [entry.identity or FileIdentity.of(index.parent / entry.name) for entry in entries]
     except OSError:
         disk.remove(index.parent / IDENTITIES_NAME)  # a shard is gone, which an error says when it is read
         return
-    rest = np.array(found, dtype="<u8").tobytes()
+    rest = np.array([(file.inode, file.mtime_ns) for file in files], dtype=_IDENTITY).tobytes()
     publish_bytes(index.parent / IDENTITIES_NAME, _IDENTITIES_MAGIC + hashlib.sha256(rest).digest() + rest, disk=disk)
 
 
-def read_identities(index: Path, num_shards: int) -> NDArray[np.uint64] | None:
-    """The identities of an index's shards, (num_shards, 2); None where they are not known, as in a copy of a folder."""
+def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
+    """`inode` and `mtime_ns` of an index's shards, (num_shards,); None where they are not known, as in a copy of a
+    folder.
+    """
     try:
         data = (index.parent / IDENTITIES_NAME).read_bytes()
-        own = _identity(index.stat())
+        now = FileIdentity.of(index)
     except OSError:
         return None
     head_bytes = len(_IDENTITIES_MAGIC) + _DIGEST_BYTES
     rest = data[head_bytes:]
     if data[:head_bytes] != _IDENTITIES_MAGIC + hashlib.sha256(rest).digest() or len(rest) != 16 * (num_shards + 1):
         return None
-    found = np.frombuffer(rest, dtype="<u8").reshape(-1, 2)
+    found = np.frombuffer(rest, dtype=_IDENTITY)
     inode, mtime_ns = found[0].tolist()
-    if (inode, mtime_ns) == own:
-        return found[1:]
-    if mtime_ns == own[1]:
-        return found[1:] * np.array([0, 1], dtype=np.uint64)
-    _log.info(
-        "%s was copied or changed since it was made: its shards are compared by size, headers and keys; "
-        "`wdskit verify` compares all bytes, and `wdskit index` notes the files that are here",
-        index,
-    )
-    return None
-
-
-def identity_of(file: LocalFile) -> Identity:
-    """The identity of an open file."""
-    return _identity(os.fstat(file.fd))
-
-
-def _identity(status: os.stat_result) -> Identity:
-    return status.st_ino, status.st_mtime_ns % (1 << 64)
+    if mtime_ns != now.mtime_ns:
+        _log.info(
+            "%s was copied or changed since it was made: its shards are compared by size, headers and keys; "
+            "`wdskit verify` compares all bytes, and `wdskit index` notes the files that are here",
+            index,
+        )
+        return None
+    if inode != now.inode:
+        found = found.copy()
+        found["inode"] = 0
+    return found[1:]
 
 
 def check_digest(file: LocalFile, sha256: str) -> None:
@@ -295,18 +306,18 @@ class Verified:
     """Digests shards that are other files than the index was made of, each such file once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Identity] = {}
+        self._known: dict[str, FileIdentity] = {}
 
-    def check(self, file: LocalFile, identity: Identity | None, sha256: str) -> None:
-        """Compare a shard that was opened with what the index was made of; None says nothing.
+    def check(self, file: LocalFile, identity: FileIdentity | None, sha256: str) -> None:
+        """Compare a shard that was opened with what the index was made of; None and `UNKNOWN` say nothing.
 
         Raises:
             ShardError: It is another file, with other bytes.
         """
-        if identity in (None, UNKNOWN):
+        if identity is None or not any(identity[1:]):
             return
-        now = identity_of(file)
-        if now in (identity, self._known.get(file.url)) or (0, now[1]) == identity:
+        now = FileIdentity.of(file.fd)
+        if identity in (now, now._replace(inode=0)) or now == self._known.get(file.url):
             return
         check_digest(file, sha256)
         self._known[file.url] = now

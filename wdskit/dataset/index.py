@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from wdskit.dataset.binary import BINARY_NAME, UNKNOWN, Identity, build_binary, read_identities, write_identities
+from wdskit.dataset.binary import BINARY_NAME, build_binary, read_identities, write_identities
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
+from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import is_local, local_path, read_bytes
 
 INDEX_NAME = "index.json"
@@ -37,7 +38,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON can escape and UTF-8 cannot hold
 _SHORT = reprlib.Repr()  # a message is no place for a megabyte
 _SHORT.maxstring = _SHORT.maxother = 200
-_PARTS = {"url": str, "nsamples": int, "filesize": int, "sha256": str, "fields": list}
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ShardEntry:
         sha256: Hex digest of the file.
         fields: Names of all fields that occur in it, sorted.
         idx_sha256: Hex digest of its `.idx`, None in an index that was made before it was written there.
-        identity: Inode and mtime_ns of the file that the index was made of, zeros where they are not known; None for
-            the file that is there when the index is written. It stands beside the index, not in it.
+        identity: Of the file that the index was made of; `binary.UNKNOWN` where nobody knows, None for the file that
+            is there when the index is written. It stands beside the index, not in it.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ShardEntry:
     sha256: str
     fields: tuple[str, ...]
     idx_sha256: str | None = None
-    identity: Identity | None = field(default=None, compare=False)
+    identity: FileIdentity | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Exports = 
     """
     data = index_json(entries, also)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
-    write_identities(folder / BINARY_NAME, [(entry.name, entry.identity) for entry in entries], disk=disk)
+    write_identities(folder / BINARY_NAME, entries, disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
 
 
@@ -211,27 +211,32 @@ def read_index(folder: str | Path) -> FolderIndex:
         msg = f"{url}: it is no JSON: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
     try:
-        entries = tuple(_parse(document))
+        entries = _parse_entries(document)
         also = _parse_exports(document.get("also", {}))
     except ValueError as err:
         msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
     if is_local(folder):
         identities = read_identities(Path(local_path(folder)) / BINARY_NAME, len(entries))
-        known = itertools.repeat(UNKNOWN) if identities is None else map(tuple, identities.tolist())
-        entries = tuple(replace(entry, identity=identity) for entry, identity in zip(entries, known, strict=False))
-    return FolderIndex(folder, entries, also)
+        known = itertools.repeat((0, 0)) if identities is None else identities.tolist()
+        entries = [
+            replace(entry, identity=FileIdentity(entry.num_bytes, mtime_ns, inode))
+            for entry, (inode, mtime_ns) in zip(entries, known, strict=False)
+        ]
+    return FolderIndex(folder, tuple(entries), also)
 
 
 def _parse_exports(value: Any) -> Exports:
-    kinds, split_name = (value.get("kinds", []), value.get("split_name", "")) if isinstance(value, dict) else (None, "")
-    texts = [*kinds, split_name] if isinstance(kinds, list) else [None]
-    if kinds is None or not all(isinstance(text, str) and text.isprintable() for text in texts):
-        raise ValueError(f"`also` is {_SHORT.repr(value)}")
-    return Exports(tuple(kinds), split_name)
+    if isinstance(value, dict):
+        kinds, split_name = value.get("kinds", []), value.get("split_name", "")
+        if isinstance(kinds, list) and all(
+            isinstance(text, str) and text.isprintable() for text in (*kinds, split_name)
+        ):
+            return Exports(tuple(kinds), split_name)
+    raise ValueError(f"`also` is {_SHORT.repr(value)}")
 
 
-def _parse(document: Any) -> Iterable[ShardEntry]:
+def _parse_entries(document: Any) -> list[ShardEntry]:
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")
     version = document.get("wdskit_index_version")
@@ -243,40 +248,52 @@ def _parse(document: Any) -> Iterable[ShardEntry]:
     shards = document.get("shardlist")
     if not isinstance(shards, list):
         raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (what is wrong is the file)
-    seen: set[str] = set()
+    entries: dict[str, ShardEntry] = {}
     for number, item in enumerate(shards):
-        problem = _entry_problem(item, seen)
+        problem = _entry_problem(item)
+        if not problem and item["url"] in entries:
+            problem = f"{_SHORT.repr(item['url'])} stands there twice"
         if problem:
             raise ValueError(f"entry {number} of its shardlist: {problem}")
-        seen.add(item["url"])
-        numbers = item["nsamples"], item["filesize"]
-        yield ShardEntry(item["url"], *numbers, item["sha256"], tuple(item["fields"]), item.get("idx_sha256"))
+        name, num_samples, num_bytes, sha256, fields = (item[part] for part in _RULES)
+        entries[name] = ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), item.get("idx_sha256"))
+    return list(entries.values())
 
 
-def _entry_problem(item: Any, seen: set[str]) -> str | None:
-    """What is wrong with an entry of the shardlist; `seen` are the names before it."""
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and value.isprintable()
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63  # a bool is no count
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def _are_fields(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(field, str) and not _SURROGATE.search(field) for field in value)
+
+
+_RULES = {
+    "url": _is_file_name, "nsamples": _is_count, "filesize": _is_count, "sha256": _is_digest, "fields": _are_fields
+}  # fmt: skip
+
+
+def _entry_problem(item: Any) -> str:
+    """What is wrong with an entry of the shardlist."""
     if not isinstance(item, dict):
         return f"{_SHORT.repr(item)} is no shard"
-    for part, kind in _PARTS.items():
+    for part, is_right in _RULES.items():
         if part not in item:
             return f"it has no `{part}`"
-        if type(item[part]) is not kind:  # a bool is no count
-            return f"`{part}` is {_SHORT.repr(item[part])}"
-    name = item["url"]
-    if name in ("", ".", "..") or "/" in name or not name.isprintable():
-        return f"`url` is {_SHORT.repr(name)}, not the name of a file in this folder"
-    if name in seen:
-        return f"{_SHORT.repr(name)} stands there twice"
-    for part in ("nsamples", "filesize"):
-        if not 0 <= item[part] < 1 << 63:
-            return f"`{part}` is {_SHORT.repr(item[part])}"
-    for part in ("sha256", "idx_sha256"):
-        digest = item.get(part, "0" * 64)
-        if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
-            return f"`{part}` is {_SHORT.repr(digest)}"
-    if not all(isinstance(field, str) and not _SURROGATE.search(field) for field in item["fields"]):
-        return f"`fields` is {_SHORT.repr(item['fields'])}"
-    return None
+        if not is_right(item[part]):
+            hint = ", not the name of a file in this folder" if part == "url" else ""
+            return f"`{part}` is {_SHORT.repr(item[part])}{hint}"
+    if "idx_sha256" in item and not _is_digest(item["idx_sha256"]):
+        return f"`idx_sha256` is {_SHORT.repr(item['idx_sha256'])}"
+    return ""
 
 
 def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import itertools
 import operator
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -16,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BinaryIndex, Identity
-from wdskit.dataset.braces import expand_braces, split_parts
-from wdskit.dataset.index import join_url
-from wdskit.dataset.patterns import find_places, no_such, no_such_file, not_listed, nothing_matches
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.braces import expand_patterns
+from wdskit.dataset.index import ShardEntry, join_url
+from wdskit.dataset.patterns import ABSENT, GONE, UNLISTED, find_places, nothing_matches, shard_error
 from wdskit.dataset.selection import read_selection
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import FolderIndexError, StorageError
@@ -93,37 +94,16 @@ class ShardTable:
         """Mean bytes of a sample of each shard, headers and padding included, (num_shards,); 0 where it has none."""
         return np.where(self._in_files > 0, self._column("sizes") / np.maximum(self._in_files, 1), 0.0)
 
-    def num_bytes(self, shard: int) -> int:
-        """Size that the index says a shard's file has."""
-        at, number = self._locate(shard)
-        return int(self._segments[at].index.sizes[number])
-
-    def idx_sha256(self, shard: int) -> str | None:
-        """Hex digest that the index says a shard's `.idx` has, None where it does not say it."""
-        at, number = self._locate(shard)
-        return self._segments[at].index.idx_sha256(number)
-
-    def sha256(self, shard: int) -> str:
-        """Hex digest that the index says a shard has."""
-        at, number = self._locate(shard)
-        digest: bytes = self._segments[at].index.digests[number].tobytes()
-        return digest.hex()
-
-    def identity(self, shard: int) -> Identity | None:
-        """Inode and mtime_ns of the file that the index was made of, None where they are not known."""
-        at, number = self._locate(shard)
-        identities = self._segments[at].index.identities
-        return None if identities is None else (int(identities[number, 0]), int(identities[number, 1]))
-
     def path(self, shard: int) -> str:
         """Path of a shard, 0 <= shard < len(self)."""
         at, number = self._locate(shard)
         index = self._segments[at].index
         return join_url(str(index.folder), index.name(number))
 
-    def whole_count(self, shard: int) -> int:
-        """Samples that the index says are in a shard, whether they count or not."""
-        return int(self._in_files[shard])
+    def entry(self, shard: int) -> ShardEntry:
+        """What the index says of a shard, but for its fields."""
+        at, number = self._locate(shard)
+        return self._segments[at].index.entry(number)
 
     def number(self, shard: int, sample: int) -> int:
         """Which sample of the file is sample `sample` of those that count, 0 <= sample < counts[shard].
@@ -131,11 +111,9 @@ class ShardTable:
         Raises:
             SelectionError: The selection's numbers are damaged.
         """
-        place = int(self._firsts[shard]) + sample
         if not self._selections:
-            return place
-        at, number = self._locate(shard)
-        return int(self._selections[at].take([number], [place])[0])
+            return int(self._firsts[shard]) + sample
+        return int(self.numbers(np.array([shard]), np.array([sample]))[0])
 
     def numbers(self, shards: Ints, samples: Ints) -> Ints:
         """As `number`, for many samples at once, (n,) each."""
@@ -198,7 +176,7 @@ class Segment:
     """Shards of one folder that stand side by side, by their numbers in its index."""
 
     index: BinaryIndex
-    numbers: NDArray[np.int64]
+    numbers: Ints
 
 
 def find_mapped(shards: str | Sequence[str]) -> list[Segment]:
@@ -211,67 +189,60 @@ def find_mapped(shards: str | Sequence[str]) -> list[Segment]:
         StorageError: Nothing matches, a shard is missing, or one is remote.
         FolderIndexError: A folder has no index, or one that does not match its shards.
     """
-    folders = _Folders()
-    items = [shards] if isinstance(shards, str) else list(shards)
-    patterns = (pattern for item in items for part in split_parts(item) for pattern in expand_braces(part))
-    found = [segment for pattern in patterns for segment in folders.match(pattern)]
+    open_index = functools.cache(lambda folder: BinaryIndex(Path(folder)))
+    compare = functools.cache(_compare_with_disk)
+    number_names = functools.cache(_number_names)
+    found: list[Segment] = []
+    for pattern in expand_patterns(shards):
+        if not is_local(pattern):
+            msg = f"{pattern}: a planned source reads samples one by one, which takes a local shard."
+            raise StorageError(f"{msg}\n  Copy the shards here, or use `stream`.", url=pattern)
+        places = find_places(pattern)
+        if not places:
+            raise nothing_matches(pattern)
+        for folder, name, is_glob in places:
+            path = join_url(folder, name)
+            if not is_glob and not os.path.exists(path):
+                raise shard_error(path, ABSENT)
+            index = open_index(folder)
+            if is_glob:
+                compare(folder, index)
+                numbers = _matching(index, name)
+                if not len(numbers):
+                    raise nothing_matches(pattern)
+            elif name in number_names(index):
+                numbers = np.array([number_names(index)[name]])
+            else:
+                raise shard_error(path, UNLISTED)
+            found.append(Segment(index, numbers))
     if not found:
         raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
     runs = itertools.groupby(found, key=operator.attrgetter("index"))
     return [Segment(index, np.concatenate([each.numbers for each in run])) for index, run in runs]
 
 
-class _Folders:
-    """Finds shards in the indexes of their folders, each mapped once."""
+def _matching(index: BinaryIndex, name: str) -> Ints:
+    """Numbers of the shards whose names match a glob."""
+    if name in ("*", "*.tar"):
+        return np.arange(len(index))
+    matches = re.compile(fnmatch.translate(name)).match
+    found = (matches(each) is not None for names in index.names() for each in names)
+    return np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
 
-    def __init__(self) -> None:
-        self._indexes: dict[str, BinaryIndex] = {}
-        self._numbers: dict[str, dict[str, int]] = {}
 
-    def match(self, pattern: str) -> Iterator[Segment]:
-        """The shards that one expanded pattern names."""
-        if not is_local(pattern):
-            msg = f"{pattern}: a planned source reads samples one by one, which takes a local shard."
-            raise StorageError(f"{msg}\n  Copy the shards here, or use `stream`.", url=pattern)
-        for folder, name, is_glob in find_places(pattern) or nothing_matches(pattern):
-            if not is_glob and not os.path.exists(os.path.join(folder, name)):
-                raise no_such(pattern, os.path.join(folder, name))
-            is_new = folder not in self._indexes
-            if is_new:
-                self._indexes[folder] = BinaryIndex(Path(folder))
-            index = self._indexes[folder]
-            if not is_glob:
-                yield Segment(index, np.array([self._number(folder, name)]))
-                continue
-            if is_new and len(index) <= MAX_COMPARED:
-                _compare_with_disk(folder, index)
-            numbers = np.arange(len(index))
-            if name not in ("*", "*.tar"):
-                matches = re.compile(fnmatch.translate(name)).match
-                found = (matches(each) is not None for names in index.names() for each in names)
-                numbers = np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
-            if not len(numbers):
-                nothing_matches(pattern)
-            yield Segment(index, numbers)
-
-    def _number(self, folder: str, name: str) -> int:
-        """Number of a shard in the index of its folder."""
-        if folder not in self._numbers:
-            every = itertools.chain.from_iterable(self._indexes[folder].names())
-            self._numbers[folder] = {each: number for number, each in enumerate(every)}
-        number = self._numbers[folder].get(name)
-        if number is None:
-            raise not_listed(folder, name)
-        return number
+def _number_names(index: BinaryIndex) -> dict[str, int]:
+    return {each: number for number, each in enumerate(itertools.chain.from_iterable(index.names()))}
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
     """Refuse shards that the index does not know, and those that only it knows."""
+    if len(index) > MAX_COMPARED:
+        return
     with os.scandir(folder or ".") as files:
         on_disk = {file.name for file in files if file.name.endswith(".tar") and not file.name.startswith(".")}
     listed = set(itertools.chain.from_iterable(index.names()))
     if on_disk - listed:
-        raise not_listed(folder, min(on_disk - listed))
+        raise shard_error(join_url(folder, min(on_disk - listed)), UNLISTED)
     missing = {name for name in listed - on_disk if not os.path.exists(os.path.join(folder, name))}
     if missing:
-        raise no_such_file(folder, min(missing))
+        raise shard_error(join_url(folder, min(missing)), GONE)

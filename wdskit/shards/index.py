@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.binary import identity_of
 from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, read_other_counts, write_index
 from wdskit.dataset.lock import LOCK_NAME, hold, lock_folder, wait_for_workers
 from wdskit.dataset.samples import ShardReader
@@ -22,6 +21,7 @@ from wdskit.export.api import check_export_names, export_folder, export_shard, n
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
+from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.reader import OnMember
 
@@ -274,7 +274,7 @@ def scan_shard(path: str, *, name: str, on_member: OnMember | None = None) -> Sc
 
     fields: set[str] = set()
     with contextlib.closing(file):
-        identity = identity_of(file)
+        identity = FileIdentity.of(file.fd)
         hold_bytes = MAX_HELD_BYTES if on_member is None else MAX_CHECKED_BYTES  # `on_member` may want a JSON
         reader = ShardReader(read, shard=path, on_member=on_member, hold_bytes=hold_bytes)
         for sample in reader:

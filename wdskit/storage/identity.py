@@ -24,7 +24,7 @@ class FileIdentity(NamedTuple):
     inode: int
 
     @classmethod
-    def of(cls, file: int | str) -> Self:
+    def of(cls, file: int | str | os.PathLike[str]) -> Self:
         """The identity of an open file, by its descriptor, or of the file that has a path now.
 
         Raises:
