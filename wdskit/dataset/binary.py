@@ -10,12 +10,11 @@ for.
 Version 1 had no digests of `.idx` and is not read any more: `wdskit index` makes the index again. Selections are bound
 to the columns only, which are the same in both.
 
-`.wdskit.files`: which files the index was made of, by inode and time of change, where it was made. A shard that was
-replaced by one of its size, or written again in its place, is another file. What the index publishes cannot say so,
-since copies of a folder are other files too. So this stands beside it, and begins with the identity of `index.bin`;
-both are there before `index.json` is. In a copy that kept the times (`cp -a`, `rsync -a`) the times are compared alone;
-in one that did not, nothing is known. Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode and mtime_ns of
-`index.bin`, uint64 each, then of each shard in its order, zeros where they are not known.
+`.wdskit.files`: which files the index was made of, by inode and time of change, where it was made: a shard that was
+replaced by one of its size, or written again in its place, is another file. The index itself cannot say so, since
+copies of a folder are other files too. Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode (uint64) and mtime_ns
+(int64) of `index.bin`, then of each shard in its order, zeros where they are not known. In a copy that kept the times
+(`cp -a`, `rsync -a`) the times are compared alone; in one that did not, nothing is known.
 """
 
 from __future__ import annotations
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
 BINARY_NAME = "index.bin"
 IDENTITIES_NAME = ".wdskit.files"
 
-UNKNOWN = FileIdentity(0, 0, 0)
-"""Nobody knows which file the index was made of; it stays so until the shard is read again. An inode of 0 alone says
-that the time is known and the inode is not."""
-
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"WDSKIDX2"
@@ -58,12 +53,7 @@ _BYTES_AT_ONCE = 1 << 20
 
 
 def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
-    """The bytes of an `index.bin`.
-
-    Args:
-        entries: The shards, in order.
-        json_digest: sha256 of the `index.json` that holds the same entries.
-    """
+    """The bytes of an `index.bin`; `json_digest` is sha256 of the `index.json` that holds the same entries."""
     names = [entry.name.encode() for entry in entries]
     body = b"".join(
         (
@@ -146,20 +136,6 @@ class BinaryIndex:
         """Number of shards."""
         return len(self.counts)
 
-    def entry(self, shard: int) -> ShardEntry:
-        """What the index says of a shard, but for its fields, 0 <= shard < len(self)."""
-        from wdskit.dataset.index import ShardEntry
-
-        return ShardEntry(
-            name=self.name(shard),
-            num_samples=int(self.counts[shard]),
-            num_bytes=int(self.sizes[shard]),
-            sha256=self.digests[shard].tobytes().hex(),
-            fields=(),
-            idx_sha256=self.idx_sha256(shard),
-            identity=self.identity(shard),
-        )
-
     def name(self, shard: int) -> str:
         """File name of a shard, 0 <= shard < len(self)."""
         try:
@@ -172,12 +148,21 @@ class BinaryIndex:
         digest = self.idx_digests[shard].tobytes()
         return digest.hex() if any(digest) else None
 
-    def identity(self, shard: int) -> FileIdentity:
-        """Which file a shard was when the index was made."""
-        if self.identities is None:
-            return UNKNOWN
-        inode, mtime_ns = self.identities[shard].tolist()
-        return FileIdentity(int(self.sizes[shard]), mtime_ns, inode)
+    def entry(self, shard: int) -> ShardEntry:
+        """What the index says of a shard, but for its fields."""
+        from wdskit.dataset.index import ShardEntry
+
+        inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()
+        num_bytes = int(self.sizes[shard])
+        return ShardEntry(
+            name=self.name(shard),
+            num_samples=int(self.counts[shard]),
+            num_bytes=num_bytes,
+            sha256=self.digests[shard].tobytes().hex(),
+            fields=(),
+            idx_sha256=self.idx_sha256(shard),
+            identity=FileIdentity(num_bytes, mtime_ns, inode),
+        )
 
     def names(self) -> Iterator[list[str]]:
         """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""
@@ -222,9 +207,7 @@ class BinaryIndex:
 
 
 def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
-    """sha256 of so many bytes of a file, or of what is left of it, read in pieces: pages that are mapped would count as
-    this process's memory.
-    """
+    """sha256 of so many bytes, or of all that is left; read in pieces, since mapped pages would count as memory."""
     digest = hashlib.sha256()
     left = -1 if num_bytes is None else num_bytes
     while left and (part := file.read(_BYTES_AT_ONCE if left < 0 else min(left, _BYTES_AT_ONCE))):
@@ -234,12 +217,8 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
 
 
 def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
-    """Publish the identities of an `index.bin` that has just been published, and of the shards beside it.
-
-    Args:
-        index: Its path.
-        entries: The shards. One without an identity is the file that is there now.
-        disk: What writes.
+    """Publish the identities of an `index.bin` that has just been published, and of the shards beside it. A shard whose
+    entry has none is the file that is there now.
     """
     try:
         files = [FileIdentity.of(index)]
@@ -280,12 +259,7 @@ def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
 
 
 def check_digest(file: LocalFile, sha256: str) -> None:
-    """Compare all bytes of a shard with the index.
-
-    Raises:
-        ShardError: They are others.
-        StorageError: It cannot be read.
-    """
+    """Compare all bytes of a shard with the index; `ShardError` where they are others."""
     digest = hashlib.sha256()
     num_bytes = 0
     while part := file.read_at(num_bytes, _BYTES_AT_ONCE):
@@ -309,7 +283,7 @@ class Verified:
         self._known: dict[str, FileIdentity] = {}
 
     def check(self, file: LocalFile, identity: FileIdentity | None, sha256: str) -> None:
-        """Compare a shard that was opened with what the index was made of; None and `UNKNOWN` say nothing.
+        """Compare a shard that was opened with what the index was made of; None, and zeros, say nothing.
 
         Raises:
             ShardError: It is another file, with other bytes.

@@ -51,8 +51,8 @@ class ShardEntry:
         sha256: Hex digest of the file.
         fields: Names of all fields that occur in it, sorted.
         idx_sha256: Hex digest of its `.idx`, None in an index that was made before it was written there.
-        identity: Of the file that the index was made of; `binary.UNKNOWN` where nobody knows, None for the file that
-            is there when the index is written. It stands beside the index, not in it.
+        identity: Of the file that the index was made of: zeros are not known. None is the file that is there when the
+            index is written. It stands beside the index, not in it.
     """
 
     name: str

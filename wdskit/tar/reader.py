@@ -16,6 +16,7 @@ from wdskit.errors import ShardError
 from wdskit.limits import BLOCK_BYTES, MAX_EXTENSION_BYTES, MAX_READ_MEMBER_BYTES
 from wdskit.tar.header import (
     DIRECTORY_TYPE,
+    GNU,
     GNU_LONG_NAME_TYPE,
     PAX_GLOBAL_TYPE,
     PAX_TYPE,
@@ -164,7 +165,7 @@ def locate_members(data: bytes, *, shard: str, offset: int, stop: int) -> Iterat
 
 
 def plain_member(block: bytes) -> tuple[str, int] | None:
-    """Name and size of a member that is plain: a file with a ustar header, an ASCII name and no extension before it.
+    """Name and size of a member that is plain: a file with one header, a short size, an ASCII name and no prefix.
 
     None says nothing but that `next_member` has to look.
     """
@@ -174,7 +175,7 @@ def plain_member(block: bytes) -> tuple[str, int] | None:
     if (
         zlib.adler32(block) & 0xFFFF != _adler_of(checksum)
         or kind != b"0"
-        or magic != USTAR
+        or magic not in (USTAR, GNU)
         or prefix
         or nul
         or digits.strip(b"01234567")

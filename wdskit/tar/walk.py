@@ -39,6 +39,9 @@ class _JumpingWindow(Window):
         self._read_at = read_at
         self._num_bytes = num_bytes
         self._next = self.base = start
+        if start:  # it may be that little is asked for
+            self.data = self._read_on(PEEK_BYTES)
+            self.careful = CAREFUL_READS
 
     def _read_on(self, size: int) -> bytes:
         data = self._read_at(self._next, size)
