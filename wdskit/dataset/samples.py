@@ -21,6 +21,9 @@ and all that is no sample's behind it, and the sample.
 """
 
 
+_PACK_AGAIN = "Pack it again, with the fields of a sample side by side and keys that differ."
+
+
 class ShardReader:
     """The samples of one tar stream, in order; a fault raises after the last whole sample.
 
@@ -28,12 +31,10 @@ class ShardReader:
     have shortened is ever yielded.
 
     Args:
-        read: As `tar.reader.TarReader` takes it.
+        read: As `tar.reader.TarReader` takes it, and `hold_bytes` and `spill`.
         shard: Path or URL, for messages and `__url__`.
         on_member: Called with each member before its sample is yielded, those that belong to none included.
         on_sample: Called with each sample before it is yielded; what it raises goes on.
-        hold_bytes: As `TarReader` takes it.
-        spill: As `TarReader` takes it.
 
     Attributes:
         num_samples: Samples yielded so far.
@@ -51,13 +52,14 @@ class ShardReader:
         hold_bytes: int = MAX_READ_MEMBER_BYTES,
         spill: Spill | None = None,
     ) -> None:
-        self.shard = shard
+        reader = TarReader(read, shard=shard, hold_bytes=hold_bytes, spill=spill)
+        self._reader: TarReader | TarWalk = reader
+        self._members: Iterable[tuple[str, int, Any]] = watch_members(reader, on_member) if on_member else reader
         self._on_sample = on_sample
+        self.shard = shard
         self.num_samples = 0
         self.starts: list[int] = []
         self.num_ignored = 0
-        self._on_member = on_member
-        self._reader: TarReader | TarWalk = TarReader(read, shard=shard, hold_bytes=hold_bytes, spill=spill)
 
     @property
     def stop(self) -> int:
@@ -74,12 +76,8 @@ class ShardReader:
         key = None
         first = 0
         sample: dict[str, Any] = {}
-        reader = self._reader
-        members: Iterable[tuple[str, int, Any]] = reader
-        if self._on_member is not None and isinstance(reader, TarReader):
-            members = watch_members(reader, self._on_member)
         try:
-            for name, start, data in members:
+            for name, start, data in self._members:
                 split = split_name(name)
                 if split is None:
                     self.num_ignored += 1
@@ -89,14 +87,14 @@ class ShardReader:
                         yield self._whole(first, start, sample)
                     key = split[0]
                     if key in keys:
-                        raise self._fault(start, _twice(key))
+                        raise _fault(self.shard, start, _twice(key))
                     keys.add(key)
                     first = start
                     sample = {"__key__": key, "__url__": self.shard}
                 field = split[1]
                 if field in sample or field.startswith("__"):
                     problem = "a name that readers keep for themselves" if field.startswith("__") else "twice"
-                    raise self._fault(start, f"key {key!r} has the field {field!r}: {problem}")
+                    raise _fault(self.shard, start, f"key {key!r} has the field {field!r}: {problem}")
                 sample[field] = data
         except ShardError as err:
             raise err.after(self.num_samples) from err.__cause__
@@ -111,24 +109,33 @@ class ShardReader:
         self.starts.append(start)
         return sample
 
-    def _fault(self, offset: int, problem: str) -> ShardError:
-        return ShardError(shard=self.shard, offset=offset, problem=problem, remedy=_PACK_AGAIN)
 
+class HeaderReader(ShardReader):
+    """The samples of a local shard by their headers: as `ShardReader`, with a `Span` in the place of each field's data.
 
-_PACK_AGAIN = "Pack it again, with the fields of a sample side by side and keys that differ."
+    Args:
+        file: The shard, which stays open: a field's bytes are read with `read_span`.
+        shard: Its path, for messages and `__url__`.
+        start: Where the first sample to see starts.
+    """
+
+    def __init__(self, file: LocalFile, *, shard: str, start: int = 0) -> None:
+        super().__init__(file.read, shard=shard)
+        self._reader = self._members = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
 
 
 def _twice(key: str) -> str:
     return f"key {key!r} stands in two places that are not side by side"
 
 
+def _fault(shard: str, offset: int, problem: str) -> ShardError:
+    return ShardError(shard=shard, offset=offset, problem=problem, remedy=_PACK_AGAIN)
+
+
 def refuse_divided(file: LocalFile, *, shard: str) -> None:
     """Refuse a shard in which the members of a key do not stand side by side, as where they are grouped by extension:
-    a reader would only know it at the second part, behind samples that lack a field.
-
-    Args:
-        file: The shard, read by its headers alone. Whatever else is wrong with it is left to who reads it.
-        shard: Its path, for messages.
+    a reader would only know it at the second part, behind samples that lack a field. Only headers are read; whatever
+    else is wrong is left to who reads the shard.
 
     Raises:
         ShardError: A key stands in two places.
@@ -145,30 +152,12 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
         if split is not None and split[0] != key:
             key = split[0]
             if key in keys:
-                raise ShardError(shard=shard, offset=start, problem=_twice(key), remedy=_PACK_AGAIN, samples_read=0)
+                raise _fault(shard, start, _twice(key)).after(0)
             keys.add(key)
 
 
-class HeaderReader(ShardReader):
-    """The samples of a local shard by their headers: as `ShardReader`, with a `Span` in the place of each field's data.
-
-    Args:
-        file: The shard, which stays open: a field's bytes are read with `read_span`.
-        shard: Its path, for messages and `__url__`.
-        start: Where the first sample to see starts.
-    """
-
-    def __init__(self, file: LocalFile, *, shard: str, start: int = 0) -> None:
-        super().__init__(file.read, shard=shard)
-        self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
-
-
 def read_span(file: LocalFile, span: Span) -> bytes:
-    """The bytes of a field that `HeaderReader` found.
-
-    Raises:
-        StorageError: The file cannot be read, or has become shorter.
-    """
+    """The bytes of a field that `HeaderReader` found; `StorageError` where the file has become shorter."""
     is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before there is memory for it
     data = b"" if is_long else file.read_whole(*span)
     if len(data) < span.size:
@@ -188,29 +177,17 @@ def read_sample(file: LocalFile, start: int, stop: int | None = None) -> tuple[s
         ShardError: No whole sample stands there.
         StorageError: It cannot be read.
     """
+    if stop is None:
+        sample = next(iter(HeaderReader(file, shard=file.url, start=start)), {"__key__": ""})
+        key = sample.pop("__key__")
+        return key, {name: memoryview(read_span(file, span)) for name, span in sample.items() if name != "__url__"}
     key, fields = "", dict[str, memoryview]()
-    for name, data in _members(file, start, stop):
+    data = read_span(file, Span(start, stop - start))
+    for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
         split = split_name(name)
         if split is None:
             continue
         if fields and split[0] != key:
             break
-        key, fields[split[1]] = split[0], data
+        key, fields[split[1]] = split[0], memoryview(data)[first:last]
     return key, fields
-
-
-def _members(file: LocalFile, start: int, stop: int | None) -> Iterator[tuple[str, memoryview]]:
-    if stop is not None:
-        data = read_span(file, Span(start, stop - start))
-        for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
-            yield name, memoryview(data)[first:last]
-        return
-    at = start
-
-    def read(size: int) -> bytes:
-        nonlocal at
-        part = file.read_at(at, size)
-        at += len(part)
-        return part
-
-    yield from ((name, memoryview(data)) for name, _, data in TarReader(read, shard=file.url))
