@@ -179,8 +179,8 @@ def read_sample(file: LocalFile, start: int, stop: int | None = None) -> tuple[s
     """
     if stop is None:
         sample = next(iter(HeaderReader(file, shard=file.url, start=start)), {"__key__": ""})
-        key = sample.pop("__key__")
-        return key, {name: memoryview(read_span(file, span)) for name, span in sample.items() if name != "__url__"}
+        spans = ((name, span) for name, span in sample.items() if isinstance(span, Span))
+        return sample["__key__"], {name: memoryview(read_span(file, span)) for name, span in spans}
     key, fields = "", dict[str, memoryview]()
     data = read_span(file, Span(start, stop - start))
     for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):

@@ -98,12 +98,13 @@ class ShardTable:
 
     def path(self, shard: int) -> str:
         """Path of a shard, 0 <= shard < len(self)."""
-        index = self._indexes[self._folder_numbers[shard]]
+        index = self._indexes[int(self._folder_numbers[shard])]
         return join_url(str(index.folder), index.name(int(self._numbers[shard])))
 
     def entry(self, shard: int) -> ShardEntry:
         """What the index says of a shard, but for its fields."""
-        return self._indexes[self._folder_numbers[shard]].entry(int(self._numbers[shard]))
+        index = self._indexes[int(self._folder_numbers[shard])]
+        return index.entry(int(self._numbers[shard]))
 
     def number(self, shard: int, sample: int) -> int:
         """Which sample of the file is sample `sample` of those that count, 0 <= sample < counts[shard].
