@@ -20,6 +20,7 @@ copies of a folder are other files too. Little-endian: magic `WDSKFIL1`, sha256 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import struct
 from collections.abc import Iterator, Sequence
@@ -138,10 +139,7 @@ class BinaryIndex:
 
     def name(self, shard: int) -> str:
         """File name of a shard, 0 <= shard < len(self)."""
-        try:
-            return bytes(self._names[self._name_start(shard) : int(self._name_ends[shard])]).decode()
-        except UnicodeDecodeError as err:
-            raise self._error("its names are not file names") from err
+        return self._decode(self._names[self._name_start(shard) : int(self._name_ends[shard])].tobytes())
 
     def idx_sha256(self, shard: int) -> str | None:
         """Hex digest of a shard's `.idx`, None where the index does not say it."""
@@ -170,12 +168,13 @@ class BinaryIndex:
             start = self._name_start(first)
             ends = (self._name_ends[first : first + _NAMES_AT_ONCE].astype(np.int64) - start).tolist()
             data = self._names[start : start + ends[-1]].tobytes()
-            try:
-                text = data.decode()
-                slices = zip([0, *ends[:-1]], ends, strict=True)
-                yield [text[a:b] for a, b in slices] if text.isascii() else [data[a:b].decode() for a, b in slices]
-            except UnicodeDecodeError as err:
-                raise self._error("its names are not file names") from err
+            yield [self._decode(data[begin:end]) for begin, end in itertools.pairwise((0, *ends))]
+
+    def _decode(self, name: bytes) -> str:
+        try:
+            return name.decode()
+        except UnicodeDecodeError as err:
+            raise self._error("its names are not file names") from err
 
     def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
         """Feed the names of `shards` to a digest, with their lengths, so that no other names give the same."""
@@ -277,7 +276,7 @@ def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardE
 
 
 class Verified:
-    """Digests shards that are other files than the index was made of, each such file once."""
+    """Compares shards with the files that their index was made of, and digests the others, each once."""
 
     def __init__(self) -> None:
         self._known: dict[str, FileIdentity] = {}

@@ -61,10 +61,8 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """How many names a brace pattern has at most, before any is made; over the limit, some number over it.
-
-    Raises:
-        ValueError: A brace has no other.
+    """How many names a brace pattern has at most, before any is made; over the limit, some number over it. `ValueError`
+    where a brace has no other.
     """
     most = MAX_SHARD_NAMES + 1
     open_braces = [[0, 1]]  # of each: names of its alternatives so far, names of the present one

@@ -14,7 +14,7 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,24 +104,25 @@ class FolderIndex:
         return join_url(self.folder, entry.name if is_local(self.folder) else quote(entry.name))
 
     def check_files(self) -> None:
-        """Compare the index with the folder's files: names and sizes. Digests are compared by `verify`.
+        """Compare the index with the folder's files: names and sizes. Digests are compared by `verify`, and remote
+        folders are not looked at.
 
         Raises:
-            FolderIndexError: A shard is missing, is not listed, or has another size. Remote folders are not looked at.
+            FolderIndexError: A shard is missing, is not listed, or has another size.
         """
         if not is_local(self.folder):
             return
         folder = Path(local_path(self.folder) or ".")
         try:
             paths = [path for path in folder.iterdir() if fnmatch.fnmatch(path.name, "[!.]*.tar")]
-            found = {path.name: path.stat().st_size if path.exists() else None for path in paths}  # of no dead link
+            found = {path.name: path.stat().st_size for path in paths if path.exists()}  # no dead link
         except OSError as err:
             msg = f"{err.filename}: cannot be compared with the folder's index: {err.strerror}."
             raise FolderIndexError(msg, folder=self.folder) from err
         for name in sorted(found.keys() - self.by_name.keys()):
             raise self._mismatch(f"{name} stands in the folder but not in the index")
         for name, entry in self.by_name.items():
-            if found.get(name) is None:
+            if name not in found:
                 raise self._mismatch(f"{name} stands in the index but not in the folder")
             if found[name] != entry.num_bytes:
                 raise self._mismatch(f"{name} has {found[name]} bytes, the index says {entry.num_bytes}")
@@ -150,18 +151,12 @@ def is_label(field: str) -> bool:
 
 
 def folder_has_labels(folder: str) -> bool:
-    """Whether samples of an indexed folder have the field `cls`.
-
-    Raises:
-        FolderIndexError, StorageError: As `read_index`.
-    """
+    """Whether samples of an indexed folder have the field `cls`. Raises as `read_index`."""
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
 def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Exports = NO_EXPORTS, disk: Disk = DISK) -> None:
-    """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, which files the
-    shards are, then the JSON.
-    """
+    """Publish both forms of the index in the order of `entries`: twin, which files the shards are, then the JSON."""
     data = index_json(entries, also)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
     write_identities(folder / BINARY_NAME, entries, disk=disk)
@@ -194,11 +189,7 @@ def index_json(entries: Iterable[ShardEntry], also: Exports) -> bytes:
 
 
 def read_index(folder: str | Path) -> FolderIndex:
-    """Read a folder's `index.json`; the folder may be an http(s) URL.
-
-    Raises:
-        FolderIndexError: There is none, or it is not one that wdskit wrote.
-    """
+    """Read the `index.json` of a folder or URL; `FolderIndexError` where there is none that wdskit wrote."""
     folder = str(folder)
     url = join_url(folder, INDEX_NAME)
     try:
@@ -314,40 +305,39 @@ def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:
             except StorageError:
                 continue  # it is not there
             try:
-                document = json.loads(data, object_pairs_hook=_unique)
-                found[names[0]] = dict(parse(document))
+                found[names[0]] = parse(json.loads(data, object_pairs_hook=_unique))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                 found[names[0]] = None
             break
     return found
 
 
-def _parse_sizes(document: Any) -> Iterator[tuple[str, int]]:
+def _parse_sizes(document: Any) -> dict[str, int]:
+    counts = {}
     for name, count in document.items():
         is_text = isinstance(count, str) and count.isascii() and count.isdecimal() and len(count) < 19
-        yield _checked_count(name, int(count) if is_text else count, is_nested=False)  # open_clip calls int()
+        counts[name] = int(count) if is_text else count  # open_clip calls int()
+    return _checked(counts, map(_is_file_name, counts))
 
 
-def _parse_timm_info(document: Any) -> Iterator[tuple[str, int]]:
+def _parse_timm_info(document: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
     for name, split in document["splits"].items():
         filenames, lengths = split["filenames"], split["shard_lengths"]
-        if not isinstance(filenames, list) or not isinstance(lengths, list) or split.get("name", name) != name:
+        is_split = isinstance(filenames, list) and isinstance(lengths, list) and split.get("name", name) == name
+        counts = _unique(zip(filenames, lengths, strict=True))
+        if not is_split or not isinstance(split.get("alt_label", ""), str):
             raise ValueError("no split")
-        counts = _unique([_checked_count(*pair, is_nested=True) for pair in zip(filenames, lengths, strict=True)])
+        found |= _checked(counts, (all(map(_is_file_name, path.split("/"))) for path in counts))
         if type(split["num_samples"]) is not int or split["num_samples"] != sum(counts.values()):
             raise ValueError("its shards have another number of samples in all")
-        if not isinstance(split.get("alt_label", ""), str):
-            raise TypeError("its label is no field")
-        yield from counts.items()
+    return found
 
 
-def _checked_count(path: Any, count: Any, *, is_nested: bool) -> tuple[str, int]:
-    parts = path.split("/")
-    if not path.isprintable() or any(part in ("", ".", "..") for part in parts) or (len(parts) > 1 and not is_nested):
-        raise ValueError("no path below the folder")
-    if type(count) is not int or not 0 <= count < 1 << 63:
-        raise ValueError("no count")
-    return path, count
+def _checked(counts: dict[str, int], are_paths: Iterable[bool]) -> dict[str, int]:
+    if not all(are_paths) or not all(map(_is_count, counts.values())):
+        raise ValueError("no path below the folder, or no count")
+    return counts
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -64,13 +64,8 @@ class ShardList:
 
 @dataclass(frozen=True)
 class Target:
-    """The shards that a path, folder or pattern names.
-
-    Attributes:
-        path: As the user wrote it.
-        kind: What it is.
-        urls: Path or URL of each shard, in order.
-        entries: Their lines in the folder's index, compared with the files; None without one, and for a single shard.
+    """The shards that a path as the user wrote it names, in order, and their lines in the folder's index, compared with
+    the files; None without one, and for a single shard.
     """
 
     path: str
@@ -129,15 +124,10 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
 
 
 def find_shards(path: str) -> Target:
-    """Find out what a path is, and the shards it names.
+    """Find out what a path is, and the shards it names: a shard, a folder, or a pattern as `list_shards` takes it.
 
-    Args:
-        path: A shard, a folder, or a pattern as `list_shards` takes it; local or http(s). A file that
-            exists is itself, whatever its name looks like and whatever the folder's index says.
-
-    Raises:
-        StorageError: There is nothing.
-        FolderIndexError: The folder's index does not match its files.
+    A file that exists is itself, whatever its name looks like and whatever the folder's index says. Raises as
+    `list_shards`.
     """
     local = is_local(path)
     is_folder = path.endswith("/") or (local and os.path.isdir(local_path(path)))
