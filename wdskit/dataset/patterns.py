@@ -48,11 +48,6 @@ class ShardList:
     entries: tuple[ShardEntry | None, ...]
 
     @property
-    def num_parts(self) -> int:
-        """How many parts there are."""
-        return self.parts[-1] + 1
-
-    @property
     def folders(self) -> dict[str, bool]:
         """The folders of the shards, and whether their samples may have labels, as far as their indexes say."""
         folders: dict[str, bool] = {}

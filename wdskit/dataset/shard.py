@@ -30,6 +30,7 @@ from wdskit.tar.walk import TarWalk
 from wdskit.tar.writer import END_BYTES
 
 IDX_SUFFIX = ".idx"
+SMALL_BYTES = 32 << 10  # a sample up to here is read whole where its headers are wanted
 
 
 class LocalShard:
@@ -145,6 +146,8 @@ class LocalShard:
         """
         keys: list[str] = []
         at, stop = self.offsets[number], self.offsets[number + 1]
+        if stop - at <= SMALL_BYTES and (plain := _plain_sample(self.read_at(at, stop - at), stop - at)):
+            return plain[0], plain[0]
         try:
             for name, _, span in TarWalk(self.file.read_at, self.file.num_bytes, shard=self.path, start=at):
                 at = span.offset + padded(span.size)
@@ -277,12 +280,29 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
     except OSError as err:
         msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
         raise FolderIndexError(msg, folder=str(path.parent)) from err
-    problem = _offsets_problem(data, max(len(data), idx_bytes), most, num_bytes)
+    if idx_bytes > most:
+        problem: str | None = f"it has more than {most} bytes, the most that the offsets of its shard can take"
+    elif not data or len(data) % 8:
+        problem = f"it has {len(data)} bytes, not 8 a sample and 8 more"
+    else:
+        offsets = np.frombuffer(data, dtype="<u8")
+        problem = _offsets_problem(offsets, num_bytes)
     if not problem and sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         problem = "it is not the file that the folder's index was made with"
     if problem:
         raise foreign_offsets(shard, problem)
-    return np.frombuffer(data, dtype="<u8").astype(np.int64)
+    return offsets.astype(np.int64)
+
+
+def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
+    """Why these cannot be the offsets of a shard of so many bytes."""
+    if np.any(offsets[1:] <= offsets[:-1]):
+        return "its offsets do not rise"
+    if np.any(offsets % np.uint64(BLOCK_BYTES)):
+        return "its offsets are no multiples of 512"
+    if int(offsets[-1]) + END_BYTES > num_bytes:
+        return f"its last offset {offsets[-1]} leaves no room for an end marker in {num_bytes} bytes"
+    return None
 
 
 def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
@@ -290,19 +310,3 @@ def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
     path = offsets_path(shard)
     msg = f"{path}: {problem}, so it does not belong to {Path(shard).name}.\n  Run `wdskit index {path.parent}`."
     return FolderIndexError(msg, folder=str(path.parent))
-
-
-def _offsets_problem(data: bytes, idx_bytes: int, most: int, shard_bytes: int) -> str | None:
-    """Why a file of `idx_bytes`, `most` at most, cannot hold the offsets of a shard of `shard_bytes`."""
-    if idx_bytes > most:
-        return f"it has more than {most} bytes, the most that the offsets of its shard can take"
-    if idx_bytes == 0 or idx_bytes % 8:
-        return f"it has {idx_bytes} bytes, not 8 a sample and 8 more"
-    offsets = np.frombuffer(data, dtype="<u8")
-    if np.any(offsets[1:] <= offsets[:-1]):
-        return "its offsets do not rise"
-    if np.any(offsets % np.uint64(BLOCK_BYTES)):
-        return "its offsets are no multiples of 512"
-    if int(offsets[-1]) + 2 * BLOCK_BYTES > shard_bytes:
-        return f"its last offset {offsets[-1]} leaves no room for an end marker in {shard_bytes} bytes"
-    return None

@@ -87,17 +87,13 @@ def find_unfinished(folder: Path) -> Unfinished | None:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StorageError):
             return Unfinished(folder)
         is_publishing = (path / JOURNAL_NAME).exists()
-        if is_publishing and is_published(folder, path):
-            continue
+        staged, index = path / INDEX_NAME, folder / INDEX_NAME
+        is_published = not staged.exists() or (index.exists() and index.read_bytes() == staged.read_bytes())
+        if is_publishing and is_published:
+            continue  # it came as far as the folder's index
         num_filled = len(list(path.glob("*.tar")))
         return Unfinished(folder, command, num_filled, num_shards, num_parts, is_publishing)
     return None
-
-
-def is_published(folder: Path, staging: Path) -> bool:
-    """Whether a run that has begun to move its shards into place came as far as the folder's index."""
-    staged, index = staging / INDEX_NAME, folder / INDEX_NAME
-    return not staged.exists() or (index.exists() and index.read_bytes() == staged.read_bytes())
 
 
 def refuse_unfinished(folder: Path) -> None:

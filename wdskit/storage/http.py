@@ -27,7 +27,6 @@ WAIT_S = 0.5
 MAX_WAIT_S = 60.0
 """Longest wait that a server may ask for with Retry-After."""
 
-_ASCII = bytes(range(128)).decode()
 _HOST = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
@@ -179,7 +178,7 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         raise StorageError(msg, url=url)
     start = host.end() if host else 0
     try:
-        address = url[:start] + quote(url[start:], safe=_ASCII)
+        address = url[:start] + quote(url[start:], safe=bytes(range(128)))
         request = urllib.request.Request(address, headers={"Accept-Encoding": "identity", **headers})  # noqa: S310
         opener = urllib.request.build_opener(_HttpOnly, urllib.request.HTTPSHandler(context=_tls()))
         response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
