@@ -60,7 +60,7 @@ class ShardTable:
                 raise
             raise begun.error() from err
         self._indexes = [*dict.fromkeys(index for index, _ in found)]
-        folders = [self._indexes.index(index) for index, _ in found]
+        folders = np.array([self._indexes.index(index) for index, _ in found], dtype=np.int32)
         self._folder_numbers = np.repeat(folders, [len(numbers) for _, numbers in found])
         self._numbers = np.concatenate([numbers for _, numbers in found])
         self._selections = [read_selection(index.folder, split) for index in self._indexes] if split else []
