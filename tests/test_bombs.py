@@ -29,7 +29,7 @@ import gc, json, re, sys
 import wdskit
 from wdskit import pack
 for path in json.loads(sys.argv[1]):
-    options = {"side_cars": ["json"]} if path.endswith("side-car") else {}
+    options = {"sidecars": ["json"]} if path.endswith("sidecar") else {}
     try:
         pack(path, path + ".out", **options)
         told = ["", "it was packed"]
@@ -118,7 +118,7 @@ def lying_page() -> bytes:
     return data[: at.start(1)] + b"\xff\xff\x7f" + data[at.end(1) :]
 
 
-def write_side_car(path: Path, data: bytes) -> None:
+def write_sidecar(path: Path, data: bytes) -> None:
     path.mkdir()
     (path / "a.jpg").write_bytes(image_bytes())
     (path / "a.json").write_bytes(data)
@@ -165,8 +165,8 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "deep.jsonl": (lambda: b'{"a":' + b"[" * (3 * MIB), "RowError", "it is no JSON"),
     "deep.json": (lambda: b'{"images":' + b"[" * (3 * MIB), "PackError", "it is no JSON"),
     "wide.jsonl": (lambda: WIDE, "RowError", "it holds a list"),
-    "deep.side-car": (lambda: b'{"a":' + b"[" * (3 * MIB), "RowError", "a.json: "),
-    "wide.side-car": (lambda: WIDE, "RowError", "it holds a list"),
+    "deep.sidecar": (lambda: b'{"a":' + b"[" * (3 * MIB), "RowError", "a.json: "),
+    "wide.sidecar": (lambda: WIDE, "RowError", "it holds a list"),
     "pixels.parquet": (lambda: parquet(pa.array([large_png()])), "RowError", "4294967296 pixels"),
     "page.parquet": (
         lambda: parquet(pa.array([bytes(48 * MIB)]), compression="zstd", use_dictionary=False),
@@ -182,7 +182,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "lying.parquet": (lying_page, "PackError", "it cannot be read as Parquet"),
     "compressed.saved": (lambda: b"", "PackError", "it is compressed"),
 }
-WRITERS = {".side-car": write_side_car, ".saved": write_saved}
+WRITERS = {".sidecar": write_sidecar, ".saved": write_saved}
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,7 @@ DEEP = {"lists": b"[" * 100_000, "closed": b"[" * 100_000 + b"]" * 100_000, "obj
 @pytest.mark.parametrize("settings", [{"workers": 0}, {"workers": 0, "threads": 2}, {"workers": 1}], ids=str)
 @pytest.mark.parametrize("name", DEEP)
 def test_json_of_a_hundred_thousand_levels_is_an_error(tmp_path, name, settings):
-    """And no crash, also in threads, whose stacks are small."""
+    """And no crash, export in threads, whose stacks are small."""
     path = write_shard(tmp_path / "a.tar", {"k": {"json": DEEP[name]}})
     with pytest.raises(SampleError, match=r"k: decode failed: json: ") as caught:
         list(Pipeline().stream(path).decode().loader(**settings))

@@ -444,7 +444,7 @@ def test_a_finding_names_shard_member_rule_and_readers(tmp_path):
     [reason] = result.verdicts[0].reasons
     assert reason.startswith(f"{tmp_path / 'b.tar'}: a name with a space")
     assert reason.endswith("'x b.jpg' (and 7 more like it)")
-    index_folder(tmp_path, also=["dali"], disk=HastyDisk())
+    index_folder(tmp_path, export=["dali"], disk=HastyDisk())
     assert verify(tmp_path, readers=["dali"]).is_clean
 
 
@@ -510,8 +510,8 @@ def test_counts_that_others_read_beside_the_shards_must_be_right(tmp_path, name,
 
 
 @pytest.mark.parametrize("pattern", ["train-%d.tar", "x-%d.tar", "a.val-%d.tar"])
-@pytest.mark.parametrize("also", [(), ("dali",), ("open_clip", "timm")])
-def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, pattern, also):
+@pytest.mark.parametrize("export", [(), ("dali",), ("open_clip", "timm")])
+def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, pattern, export):
     """As `load_dataset(FOLDER)` infers it: the kind of file that most names tell."""
     from datasets.data_files import DataFilesDict, get_data_patterns
     from datasets.load import infer_module_for_data_files
@@ -519,7 +519,7 @@ def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, patt
     for num_shards, others in itertools.product((1, 3), ((), ("classes.json",), ("notes.txt", "train.csv"))):
         folder = tmp_path / f"{num_shards}{len(others)}"
         rows = [{"__key__": f"{n}", "json": {"n": n}} for n in range(3)]
-        pack(rows, folder, pattern=pattern, num_shards=num_shards, also=also)
+        pack(rows, folder, pattern=pattern, num_shards=num_shards, export=export)
         for other in others:
             (folder / other).write_text("[]")
         files = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))

@@ -44,9 +44,9 @@ def rows(start: int, stop: int) -> list[dict[str, Any]]:
     ]
 
 
-def packed(folder: Path, *, also=KINDS, **options: Any) -> Path:
+def packed(folder: Path, *, export=KINDS, **options: Any) -> Path:
     """Two shards of two and one samples."""
-    pack(rows(0, 3), folder, also=also, max_samples=2, disk=HastyDisk(), **options)
+    pack(rows(0, 3), folder, export=export, max_samples=2, disk=HastyDisk(), **options)
     return folder
 
 
@@ -96,11 +96,11 @@ def test_the_files_are_exactly_those_of_the_formats(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_written_alone_and_listed_in_the_index(tmp_path, kind):
     whole = beside(packed(tmp_path / "whole", pattern="t-%d.tar"))
-    folder = packed(tmp_path / "one", also=[kind], pattern="t-%d.tar")
+    folder = packed(tmp_path / "one", export=[kind], pattern="t-%d.tar")
     assert beside(folder).items() <= whole.items()
     assert bool(beside(folder)) == (kind != "wids")
-    assert read_index(folder).also.kinds == (kind,)
-    assert json.loads((folder / "index.json").read_bytes())["also"] == {"kinds": [kind]}
+    assert read_index(folder).exports.kinds == (kind,)
+    assert json.loads((folder / "index.json").read_bytes())["export"] == {"kinds": [kind]}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -109,13 +109,13 @@ def test_packing_and_indexing_write_the_same_bytes(tmp_path, workers):
     (tmp_path / "u").mkdir()
     for path in folder.glob("*.tar"):
         (tmp_path / "u" / path.name).write_bytes(path.read_bytes())
-    index_folder(tmp_path / "u", also=reversed(KINDS), workers=workers, disk=HastyDisk())
+    index_folder(tmp_path / "u", export=reversed(KINDS), workers=workers, disk=HastyDisk())
     assert bytes_in(tmp_path / "u") == bytes_in(folder)
     assert verify(folder).is_clean
 
 
 def test_rows_from_a_generator_have_them_too(tmp_path):
-    pack(iter(rows(0, 3)), tmp_path / "t", also=KINDS, max_samples=2, disk=HastyDisk())
+    pack(iter(rows(0, 3)), tmp_path / "t", export=KINDS, max_samples=2, disk=HastyDisk())
     assert bytes_in(tmp_path / "t") == bytes_in(packed(tmp_path / "u" / "t"))
 
 
@@ -124,7 +124,7 @@ def test_offsets_are_those_of_the_data_whatever_the_headers(tmp_path, path):
     """Of all archives that can be indexed, with pax and GNU headers, folders and global headers between."""
     (tmp_path / "a.tar").write_bytes(path.read_bytes())
     try:
-        index_folder(tmp_path, also=["dali"], disk=HastyDisk())
+        index_folder(tmp_path, export=["dali"], disk=HastyDisk())
     except FolderIndexError:
         assert not (tmp_path / "index.json").exists()
         return
@@ -145,7 +145,7 @@ def test_long_names_and_large_members_have_right_offsets(tmp_path):
     parts = [long_name(name + b".a") + member("cut", b"1"), pax(record(b"path", name + b".b")) + member("x", b"22")]
     data = b"".join([*parts, member("z.bin", bytes(33 << 20)), member("z.txt", b"333"), END])
     (tmp_path / "a.tar").write_bytes(data)
-    index_folder(tmp_path, also=["dali"], disk=HastyDisk())
+    index_folder(tmp_path, export=["dali"], disk=HastyDisk())
     lines = (tmp_path / "a.idx").read_text().splitlines()
     large = len(b"".join(parts)) + 512
     key = name.decode()
@@ -159,7 +159,7 @@ def test_long_names_and_large_members_have_right_offsets(tmp_path):
 
 def test_dalis_index_has_no_names_where_one_has_a_space(tmp_path):
     write_shard(tmp_path / "a.tar", {"a b": {"cls": b"1", "seg.png": b"xy"}, "c": {"cls": b"2"}})
-    index_folder(tmp_path, also=["dali"], disk=HastyDisk())
+    index_folder(tmp_path, export=["dali"], disk=HastyDisk())
     assert (tmp_path / "a.idx").read_text() == "v1.1 2\ncls 512 1 seg.png 1536 2\ncls 2560 1\n"
     write_shard(tmp_path / "a.tar", {"a": {"c d": b"1"}})
     with pytest.raises(FolderIndexError, match=r"a.tar: DALI's index cannot hold the field 'c d'"):
@@ -168,7 +168,7 @@ def test_dalis_index_has_no_names_where_one_has_a_space(tmp_path):
 
 def test_members_of_no_sample_are_not_in_dalis_index(tmp_path):
     (tmp_path / "a.tar").write_bytes(member("README", b"x") + member("a.B", b"y") + END)
-    index_folder(tmp_path, also=["dali"], disk=HastyDisk())
+    index_folder(tmp_path, export=["dali"], disk=HastyDisk())
     assert (tmp_path / "a.idx").read_text() == "v1.2 1\nB 1536 1 a.B\n"
 
 
@@ -199,7 +199,7 @@ def timm_splits(folder: Path) -> dict[str, Any]:
 def test_a_folder_of_several_splits_and_a_split_by_name(tmp_path):
     for number, name in enumerate(["train-0", "train-1", "val-0", "train-2", "train-10", "dev-00", "test-0"]):
         write_shard(tmp_path / f"{name}.tar", {f"k{number}": {"cls": b"1"}} if name != "train-2" else {})
-    index_folder(tmp_path, also=["timm", "energon"], disk=HastyDisk())
+    index_folder(tmp_path, export=["timm", "energon"], disk=HastyDisk())
     splits = timm_splits(tmp_path)
     assert {name: split["num_samples"] for name, split in splits.items()} == {"dev": 1, "test": 1, "train": 3, "val": 1}
     assert (tmp_path / ".nv-meta/split.yaml").read_text() == (
@@ -228,7 +228,7 @@ def test_runs_of_names_are_one_pattern():
 def test_energon_would_read_a_brace_in_a_name_as_a_pattern(tmp_path):
     write_shard(tmp_path / "a{1,2}.tar", {"a": {"cls": b"1"}})
     with pytest.raises(FolderIndexError, match="energon reads a name with"):
-        index_folder(tmp_path, also=["energon"], disk=HastyDisk())
+        index_folder(tmp_path, export=["energon"], disk=HastyDisk())
 
 
 # What is renewed, what is left, what is refused.
@@ -246,19 +246,19 @@ def test_an_addition_renews_what_is_kept(tmp_path):
 
 
 def test_an_addition_cannot_ask_for_other_kinds(tmp_path):
-    folder = packed(tmp_path / "t", also=["timm"])
-    for options in ({"also": ["dali"]}, {"split_name": "x"}, {"also": ["none"]}):
-        with pytest.raises(PackError, match=r"Run `wdskit index .* --also"):
+    folder = packed(tmp_path / "t", export=["timm"])
+    for options in ({"export": ["dali"]}, {"split_name": "x"}, {"export": ["none"]}):
+        with pytest.raises(PackError, match=r"Run `wdskit index .* --export"):
             pack(rows(3, 4), folder, append=True, disk=HastyDisk(), **options)
 
 
 def test_indexing_again_renews_what_is_kept_and_adds_kinds(tmp_path):
-    folder = packed(tmp_path / "t", also=["open_clip"])
+    folder = packed(tmp_path / "t", export=["open_clip"])
     write_shard(folder / "t-000000.tar", {"x": {"cls": b"1", "json": b"{}", "txt": b""}})
     assert index_folder(folder, disk=HastyDisk()).disagreeing == {}
     assert json.loads((folder / "sizes.json").read_bytes())["t-000000.tar"] == 1
-    assert index_folder(folder, also=["dali"], disk=HastyDisk()).index.also.kinds == ("open_clip", "dali")
-    assert index_folder(folder, also=["none"], disk=HastyDisk()).index.also.kinds == ()
+    assert index_folder(folder, export=["dali"], disk=HastyDisk()).index.exports.kinds == ("open_clip", "dali")
+    assert index_folder(folder, export=["none"], disk=HastyDisk()).index.exports.kinds == ()
     assert (folder / "sizes.json").exists()
     assert verify(folder).is_clean
 
@@ -267,17 +267,17 @@ def test_indexing_again_renews_what_is_kept_and_adds_kinds(tmp_path):
 def test_what_something_else_wrote_is_never_overwritten(tmp_path, name):
     """But a run that was killed left the same bytes, and is gone on with."""
     whole = packed(tmp_path / "whole", pattern="t-%06d.tar")
-    folder = packed(tmp_path / "t", also=())
+    folder = packed(tmp_path / "t", export=())
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(b"mine")
     if name.endswith(".yaml"):
-        index_folder(folder, also=KINDS, disk=HastyDisk())
+        index_folder(folder, export=KINDS, disk=HastyDisk())
     else:
         with pytest.raises(WdskitError, match=r"is in the way|holds something else"):
-            index_folder(folder, also=KINDS, disk=HastyDisk())
+            index_folder(folder, export=KINDS, disk=HastyDisk())
     assert (folder / name).read_bytes() == b"mine"
     (folder / name).write_bytes((whole / name).read_bytes())
-    index_folder(folder, also=KINDS, disk=HastyDisk())
+    index_folder(folder, export=KINDS, disk=HastyDisk())
     assert bytes_in(folder) == bytes_in(whole)
 
 
@@ -310,20 +310,20 @@ def test_shards_whose_files_would_have_one_name_are_refused(tmp_path):
     for number, name in enumerate(["a.tar", "a.tar.tar"]):
         write_shard(tmp_path / name, {f"k{number}": {"cls": b"1"}})
     with pytest.raises(FolderIndexError, match=r"would be a\.tar\.idx, which is one of a\.tar"):
-        index_folder(tmp_path, also=["dali"], disk=HastyDisk())
+        index_folder(tmp_path, export=["dali"], disk=HastyDisk())
 
 
 def test_wrong_kinds_are_refused_before_anything_is_read(tmp_path):
     for kinds, message in [(["tf"], "'tf' is no kind"), ("dali", "'d' is no kind"), (["none", "dali"], "stands alone")]:
         with pytest.raises(ConfigError, match=message):
-            pack([], tmp_path / "t", also=kinds)
+            pack([], tmp_path / "t", export=kinds)
     with pytest.raises(ConfigError, match="cannot be printed"):
         pack([], tmp_path / "t", split_name="a\x1b")
     assert not (tmp_path / "t").exists()
 
 
 def test_a_kind_that_a_newer_version_keeps_is_told(tmp_path):
-    folder = packed(tmp_path / "t", also=["timm"])
+    folder = packed(tmp_path / "t", export=["timm"])
     text = (folder / "index.json").read_text().replace('["timm"]', '["timm", "mosaic"]')
     (folder / "index.json").write_text(text)
     assert any("'mosaic'" in finding.problem for finding in verify(folder).findings)
@@ -351,16 +351,16 @@ def interrupted(folder: Path, interrupt: Callable[[Callable[[Any], None], int], 
         return folder / name
 
     disk = WatchedDisk()
-    index_folder(fresh("right"), also=kinds, workers=1, disk=disk)
+    index_folder(fresh("right"), export=kinds, workers=1, disk=disk)
     right = bytes_in(folder / "right")
     assert len(disk.operations) > 50
     for number in range(0, len(disk.operations), 1 if ALL else 3):
         path = fresh(f"{number}")
-        interrupt(lambda disk: index_folder(path, also=kinds, workers=1, disk=disk), number)  # noqa: B023
+        interrupt(lambda disk: index_folder(path, export=kinds, workers=1, disk=disk), number)  # noqa: B023
         left = {name: data for name, data in bytes_in(path).items() if not name.endswith("-draft")}
         assert left.items() <= right.items()
         assert "index.json" not in left or left == right
-        index_folder(path, also=kinds, disk=HastyDisk())
+        index_folder(path, export=kinds, disk=HastyDisk())
         assert bytes_in(path) == right
 
 
@@ -382,9 +382,9 @@ def test_an_index_before_them_is_caught(tmp_path, monkeypatch):
     """A mutant of `index_folder`."""
     true_publish = indexing.export_folder
 
-    def hasty(folder, entries, *, also, disk, **options):
-        indexing.write_index(folder, entries, also=also, disk=disk)
-        true_publish(folder, entries, also=also, disk=disk, **options)
+    def hasty(folder, entries, *, export, disk, **options):
+        indexing.write_index(folder, entries, exports=export, disk=disk)
+        true_publish(folder, entries, export=export, disk=disk, **options)
 
     monkeypatch.setattr(indexing, "export_folder", hasty)
     with pytest.raises(AssertionError):
@@ -453,7 +453,7 @@ def test_what_does_not_match_is_told(tmp_path, name, old, new, problem):
 
 
 def test_a_shard_that_changed_is_told_by_its_files_too(tmp_path):
-    folder = packed(tmp_path / "t", also=["dali"])
+    folder = packed(tmp_path / "t", export=["dali"])
     write_shard(folder / "t-000001.tar", {"k9": {"cls": b"1"}})
     files = {Path(finding.file).name for finding in verify(folder).findings}
     assert files == {"t-000001.tar", "t-000001.tar.idx", "t-000001.idx"}
@@ -463,14 +463,14 @@ def test_a_shard_that_changed_is_told_by_its_files_too(tmp_path):
 
 
 def test_index_also_tells_what_is_kept(tmp_path, monkeypatch, run):
-    packed(tmp_path / "t", also=())
+    packed(tmp_path / "t", export=())
     monkeypatch.chdir(tmp_path)
-    code, out, _ = run("index", "t", "--also", "energon, dali", "--split-name", "val")
+    code, out, _ = run("index", "t", "--export", "energon, dali", "--split-name", "val")
     assert code == 0
     assert out.splitlines()[1] == "Beside them, for other readers: energon, dali."
     assert "val:\n  - " in (tmp_path / "t/.nv-meta/split.yaml").read_text()
     code, out, _ = run("index", "t", "--json")
-    assert json.loads(out)["also"] == ["energon", "dali"]
-    code, out, err = run("index", "t", "--also", "tf")
+    assert json.loads(out)["export"] == ["energon", "dali"]
+    code, out, err = run("index", "t", "--export", "tf")
     assert (code, out) == (1, "")
     assert err.startswith("also: 'tf' is no kind of file for another reader. There are: wids, open_clip,")

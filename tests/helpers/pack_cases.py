@@ -34,7 +34,7 @@ class Scenario:
 
     def prepare(self, folder: Path) -> None:
         if self.before is not None:
-            options = {"max_samples": 2, "pattern": "p-%02d.tar", "skip_bad": True, "also": self.also}
+            options = {"max_samples": 2, "pattern": "p-%02d.tar", "skip_bad": True, "export": self.exports}
             pack(self.before, folder, disk=HastyDisk(), **options)
 
     def pack(self, folder: Path, disk: Disk) -> None:
@@ -145,15 +145,15 @@ def make_scenarios(base: Path) -> dict[str, Scenario]:
         "addition": Scenario(
             [*rows(3, 6), BAD_ROW], {"max_samples": 2, "skip_bad": True, "append": True}, [*rows(0, 3), BAD_ROW]
         ),
-        "beside": Scenario(rows(3, 4), {"append": True}, rows(0, 3), also=("open_clip", "timm", "energon", "dali")),
+        "beside": Scenario(rows(3, 4), {"append": True}, rows(0, 3), export=("open_clip", "timm", "energon", "dali")),
         "replacing": Replacing(
-            rows(0, 5), {"max_samples": 2, "overwrite": True}, [*rows(20, 25), BAD_ROW], also=("timm", "dali")
+            rows(0, 5), {"max_samples": 2, "overwrite": True}, [*rows(20, 25), BAD_ROW], export=("timm", "dali")
         ),
         "parts": InParts(
-            [*rows(0, 5), BAD_ROW], {"max_samples": 2, "skip_bad": True, "also": ("open_clip", "energon")}
+            [*rows(0, 5), BAD_ROW], {"max_samples": 2, "skip_bad": True, "export": ("open_clip", "energon")}
         ),
         "added parts": InParts(rows(3, 7), {"max_samples": 2, "append": True}, rows(0, 3)),
-        "again": Refilling(rows(0, 5), {"max_samples": 2, "only": 1}, rows(0, 5), also=("dali",)),
+        "again": Refilling(rows(0, 5), {"max_samples": 2, "only": 1}, rows(0, 5), export=("dali",)),
         "stream": FromStream([*rows(0, 5), BAD_ROW], {"max_samples": 2, "skip_bad": True}),
         "overwriting": Overwriting(rows(0, 3), {"max_samples": 2, "overwrite": True}, rows(20, 25)),
     }

@@ -272,7 +272,9 @@ def test_files_for_other_readers_that_come_behind_the_index_are_caught(tmp_path,
             patch.setattr(journal, "_export", lambda *_, **__: [])
             scenario.pack(folder, disk)
         index = read_index(folder)
-        export_folder(folder, index.entries, also=index.also, before=before.also, earlier=before.entries, disk=disk)
+        export_folder(
+            folder, index.entries, exports=index.exports, before=before.exports, earlier=before.entries, disk=disk
+        )
 
     with pytest.raises(AssertionError):
         sweep(scenarios["beside"], tmp_path, kill(half=False), mutant)

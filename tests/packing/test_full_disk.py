@@ -25,7 +25,7 @@ from wdskit.files import Disk
 from wdskit.packing import journal
 
 ALL = bool(os.environ.get("WDSKIT_ALL_FAULTS"))
-OPTIONS = {"max_samples": 3, "pattern": "p-%02d.tar", "also": ("open_clip", "energon", "dali")}
+OPTIONS = {"max_samples": 3, "pattern": "p-%02d.tar", "export": ("open_clip", "energon", "dali")}
 
 # Packs with a little more room each time, and tells after each time what was said and what stands there.
 PROGRAM = """

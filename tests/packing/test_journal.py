@@ -80,9 +80,9 @@ def packs(given: Any, **options: Any) -> Callable[[Path, Disk], None]:
     ("given", "options"),
     [
         (rows(0, 5), {"split": "a=0.5,b=0.5", "pattern": None}),
-        (rows(0, 5), {"also": ("open_clip", "timm", "energon", "dali"), "shuffle": 1}),
+        (rows(0, 5), {"export": ("open_clip", "timm", "energon", "dali"), "shuffle": 1}),
         (rows(0, 5), {"overwrite": True}),
-        (tuple(rows(0, 5)), {"also": ("dali",)}),
+        (tuple(rows(0, 5)), {"export": ("dali",)}),
         (tuple(rows(0, 5)), {"overwrite": True}),
     ],
 )
@@ -129,7 +129,7 @@ def over(tmp_path) -> Callable[..., Path]:
         (rows(0, 6), {}, "the source had 5 rows and has 6."),
         ([*rows(0, 4), {"__key__": "x", "cls": 1}], {}, r"row 4 \(row 4 \('x'\)\) is another, the first of 1."),
         (tuple(rows(0, 5)), {}, "only one of both sources can be read more than once"),
-        (rows(0, 5), {"also": ("timm",)}, r"also was \[\] and is \['timm'\]."),
+        (rows(0, 5), {"export": ("timm",)}, r"export was \[\] and is \['timm'\]."),
         (rows(0, 5), {"part": "0/2", "shuffle": 1}, "shuffle was None and is 1."),
     ],
 )
@@ -169,7 +169,7 @@ def test_other_bad_rows_are_refused_too(over):
 
 @pytest.mark.parametrize("make", [list, tuple], ids=["planned", "stream"])
 def test_another_one_replaces_it_where_that_is_said(over, make):
-    folder = over(rows(0, 5), also=("dali", "timm"))
+    folder = over(rows(0, 5), export=("dali", "timm"))
     packs(make(rows(7, 9)), overwrite=True)(folder, HastyDisk())
     assert list(samples_in(folder)) == ["07", "08"]
     assert list(bytes_in(folder)) == ["index.bin", "index.json", "p-00.tar", "p-00.tar.idx"]

@@ -32,7 +32,7 @@ def in_folder(path: Path, text: bytes, out: Path) -> None:
     (path / "c").mkdir(parents=True)
     (path / "c" / "a b.jpg").write_bytes(image_bytes())
     (path / "c" / "a b.json").write_bytes(text)
-    pack(path, out, side_cars=["json"], keys="hashed")
+    pack(path, out, sidecars=["json"], keys="hashed")
 
 
 def in_tar(path: Path, text: bytes, out: Path) -> None:

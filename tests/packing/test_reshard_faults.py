@@ -51,7 +51,7 @@ class Scenario:
         """Nothing is there before, or a packed folder with splits and files for other readers."""
         if self.before:
             rows = [{"__key__": f"x{n}", "cls": n} for n in range(5)]
-            pack(rows, folder, max_samples=2, pattern="p-%02d.tar", also=["timm", "dali"], disk=HastyDisk())
+            pack(rows, folder, max_samples=2, pattern="p-%02d.tar", export=["timm", "dali"], disk=HastyDisk())
             split(folder, "a=0.5,b=0.5", disk=HastyDisk())
 
     def pack(self, folder: Path, disk: Disk) -> None:
@@ -80,7 +80,7 @@ def scenarios(tmp_path_factory) -> dict[str, Scenario]:
     return {
         "copied": Scenario(str(base / "ours"), {"max_samples": 3, "shuffle": 1}),
         "anew": Scenario(str(base / "theirs"), {"num_shards": 2, "filter": "cls != 4", "rename": "z=y"}),
-        "beside": Scenario(str(base / "ours"), {"max_samples": 4, "also": ["open_clip", "energon", "dali"]}),
+        "beside": Scenario(str(base / "ours"), {"max_samples": 4, "export": ["open_clip", "energon", "dali"]}),
         "replacing": Scenario(str(base / "ours"), {"max_samples": 3, "overwrite": True}, before=True),
     }
 
@@ -161,7 +161,7 @@ def test_what_a_killed_run_left_is_never_mixed_with_what_other_options_make(tmp_
 
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path, scenarios):
     """Nothing of the first one is left then, unless it came as far as its index."""
-    options: list[dict[str, Any]] = [{"max_samples": 2}, {"max_samples": 3, "shuffle": 2, "also": ["open_clip"]}]
+    options: list[dict[str, Any]] = [{"max_samples": 2}, {"max_samples": 3, "shuffle": 2, "export": ["open_clip"]}]
     runs = [Scenario(scenarios["beside"].source, {**each, "restart": True}) for each in options]
     num_refused = mix(scenarios["beside"], runs, tmp_path, step=1 if ALL else 9)
     assert num_refused < (150 if ALL else 15)

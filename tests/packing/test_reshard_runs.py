@@ -105,13 +105,13 @@ def test_a_stopped_run_may_go_on_with_other_workers(source, tmp_path):
 
 def test_a_description_is_deterministic_read_back_and_gone_in_the_end(source, tmp_path):
     for name in ("a", "b"):
-        stop(source, tmp_path / name, 2, filter="cls < 2", also=["dali"])
+        stop(source, tmp_path / name, 2, filter="cls < 2", export=["dali"])
     data = (staged(tmp_path / "a") / DESCRIPTION_NAME).read_bytes()
     assert data == (staged(tmp_path / "b") / DESCRIPTION_NAME).read_bytes()
     found = read_description(staged(tmp_path / "a"))
     assert found.to_json() == data
     assert found.num_rows == 2
-    left = resharded(source, tmp_path / "a", filter="cls < 2", also=["dali"])
+    left = resharded(source, tmp_path / "a", filter="cls < 2", export=["dali"])
     assert not [name for name in left if name.startswith(".")]
 
 
@@ -131,7 +131,7 @@ CHANGES = {
     "keys": ({"keys": "hashed"}, "keys was 'given' and is 'hashed'."),
     "duplicate_keys": ({"duplicate_keys": "first"}, "duplicate_keys was 'error' and is 'first'."),
     "pattern": ({"pattern": "q-%02d.tar"}, "pattern was 'p-%02d.tar' and is 'q-%02d.tar'."),
-    "also": ({"also": ["timm"]}, "also was [] and is ['timm']."),
+    "export": ({"export": ["timm"]}, "export was [] and is ['timm']."),
     "split_name": ({"split_name": "x"}, "split_name was '' and is 'x'."),
 }
 AS_IN_PACK = {"split", "validate", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background"}
@@ -285,11 +285,11 @@ def test_the_command_has_the_same_words(source, tmp_path, run):
     words = ["reshard", str(source), str(tmp_path / "out"), "--pattern", "p-%02d.tar", "--max-samples", "2"]
     stop(source, tmp_path / "out", 2, shuffle=1)
     assert run(*words)[0] == 1
-    code, out, _ = run(*words, "--restart", "--also", "timm,dali", "--split-name", "test", "--json")
+    code, out, _ = run(*words, "--restart", "--export", "timm,dali", "--split-name", "test", "--json")
     assert code == 0
     assert json.loads(out)["was_done"] is False
     assert bytes_in(tmp_path / "out") == resharded(
-        source, tmp_path / "wanted", also=["timm", "dali"], split_name="test"
+        source, tmp_path / "wanted", export=["timm", "dali"], split_name="test"
     )
     assert run(*words)[0] == 1
     assert run(*words, "--overwrite")[0] == 0
@@ -297,7 +297,7 @@ def test_the_command_has_the_same_words(source, tmp_path, run):
 
 
 def test_another_one_may_replace_it(source, tmp_path):
-    stop_behind_index(source, tmp_path / "out", also=["timm", "dali"])
+    stop_behind_index(source, tmp_path / "out", export=["timm", "dali"])
     assert resharded(source, tmp_path / "out", shuffle=1, overwrite=True) == resharded(
         source, tmp_path / "wanted", shuffle=1
     )
@@ -308,7 +308,7 @@ def test_another_one_may_replace_it(source, tmp_path):
 
 def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
     """With its lists, selections and files for other readers; and nothing else is touched."""
-    folder = packed(tmp_path / "out", [*rows(20, 27), {"__key__": "bad"}], skip_bad=True, also=KINDS)
+    folder = packed(tmp_path / "out", [*rows(20, 27), {"__key__": "bad"}], skip_bad=True, export=KINDS)
     split(folder, "a=0.5,b=0.5", disk=HastyDisk())
     (folder / "notes.txt").write_text("mine")
     before = bytes_in(folder)
@@ -364,30 +364,30 @@ def give_to_others(folder: Path) -> None:
 
 @pytest.mark.parametrize("kinds", [*([kind] for kind in KINDS), KINDS])
 def test_they_are_those_that_pack_writes(source, tmp_path, kinds):
-    found = resharded(source, tmp_path / "t", also=kinds, shuffle=1, split_name="test")
-    packed(tmp_path / "u" / "t", rows(0, 9), also=kinds, shuffle=1, split_name="test")
+    found = resharded(source, tmp_path / "t", export=kinds, shuffle=1, split_name="test")
+    packed(tmp_path / "u" / "t", rows(0, 9), export=kinds, shuffle=1, split_name="test")
     assert found.pop("classes.json")
     assert found == bytes_in(tmp_path / "u" / "t")
-    assert read_index(tmp_path / "t").also.kinds == tuple(kinds)
+    assert read_index(tmp_path / "t").exports.kinds == tuple(kinds)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_of_samples_that_are_written_anew_too(source, tmp_path, workers):
     give_to_others(source)
-    found = resharded(source, tmp_path / "t", also=KINDS, workers=workers, rename="txt=text")
+    found = resharded(source, tmp_path / "t", export=KINDS, workers=workers, rename="txt=text")
     given = [
         {"__key__": f"ä{row['__key__']}", "text": row["txt"].encode(), "json": b'{"n": %d}' % number, "cls": b"1"}
         for number, row in enumerate(rows(0, 9))
     ]
-    packed(tmp_path / "u" / "t", given, also=KINDS)
+    packed(tmp_path / "u" / "t", given, export=KINDS)
     assert found == bytes_in(tmp_path / "u" / "t")
     assert verify(tmp_path / "t").is_clean
 
 
 def test_what_is_read_at_once_changes_nothing(source, tmp_path, monkeypatch):
-    whole = resharded(source, tmp_path / "whole", also=KINDS)
+    whole = resharded(source, tmp_path / "whole", export=KINDS)
     monkeypatch.setattr("wdskit.packing.samples.fill.BATCH_BYTES", 3000)
-    assert resharded(source, tmp_path / "out", also=KINDS) == {
+    assert resharded(source, tmp_path / "out", export=KINDS) == {
         name: data.replace(b"whole-", b"out-") for name, data in whole.items()
     }
 
@@ -397,18 +397,18 @@ def test_what_something_else_wrote_is_never_overwritten(source, tmp_path):
     for name in ("p-00.idx", "sizes.json"):
         (tmp_path / "out" / name).write_text("mine")
         with pytest.raises(WdskitError, match=f"{name}: this file exists already"):
-            resharded(source, tmp_path / "out", also=["dali", "open_clip"])
+            resharded(source, tmp_path / "out", export=["dali", "open_clip"])
         assert (tmp_path / "out" / name).read_text() == "mine"
         assert not (tmp_path / "out" / "index.json").exists()
         (tmp_path / "out" / name).unlink()
-    assert resharded(source, tmp_path / "out", also=["dali", "open_clip"]) == resharded(
-        source, tmp_path / "wanted", also=["dali", "open_clip"]
+    assert resharded(source, tmp_path / "out", export=["dali", "open_clip"]) == resharded(
+        source, tmp_path / "wanted", export=["dali", "open_clip"]
     )
 
 
 def test_wrong_kinds_are_refused_before_anything_is_written(source, tmp_path):
     with pytest.raises(ConfigError, match="'tf' is no kind"):
-        resharded(source, tmp_path / "out", also=["tf"])
+        resharded(source, tmp_path / "out", export=["tf"])
     assert not (tmp_path / "out").exists()
 
 

@@ -100,7 +100,7 @@ def test_the_summary_of_a_selection(data, run):
     assert run("reshard", "data", "--selection", "few", "--filter", "cls == 3") == (
         0, "Selected 10 of 40 samples in 4 shards as few.\nfiltered: 30", ""
     )  # fmt: skip
-    others = (["--shuffle", "1"], ["--restart"], ["--also", "dali"], ["--split-name", "x"])
+    others = (["--shuffle", "1"], ["--restart"], ["--export", "dali"], ["--split-name", "x"])
     for words in (["out", "--selection", "x"], [], *(["--selection", "x", *other] for other in others)):
         code, _, err = run("reshard", "data", *words)
         assert code == 2

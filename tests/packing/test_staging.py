@@ -249,18 +249,18 @@ def with_duplicates(folder: Path) -> Path:
 def test_wherever_a_run_was_stopped_another_one_may_begin_anew(tmp_path):
     """Nothing of the first one is left then: no list of all shards either, which it wrote just before the index."""
     source = with_duplicates(tmp_path / "photos")
-    also = ("open_clip", "timm", "energon", "dali")
+    export = ("open_clip", "timm", "energon", "dali")
     disk = WatchedDisk()
-    pack(source, tmp_path / "whole", also=also, duplicates="report", disk=disk, **OPTIONS)
+    pack(source, tmp_path / "whole", export=export, duplicates="report", disk=disk, **OPTIONS)
     assert {"duplicates.jsonl", "sizes.json", ".nv-meta/.info.json"} <= {*bytes_in(tmp_path / "whole")}
-    wanted = packed(tmp_path / "wanted", source, shuffle=1, also=("open_clip",))
+    wanted = packed(tmp_path / "wanted", source, shuffle=1, export=("open_clip",))
     first = disk.operations.index("open_log")  # of the first shard that is noted
     for number in range(first, len(disk.operations), 1 if ALL else 5):
         folder = tmp_path / f"{number}"
         run = KillingDisk(number)
-        run_child(lambda: pack(source, folder, also=also, duplicates="report", disk=run, **OPTIONS))  # noqa: B023
+        run_child(lambda: pack(source, folder, export=export, duplicates="report", disk=run, **OPTIONS))  # noqa: B023
         if not (folder / "index.json").exists() and not (staged(folder) / JOURNAL_NAME).exists():
-            pack(source, folder, shuffle=1, also=("open_clip",), restart=True, disk=HastyDisk(), **OPTIONS)
+            pack(source, folder, shuffle=1, export=("open_clip",), restart=True, disk=HastyDisk(), **OPTIONS)
             assert bytes_in(folder) == wanted
 
 

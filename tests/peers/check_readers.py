@@ -1,4 +1,4 @@
-"""The programs for which `--also` writes files read the shards by them; and what `verify --for` says is what they do.
+"""The programs for which `--export` writes files read the shards by them; and what `verify --for` says is what they do.
 
 `make peers` installs them, each in an environment of its own, and runs this. It is not a part of `make test`.
 """
@@ -57,20 +57,20 @@ def hashed(samples: Sequence[Sample]) -> list[list[Any]]:
     return [[key, {name: sha256(data) for name, data in fields.items()}] for key, fields in samples]
 
 
-# What `--also` writes.
+# What `--export` writes.
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory) -> Path:
     """Shards for training and validation, with every kind of file beside them."""
-    folder = tmp_path_factory.mktemp("also") / "data"
+    folder = tmp_path_factory.mktemp("export") / "data"
     for name, start, stop in [("train", 0, 5), ("val", 5, 8)]:
         rows = [
             {"__key__": f"d/k{n}", "jpg": image_bytes(number=n), "cls": n, "txt": f"text {n}", "json": {"n": n}}
             for n in range(start, stop)
         ]
         pattern = f"{name}-%03d.tar"
-        pack(rows, folder, pattern=pattern, max_samples=2, append=name == "val", **({} if start else {"also": KINDS}))
+        pack(rows, folder, pattern=pattern, max_samples=2, append=name == "val", **({} if start else {"export": KINDS}))
     return folder
 
 
@@ -126,7 +126,7 @@ def shards(tmp_path_factory) -> dict[str, Shard]:
         folder = root / f"{number}"
         folder.mkdir()
         (folder / "s-0.tar").write_bytes(shard(name))
-        index_folder(folder, also=["open_clip", "timm", "energon"], disk=HastyDisk())
+        index_folder(folder, export=["open_clip", "timm", "energon"], disk=HastyDisk())
         made[name] = Shard(folder, samples_of(folder / "s-0.tar"))
     return made
 
@@ -142,7 +142,7 @@ def test_a_reader_fails_where_it_was_said_to_and_nowhere_else(shards, reader):
 
 def test_dali_reads_by_our_index_what_it_does_not_read_by_its_own(shards):
     for one in shards.values():
-        index_folder(one.folder, also=["dali"], disk=HastyDisk())
+        index_folder(one.folder, export=["dali"], disk=HastyDisk())
     right = dali_by(list(shards.values()), with_index=True)
     assert [name for name, is_right in zip(shards, right, strict=True) if not is_right] == ["upper case"]
 

@@ -70,7 +70,7 @@ def without(samples: Samples, *names: str) -> Samples:
 @pytest.mark.parametrize("options", [{}, {"workers": 2, "num_shards": 2}, {"threads": 2}], ids=str)
 def test_a_folder_of_images(samples: Samples, tmp_path: Path, options: dict[str, int]) -> None:
     source = write_files(tmp_path / "source", samples)
-    pack(source, tmp_path / "packed", side_cars=["json"], **options)
+    pack(source, tmp_path / "packed", sidecars=["json"], **options)
     expected = {
         key: {**fields, "json": _with_path(fields.get("json", b"{}"), f"{key}.jpg")}
         for key, fields in without(samples, "cls").items()

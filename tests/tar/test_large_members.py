@@ -84,7 +84,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("options", [[], ["--also", "dali"]])
+@pytest.mark.parametrize("options", [[], ["--export", "dali"]])
 def test_a_shard_with_a_large_member_is_indexed_in_little_memory(folder, options):
     _, peak, _ = run_measured("index", folder, "--workers", 1, *options)
     assert peak < MOST_BYTES

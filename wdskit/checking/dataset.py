@@ -52,7 +52,7 @@ class Targets:
         """What is kept beside a shard for other readers, by the index that lists it."""
         if entry is None:
             return ()
-        return next(one.also.kinds for one in self.indexes if Path(one.folder) == Path(shard).parent)
+        return next(one.exports.kinds for one in self.indexes if Path(one.folder) == Path(shard).parent)
 
 
 def find_targets(path: str) -> Targets:

@@ -52,7 +52,7 @@ _RULES: dict[str, tuple[Quirk, ...]] = {
     "timm": ("int",),
 }
 _DALI_WITH_INDEX: tuple[Quirk, ...] = ("upper_case",)
-"""What is left where `--also dali` has written an index. DALI and its own tool read headers in their own ways."""
+"""What is left where `--export dali` has written an index. DALI and its own tool read headers in their own ways."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ def index_command(
     folder: Annotated[
         str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.", show_default=False)
     ],
-    also: Annotated[
+    export: Annotated[
         str | None,
         typer.Option(
             metavar="KINDS",
@@ -32,7 +32,7 @@ def index_command(
     Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
     shard is not right, all faults are listed and no index is written. `pack` does so itself.
 
-    Files for other readers (--also) are written in the same pass, and renewed each time from then on.
+    Files for other readers (--export) are written in the same pass, and renewed each time from then on.
 
     In Python: wdskit.index_folder
     """
@@ -40,7 +40,7 @@ def index_command(
 
     start = time.perf_counter()
     with show_bytes("indexing") as show:
-        report = index_folder(folder, also=split_names(also), split_name=split_name, workers=workers, progress=show)
+        report = index_folder(folder, export=export or (), split_name=split_name, workers=workers, progress=show)
     seconds = time.perf_counter() - start
     index = report.index
     num_bytes = sum(entry.num_bytes for entry in index.entries)
@@ -52,7 +52,7 @@ def index_command(
                 "num_samples": index.num_samples,
                 "num_bytes": num_bytes,
                 "num_ignored": report.num_ignored,
-                "also": list(index.also.kinds),
+                "export": list(index.exports.kinds),
                 "changed": list(report.changed),
                 "disagreeing": {file: list(names) for file, names in report.disagreeing.items()},
             }
@@ -62,8 +62,8 @@ def index_command(
         f"Indexed {escape(folder)}: {plural(len(index.entries), 'shard')}, {plural(index.num_samples, 'sample')}, "
         f"{format_bytes(num_bytes)} in {seconds:.1f} s ({format_bytes(num_bytes / seconds)}/s)."
     )
-    if index.also.kinds:
-        print(f"Beside them, for other readers: {', '.join(index.also.kinds)}.")
+    if index.exports.kinds:
+        print(f"Beside them, for other readers: {', '.join(index.exports.kinds)}.")
     if report.changed:
         print(
             f"Note: {plural(len(report.changed), 'shard')} with the size that the index said before and other bytes, "

@@ -98,7 +98,7 @@ def pack_command(
         str | None,
         typer.Option("--from", metavar="KIND", help="What SOURCE is, where its path does not say so; see above."),
     ] = None,
-    side_cars: Annotated[
+    sidecars: Annotated[
         str,
         typer.Option(metavar="EXT,...", help="Files beside an image that belong to its sample: json,txt,seg.png."),
     ] = "",
@@ -128,7 +128,7 @@ def pack_command(
     allow_no_image: Annotated[
         bool, typer.Option("--allow-no-image", help="Pack rows of a table that have no image, too.")
     ] = False,
-    also: AlsoOption = None,
+    exports: AlsoOption = None,
     split_name: SplitNameOption = "",
     validate: ValidateOption = None,
     resize: ResizeOption = None,
@@ -206,7 +206,7 @@ def pack_command(
             part=part,
             only=only,
             from_=from_,
-            side_cars=split_names(side_cars),
+            sidecars=split_names(sidecars),
             files=split_names(files),
             fields=field or (),
             images=images,
@@ -214,7 +214,7 @@ def pack_command(
             image_column=image_column,
             key_column=key_column,
             allow_no_image=allow_no_image,
-            also=split_names(also),
+            exports=split_names(exports),
             split_name=split_name,
             validate=validate,
             resize=resize,

@@ -101,7 +101,7 @@ def reshard_command(
         bool, typer.Option("--overwrite", help="Replace what is packed in DEST, or another selection of that name.")
     ] = False,
     restart: RestartOption = False,
-    also: AlsoOption = None,
+    exports: AlsoOption = None,
     split_name: SplitNameOption = "",
     workers: Annotated[int, typer.Option(metavar="N", min=1, help="Processes that read and write.")] = 1,
     split: SplitOption = None,
@@ -143,7 +143,7 @@ def reshard_command(
             "DEST": dest, "--max-samples": max_samples, "--max-bytes": max_bytes, "--num-shards": num_shards,
             "--multiple-of": multiple_of, "--shuffle": shuffle, "--keep": keep, "--drop": drop, "--rename": rename,
             "--keys": keys != "given" or None, "--duplicate-keys": duplicate_keys != "error" or None,
-            "--pattern": pattern, "--dry-run": dry_run or None, "--restart": restart or None, "--also": also,
+            "--pattern": pattern, "--dry-run": dry_run or None, "--restart": restart or None, "--export": also,
             "--split-name": split_name or None, "--split": split, "--on": on, "--part": part, "--only": only,
             "--validate": validate, "--resize": resize, "--format": format_, "--orient": orient or None,
             "--derive": derive or None,
@@ -214,7 +214,7 @@ def reshard_command(
             dry_run=dry_run,
             overwrite=overwrite,
             restart=restart,
-            also=split_names(also),
+            exports=split_names(exports),
             split_name=split_name,
             progress=show,
         )

@@ -87,7 +87,7 @@ class FolderIndex:
 
     folder: str
     entries: tuple[ShardEntry, ...]
-    also: Exports = NO_EXPORTS
+    exports: Exports = NO_EXPORTS
 
     @property
     def num_samples(self) -> int:
@@ -155,15 +155,17 @@ def folder_has_labels(folder: str) -> bool:
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
-def write_index(folder: Path, entries: Sequence[ShardEntry], *, also: Exports = NO_EXPORTS, disk: Disk = DISK) -> None:
+def write_index(
+    folder: Path, entries: Sequence[ShardEntry], *, exports: Exports = NO_EXPORTS, disk: Disk = DISK
+) -> None:
     """Publish both forms of the index in the order of `entries`: twin, which files the shards are, then the JSON."""
-    data = index_json(entries, also)
+    data = index_json(entries, exports)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
     write_identities(folder / BINARY_NAME, entries, disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
 
 
-def index_json(entries: Iterable[ShardEntry], also: Exports) -> bytes:
+def index_json(entries: Iterable[ShardEntry], exports: Exports) -> bytes:
     """The bytes of `index.json`."""
     lines = ",\n".join(
         "    "
@@ -182,9 +184,9 @@ def index_json(entries: Iterable[ShardEntry], also: Exports) -> bytes:
     )
     shards = f"[\n{lines}\n  ]" if lines else "[]"
     head = f'  "__kind__": "{_KIND}",\n  "wids_version": 1,\n  "wdskit_index_version": {INDEX_VERSION},\n'
-    if also.kinds:
-        split = {"split_name": also.split_name} if also.split_name else {}
-        head += f'  "also": {json.dumps({"kinds": also.kinds, **split}, ensure_ascii=False)},\n'
+    if exports.kinds:
+        split = {"split_name": exports.split_name} if exports.split_name else {}
+        head += f'  "export": {json.dumps({"kinds": exports.kinds, **split}, ensure_ascii=False)},\n'
     return f'{{\n{head}  "shardlist": {shards}\n}}\n'.encode()
 
 
@@ -203,7 +205,7 @@ def read_index(folder: str | Path) -> FolderIndex:
         raise FolderIndexError(msg, folder=folder) from err
     try:
         entries = _parse_entries(document)
-        also = _parse_exports(document.get("also", {}))
+        exports = _parse_exports(document.get("export", document.get("also", {})))
     except ValueError as err:
         msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
@@ -214,7 +216,7 @@ def read_index(folder: str | Path) -> FolderIndex:
             replace(entry, identity=FileIdentity(entry.num_bytes, mtime_ns, inode))
             for entry, (inode, mtime_ns) in zip(entries, known, strict=False)
         ]
-    return FolderIndex(folder, tuple(entries), also)
+    return FolderIndex(folder, tuple(entries), exports)
 
 
 def _parse_exports(value: Any) -> Exports:
@@ -224,7 +226,7 @@ def _parse_exports(value: Any) -> Exports:
             isinstance(text, str) and text.isprintable() for text in (*kinds, split_name)
         ):
             return Exports(tuple(kinds), split_name)
-    raise ValueError(f"`also` is {_SHORT.repr(value)}")
+    raise ValueError(f"`export` is {_SHORT.repr(value)}")
 
 
 def _parse_entries(document: Any) -> list[ShardEntry]:

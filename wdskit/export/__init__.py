@@ -1,1 +1,1 @@
-"""Files beside the shards for other programs that read them: `--also` of `pack`, `reshard` and `index`."""
+"""Files beside the shards for other programs that read them: `--export` of `pack`, `reshard` and `index`."""

@@ -66,11 +66,11 @@ def parse_exports(kinds: Sequence[str], *, split_name: str = "", before: Exports
     wanted = before.kinds + tuple(kinds)
     if NONE in kinds:
         if len(set(kinds)) > 1:
-            raise ConfigError(f"also: {NONE!r} stands alone, not with {', '.join(sorted({*kinds} - {NONE}))}.")
+            raise ConfigError(f"export: {NONE!r} stands alone, not with {', '.join(sorted({*kinds} - {NONE}))}.")
         wanted = ()
     unknown = next((kind for kind in wanted if kind not in KINDS), None)
     if unknown is not None:
-        raise ConfigError(f"also: {unknown!r} is no kind of file for another reader. There are: {', '.join(KINDS)}.")
+        raise ConfigError(f"export: {unknown!r} is no kind of file for another reader. There are: {', '.join(KINDS)}.")
     if not split_name.isprintable():
         raise ConfigError(f"split_name: {split_name!r} holds characters that cannot be printed.")
     return Exports(tuple(kind for kind in KINDS if kind in wanted), split_name or before.split_name)
@@ -106,13 +106,13 @@ def check_export_names(shards: Iterable[str], kinds: Sequence[str]) -> None:
             raise FolderIndexError(f"{msg}\n  Leave out `dali`, or rename the shard.")
 
 
-def export_shard(path: Path, members: ShardMembers, *, also: Exports, before: Exports, disk: Disk) -> None:
+def export_shard(path: Path, members: ShardMembers, *, exports: Exports, before: Exports, disk: Disk) -> None:
     """Write the files beside one shard, which itself is in its place.
 
     Args:
         path: The shard.
         members: What it holds.
-        also: The kinds.
+        exports: The kinds.
         before: The kinds that the index before had, whose files are replaced.
         disk: What writes.
 
@@ -120,7 +120,7 @@ def export_shard(path: Path, members: ShardMembers, *, also: Exports, before: Ex
         FolderIndexError: A kind cannot hold this shard, or something else has written a file in the way.
         OSError: The disk fails.
     """
-    for name in shard_export_names(path.name, also.kinds):
+    for name in shard_export_names(path.name, exports.kinds):
         data = dali_index(members, str(path))
         _check_way(path.with_name(name), data, ours="dali" in before.kinds)
         publish_bytes(path.with_name(name), data, disk=disk)
@@ -130,7 +130,7 @@ def export_folder(
     folder: Path,
     entries: Sequence[ShardEntry],
     *,
-    also: Exports,
+    exports: Exports,
     before: Exports,
     earlier: Sequence[ShardEntry],
     disk: Disk,
@@ -141,7 +141,7 @@ def export_folder(
         FolderIndexError: As `export_shard`.
         OSError: The disk fails.
     """
-    for name, data in folder_files(folder, entries, also=also, before=before, earlier=earlier):
+    for name, data in folder_files(folder, entries, exports=exports, before=before, earlier=earlier):
         path = folder / name
         if path.parent != folder:
             make_folders(path.parent, disk=disk)
@@ -150,7 +150,7 @@ def export_folder(
 
 
 def folder_files(
-    folder: Path, entries: Sequence[ShardEntry], *, also: Exports, before: Exports, earlier: Sequence[ShardEntry]
+    folder: Path, entries: Sequence[ShardEntry], *, exports: Exports, before: Exports, earlier: Sequence[ShardEntry]
 ) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of the files of all shards together that are to be written into their folder.
 
@@ -159,7 +159,7 @@ def folder_files(
     Args:
         folder: Where the shards are.
         entries: Their lines in the index.
-        also: The kinds.
+        exports: The kinds.
         before: The kinds that the index before had, whose files are replaced.
         earlier: The lines that it had.
 
@@ -168,19 +168,19 @@ def folder_files(
     """
     made: dict[str, dict[str, Callable[[], bytes]]] = {
         "open_clip": {SIZES_NAME: lambda: sizes_json(entries)},
-        "timm": {INFO_NAMES[0]: lambda: timm_info_json(entries, also.split_name)},
+        "timm": {INFO_NAMES[0]: lambda: timm_info_json(entries, exports.split_name)},
         "energon": {INFO_NAME: lambda: info_json(entries)},
     }
-    for kind in also.kinds:
+    for kind in exports.kinds:
         for name, make in made.get(kind, {}).items():
             data = make()
             _check_way(folder / name, data, ours=kind in before.kinds)
             yield name, data
-    if "energon" in also.kinds:
+    if "energon" in exports.kinds:
         split_path = folder / SPLIT_NAME
         wrote = split_yaml(earlier, before.split_name) if "energon" in before.kinds else None
         if not split_path.exists() or split_path.read_bytes() == wrote:
-            yield SPLIT_NAME, split_yaml(entries, also.split_name)
+            yield SPLIT_NAME, split_yaml(entries, exports.split_name)
         if not (folder / DATASET_NAME).exists():
             yield DATASET_NAME, DATASET_YAML
 
@@ -214,17 +214,17 @@ def check_shard_exports(path: str, members: ShardMembers, kinds: Sequence[str]) 
 def check_folder_exports(index: FolderIndex) -> Iterator[ExportProblem]:
     """What is wrong with the files of all shards of a folder together, by its index."""
     folder, entries = Path(index.folder), index.entries
-    for kind in index.also.kinds:
+    for kind in index.exports.kinds:
         if kind not in KINDS:
             problem = f"it says that files for {kind!r} are kept here, which this version does not know"
             yield ExportProblem("index", str(folder / INDEX_NAME), problem)
     counts = read_other_counts(index.folder)
     for kind, name in (("open_clip", SIZES_NAME), ("timm", INFO_NAMES[0])):
-        if kind in index.also.kinds:
+        if kind in index.exports.kinds:
             problem = _count_problem(counts[name], entries) if name in counts else "it is missing"
             if problem:
                 yield ExportProblem("beside", str(folder / name), f"{kind}: {problem}")
-    if "energon" in index.also.kinds:
+    if "energon" in index.exports.kinds:
         yield from _check(folder / INFO_NAME, "energon", lambda data: info_problem(data, entries))
         yield from _check(folder / SPLIT_NAME, "energon", lambda data: split_problem(data, entries))
         yield from _check(folder / DATASET_NAME, "energon", lambda data: "" if data.strip() else "it is empty")

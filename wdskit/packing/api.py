@@ -98,7 +98,7 @@ def pack(
     only: int | None = None,
     from_: str | None = None,
     fields: Mapping[str, str] | Sequence[str] = (),
-    side_cars: Sequence[str] = (),
+    sidecars: Sequence[str] = (),
     files: Sequence[str] = (),
     images: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
@@ -169,7 +169,7 @@ def pack(
             `["txt=caption"]`; see `packing.sources.records.parse_fields`. Texts of `cls` become class numbers, those of
             `classes` or the sorted texts'. `json` keeps all columns but bytes and arrays of Parquet and `datasets`.
         files: Of a folder: extensions of the files that are samples instead of images: `wav`, `flac`.
-        side_cars: Of a folder: extensions of the files beside an image that belong to its sample (`json`,
+        sidecars: Of a folder: extensions of the files beside an image that belong to its sample (`json`,
             `txt`, `seg.png`). What a `json` says and what is known of the image both stand in the sample's `json`.
         images: Of COCO annotations: the folder of their images; by default that of the file.
         classes: Of a folder, or of the column of `cls`: the classes that there may be, by number, so that a val set
@@ -259,7 +259,7 @@ def pack(
         key_column=key_column,
         allow_no_image=allow_no_image,
         fields=parse_fields(fields),
-        side_cars=side_cars,
+        sidecars=sidecars,
         files=files,
         images=None if images is None else os.fspath(images),
         classes=None if classes is None else find_class_names(classes),

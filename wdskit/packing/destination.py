@@ -120,7 +120,7 @@ class Destination:
     @property
     def also(self) -> Exports:
         """What is kept beside the shards that stay, for other readers."""
-        return self.index.also if self.index is not None and self.append else NO_EXPORTS
+        return self.index.exports if self.index is not None and self.append else NO_EXPORTS
 
     def beside(self, kinds: Sequence[str], split_name: str) -> Exports:
         """What is to be kept beside all shards: these kinds, and what is kept already.
@@ -128,10 +128,10 @@ class Destination:
         Raises:
             PackError: The shards here have not all of them.
         """
-        also = parse_exports(kinds, split_name=split_name, before=self.also)
-        if self.append and also != self.also:
+        also = parse_exports(kinds, split_name=split_name, before=self.exports)
+        if self.append and also != self.exports:
             msg = f"{self.folder}: its shards were packed with other files for other readers beside them."
-            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --also ...` first, then add to them.")
+            raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --export ...` first, then add to them.")
         return also
 
     def first_number(self, names: Names) -> int:
@@ -200,7 +200,7 @@ class Destination:
         """
         known: set[str] = set()
         if self.index is not None:
-            known = {name for entry in self.index.entries for name in shard_files(entry.name, self.index.also)}
+            known = {name for entry in self.index.entries for name in shard_files(entry.name, self.index.exports)}
         for shard in () if self.is_done else shards:
             for name in shard_files(shard.name, also):
                 if (self.folder / name).exists() and not (self.replaces and name in known):

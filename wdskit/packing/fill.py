@@ -88,7 +88,7 @@ def fill_shard(
         RowError: A row turned out to be bad.
         PackError: The folder cannot be written, or the bytes have not the digest that they should have.
     """
-    record = None if only_compare else new_members(job.also.kinds)
+    record = None if only_compare else new_members(job.exports.kinds)
     try:
         if only_compare:
             filled = _fill(job, hashlib.sha256(), record, on_sample)
@@ -109,8 +109,8 @@ def fill_shard(
             idx_sha256=digest_offsets(filled.offsets),
         )
         if record:
-            before = NO_EXPORTS if job.sha256 is None else job.also
-            export_shard(job.path, record, also=job.also, before=before, disk=disk)
+            before = NO_EXPORTS if job.sha256 is None else job.exports
+            export_shard(job.path, record, exports=job.exports, before=before, disk=disk)
     except OSError as err:
         raise PackError(f"{job.path}: cannot be written: {describe_os_error(err)}") from err
     return entry

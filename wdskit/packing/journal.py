@@ -117,7 +117,7 @@ def publish_run(
     come += _export(staging, all_, also, before, replaces=replaces)
     new = {*come}
     go = [name for name in _files_of(before) if name not in new] if before is not None and replaces else []
-    publish_bytes(path / INDEX_NAME, index_json(all_, also), disk=disk)
+    publish_bytes(path / INDEX_NAME, index_json(all_, exports), disk=disk)
     last = {"run": _description(staging.run), "num_shards": len(entries), "index": index_digest(path)}
     journal = {"go": go, "come": come, "replaces": replaces, "last_run": last}
     publish_bytes(path / JOURNAL_NAME, json.dumps(journal, indent=0).encode() + b"\n", disk=disk)
@@ -134,7 +134,7 @@ def _export(
 ) -> Iterable[str]:
     """Write the files of all shards for other readers into the staging folder, and give their names."""
     disk = staging.disk
-    kinds, earlier = (before.also, before.entries) if before is not None else (NO_EXPORTS, ())
+    kinds, earlier = (before.exports, before.entries) if before is not None else (NO_EXPORTS, ())
     # What is replaced goes before they come, so nothing of it is in the way.
     folder = staging.path if replaces else staging.folder
     for name, data in folder_files(folder, entries, also=also, before=kinds, earlier=earlier):
@@ -149,8 +149,8 @@ def _files_of(index: FolderIndex) -> Iterable[str]:
     folder = Path(index.folder)
     yield from (BINARY_NAME, IDENTITIES_NAME, LAST_RUN_NAME)
     for entry in index.entries:
-        yield from shard_files(entry.name, index.also)
-    yield from folder_export_names(index.also.kinds)
+        yield from shard_files(entry.name, index.exports)
+    yield from folder_export_names(index.exports.kinds)
     yield from (selection_path(folder, name).name for name in list_selections(folder))
     yield from LIST_NAMES
 
@@ -172,7 +172,7 @@ def replay(folder: Path, path: Path, disk: Disk) -> None:
         _link_all(folder, path, [name for name in journal["come"] if name in shards], disk)
         _link_all(folder, path, [name for name in journal["come"] if name not in shards], disk)
         publish_bytes(folder / LAST_RUN_NAME, json.dumps(journal["last_run"]).encode() + b"\n", disk=disk)
-        write_index(folder, _with_identities(folder, index.entries), also=index.also, disk=disk)
+        write_index(folder, _with_identities(folder, index.entries), exports=index.exports, disk=disk)
         disk.remove(path / INDEX_NAME)
         disk.fsync_folder(path)  # for good: a journal that came back after a later run would undo that
     else:

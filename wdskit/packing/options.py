@@ -52,7 +52,7 @@ class PackOptions:
             raise PackError(f"threads: {self.threads!r} is no number of threads; 1 is this one.")
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
-        parse_exports(self.also, split_name=self.split_name)
+        parse_exports(self.exports, split_name=self.split_name)
 
         given = {name: getattr(self, name) for name in ("append", "overwrite", "dry_run", "part", "only")}
         asked = [name for name, value in given.items() if value is not None and value is not False]

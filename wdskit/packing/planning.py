@@ -118,7 +118,7 @@ class Jobs(Sequence[ShardJob]):
         if isinstance(number, slice):
             return [self[at] for at in range(len(self))[number]]
         span = self.spans[number]
-        told = span.num_bytes, self.also, self.transforms, self.threads
+        told = span.num_bytes, self.exports, self.transforms, self.threads
         return ShardJob(self.folder / self.name(number), self._rows(span), *told)
 
     def name(self, number: int) -> str:

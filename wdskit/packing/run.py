@@ -126,7 +126,7 @@ def open_work(
     """
     splitter = None if options.split is None else Splitter(options.split)
     work = Work(stack, folder, found, names, options, source_options, splitter, progress or (lambda _: None), disk)
-    beside = parse_exports(options.also, split_name=options.split_name)
+    beside = parse_exports(options.exports, split_name=options.split_name)
     refuse_other_options(folder, options, work.described(beside), is_stream=found.is_stream)
     return work
 
@@ -184,7 +184,7 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
     divided = _divided(work, plan)
     with raised_as_pack_errors(work.folder):
         target = work.look()
-        also = target.beside(options.also, options.split_name)
+        also = target.beside(options.exports, options.split_name)
         run = RunDescription(work.described(also), plan.num_sources, plan.block_rows, plan.blocks, None)
         target = resolve_last_run(target, run, plan.where_of, options)
         if isinstance(plan.store, Spool) and target.append and not target.is_done:
@@ -282,7 +282,7 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
     entries = fill_rest([jobs.name(number) for number in numbers], staging, count, fill)
     with raised_as_pack_errors(work.folder):
         if part is None:
-            publish_all(target, staging, entries, lists, jobs.also)
+            publish_all(target, staging, entries, lists, jobs.exports)
         else:
             for name, data in lists.items():
                 publish_bytes(staging.path / name, data, disk=work.disk)
@@ -328,7 +328,7 @@ def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> Shard
         raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Give the options that it was packed with.")
     entry = index.by_name[name]
     count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
-    job = dataclasses.replace(jobs.into(target.folder)[only], sha256=entry.sha256, also=index.also)
+    job = dataclasses.replace(jobs.into(target.folder)[only], sha256=entry.sha256, exports=index.exports)
     fill_shard(job, disk=work.disk, on_sample=count)
     return entry
 

@@ -44,7 +44,7 @@ def pack_stream(work: Work) -> tuple[Destination, list[ShardEntry]]:
         raise found.nothing()
     with raised_as_pack_errors(work.folder):
         target = work.look()
-        also = target.beside(options.also, options.split_name)
+        also = target.beside(options.exports, options.split_name)
         run = RunDescription(work.described(also), None, 1, (), None)
         target = resolve_last_run(target, run, str, options)
         if target.is_done and options.append and target.last_run is not None:

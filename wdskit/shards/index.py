@@ -50,7 +50,7 @@ class _Job(NamedTuple):
     """A shard to scan, and what to keep beside it. `disk` is None where nothing is."""
 
     path: str
-    also: Exports
+    exports: Exports
     before: Exports
     disk: Disk | None
 
@@ -62,7 +62,7 @@ class _WriteError(StorageError):
 def index_folder(
     folder: str | Path,
     *,
-    also: Sequence[str] = (),
+    export: str | Sequence[str] = (),
     split_name: str = "",
     workers: int | None = None,
     progress: Progress | None = None,
@@ -75,7 +75,7 @@ def index_folder(
 
     Args:
         folder: A local folder.
-        also: Files for other readers to keep beside the shards: some of `export.api.KINDS`, besides those that the
+        export: Files for other readers to keep beside the shards: some of `export.api.KINDS`, besides those that the
             index before says are kept; or `none` alone. They are written in the same pass, those of a shard at once.
         split_name: The split of all shards for timm and energon; by default what the shards are called.
         workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,
@@ -87,7 +87,7 @@ def index_folder(
         FolderIndexError: A shard is invalid, and then no index was written; all at fault are listed. Or `pack` has
             not finished here, another process is writing in the folder, or a file stands in the way that something
             else has written.
-        ConfigError: `also` holds what is no kind.
+        ConfigError: `export` holds what is no kind.
         StorageError: There is no such folder, no shard in it, or it cannot be written.
     """
     path = local_folder(folder, command="index", done="indexed")
@@ -96,19 +96,19 @@ def index_folder(
         refuse_unfinished(path)
         sizes = _find_shards(path)
         before = _index_before(path)
-        kept = parse_exports(also, split_name=split_name, before=before.also)
+        kept = parse_exports(export, split_name=split_name, before=before.exports)
         check_export_names(sizes, kept.kinds)
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         try:
             remove_drafts(path, disk=disk)
             worker_disk = disk if new_members(kept.kinds) else None
-            jobs = [_Job(str(path / name), kept, before.also, worker_disk) for name in sizes]
+            jobs = [_Job(str(path / name), kept, before.exports, worker_disk) for name in sizes]
             scans = list(_scan_all(path, jobs, sizes, num_workers, progress))
             entries = [scan.entry for scan in scans]
             for scan in scans:
                 write_offsets(path / scan.entry.name, scan.offsets, disk=disk)
-            export_folder(path, entries, also=kept, before=before.also, earlier=before.entries, disk=disk)
-            write_index(path, entries, also=kept, disk=disk)
+            export_folder(path, entries, exports=kept, before=before.exports, earlier=before.entries, disk=disk)
+            write_index(path, entries, exports=kept, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
     index = FolderIndex(str(folder), tuple(entries), kept)
@@ -192,11 +192,11 @@ def _scan(job: _Job) -> ScannedShard:
     if not name.isprintable():
         problem, remedy = f"its file name {name!r} holds characters that cannot be printed", "Rename it."
         raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
-    members = new_members(job.also.kinds)
+    members = new_members(job.exports.kinds)
     scanned = scan_shard(path, name=name, on_member=members.add if members else None)
     if members and job.disk is not None:
         try:
-            export_shard(Path(path), members, also=job.also, before=job.before, disk=job.disk)
+            export_shard(Path(path), members, exports=job.exports, before=job.before, disk=job.disk)
         except OSError as err:
             raise _WriteError(f"{path}: what belongs beside it cannot be written: {err.strerror}.", url=path) from err
     return scanned

@@ -164,7 +164,7 @@ def test_types_that_json_has_not_are_written_as_the_documentation_says(tmp_path)
         ({"x": [dt.time(1)]}, {}, "has the type time64"),
         ({"x": pa.array([[1]], pa.list_(pa.timestamp("s")))}, {}, "has the type list"),
         ({"x": [1]}, {"image_column": "y"}, "it has no column 'y'; it has 'x'. Mend --image-column"),
-        ({"x": [1]}, {"side_cars": ["txt"]}, "side_cars belongs to an image folder, and this is a Parquet table"),
+        ({"x": [1]}, {"sidecars": ["txt"]}, "sidecars belongs to an image folder, and this is a Parquet table"),
     ],
 )
 def test_columns_that_cannot_be_packed_are_errors_before_any_row(tmp_path, columns, options, problem):

@@ -278,7 +278,7 @@ def test_json_that_does_not_read_is_refused_as_verify_would(tmp_path, kind):
     elif kind == "tar":
         source, options = write_shard(tmp_path / "a.tar", {"a": {"json": bad}}), {}
     else:
-        source, options = make_folder(tmp_path / "photos", {"cat": 1}), {"side_cars": ["meta.json"]}
+        source, options = make_folder(tmp_path / "photos", {"cat": 1}), {"sidecars": ["meta.json"]}
         (source / "cat" / "0000.meta.json").write_bytes(bad)
     with pytest.raises(RowError, match=r"json: "):
         pack(source, tmp_path / "out", **options)
@@ -440,16 +440,16 @@ def test_a_file_that_comes_in_parts_is_read_whole_or_an_error(tmp_path, monkeypa
 LARGE = {"a": 16_383, "b": 16_384, "c": (1 << 20) - 512, "d": (1 << 20) - 511, "e": 100_000, "f": 3 << 20, "g": 70_000}
 
 
-@pytest.mark.parametrize("also", [(), ("energon", "dali")])
-def test_large_files_are_packed_as_small_ones(tmp_path, also):
+@pytest.mark.parametrize("export", [(), ("energon", "dali")])
+def test_large_files_are_packed_as_small_ones(tmp_path, export):
     """They are read to where they are written from, unless several threads read ahead."""
     for number, (name, size) in enumerate(LARGE.items()):
         path = tmp_path / "photos" / name / "0.jpg"
         path.parent.mkdir(parents=True)
         start = image_bytes("JPEG", number=number)
         path.write_bytes(start + bytes([number]) * (size - len(start)))  # phones append previews
-    pack(tmp_path / "photos", tmp_path / "here", also=also)
-    pack(tmp_path / "photos", tmp_path / "threads", also=also, threads=2, pattern="here-%06d.tar")
+    pack(tmp_path / "photos", tmp_path / "here", export=export)
+    pack(tmp_path / "photos", tmp_path / "threads", export=export, threads=2, pattern="here-%06d.tar")
     assert bytes_in(tmp_path / "here") == bytes_in(tmp_path / "threads")
     for key, fields in samples_in(tmp_path / "here").items():
         assert fields["jpg"] == (tmp_path / "photos" / f"{key}.jpg").read_bytes()
@@ -503,7 +503,7 @@ def test_files_beside_an_image_become_fields_of_its_sample(tmp_path):
         source / "cat",
         {"0000.json": b'{"a": 1.50}', "0000.txt": b"a cat", "0000.seg.PNG": mask, "0001.TXT": b"x", "alone.txt": b""},
     )
-    result = pack(source, tmp_path / "out", side_cars=["json", "txt", "seg.png"])
+    result = pack(source, tmp_path / "out", sidecars=["json", "txt", "seg.png"])
     samples = samples_in(tmp_path / "out")
     assert samples["cat/0000"] == {
         "cls": b"0",
@@ -527,27 +527,27 @@ def test_without_the_option_files_beside_an_image_are_counted_and_change_nothing
     result = pack(source, tmp_path / "after", pattern="s-%d.tar")
     assert result.num_other == 2
     assert bytes_in(tmp_path / "before") == bytes_in(tmp_path / "after")
-    pack(source, tmp_path / "other", pattern="s-%d.tar", side_cars=["npy"])
+    pack(source, tmp_path / "other", pattern="s-%d.tar", sidecars=["npy"])
     assert bytes_in(tmp_path / "before") == bytes_in(tmp_path / "other")
 
 
-def test_keys_with_dots_are_not_cut_and_find_their_own_side_cars(tmp_path):
+def test_keys_with_dots_are_not_cut_and_find_their_own_sidecars(tmp_path):
     source = write(
         tmp_path / "photos",
         {"22.05.jpg": image_bytes(number=5), "22.06.jpg": image_bytes(number=6), "22.05.txt": b"5", "22.06.txt": b"6"},
     )
     with pytest.raises(RowError, match=r"22.05.jpg: key '22.05': it holds a dot"):
-        pack(source, tmp_path / "out", side_cars=["txt"])
-    pack(source, tmp_path / "out", side_cars=["txt"], keys="hashed")
+        pack(source, tmp_path / "out", sidecars=["txt"])
+    pack(source, tmp_path / "out", sidecars=["txt"], keys="hashed")
     found = {json.loads(sample["json"])["path"]: sample["txt"] for sample in samples_in(tmp_path / "out").values()}
     assert found == {"22.05.jpg": b"5", "22.06.jpg": b"6"}
 
 
-def test_a_folder_whose_name_sorts_between_an_image_and_its_side_car_parts_them_not(tmp_path):
+def test_a_folder_whose_name_sorts_between_an_image_and_its_sidecar_parts_them_not(tmp_path):
     source = write(
         tmp_path / "photos", {"c/a.jpg": image_bytes(), "c/a.json": b'{"x":1}', "c/a.js/b.jpg": image_bytes()}
     )
-    pack(source, tmp_path / "out", side_cars=["json"], keys="hashed")
+    pack(source, tmp_path / "out", sidecars=["json"], keys="hashed")
     assert sum(b'"x":1' in sample["json"] for sample in samples_in(tmp_path / "out").values()) == 1
     assert [list(group) for group in walk_files(str(source), together=True)] == [
         ["c/a.jpg", "c/a.json"],
@@ -574,8 +574,8 @@ def test_json_that_cannot_stand_with_what_is_known_is_an_error_of_its_row(tmp_pa
     source = make_folder(tmp_path / "photos", {"cat": 2})
     write(source / "cat", {"0000.json": data})
     with pytest.raises(RowError, match=rf"0000.jpg: .*0000.json: .*({problem})"):
-        pack(source, tmp_path / "out", side_cars=["json"])
-    result = pack(source, tmp_path / "out", side_cars=["json"], skip_bad=True)
+        pack(source, tmp_path / "out", sidecars=["json"])
+    result = pack(source, tmp_path / "out", sidecars=["json"], skip_bad=True)
     assert (result.num_samples, len(result.rejected)) == (1, 1)
 
 
@@ -611,24 +611,24 @@ def test_two_files_for_one_field_are_an_error(tmp_path, files, problem):
     source = make_folder(tmp_path / "photos", {"cat": 1})
     write(source / "cat", files)
     with pytest.raises(RowError, match=problem):
-        pack(source, tmp_path / "out", side_cars=["txt", "cls"])
+        pack(source, tmp_path / "out", sidecars=["txt", "cls"])
 
 
 @pytest.mark.parametrize("names", [["JSON"], ["a b"], [""], [".txt"], ["txt", "txt"]])
 def test_what_is_no_extension_is_refused(tmp_path, names):
-    with pytest.raises(PackError, match="side_cars: "):
-        pack(make_folder(tmp_path / "photos", {"cat": 1}), tmp_path / "out", side_cars=names)
+    with pytest.raises(PackError, match="sidecars: "):
+        pack(make_folder(tmp_path / "photos", {"cat": 1}), tmp_path / "out", sidecars=names)
 
 
-def test_side_cars_belong_to_image_folders(tmp_path):
+def test_sidecars_belong_to_image_folders(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"key": "a"}\n')
-    with pytest.raises(PackError, match="side_cars belongs to an image folder, and this is a table of text"):
-        pack(tmp_path / "m.jsonl", tmp_path / "out", side_cars=["txt"])
-    with pytest.raises(PackError, match="side_cars belongs to an image folder, and these are rows from Python"):
-        pack([], tmp_path / "out", side_cars=["txt"])
+    with pytest.raises(PackError, match="sidecars belongs to an image folder, and this is a table of text"):
+        pack(tmp_path / "m.jsonl", tmp_path / "out", sidecars=["txt"])
+    with pytest.raises(PackError, match="sidecars belongs to an image folder, and these are rows from Python"):
+        pack([], tmp_path / "out", sidecars=["txt"])
 
 
-def test_every_file_is_an_image_a_side_car_of_one_or_counted():
+def test_every_file_is_an_image_a_sidecar_of_one_or_counted():
     """All sets of up to four of these names."""
     names = ["a.jpg", "a.png", "a.seg.png", "a.b.jpg", "a.b.txt", "a.txt", "a.gif.txt", "a"]
     cars = FileNames(["txt", "seg.png"])
@@ -668,7 +668,7 @@ def test_files_of_other_kinds_are_samples_where_they_are_asked_for(tmp_path):
             "meow/d.jpg": b"",
         },
     )
-    result = pack(source, tmp_path / "out", files=["wav", "flac"], side_cars=["txt"])
+    result = pack(source, tmp_path / "out", files=["wav", "flac"], sidecars=["txt"])
     assert result.classes == {"bark": 0, "meow": 1}
     assert result.num_other == 1
     assert samples_in(tmp_path / "out") == {
@@ -691,7 +691,7 @@ def test_files_of_other_kinds_are_samples_where_they_are_asked_for(tmp_path):
         ({"files": ["WAV"]}, "files: .*\n  Write extensions: wav,flac"),
         ({"files": ["wav", "wav"]}, "files: wav,wav names one twice"),
         ({"files": ["seg.png"]}, "files: 'seg.png' has a dot"),
-        ({"files": ["wav"], "side_cars": ["wav"]}, "files: 'wav' is in side_cars too"),
+        ({"files": ["wav"], "sidecars": ["wav"]}, "files: 'wav' is in sidecars too"),
     ],
 )
 def test_files_that_cannot_be_are_refused(tmp_path, options, problem):

@@ -121,7 +121,7 @@ class SourceOptions:
         key_column: See `records.Records`.
         allow_no_image: See `records.Records`; of other sources every sample may be without.
         fields: Column of each field that is made of one; see `records.parse_fields`.
-        side_cars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
+        sidecars: Extensions of files beside an image that belong to its sample; see `folder.FileNames`.
         files: Extensions of a folder's files that are samples, instead of images.
         images: Folder of a COCO file's images.
         classes: The classes of an image folder, or of the column that becomes `cls`; None: the sub-folders, or the
@@ -135,7 +135,7 @@ class SourceOptions:
     key_column: str | None = None
     allow_no_image: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
-    side_cars: Sequence[str] = ()
+    sidecars: Sequence[str] = ()
     files: Sequence[str] = ()
     images: str | None = None
     classes: ClassNames | None = None
@@ -183,8 +183,8 @@ KINDS: dict[str, Kind] = {
     "folder": Kind(
         "an image folder",
         ("folder",),
-        lambda path, how: ImageFolder(path, sidecars=how.side_cars, files=how.files, classes=how.classes),
-        ("side_cars", "files", "classes"),
+        lambda path, how: ImageFolder(path, sidecars=how.sidecars, files=how.files, classes=how.classes),
+        ("sidecars", "files", "classes"),
     ),
     "table": Kind(
         "a table of text", ("file", "stdin"), lambda path, how: TextTable(path, how.records, how.labels), _COLUMNS

@@ -45,12 +45,12 @@ class FileNames:
     """
 
     def __init__(self, sidecars: Sequence[str] = (), files: Sequence[str] = ()) -> None:
-        _check_extensions("side_cars", sidecars, "json,txt,seg.png")
+        _check_extensions("sidecars", sidecars, "json,txt,seg.png")
         _check_extensions("files", files, "wav,flac")
         if dotted := next((extension for extension in files if "." in extension), None):
             raise PackError(f"files: {dotted!r} has a dot. Give the part behind the last one.")
         if both := {*sidecars} & {*files}:
-            raise PackError(f"files: {min(both)!r} is in side_cars too. Leave it out of one of them.")
+            raise PackError(f"files: {min(both)!r} is in sidecars too. Leave it out of one of them.")
         self._suffixes = sorted((f".{extension}" for extension in sidecars), key=len, reverse=True)
         self._files = frozenset(SAME_FIELD.get(extension, extension) for extension in files)
         self.what = " or ".join(f".{extension} file" for extension in files) or "image"
