@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from outputs import must_equal
 
 from wdskit import Pipeline
-from wdskit.dataset.columns import locate
+from wdskit.dataset.columns import parse_samples
 from wdskit.dataset.shard import LocalShard
 from wdskit.limits import BLOCK_BYTES
 from wdskit.pipeline.planned import PlannedPipeline
@@ -126,7 +126,7 @@ class Parts:
     def parse(self) -> int:
         """Headers and keys."""
         for data, sizes in self.raw:
-            locate(data, [0] * len(data), sizes)
+            parse_samples(data, [0] * len(data), sizes)
         return self.num_samples
 
     def read_many(self) -> int:

@@ -711,7 +711,7 @@ def test_findings_are_lines_and_exit_1(tmp_path, monkeypatch, run):
     assert (code, err) == (1, "")
     promise = "the name promises JPEG, and it is no image of a known format"
     assert out.splitlines()[:8] == [
-        "d/s-2.tar: the index does not list this shard",
+        "d/s-2.tar: the folder's index does not list this shard",
         "d/s-1.tar, byte 1600: the shard stops inside a member of 1 bytes (0 samples read)",
         "d/s-1.tar: it has 1600 bytes, the index says 3072",
         f"d/s-2.tar, byte 0: key 'README x': jpg: {promise}; it starts with b'none'",

@@ -87,7 +87,6 @@ def test_the_order_is_as_written_and_twice_is_twice(here: Path) -> None:
     found = list_shards(["c.tar::a.tar", "b.tar", "a.tar", "?.tar"])
     assert found.urls == ("c.tar", "a.tar", "b.tar", "a.tar", "a.tar", "b.tar", "c.tar")
     assert found.parts == (0, 1, 2, 3, 4, 4, 4)
-    assert found.num_parts == 5
     assert found.entries == (None,) * 7
 
 
@@ -581,7 +580,7 @@ def test_a_glob_without_an_ending_takes_tars_only(tmp_path):
 
 
 @pytest.mark.parametrize("find", [list_shards, find_mapped], ids=["stream", "exact"])
-def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
+def test_what_is_not_there_is_said_by_the_first_folder_that_is_missing(tmp_path, find):
     (tmp_path / "data" / "train").mkdir(parents=True)
     (tmp_path / "data" / "train" / "s-0.tar").touch()
     base = f"{tmp_path}/data"
@@ -589,7 +588,7 @@ def test_what_is_not_there_is_said_with_the_nearest_name(tmp_path, find):
         with pytest.raises(StorageError) as caught:
             find(f"{base}/{path}")
         what = "shard or folder" if path.strip("/") == "trian" else f"folder: {base}/trian"
-        assert str(caught.value).endswith(f": there is no such {what}. Did you mean `{base}/train`?")
+        assert str(caught.value).endswith(f": there is no such {what}.")
     with pytest.raises(StorageError, match=r"there is no such shard or folder\.$"):
         find(f"{base}/zzz")
     with pytest.raises(StorageError, match=r"s-1.tar: there is no such shard\.$"):  # its neighbours are not meant

@@ -349,7 +349,7 @@ def test_a_missing_shard_and_one_of_which_nothing_is_left_are_listed(tmp_path, r
     code, out, err = run("repair", str(folder), "--to", str(tmp_path / "to"))
     assert (code, err) == (1, "")
     assert out.splitlines() == [
-        f"lost: {folder}/a.tar, bytes 0 to 0: the index lists this shard, and there is no such file",
+        f"lost: {folder}/a.tar, bytes 0 to 0: the folder's index lists this shard, but there is no such file",
         f"lost: {folder}/b.tar, bytes 0 to 0: the shard ends where its .idx goes on to byte 3072",
         f"doubt: {folder}/b.tar: its sha256 is not the index's, so what was saved of it may have changed too.",
         f"Repaired {tmp_path}/to: 3 samples saved in 1 shard, 0 samples known by key lost.",

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from wdskit.checking.findings import Finding
+from wdskit.checking.findings import Finding, Kind
 from wdskit.checking.shard import Fields, ShardReport
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.keys import find_repeated, is_among, split_name
-from wdskit.dataset.patterns import Fault, collect_shards
+from wdskit.dataset.patterns import UNLISTED, look_for_shards
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
@@ -63,10 +63,10 @@ def find_targets(path: str) -> Targets:
             targets.indexes[folder] = index
         return index
 
-    def note(kind: Fault, shard: str, problem: str) -> None:
-        targets.findings.append(Finding(kind, shard, problem))
-
-    targets.shards = collect_shards(path, open_index=open_index, on_fault=note)
+    targets.shards, faults = look_for_shards(path, open_index)
+    for one in faults:
+        kind: Kind = "unlisted" if one.problem == UNLISTED else "missing"
+        targets.findings.append(Finding(kind, one.url, one.problem))
     if not targets.shards and not targets.indexes and all(one.kind == "missing" for one in targets.findings):
         raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=path)
     return targets

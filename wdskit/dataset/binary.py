@@ -10,19 +10,18 @@ for.
 Version 1 had no digests of `.idx` and is not read any more: `wdskit index` makes the index again. Selections are bound
 to the columns only, which are the same in both.
 
-`.wdskit.files`: which files the index was made of, by inode and time of change, where it was made. A shard that was
-replaced by one of its size, or written again in its place, is another file. What the index publishes cannot say so,
-since copies of a folder are other files too. So this stands beside it, and begins with the identity of `index.bin`;
-both are there before `index.json` is. In a copy that kept the times (`cp -a`, `rsync -a`) the times are compared alone;
-in one that did not, nothing is known. Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode and mtime_ns of
-`index.bin`, uint64 each, then of each shard in its order, zeros where they are not known.
+`.wdskit.files`: which files the index was made of, by inode and time of change, where it was made: a shard that was
+replaced by one of its size, or written again in its place, is another file. The index itself cannot say so, since
+copies of a folder are other files too. Little-endian: magic `WDSKFIL1`, sha256 of the rest; inode (uint64) and mtime_ns
+(int64) of `index.bin`, then of each shard in its order, zeros where they are not known. In a copy that kept the times
+(`cp -a`, `rsync -a`) the times are compared alone; in one that did not, nothing is known.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
-import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from numpy.typing import NDArray
 
 from wdskit.errors import FolderIndexError, ShardError
 from wdskit.files import Disk, publish_bytes
+from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile
 
 if TYPE_CHECKING:
@@ -41,13 +41,6 @@ if TYPE_CHECKING:
 BINARY_NAME = "index.bin"
 IDENTITIES_NAME = ".wdskit.files"
 
-Identity = tuple[int, int]
-"""Inode and mtime_ns, as a number of 64 bits without a sign."""
-
-UNKNOWN: Identity = (0, 0)
-"""Nobody knows which file the index was made of; it stays so until the shard is read again. An inode of 0 alone says
-that the time is known and the inode is not."""
-
 _log = logging.getLogger(__name__)
 
 _MAGIC = b"WDSKIDX2"
@@ -55,17 +48,13 @@ _HEADER = struct.Struct("<8sQQ32s32s32s8s")
 _SHARD_BYTES = 8 + 8 + 32 + 8
 _DIGEST_BYTES = 32
 _IDENTITIES_MAGIC = b"WDSKFIL1"
+_IDENTITY = np.dtype([("inode", "<u8"), ("mtime_ns", "<i8")])
 _NAMES_AT_ONCE = 1 << 14
 _BYTES_AT_ONCE = 1 << 20
 
 
 def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
-    """The bytes of an `index.bin`.
-
-    Args:
-        entries: The shards, in order.
-        json_digest: sha256 of the `index.json` that holds the same entries.
-    """
+    """The bytes of an `index.bin`; `json_digest` is sha256 of the `index.json` that holds the same entries."""
     names = [entry.name.encode() for entry in entries]
     body = b"".join(
         (
@@ -86,22 +75,25 @@ def build_binary(entries: Sequence[ShardEntry], json_digest: bytes) -> bytes:
 class BinaryIndex:
     """A mapped `index.bin`, compared with its digests when it is opened.
 
+    Pickled, it is its place, and opens the file again: a million shards are not copied into every worker.
+
     Args:
         folder: Local folder that holds it and its `index.json`.
+        expected: `digest` that it must have, None for any.
 
     Attributes:
         counts: Samples of each shard, (num_shards,), read-only.
         sizes: Bytes of each shard, (num_shards,), read-only.
         digests: sha256 of each shard, (num_shards, 32) uint8, read-only.
         idx_digests: sha256 of each shard's `.idx`, as `digests`; zeros where it is not known.
-        identities: Inode and mtime_ns of the file of each shard, (num_shards, 2), None where they are not known.
+        identities: `inode` and `mtime_ns` of the file of each shard, (num_shards,), None where they are not known.
         digest: 32 bytes that say which shards these are: sha256 over all their counts, sizes, digests and names.
 
     Raises:
         FolderIndexError: It is missing, damaged, of another version, or belongs to another `index.json`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, expected: bytes | None = None) -> None:
         self.folder = folder
         try:
             with (folder / "index.json").open("rb") as file:
@@ -133,10 +125,13 @@ class BinaryIndex:
         self.identities = read_identities(folder / BINARY_NAME, num_shards)
         self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES)
         self._check_names(num_name_bytes)
+        if expected not in (None, self.digest):
+            msg = f"{folder / BINARY_NAME}: it was replaced while it was in use. Start again."
+            raise FolderIndexError(msg, folder=str(folder))
 
     def __reduce__(self) -> tuple[object, tuple[Path, bytes]]:
-        """Its place, and which index it is: a million shards are not copied into every worker."""
-        return _reopen, (self.folder, self.digest)
+        """Its place, and which index it is."""
+        return BinaryIndex, (self.folder, self.digest)
 
     def __len__(self) -> int:
         """Number of shards."""
@@ -144,15 +139,28 @@ class BinaryIndex:
 
     def name(self, shard: int) -> str:
         """File name of a shard, 0 <= shard < len(self)."""
-        try:
-            return bytes(self._names[self._name_start(shard) : int(self._name_ends[shard])]).decode()
-        except UnicodeDecodeError as err:
-            raise self._error("its names are not file names") from err
+        return self._decode(self._names[self._name_start(shard) : int(self._name_ends[shard])].tobytes())
 
     def idx_sha256(self, shard: int) -> str | None:
         """Hex digest of a shard's `.idx`, None where the index does not say it."""
         digest = self.idx_digests[shard].tobytes()
         return digest.hex() if any(digest) else None
+
+    def entry(self, shard: int) -> ShardEntry:
+        """What the index says of a shard, but for its fields."""
+        from wdskit.dataset.index import ShardEntry
+
+        inode, mtime_ns = (0, 0) if self.identities is None else self.identities[shard].tolist()
+        num_bytes = int(self.sizes[shard])
+        return ShardEntry(
+            name=self.name(shard),
+            num_samples=int(self.counts[shard]),
+            num_bytes=num_bytes,
+            sha256=self.digests[shard].tobytes().hex(),
+            fields=(),
+            idx_sha256=self.idx_sha256(shard),
+            identity=FileIdentity(num_bytes, mtime_ns, inode),
+        )
 
     def names(self) -> Iterator[list[str]]:
         """File names of all shards in order, some thousand at a time: a tenth of the time of `name` for each."""
@@ -160,12 +168,13 @@ class BinaryIndex:
             start = self._name_start(first)
             ends = (self._name_ends[first : first + _NAMES_AT_ONCE].astype(np.int64) - start).tolist()
             data = self._names[start : start + ends[-1]].tobytes()
-            try:
-                text = data.decode()
-                slices = zip([0, *ends[:-1]], ends, strict=True)
-                yield [text[a:b] for a, b in slices] if text.isascii() else [data[a:b].decode() for a, b in slices]
-            except UnicodeDecodeError as err:
-                raise self._error("its names are not file names") from err
+            yield [self._decode(data[begin:end]) for begin, end in itertools.pairwise((0, *ends))]
+
+    def _decode(self, name: bytes) -> str:
+        try:
+            return name.decode()
+        except UnicodeDecodeError as err:
+            raise self._error("its names are not file names") from err
 
     def hash_names(self, digest: hashlib._Hash, shards: NDArray[np.int64]) -> None:
         """Feed the names of `shards` to a digest, with their lengths, so that no other names give the same."""
@@ -196,18 +205,8 @@ class BinaryIndex:
         return FolderIndexError(msg, folder=str(self.folder))
 
 
-def _reopen(folder: Path, digest: bytes) -> BinaryIndex:
-    index = BinaryIndex(folder)
-    if index.digest != digest:
-        msg = f"{folder / BINARY_NAME}: it was replaced while it was in use. Start again."
-        raise FolderIndexError(msg, folder=str(folder))
-    return index
-
-
 def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
-    """sha256 of so many bytes of a file, or of what is left of it, read in pieces: pages that are mapped would count as
-    this process's memory.
-    """
+    """sha256 of so many bytes, or of all that is left; read in pieces, since mapped pages would count as memory."""
     digest = hashlib.sha256()
     left = -1 if num_bytes is None else num_bytes
     while left and (part := file.read(_BYTES_AT_ONCE if left < 0 else min(left, _BYTES_AT_ONCE))):
@@ -216,65 +215,50 @@ def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:
     return digest.digest()
 
 
-def write_identities(index: Path, shards: Sequence[tuple[str, Identity | None]], *, disk: Disk) -> None:
-    """Publish the identities of an `index.bin` that has just been published, and of the shards beside it.
-
-    Args:
-        index: Its path.
-        shards: Name and identity of each; of None, that of the file that is there now.
-        disk: What writes.
+def write_identities(index: Path, entries: Sequence[ShardEntry], *, disk: Disk) -> None:
+    """Publish the identities of an `index.bin` that has just been published, and of the shards beside it. A shard whose
+    entry has none is the file that is there now.
     """
     try:
-        found = [_identity(index.stat())]
-        found += [known or _identity((index.parent / name).stat()) for name, known in shards]
+        files = [FileIdentity.of(index)]
+        files += [entry.identity or FileIdentity.of(index.parent / entry.name) for entry in entries]
     except OSError:
         disk.remove(index.parent / IDENTITIES_NAME)  # a shard is gone, which an error says when it is read
         return
-    rest = np.array(found, dtype="<u8").tobytes()
+    rest = np.array([(file.inode, file.mtime_ns) for file in files], dtype=_IDENTITY).tobytes()
     publish_bytes(index.parent / IDENTITIES_NAME, _IDENTITIES_MAGIC + hashlib.sha256(rest).digest() + rest, disk=disk)
 
 
-def read_identities(index: Path, num_shards: int) -> NDArray[np.uint64] | None:
-    """The identities of an index's shards, (num_shards, 2); None where they are not known, as in a copy of a folder."""
+def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
+    """`inode` and `mtime_ns` of an index's shards, (num_shards,); None where they are not known, as in a copy of a
+    folder.
+    """
     try:
         data = (index.parent / IDENTITIES_NAME).read_bytes()
-        own = _identity(index.stat())
+        now = FileIdentity.of(index)
     except OSError:
         return None
     head_bytes = len(_IDENTITIES_MAGIC) + _DIGEST_BYTES
     rest = data[head_bytes:]
     if data[:head_bytes] != _IDENTITIES_MAGIC + hashlib.sha256(rest).digest() or len(rest) != 16 * (num_shards + 1):
         return None
-    found = np.frombuffer(rest, dtype="<u8").reshape(-1, 2)
+    found = np.frombuffer(rest, dtype=_IDENTITY)
     inode, mtime_ns = found[0].tolist()
-    if (inode, mtime_ns) == own:
-        return found[1:]
-    if mtime_ns == own[1]:
-        return found[1:] * np.array([0, 1], dtype=np.uint64)
-    _log.info(
-        "%s was copied or changed since it was made: its shards are compared by size, headers and keys; "
-        "`wdskit verify` compares all bytes, and `wdskit index` notes the files that are here",
-        index,
-    )
-    return None
-
-
-def identity_of(file: LocalFile) -> Identity:
-    """The identity of an open file."""
-    return _identity(os.fstat(file.fd))
-
-
-def _identity(status: os.stat_result) -> Identity:
-    return status.st_ino, status.st_mtime_ns % (1 << 64)
+    if mtime_ns != now.mtime_ns:
+        _log.info(
+            "%s was copied or changed since it was made: its shards are compared by size, headers and keys; "
+            "`wdskit verify` compares all bytes, and `wdskit index` notes the files that are here",
+            index,
+        )
+        return None
+    if inode != now.inode:
+        found = found.copy()
+        found["inode"] = 0
+    return found[1:]
 
 
 def check_digest(file: LocalFile, sha256: str) -> None:
-    """Compare all bytes of a shard with the index.
-
-    Raises:
-        ShardError: They are others.
-        StorageError: It cannot be read.
-    """
+    """Compare all bytes of a shard with the index; `ShardError` where they are others."""
     digest = hashlib.sha256()
     num_bytes = 0
     while part := file.read_at(num_bytes, _BYTES_AT_ONCE):
@@ -292,21 +276,21 @@ def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardE
 
 
 class Verified:
-    """Digests shards that are other files than the index was made of, each such file once."""
+    """Compares shards with the files that their index was made of, and digests the others, each once."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Identity] = {}
+        self._known: dict[str, FileIdentity] = {}
 
-    def check(self, file: LocalFile, identity: Identity | None, sha256: str) -> None:
-        """Compare a shard that was opened with what the index was made of; None says nothing.
+    def check(self, file: LocalFile, identity: FileIdentity | None, sha256: str) -> None:
+        """Compare a shard that was opened with what the index was made of; None, and zeros, say nothing.
 
         Raises:
             ShardError: It is another file, with other bytes.
         """
-        if identity in (None, UNKNOWN):
+        if identity is None or not any(identity[1:]):
             return
-        now = identity_of(file)
-        if now in (identity, self._known.get(file.url)) or (0, now[1]) == identity:
+        now = FileIdentity.of(file.fd)
+        if identity in (now, now._replace(inode=0)) or now == self._known.get(file.url):
             return
         check_digest(file, sha256)
         self._known[file.url] = now

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 import reprlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from wdskit.errors import PipelineError, StorageError
 from wdskit.limits import MAX_SHARD_NAMES
@@ -19,25 +20,20 @@ _BRACES = re.compile(  # what counts in a brace pattern: a range of numbers or l
 _MAX_DIGITS = 18
 
 
-def expand_patterns(shards: str) -> Iterator[str]:
-    """The paths, URLs, globs and folders of what a user wrote, braces expanded and `::` split. Nothing is looked up.
+def expand_parts(shards: str | Sequence[str]) -> list[Iterator[str]]:
+    """The paths, URLs, globs and folders of each `::`-part of what a user wrote, braces expanded. Nothing is looked up,
+    and names are made as they are asked for.
 
     Raises:
         StorageError: Braces do not match, they name too many, or a scheme is not supported.
     """
-    for part in split_parts(shards):
-        yield from expand_braces(part)
+    items = [shards] if isinstance(shards, str) else shards
+    return [expand_braces(part) for item in items for part in split_parts(item)]
 
 
-def check_pattern(shards: str) -> None:
-    """Refuse what can never name shards, without looking for any: schemes that are not supported, braces that do not
-    match or name too many.
-
-    Raises:
-        StorageError: It is such.
-    """
-    for part in split_parts(shards):
-        expand_braces(part)
+def expand_patterns(shards: str | Sequence[str]) -> Iterator[str]:
+    """Those of all parts. Raises as `expand_parts`."""
+    return itertools.chain.from_iterable(expand_parts(shards))
 
 
 def split_parts(item: str) -> list[str]:
@@ -65,10 +61,8 @@ def expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _count_names(pattern: str) -> int:
-    """How many names a brace pattern has at most, before any is made; over the limit, some number over it.
-
-    Raises:
-        ValueError: A brace has no other.
+    """How many names a brace pattern has at most, before any is made; over the limit, some number over it. `ValueError`
+    where a brace has no other.
     """
     most = MAX_SHARD_NAMES + 1
     open_braces = [[0, 1]]  # of each: names of its alternatives so far, names of the present one

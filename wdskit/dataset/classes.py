@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import NamedTuple
 
 from wdskit.dataset.index import join_url
 from wdskit.errors import FolderIndexError, StorageError
@@ -20,11 +20,8 @@ _log = logging.getLogger(__name__)
 
 
 def read_classes(folder: str | Path) -> tuple[str, ...] | None:
-    """The class names of a folder, local or remote, by class number; None where it has none.
-
-    Raises:
-        FolderIndexError: The file is no list of names and no numbers by name.
-        StorageError: It cannot be read.
+    """The class names of a folder, local or remote, by class number; None where it has none. Raises as `parse_classes`,
+    and `StorageError` where the file cannot be read.
     """
     path = str(folder / CLASSES_NAME) if isinstance(folder, Path) else join_url(folder, CLASSES_NAME)
     if (isinstance(folder, Path) or is_local(path)) and not Path(path).is_file():
@@ -38,10 +35,8 @@ def read_classes(folder: str | Path) -> tuple[str, ...] | None:
 
 
 def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...]:
-    """The class names by class number that a `classes.json` holds: a list, or numbers by name.
-
-    Raises:
-        FolderIndexError: It holds neither.
+    """The class names by class number that a `classes.json` holds: a list, or numbers by name. `FolderIndexError` for
+    anything else.
     """
     try:
         names = json.loads(data)
@@ -62,26 +57,18 @@ def first_conflict(one: Sequence[str], other: Sequence[str]) -> int | None:
     return next((number for number, names in enumerate(zip(one, other, strict=False)) if names[0] != names[1]), None)
 
 
-@dataclass(frozen=True)
-class CommonClasses:
+class CommonClasses(NamedTuple):
     """What the labels of several folders stand for.
 
     Attributes:
         names: Class names by class number; None where no folder has a `classes.json`.
         folder: The folder that has all of these names; empty where none has any.
-        unnamed: Folders whose samples have labels without a `classes.json`, where another folder has one.
+        problem: What is not known of the labels: a folder has labels without a `classes.json`, where another has one.
     """
 
     names: tuple[str, ...] | None
     folder: str
-    unnamed: tuple[str, ...]
-
-    @property
-    def problem(self) -> str:
-        """What is not known of the labels, empty where all is."""
-        if not self.unnamed:
-            return ""
-        return f"{self.unnamed[0] or '.'} has labels but no {CLASSES_NAME}, which {self.folder or '.'} has"
+    problem: str
 
 
 def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *, way_out: str) -> CommonClasses:
@@ -112,8 +99,11 @@ def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *,
             raise FolderIndexError(f"{msg}: one label would mean two classes.\n  {remedy}", folder=folder)
         if names is None or len(found) > len(names):
             names, named = found, folder
-    unnamed = () if names is None else tuple(filter(has_labels, without))
-    return CommonClasses(names, named, unnamed)
+    unnamed = None if names is None else next(filter(has_labels, without), None)
+    problem = ""
+    if unnamed is not None:
+        problem = f"{unnamed or '.'} has labels but no {CLASSES_NAME}, which {named or '.'} has"
+    return CommonClasses(names, named, problem)
 
 
 def check_labels(folders: Iterable[str], has_labels: Callable[[str], bool]) -> None:
@@ -123,10 +113,9 @@ def check_labels(folders: Iterable[str], has_labels: Callable[[str], bool]) -> N
         FolderIndexError, StorageError: As `common_classes`.
     """
     several = [*dict.fromkeys(folders)]
-    if len(several) < 2:
-        return
-    way_out = "say `classes: any` in the source where labels are not used or stages make them agree."
-    found = common_classes(several, has_labels, way_out=way_out)
-    if found.problem:
-        remedy = f"If they do, copy that {CLASSES_NAME} there; or say `classes: any` in the source."
-        _log.warning("%s: nobody knows whether their labels mean the same classes.\n  %s", found.problem, remedy)
+    if len(several) > 1:
+        way_out = "say `classes: any` in the source where labels are not used or stages make them agree."
+        problem = common_classes(several, has_labels, way_out=way_out).problem
+        if problem:
+            remedy = f"If they do, copy that {CLASSES_NAME} there; or say `classes: any` in the source."
+            _log.warning("%s: nobody knows whether their labels mean the same classes.\n  %s", problem, remedy)

@@ -65,14 +65,20 @@ def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many 
         IndexError, ShardError, StorageError: As `LocalShard.read`.
     """
     raw = _read(runs)
-    plain = locate(raw.data, raw.starts, raw.stops) if raw.data else _NOTHING
-    if plain is None:
+    num_small = len(raw.places)
+    if not num_small:
+        return _read_apart(runs, raw, [], [], {}, viewed)
+    rounds, good = parse_samples(raw.data, raw.starts, raw.stops)
+    if raw.checks:
+        _check_edges(raw.checks, good)
+        good[num_small:] = False
+    fields = _common_fields(rounds, good)
+    if fields is None:
         return None
-    if raw.new:
-        _note_edges(raw, plain)
-    if not raw.apart and len(plain.keys) == len(raw.data):
-        return Many(plain.keys, {name: Spans(raw.data, *at) for name, at in plain.fields.items()})
-    return _mixed(runs, raw, plain, viewed)
+    keys = _keys(rounds[0].headers.names[good], rounds[0].key_sizes[good])
+    if len(keys) == raw.num_samples:
+        return Many(keys, {name: Spans(raw.data[:num_small], *at) for name, at in fields.items()})
+    return _read_apart(runs, raw, np.flatnonzero(good).tolist(), keys, fields, viewed)
 
 
 class _Raw(NamedTuple):
@@ -81,36 +87,19 @@ class _Raw(NamedTuple):
     Attributes:
         data: For each small sample, bytes with it in them, and in these
         starts: where it starts, and
-        stops: where it ends, with one block more behind it.
-        apart: The others, which `LocalShard.read` has to read, by their place among all.
-        new: Runs of small samples of which it is not known that they start and end where the offsets say, each with the
-            place of its first sample among all.
-        before: For each of `new`, bytes with the sample before it in them, and where in them it ends; None where its
-            start is known.
+        stops: where it ends, with one block more behind it. Behind the small samples stand those before some runs.
+        places: Of each small sample, its place among all. `LocalShard.read` has to read the others.
+        num_samples: How many samples there are in all.
+        checks: Runs of small samples of which it is not known that they start and end where the offsets say: the run,
+            where in `data` its first sample stands, and where the sample before it; -1 where its start is known.
     """
 
     data: list[Buffer]
     starts: list[int]
     stops: list[int]
-    apart: set[int]
-    new: list[tuple[int, Run]]
-    before: list[tuple[Buffer, int] | None]
-
-    def rows(self) -> list[int]:
-        """The places of the small samples among all."""
-        num_rows = len(self.data) + len(self.apart)
-        return [row for row in range(num_rows) if row not in self.apart] if self.apart else [*range(num_rows)]
-
-    def without(self, runs: Sequence[tuple[int, Run]]) -> _Raw:
-        """The same with the samples of some runs put apart."""
-        apart = {row + at for row, (_, _, count) in runs for at in range(count)}
-        kept = [place for place, row in enumerate(self.rows()) if row not in apart]
-        return self._replace(
-            data=[self.data[place] for place in kept],
-            starts=[self.starts[place] for place in kept],
-            stops=[self.stops[place] for place in kept],
-            apart=self.apart | apart,
-        )
+    places: list[int]
+    num_samples: int
+    checks: list[tuple[Run, int, int]]
 
 
 def _read(runs: Sequence[Run]) -> _Raw:
@@ -118,19 +107,20 @@ def _read(runs: Sequence[Run]) -> _Raw:
     data: list[Buffer] = []
     starts: list[int] = []
     stops: list[int] = []
-    apart: set[int] = set()
-    new: list[tuple[int, Run]] = []
-    before: list[tuple[Buffer, int] | None] = []
+    places: list[int] = []
+    checks: list[tuple[Run, int, int]] = []
+    before: list[tuple[Buffer, int]] = []  # bytes with the sample before a run in front, and where that ends
+    num_samples = 0
     pread = os.pread
-    for shard, first, count in runs:
+    for run in runs:
+        shard, first, count = run
         offsets, edges = shard.offsets, shard.edges
         start = wanted = offsets[first]
         stop = offsets[first + count]
         if not edges[first]:
             start = offsets[first - 1]
+        num_samples += count
         if stop - wanted > count * LARGE_BYTES or wanted - start > LARGE_BYTES:
-            row = len(data) + len(apart)
-            apart.update(range(row, row + count))
             continue
         size = stop - start + BLOCK_BYTES
         try:
@@ -140,87 +130,75 @@ def _read(runs: Sequence[Run]) -> _Raw:
         if len(part) != size:
             part = shard.read_at(start, size)  # which goes on where it stopped, or says what is wrong
         if not edges[first] or edges.find(0, first + 1, first + count + 1) >= 0:
-            new.append((len(data) + len(apart), (shard, first, count)))
-            before.append((part, wanted - start) if start < wanted else None)
+            checks.append((run, len(data), len(before) if start < wanted else -1))
+            if start < wanted:
+                before.append((part, wanted - start))
         if count == 1:
             data.append(part)
             starts.append(wanted - start)
             stops.append(stop - start)
+            places.append(num_samples - 1)
         else:
             ends = [offset - start for offset in offsets[first : first + count + 1]]
             data += [part] * count
             starts += ends[:-1]
             stops += ends[1:]
-    raw = _Raw(data, starts, stops, apart, new, before)
-    return _with_starts(raw) if new else raw
+            places += range(num_samples - count, num_samples)
+    if before:
+        checks = [(run, row, guard if guard < 0 else guard + len(data)) for run, row, guard in checks]
+        data += [part for part, _ in before]
+        starts += [0] * len(before)
+        stops += [stop for _, stop in before]
+    return _Raw(data, starts, stops, places, num_samples, checks)
 
 
-def _with_starts(raw: _Raw) -> _Raw:
-    """With runs apart whose first sample may not start where the offsets say: the member before may be of its key."""
-    asked = [(run, *before) for run, before in zip(raw.new, raw.before, strict=True) if before is not None]
-    if not asked:
-        return raw
-    good = _parse([data for _, data, _ in asked], [0] * len(asked), [stop for _, _, stop in asked])[1]
-    if good.all():
-        return raw
-    others = [run for (run, _, _), is_good in zip(asked, good.tolist(), strict=True) if not is_good]
-    return raw.without(others)._replace(new=[run for run in raw.new if run not in others])
+def _check_edges(checks: Sequence[tuple[Run, int, int]], good: NDArray[np.bool_]) -> None:
+    """Let shards know of new samples that are good where they start and end. Those behind a sample that is not good may
+    go on with its key: they are not good either.
+    """
+    known = good.tolist()
+    for (shard, first, count), row, before in checks:
+        if before >= 0 and not known[before]:
+            good[row : row + count] = False
+        elif all(known[row : row + count]):
+            shard.edges[first : first + count + 1] = b"\1" * (count + 1)
 
 
-def _note_edges(raw: _Raw, plain: Located) -> None:
-    """Let shards know of the new samples that are good where they start and end."""
-    rows = raw.rows()
-    good = {rows[place] for place in plain.rows.tolist()}
-    for row, (shard, first, count) in raw.new:
-        if good.issuperset(range(row, row + count)):
-            shard.note_edges(first, count + 1)
-
-
-def _mixed(runs: Sequence[Run], raw: _Raw, plain: Located, viewed: Callable[[str], bool]) -> Many | None:
-    """The samples in their order, where `LocalShard.read` has to read some."""
-    samples = [(shard, first + at) for shard, first, count in runs for at in range(count)]
-    rows = raw.rows()
-    places = {rows[at]: place for place, at in enumerate(plain.rows.tolist())}
+def _read_apart(
+    runs: Sequence[Run],
+    raw: _Raw,
+    rows: list[int],
+    keys: list[str],
+    fields: _Fields,
+    viewed: Callable[[str], bool],
+) -> Many | None:
+    """The samples in their order, where `LocalShard.read` has to read some; those of `rows` are known."""
+    known = {raw.places[row]: at for at, row in enumerate(rows)}
+    samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
     many: Many | None = None
-    for row, (shard, number) in enumerate(samples):
-        place = places.get(row)
-        fields: dict[str, tuple[Buffer, int, int]]
-        if place is None:
+    for place, (shard, number) in enumerate(samples):
+        at = known.get(place)
+        found: dict[str, tuple[Buffer, int, int]]
+        if at is None:
             key, views = shard.read(number)
-            fields = {name: (view if viewed(name) else bytes(view), 0, len(view)) for name, view in views.items()}
+            found = {name: (view if viewed(name) else bytes(view), 0, len(view)) for name, view in views.items()}
         else:
-            key, whole = plain.keys[place], raw.data[int(plain.rows[place])]
-            fields = {name: (whole, starts[place], stops[place]) for name, (starts, stops) in plain.fields.items()}
-        many = many or Many([], {name: Spans([], [], []) for name in fields})
-        if [*fields] != [*many.fields]:
+            key, whole = keys[at], raw.data[rows[at]]
+            found = {name: (whole, starts[at], stops[at]) for name, (starts, stops) in fields.items()}
+        many = many or Many([], {name: Spans([], [], []) for name in found})
+        if [*found] != [*many.fields]:
             return None
         many.keys.append(key)
-        for name, (data, start, stop) in fields.items():
-            many.fields[name].add(data, start, stop)
+        for name, span in found.items():
+            many.fields[name].add(*span)
     return many
 
 
 _Fields = dict[str, tuple[list[int], list[int]]]
+"""Where the data of each field start and stop, in the order of the members."""
 
 
-class Located(NamedTuple):
-    """Samples of plain members in a buffer.
-
-    Attributes:
-        rows: Which of the samples that were looked for they are, int64 (n,), ascending.
-        keys: Their keys.
-        fields: Where the data of each field start and stop, in the order of the members.
-    """
-
-    rows: Ints
-    keys: list[str]
-    fields: _Fields
-
-
-_NOTHING = Located(np.empty(0, dtype=np.int64), [], {})
-
-
-class _Round(NamedTuple):
+class Round(NamedTuple):
     """The n-th member of each sample that has so many."""
 
     rows: Ints
@@ -229,14 +207,11 @@ class _Round(NamedTuple):
     starts: Ints
     stops: Ints
 
-    def chosen(self, good: NDArray[np.bool_]) -> _Round:
-        """The members of good samples only."""
-        at = good[self.rows]
-        return _Round(self.rows[at], self.headers.chosen(at), self.key_sizes[at], self.starts[at], self.stops[at])
 
-
-def locate(data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]) -> Located | None:
-    """Parse samples, as far as they are plain members of one key which the member behind has not.
+def parse_samples(
+    data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]
+) -> tuple[list[Round], NDArray[np.bool_]]:
+    """Parse the members of samples round by round.
 
     Args:
         data: For each sample bytes with it in them, at least one; behind it stands the header of the next member, or
@@ -245,21 +220,11 @@ def locate(data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]) 
         stops: Where it ends.
 
     Returns:
-        The samples that are so; None where their fields are not the same.
+        The rounds, and which samples are plain members of one key that the member behind has not, bool (n,).
     """
-    rounds, good = _parse(data, starts, stops)
-    fields = _common_fields(rounds, good)
-    names, sizes = rounds[0].headers.names, rounds[0].key_sizes
-    return None if fields is None else Located(np.flatnonzero(good), _keys(names[good], sizes[good]), fields)
-
-
-def _parse(
-    data: Sequence[Buffer], starts: Sequence[int], stops: Sequence[int]
-) -> tuple[list[_Round], NDArray[np.bool_]]:
-    """The members of samples, round by round, and which samples are as `locate` wants them, whatever their fields."""
     ends = np.array(stops)
     good = np.ones(len(data), dtype=np.bool_)
-    rounds: list[_Round] = []
+    rounds: list[Round] = []
     rows, at = np.arange(len(data)), np.array(starts)
     while len(rows):
         chosen = data if len(rows) == len(data) else [data[row] for row in rows.tolist()]
@@ -272,7 +237,7 @@ def _parse(
             fine &= sizes == rounds[0].key_sizes[rows]
             fine &= start_alike(headers.names, rounds[0].headers.names[rows], sizes)
         good[rows[~fine]] = False
-        rounds.append(_Round(rows, headers, sizes, first, first + headers.sizes))
+        rounds.append(Round(rows, headers, sizes, first, first + headers.sizes))
         more = fine & (after < ends[rows])
         rows, at = rows[more], after[more]
     names, sizes = rounds[0].headers.names, rounds[0].key_sizes
@@ -288,29 +253,25 @@ def _blocks(data: Sequence[Buffer], starts: Sequence[int], size: int) -> NDArray
     return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(-1, size)
 
 
-def _common_fields(rounds: Sequence[_Round], good: NDArray[np.bool_]) -> _Fields | None:
+def _common_fields(rounds: Sequence[Round], good: NDArray[np.bool_]) -> _Fields | None:
     """Where each field of the good samples stands; None where they have not all the same."""
     fields: _Fields = {}
+    num_good = np.count_nonzero(good)
     for each in rounds:
-        chosen = each if good.all() else each.chosen(good)
-        if len(chosen.rows):
-            name = _common_field(chosen) if len(chosen.rows) == good.sum() else None
-            if name is None or name in fields or name.startswith("__"):
-                return None
-            fields[name] = chosen.starts.tolist(), chosen.stops.tolist()
+        at = slice(None) if num_good == len(good) else good[each.rows]
+        names = each.headers.names[at]
+        if not len(names):
+            continue
+        name = _common_field(names, each.headers.name_sizes[at], each.key_sizes[at] + 1)
+        if len(names) < num_good or name is None or name in fields or name.startswith("__"):
+            return None
+        fields[name] = each.starts[at].tolist(), each.stops[at].tolist()
     return fields
 
 
-def _keys(names: NDArray[np.uint8], sizes: Ints) -> list[str]:
-    text, width = names.tobytes().decode("ascii"), names.shape[1]
-    starts = range(0, len(text), width)
-    return [text[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]
-
-
-def _common_field(each: _Round) -> str | None:
-    """The field of all members of a round, None where they differ."""
-    names, firsts = each.headers.names, each.key_sizes + 1
-    lengths = each.headers.name_sizes - firsts
+def _common_field(names: NDArray[np.uint8], name_sizes: Ints, firsts: Ints) -> str | None:
+    """The field that all names end in, from their bytes `firsts` on; None where they differ."""
+    lengths = name_sizes - firsts
     first, length = int(firsts[0]), int(lengths[0])
     if (lengths != length).any():
         return None
@@ -319,3 +280,9 @@ def _common_field(each: _Round) -> str | None:
     else:
         found = names[np.arange(len(names))[:, None], firsts[:, None] + np.arange(length)]
     return found[0].tobytes().decode("ascii").lower() if (found == found[0]).all() else None
+
+
+def _keys(names: NDArray[np.uint8], sizes: Ints) -> list[str]:
+    text, width = names.tobytes().decode("ascii"), names.shape[1]
+    starts = range(0, len(text), width)
+    return [text[start : start + size] for start, size in zip(starts, sizes.tolist(), strict=True)]

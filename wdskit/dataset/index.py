@@ -14,16 +14,17 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from wdskit.dataset.binary import BINARY_NAME, UNKNOWN, Identity, build_binary, read_identities, write_identities
+from wdskit.dataset.binary import BINARY_NAME, build_binary, read_identities, write_identities
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
+from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import is_local, local_path, read_bytes
 
 INDEX_NAME = "index.json"
@@ -37,7 +38,6 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON can escape and UTF-8 cannot hold
 _SHORT = reprlib.Repr()  # a message is no place for a megabyte
 _SHORT.maxstring = _SHORT.maxother = 200
-_PARTS = {"url": str, "nsamples": int, "filesize": int, "sha256": str, "fields": list}
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ShardEntry:
         sha256: Hex digest of the file.
         fields: Names of all fields that occur in it, sorted.
         idx_sha256: Hex digest of its `.idx`, None in an index that was made before it was written there.
-        identity: Inode and mtime_ns of the file that the index was made of, zeros where they are not known; None for
-            the file that is there when the index is written. It stands beside the index, not in it.
+        identity: Of the file that the index was made of: zeros are not known. None is the file that is there when the
+            index is written. It stands beside the index, not in it.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ShardEntry:
     sha256: str
     fields: tuple[str, ...]
     idx_sha256: str | None = None
-    identity: Identity | None = field(default=None, compare=False)
+    identity: FileIdentity | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -104,24 +104,25 @@ class FolderIndex:
         return join_url(self.folder, entry.name if is_local(self.folder) else quote(entry.name))
 
     def check_files(self) -> None:
-        """Compare the index with the folder's files: names and sizes. Digests are compared by `verify`.
+        """Compare the index with the folder's files: names and sizes. Digests are compared by `verify`, and remote
+        folders are not looked at.
 
         Raises:
-            FolderIndexError: A shard is missing, is not listed, or has another size. Remote folders are not looked at.
+            FolderIndexError: A shard is missing, is not listed, or has another size.
         """
         if not is_local(self.folder):
             return
         folder = Path(local_path(self.folder) or ".")
         try:
             paths = [path for path in folder.iterdir() if fnmatch.fnmatch(path.name, "[!.]*.tar")]
-            found = {path.name: path.stat().st_size if path.exists() else None for path in paths}  # of no dead link
+            found = {path.name: path.stat().st_size for path in paths if path.exists()}  # no dead link
         except OSError as err:
             msg = f"{err.filename}: cannot be compared with the folder's index: {err.strerror}."
             raise FolderIndexError(msg, folder=self.folder) from err
         for name in sorted(found.keys() - self.by_name.keys()):
             raise self._mismatch(f"{name} stands in the folder but not in the index")
         for name, entry in self.by_name.items():
-            if found.get(name) is None:
+            if name not in found:
                 raise self._mismatch(f"{name} stands in the index but not in the folder")
             if found[name] != entry.num_bytes:
                 raise self._mismatch(f"{name} has {found[name]} bytes, the index says {entry.num_bytes}")
@@ -150,23 +151,17 @@ def is_label(field: str) -> bool:
 
 
 def folder_has_labels(folder: str) -> bool:
-    """Whether samples of an indexed folder have the field `cls`.
-
-    Raises:
-        FolderIndexError, StorageError: As `read_index`.
-    """
+    """Whether samples of an indexed folder have the field `cls`. Raises as `read_index`."""
     return any(is_label(field) for entry in read_index(folder).entries for field in entry.fields)
 
 
 def write_index(
     folder: Path, entries: Sequence[ShardEntry], *, exports: Exports = NO_EXPORTS, disk: Disk = DISK
 ) -> None:
-    """Publish both forms of the index of `folder`, in the order of `entries`: the binary twin, which files the
-    shards are, then the JSON.
-    """
+    """Publish both forms of the index in the order of `entries`: twin, which files the shards are, then the JSON."""
     data = index_json(entries, exports)
     publish_bytes(folder / BINARY_NAME, build_binary(entries, hashlib.sha256(data).digest()), disk=disk)
-    write_identities(folder / BINARY_NAME, [(entry.name, entry.identity) for entry in entries], disk=disk)
+    write_identities(folder / BINARY_NAME, entries, disk=disk)
     publish_bytes(folder / INDEX_NAME, data, disk=disk)
 
 
@@ -196,11 +191,7 @@ def index_json(entries: Iterable[ShardEntry], exports: Exports) -> bytes:
 
 
 def read_index(folder: str | Path) -> FolderIndex:
-    """Read a folder's `index.json`; the folder may be an http(s) URL.
-
-    Raises:
-        FolderIndexError: There is none, or it is not one that wdskit wrote.
-    """
+    """Read the `index.json` of a folder or URL; `FolderIndexError` where there is none that wdskit wrote."""
     folder = str(folder)
     url = join_url(folder, INDEX_NAME)
     try:
@@ -213,27 +204,32 @@ def read_index(folder: str | Path) -> FolderIndex:
         msg = f"{url}: it is no JSON: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
     try:
-        entries = tuple(_parse(document))
+        entries = _parse_entries(document)
         exports = _parse_exports(document.get("export", document.get("also", {})))
     except ValueError as err:
         msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
     if is_local(folder):
         identities = read_identities(Path(local_path(folder)) / BINARY_NAME, len(entries))
-        known = itertools.repeat(UNKNOWN) if identities is None else map(tuple, identities.tolist())
-        entries = tuple(replace(entry, identity=identity) for entry, identity in zip(entries, known, strict=False))
-    return FolderIndex(folder, entries, exports)
+        known = itertools.repeat((0, 0)) if identities is None else identities.tolist()
+        entries = [
+            replace(entry, identity=FileIdentity(entry.num_bytes, mtime_ns, inode))
+            for entry, (inode, mtime_ns) in zip(entries, known, strict=False)
+        ]
+    return FolderIndex(folder, tuple(entries), exports)
 
 
 def _parse_exports(value: Any) -> Exports:
-    kinds, split_name = (value.get("kinds", []), value.get("split_name", "")) if isinstance(value, dict) else (None, "")
-    texts = [*kinds, split_name] if isinstance(kinds, list) else [None]
-    if kinds is None or not all(isinstance(text, str) and text.isprintable() for text in texts):
-        raise ValueError(f"`export` is {_SHORT.repr(value)}")
-    return Exports(tuple(kinds), split_name)
+    if isinstance(value, dict):
+        kinds, split_name = value.get("kinds", []), value.get("split_name", "")
+        if isinstance(kinds, list) and all(
+            isinstance(text, str) and text.isprintable() for text in (*kinds, split_name)
+        ):
+            return Exports(tuple(kinds), split_name)
+    raise ValueError(f"`export` is {_SHORT.repr(value)}")
 
 
-def _parse(document: Any) -> Iterable[ShardEntry]:
+def _parse_entries(document: Any) -> list[ShardEntry]:
     if not isinstance(document, dict) or document.get("__kind__") != _KIND:
         raise ValueError(f"`__kind__` is not {_KIND!r}")
     version = document.get("wdskit_index_version")
@@ -245,40 +241,52 @@ def _parse(document: Any) -> Iterable[ShardEntry]:
     shards = document.get("shardlist")
     if not isinstance(shards, list):
         raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (what is wrong is the file)
-    seen: set[str] = set()
+    entries: dict[str, ShardEntry] = {}
     for number, item in enumerate(shards):
-        problem = _entry_problem(item, seen)
+        problem = _entry_problem(item)
+        if not problem and item["url"] in entries:
+            problem = f"{_SHORT.repr(item['url'])} stands there twice"
         if problem:
             raise ValueError(f"entry {number} of its shardlist: {problem}")
-        seen.add(item["url"])
-        numbers = item["nsamples"], item["filesize"]
-        yield ShardEntry(item["url"], *numbers, item["sha256"], tuple(item["fields"]), item.get("idx_sha256"))
+        name, num_samples, num_bytes, sha256, fields = (item[part] for part in _RULES)
+        entries[name] = ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), item.get("idx_sha256"))
+    return list(entries.values())
 
 
-def _entry_problem(item: Any, seen: set[str]) -> str | None:
-    """What is wrong with an entry of the shardlist; `seen` are the names before it."""
+def _is_file_name(value: Any) -> bool:
+    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and value.isprintable()
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63  # a bool is no count
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+def _are_fields(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(field, str) and not _SURROGATE.search(field) for field in value)
+
+
+_RULES = {
+    "url": _is_file_name, "nsamples": _is_count, "filesize": _is_count, "sha256": _is_digest, "fields": _are_fields
+}  # fmt: skip
+
+
+def _entry_problem(item: Any) -> str:
+    """What is wrong with an entry of the shardlist."""
     if not isinstance(item, dict):
         return f"{_SHORT.repr(item)} is no shard"
-    for part, kind in _PARTS.items():
+    for part, is_right in _RULES.items():
         if part not in item:
             return f"it has no `{part}`"
-        if type(item[part]) is not kind:  # a bool is no count
-            return f"`{part}` is {_SHORT.repr(item[part])}"
-    name = item["url"]
-    if name in ("", ".", "..") or "/" in name or not name.isprintable():
-        return f"`url` is {_SHORT.repr(name)}, not the name of a file in this folder"
-    if name in seen:
-        return f"{_SHORT.repr(name)} stands there twice"
-    for part in ("nsamples", "filesize"):
-        if not 0 <= item[part] < 1 << 63:
-            return f"`{part}` is {_SHORT.repr(item[part])}"
-    for part in ("sha256", "idx_sha256"):
-        digest = item.get(part, "0" * 64)
-        if not isinstance(digest, str) or _DIGEST.fullmatch(digest) is None:
-            return f"`{part}` is {_SHORT.repr(digest)}"
-    if not all(isinstance(field, str) and not _SURROGATE.search(field) for field in item["fields"]):
-        return f"`fields` is {_SHORT.repr(item['fields'])}"
-    return None
+        if not is_right(item[part]):
+            hint = ", not the name of a file in this folder" if part == "url" else ""
+            return f"`{part}` is {_SHORT.repr(item[part])}{hint}"
+    if "idx_sha256" in item and not _is_digest(item["idx_sha256"]):
+        return f"`idx_sha256` is {_SHORT.repr(item['idx_sha256'])}"
+    return ""
 
 
 def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:
@@ -299,40 +307,39 @@ def read_other_counts(folder: str) -> dict[str, dict[str, int] | None]:
             except StorageError:
                 continue  # it is not there
             try:
-                document = json.loads(data, object_pairs_hook=_unique)
-                found[names[0]] = dict(parse(document))
+                found[names[0]] = parse(json.loads(data, object_pairs_hook=_unique))
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                 found[names[0]] = None
             break
     return found
 
 
-def _parse_sizes(document: Any) -> Iterator[tuple[str, int]]:
+def _parse_sizes(document: Any) -> dict[str, int]:
+    counts = {}
     for name, count in document.items():
         is_text = isinstance(count, str) and count.isascii() and count.isdecimal() and len(count) < 19
-        yield _checked_count(name, int(count) if is_text else count, is_nested=False)  # open_clip calls int()
+        counts[name] = int(count) if is_text else count  # open_clip calls int()
+    return _checked(counts, map(_is_file_name, counts))
 
 
-def _parse_timm_info(document: Any) -> Iterator[tuple[str, int]]:
+def _parse_timm_info(document: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
     for name, split in document["splits"].items():
         filenames, lengths = split["filenames"], split["shard_lengths"]
-        if not isinstance(filenames, list) or not isinstance(lengths, list) or split.get("name", name) != name:
+        is_split = isinstance(filenames, list) and isinstance(lengths, list) and split.get("name", name) == name
+        counts = _unique(zip(filenames, lengths, strict=True))
+        if not is_split or not isinstance(split.get("alt_label", ""), str):
             raise ValueError("no split")
-        counts = _unique([_checked_count(*pair, is_nested=True) for pair in zip(filenames, lengths, strict=True)])
+        found |= _checked(counts, (all(map(_is_file_name, path.split("/"))) for path in counts))
         if type(split["num_samples"]) is not int or split["num_samples"] != sum(counts.values()):
             raise ValueError("its shards have another number of samples in all")
-        if not isinstance(split.get("alt_label", ""), str):
-            raise TypeError("its label is no field")
-        yield from counts.items()
+    return found
 
 
-def _checked_count(path: Any, count: Any, *, is_nested: bool) -> tuple[str, int]:
-    parts = path.split("/")
-    if not path.isprintable() or any(part in ("", ".", "..") for part in parts) or (len(parts) > 1 and not is_nested):
-        raise ValueError("no path below the folder")
-    if type(count) is not int or not 0 <= count < 1 << 63:
-        raise ValueError("no count")
-    return path, count
+def _checked(counts: dict[str, int], are_paths: Iterable[bool]) -> dict[str, int]:
+    if not all(are_paths) or not all(map(_is_count, counts.values())):
+        raise ValueError("no path below the folder, or no count")
+    return counts
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ _META = re.compile(r"__[^/]*__($|/)")  # webdataset passes these over; energon a
 _FIELD = re.compile(r"[a-z0-9_+-]+(\.[a-z0-9_+-]+)*")
 _PIECE = 1 << 20
 _PARTS = 16
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _PLAIN_KEY = re.compile(r"(?!__)[A-Za-z0-9_+-]+(?:/(?!__)[A-Za-z0-9_+-]+)*")
 
 
@@ -43,70 +45,40 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that some reader would lose, split or rename.
-
-    Raises:
-        KeyRuleError: Names the rule that `key` breaks.
-    """
-    problem = _key_problem(key)
+    """Raise `KeyRuleError`, which names the rule, for a key that some reader would lose, split or rename."""
+    problem = None if _PLAIN_KEY.fullmatch(key) else _key_problem(key)  # plain is nearly every one
     if problem:
         raise KeyRuleError(f"key {key!r}: {problem}.", name=key)
 
 
 def _key_problem(key: str) -> str | None:
     """The first rule of formats that `key` breaks."""
-    if _PLAIN_KEY.fullmatch(key):  # nearly every one, in a tenth of the time
-        return None
     parts = key.split("/")
-    if not key:
-        return "it is empty"
-    if any(ord(char) < 0x20 or 0x7F <= ord(char) < 0xA0 or char in "\u2028\u2029" for char in key):
-        return "it holds a control character"
-    if any(char.isspace() for char in key):
-        return "it holds white space, which breaks DALI's index"
-    if not _encodes(key):
-        return "it cannot be written as UTF-8"
-    if key.startswith("/"):
-        return "it is an absolute path"
-    if "." in parts or ".." in parts or "" in parts:
-        return "it is no plain relative path"
-    if any(part.startswith(".") for part in parts):
-        return "a part of it starts with a dot, which hides it"
-    if "." in key:
-        return "it holds a dot, where every reader would cut it"
-    if "\\" in key:
-        return "it holds a backslash, which is a separator on other systems"
-    if any(part.startswith("__") for part in parts):
-        return "a part of it starts with `__`, which readers keep for themselves"
-    return None
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    rules = {
+        "it is empty": not key,
+        "it holds a control character": _CONTROL.search(key),
+        "it holds white space, which breaks DALI's index": any(map(str.isspace, key)),
+        "it cannot be written as UTF-8": _SURROGATE.search(key),
+        "it is an absolute path": key.startswith("/"),
+        "it is no plain relative path": not {".", "..", ""}.isdisjoint(parts),
+        "a part of it starts with a dot, which hides it": key.startswith(".") or "/." in key,
+        "it holds a dot, where every reader would cut it": "." in key,
+        "it holds a backslash, which is a separator on other systems": "\\" in key,
+        "a part of it starts with `__`, which readers keep for themselves": key.startswith("__") or "/__" in key,
+    }
+    return next((rule for rule, is_broken in rules.items() if is_broken), None)
 
 
 @functools.lru_cache(maxsize=1024)
 def check_field(field: str) -> None:
-    """Refuse a field name that some reader would change.
-
-    Raises:
-        KeyRuleError: It is not made of a-z, 0-9, `_`, `+`, `-` and single dots between them.
-    """
+    """Raise `KeyRuleError` for a field name that some reader would change."""
     if not _FIELD.fullmatch(field) or field.startswith("__"):
         msg = f"field {field!r}: a field is made of a-z, 0-9, _, + and -, with single dots between, and no leading __."
         raise KeyRuleError(msg, name=field)
 
 
 def check_member_name(key: str, field: str) -> None:
-    """Refuse a member that not every reader would give back as `key` and `field`.
-
-    Raises:
-        KeyRuleError: Key or field break a rule, or both together are over 100 bytes.
-    """
+    """Raise `KeyRuleError` where key or field break a rule, or both together are longer than all readers take."""
     check_key(key)
     check_field(field)
     num_bytes = len(key.encode()) + 1 + len(field)
@@ -136,15 +108,13 @@ def find_repeated(*parts: NDArray[Any]) -> NDArray[Any]:
     """
     if not parts:
         return np.empty(0, np.uint64)
-    pieces = [parts[0][:0], *(piece for part in parts for piece in _pieces(part))]
     found = []
     for number in range(_PARTS):
-        some = np.concatenate([piece[_part_of(piece) == number] for piece in pieces])
+        pieces = (piece[piece.view(np.uint64) % np.uint64(_PARTS) == number] for part in parts for piece in _cut(part))
+        some = np.concatenate([parts[0][:0], *pieces])
         some.sort()
         found.append(np.unique(some[1:][some[1:] == some[:-1]]))
-    every = np.concatenate(found)
-    every.sort()
-    return every
+    return np.sort(np.concatenate(found))
 
 
 def is_among(hashes: NDArray[Any], known: NDArray[Any]) -> NDArray[np.bool_]:
@@ -152,8 +122,12 @@ def is_among(hashes: NDArray[Any], known: NDArray[Any]) -> NDArray[np.bool_]:
     if not len(known) or not len(hashes):
         return np.zeros(len(hashes), np.bool_)
     return np.concatenate(
-        [known[np.minimum(known.searchsorted(each), len(known) - 1)] == each for each in _pieces(hashes)]
+        [known[np.minimum(known.searchsorted(piece), len(known) - 1)] == piece for piece in _cut(hashes)]
     )
+
+
+def _cut(hashes: NDArray[Any]) -> Sequence[NDArray[Any]]:
+    return [hashes[start : start + _PIECE] for start in range(0, len(hashes), _PIECE)]
 
 
 class SortedRuns:
@@ -175,12 +149,3 @@ class SortedRuns:
         for run in self._runs:
             is_there |= is_among(values, run)
         return values[is_there]
-
-
-def _pieces(hashes: NDArray[Any]) -> Sequence[NDArray[Any]]:
-    return [hashes[start : start + _PIECE] for start in range(0, len(hashes), _PIECE)]
-
-
-def _part_of(hashes: NDArray[Any]) -> NDArray[np.uint64]:
-    part: NDArray[np.uint64] = hashes.view(np.uint64) % np.uint64(_PARTS)
-    return part

@@ -66,19 +66,19 @@ def share_folder(folder: Path) -> Iterator[Callable[[], bool]]:
         fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as err:
         raise StorageError(f"{folder}: cannot be written: {err.strerror or err}.", url=str(folder)) from err
+
+    def is_alone() -> bool:
+        alone = _try(fd, fcntl.LOCK_EX)
+        if not _try(fd, fcntl.LOCK_SH):  # the kernel lets go of a lock that cannot be changed, and another was quick
+            raise _in_use(folder)
+        return alone
+
     try:
         if not _try(fd, fcntl.LOCK_SH):
             raise _in_use(folder)
-        yield lambda: _is_alone(fd, folder)
+        yield is_alone
     finally:
         os.close(fd)
-
-
-def _is_alone(fd: int, folder: Path) -> bool:
-    alone = _try(fd, fcntl.LOCK_EX)
-    if not _try(fd, fcntl.LOCK_SH):  # the kernel lets go of a lock that cannot be changed, and another one was quick
-        raise _in_use(folder)
-    return alone
 
 
 def _try(fd: int, kind: int) -> bool:
@@ -91,18 +91,16 @@ def _try(fd: int, kind: int) -> bool:
 
 def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
     problem = problem or "another wdskit process is writing in this folder"
-    msg = f"{folder}: {problem}. Wait for its end, or stop it."
-    return FolderIndexError(msg, folder=str(folder))
+    return FolderIndexError(f"{folder}: {problem}. Wait for its end, or stop it.", folder=str(folder))
 
 
 @functools.cache
-def hold(path: Path) -> int:
+def hold(path: Path) -> None:
     """Share the lock of a folder or file until this process ends, and end at once if it comes too late for that."""
-    fd = _open_locked(path, fcntl.LOCK_SH)
+    _open_locked(path, fcntl.LOCK_SH)
     parent = parent_process()
     if parent is not None and not parent.is_alive():
         os._exit(1)
-    return fd
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""From what a user writes for shards to the list of their URLs.
+"""From what a user writes for shards to the shards that it names.
 
 `shards` is a list, a glob, a brace pattern or a folder, several joined by `::`. Where the folder of a pattern has an
 index, the pattern selects from it, and files that the index does not know are an error instead of a surprise.
@@ -6,26 +6,31 @@ index, the pattern selects from it, and files that the index does not know are a
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
+import functools
 import glob
-import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
-from wdskit.dataset.braces import expand_braces, expand_patterns, split_parts
+from wdskit.dataset.braces import expand_parts, expand_patterns
 from wdskit.dataset.index import RUN_FOLDER, FolderIndex, ShardEntry, has_index, is_label, join_url, read_index
-from wdskit.errors import FolderIndexError, StorageError
+from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.storage.urls import is_local, local_path
 
-_MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
+
+ABSENT = "there is no such shard"
+GONE = "the folder's index lists this shard, but there is no such file"
+UNLISTED = "the folder's index does not list this shard"
+
+OpenIndex = Callable[[str], FolderIndex | None]
+"""The index of a folder, None where it has none."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +48,19 @@ class ShardList:
     entries: tuple[ShardEntry | None, ...]
 
     @property
-    def num_parts(self) -> int:
-        """How many parts there are."""
-        return self.parts[-1] + 1
-
-    @property
     def folders(self) -> dict[str, bool]:
         """The folders of the shards, and whether their samples may have labels, as far as their indexes say."""
         folders: dict[str, bool] = {}
         for url, entry in zip(self.urls, self.entries, strict=True):
-            folder = split_url(url)[0]
+            folder = _split_url(url)[0]
             folders[folder] = folders.get(folder, False) or entry is None or any(map(is_label, entry.fields))
         return folders
 
 
 @dataclass(frozen=True)
 class Target:
-    """The shards that a path, folder or pattern names.
-
-    Attributes:
-        path: As the user wrote it.
-        kind: What it is.
-        urls: Path or URL of each shard, in order.
-        entries: Their lines in the folder's index, compared with the files; None without one, and for a single shard.
+    """The shards that a path as the user wrote it names, in order, and their lines in the folder's index, compared with
+    the files; None without one, and for a single shard.
     """
 
     path: str
@@ -74,25 +69,14 @@ class Target:
     entries: tuple[ShardEntry, ...] | None
 
 
-Fault = Literal["missing", "unlisted"]
+class Found(NamedTuple):
+    """One shard that a pattern names: path or URL, its line in its folder's index, and what is wrong, one of `ABSENT`,
+    `GONE` and `UNLISTED`; empty where nothing is.
+    """
 
-
-class _Folders:
-    """The indexes of the folders met so far; None for a folder without one."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, FolderIndex | None] = {}
-
-    def index_of(self, folder: str) -> FolderIndex | None:
-        """Of a local folder that has one."""
-        if folder not in self._known:
-            self._known[folder] = read_index(folder) if is_local(folder) and has_index(folder) else None
-        return self._known[folder]
-
-    def needed_index(self, folder: str) -> FolderIndex:
-        """Of a folder that must have one, local or remote."""
-        index = self._known[folder] = self._known.get(folder) or read_index(folder)
-        return index
+    url: str
+    entry: ShardEntry | None
+    problem: str = ""
 
 
 def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> ShardList:
@@ -112,38 +96,37 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
         StorageError: Nothing matches, a local shard is missing, or a scheme is not supported.
         FolderIndexError: An index is needed and missing, or does not match the shards on disk.
     """
-    items = [shards] if isinstance(shards, str) else list(shards)
-    folders = _Folders()
-    urls: list[str] = []
+
+    @functools.cache
+    def open_index(folder: str) -> FolderIndex | None:
+        return read_index(folder) if need_index or (is_local(folder) and has_index(folder)) else None
+
+    found: list[Found] = []
     parts: list[int] = []
-    entries: list[ShardEntry | None] = []
-    number = 0
-    for item in items:
-        for part in split_parts(item):
-            found = [url for pattern in expand_braces(part) for url in _match(pattern, folders)]
-            urls += found
-            parts += [number] * len(found)
-            entries += [_entry(url, folders, need_index=need_index) for url in found]
-            number += 1
-    if not urls:
+    for number, patterns in enumerate(expand_parts(shards)):
+        for pattern in patterns:
+            num_before = len(found)
+            for one in _match(pattern, open_index):
+                if one.problem:
+                    raise shard_error(one.url, one.problem)
+                found.append(one)
+            if len(found) == num_before:
+                raise nothing_matches(pattern)
+        parts += [number] * (len(found) - len(parts))
+    if not found:
         raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
-    return ShardList(tuple(urls), tuple(parts), tuple(entries))
+    return ShardList(tuple(one.url for one in found), tuple(parts), tuple(one.entry for one in found))
 
 
 def find_shards(path: str) -> Target:
-    """Find out what a path is, and the shards it names.
+    """Find out what a path is, and the shards it names: a shard, a folder, or a pattern as `list_shards` takes it.
 
-    Args:
-        path: A shard, a folder, or a pattern as `list_shards` takes it; local or http(s). A file that
-            exists is itself, whatever its name looks like and whatever the folder's index says.
-
-    Raises:
-        StorageError: There is nothing.
-        FolderIndexError: The folder's index does not match its files.
+    A file that exists is itself, whatever its name looks like and whatever the folder's index says. Raises as
+    `list_shards`.
     """
     local = is_local(path)
-    is_folder = path.endswith("/") or (local and Path(local_path(path)).is_dir())
-    if local and not is_folder and Path(local_path(path)).exists():
+    is_folder = path.endswith("/") or (local and os.path.isdir(local_path(path)))
+    if local and not is_folder and os.path.exists(local_path(path)):
         return Target(path, "shard", (path,), None)
     found = list_shards(path)
     if found.urls == (path,):
@@ -157,64 +140,45 @@ def find_shards(path: str) -> Target:
     return Target(path, kind, found.urls, entries)
 
 
-def collect_shards(
-    path: str, *, open_index: Callable[[Path], FolderIndex | None], on_fault: Callable[[Fault, str, str], None]
-) -> dict[str, ShardEntry | None]:
+def look_for_shards(
+    path: str, open_index: Callable[[Path], FolderIndex | None]
+) -> tuple[dict[str, ShardEntry | None], list[Found]]:
     """Find local shards where what is missing or not listed is no error.
 
     Args:
-        path: A shard, folder, glob or brace pattern; several joined by `::`.
-        open_index: Gives the index of a folder, None where there is none that reads. Called once a folder.
-        on_fault: Called with `missing` or `unlisted`, the path of the shard, and what is wrong.
+        path: As `list_shards` takes it.
+        open_index: Called once a folder, however it is spelled.
 
     Returns:
-        Path and line in the index of each shard that is there, in the order of the index, then by name.
+        Path and line in the index of each shard that is there, in the order of the index, then by name; and those with
+        which something is wrong.
 
     Raises:
         StorageError: One is not local, or a folder cannot be listed.
     """
     shards: dict[str, ShardEntry | None] = {}
-    known: dict[str, tuple[Path, FolderIndex | None, frozenset[str]]] = {}  # two spellings of one folder are one
-    for place in (place for pattern in expand_patterns(path) for place in _local_places(pattern)):
-        real = os.path.realpath(place.folder)
-        if real not in known:
-            folder = Path(place.folder)
-            try:
-                names = frozenset(os.listdir(folder))
-            except OSError as err:
-                raise StorageError(f"{folder}: cannot be read: {err.strerror}.", url=str(folder)) from err
-            known[real] = folder, open_index(folder), names
-        folder, index, names = known[real]
-        for name in _names_at(place, index, names):
-            shard = str(folder / name)
-            entry = index.by_name.get(name) if index else None
-            if name not in names:
-                problem = "the index lists this shard, and there is no such file" if entry else "there is no such shard"
-                on_fault("missing", shard, problem)
-            elif shard not in shards:
-                shards[shard] = entry
-                if index and entry is None:
-                    on_fault("unlisted", shard, "the index does not list this shard")
-    return shards
+    faults: list[Found] = []
+    spellings: dict[str, Path] = {}
+    open_once = functools.cache(open_index)
 
+    @functools.cache
+    def first_spelling(folder: str) -> Path:
+        return spellings.setdefault(os.path.realpath(folder), Path(folder))
 
-def _local_places(pattern: str) -> list[Place]:
-    if not is_local(pattern):
-        raise StorageError(f"{pattern}: only local shards can be looked at. Run this where the files are.", url=pattern)
-    return [place for place in find_places(pattern) if os.path.isdir(place.folder or ".")]
-
-
-def _names_at(place: Place, index: FolderIndex | None, names: frozenset[str]) -> list[str]:
-    """The names that a place stands for: those of the index in its order, then the others."""
-    if not place.is_glob:
-        return [place.name]
-    listed = [one.name for one in index.entries] if index else []
-    stray = sorted(
-        one
-        for one in names.difference(listed)
-        if one.startswith(".") <= place.name.startswith(".") and may_be_shard(one, place.name)
-    )
-    return [one for one in (*listed, *stray) if fnmatch.fnmatchcase(one, place.name)]
+    for pattern in expand_patterns(path):
+        if not is_local(pattern):
+            msg = f"{pattern}: only local shards can be looked at. Run this where the files are."
+            raise StorageError(msg, url=pattern)
+        for one in _match(pattern, lambda folder: open_once(first_spelling(folder))):
+            folder, name = os.path.split(one.url)
+            found = one._replace(url=str(first_spelling(folder) / name))
+            if found.url in shards:
+                continue
+            if found.problem:
+                faults.append(found)
+            if found.problem in ("", UNLISTED):
+                shards[found.url] = found.entry
+    return shards, faults
 
 
 def has_wildcards(path: str) -> bool:
@@ -244,69 +208,65 @@ def find_places(pattern: str) -> list[Place]:
         return [Place(parent, name, is_glob=False)]
     is_plain = os.path.lexists(parent) or not has_wildcards(parent)
     if is_plain and not os.path.isdir(parent or "."):
-        raise no_such(pattern, parent)
+        raise shard_error(path, ABSENT)
     parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
     return [Place(folder, name or "*.tar", is_glob=True) for folder in parents]
 
 
-def _match(pattern: str, folders: _Folders) -> list[str]:
-    """The shards that one expanded pattern names."""
+def _match(pattern: str, open_index: OpenIndex) -> Iterator[Found]:
+    """The shards that one expanded pattern names; of a glob those of the index in its order, then the others."""
     if not is_local(pattern):
-        return _match_remote(pattern, folders) or nothing_matches(pattern)
-    found: list[str] = []
+        yield from _match_remote(pattern, open_index)
+        return
     for folder, name, is_glob in find_places(pattern):
         if is_glob:
-            found += _match_folder(folder, name, folders)
-        elif os.path.exists(local_path(pattern)):
-            found.append(local_path(pattern))
+            yield from _match_folder(folder, name, open_index(folder))
+        elif not os.path.exists(local_path(pattern)):
+            yield Found(local_path(pattern), None, ABSENT)
         else:
-            raise no_such(pattern, local_path(pattern))
-    return found or nothing_matches(pattern)
+            yield _look_up(local_path(pattern), name, open_index(folder))
 
 
-def _match_folder(folder: str, name: str, folders: _Folders) -> list[str]:
-    """The shards of a local folder whose names match a glob, by its index where it has one."""
-    on_disk = {os.path.basename(path) for path in glob.glob(os.path.join(glob.escape(folder), name))}
-    index = folders.index_of(folder)
-    if index is None:
-        return [join_url(folder, each) for each in sorted(on_disk) if may_be_shard(each, name)]
-    listed = [entry for entry in index.entries if fnmatch.fnmatchcase(entry.name, name)]
-    names = {entry.name for entry in listed}
-    stray = sorted(path for path in on_disk - names if path.endswith(".tar"))
-    if stray:
-        raise not_listed(folder, stray[0])
-    missing = sorted(names - on_disk)
-    if missing:
-        raise no_such_file(folder, missing[0])
-    return [index.url(entry) for entry in listed]
+def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator[Found]:
+    """The shards of a local folder whose names match a glob."""
+    try:
+        on_disk = frozenset(os.listdir(folder or "."))
+    except OSError as err:
+        raise StorageError(f"{folder}: cannot be read: {err.strerror}.", url=folder) from err
+    listed = index.by_name if index else {}
+    for entry in listed.values():
+        if fnmatch.fnmatchcase(entry.name, name):
+            yield Found(join_url(folder, entry.name), entry, "" if entry.name in on_disk else GONE)
+    has_ending = "." in re.split(r"[*?\]]", name)[-1]  # without one a glob takes what ends in `.tar`
+    for each in sorted(on_disk.difference(listed)):
+        is_shard = (has_ending or each.endswith(".tar")) and each.startswith(".") <= name.startswith(".")
+        if is_shard and fnmatch.fnmatchcase(each, name):
+            yield Found(join_url(folder, each), None, UNLISTED if index else "")
 
 
-def _match_remote(url: str, folders: _Folders) -> list[str]:
+def _match_remote(url: str, open_index: OpenIndex) -> Iterator[Found]:
     """One remote shard, or those of a remote folder's index that a glob selects."""
     path, query, _ = url.partition("?")
     folder, _, name = path.rpartition("/")
     if name and not _URL_GLOB.search(name):
-        return [url]
+        yield _look_up(url, unquote(name), open_index(folder))
+        return
     if query:
         msg = f"{url}: a URL with a query names one shard, not those of a folder. Name each, or leave the query out."
         raise StorageError(msg, url=url)
-    index = folders.needed_index(folder)
-    return [index.url(entry) for entry in index.entries if fnmatch.fnmatchcase(entry.name, unquote(name) or "*")]
+    index = open_index(folder) or read_index(folder)
+    for entry in index.entries:
+        if fnmatch.fnmatchcase(entry.name, unquote(name) or "*"):
+            yield Found(index.url(entry), entry)
 
 
-def _entry(url: str, folders: _Folders, *, need_index: bool) -> ShardEntry | None:
-    """The line of a shard in its folder's index."""
-    folder, name = split_url(url)
-    index = folders.needed_index(folder) if need_index else folders.index_of(folder)
-    if index is None:
-        return None
-    entry = index.by_name.get(name)
-    if entry is None:
-        raise not_listed(folder, name)
-    return entry
+def _look_up(url: str, name: str, index: FolderIndex | None) -> Found:
+    """A shard that is named itself."""
+    entry = index.by_name.get(name) if index else None
+    return Found(url, entry, UNLISTED if index and entry is None else "")
 
 
-def split_url(url: str) -> tuple[str, str]:
+def _split_url(url: str) -> tuple[str, str]:
     """Folder and file name of a shard; the folder of one in the current folder is empty."""
     if is_local(url):
         return os.path.split(url)
@@ -314,53 +274,33 @@ def split_url(url: str) -> tuple[str, str]:
     return folder, unquote(name)
 
 
-def not_listed(folder: str, name: str) -> FolderIndexError:
-    """The error for a shard that its folder's index does not have."""
-    msg = (
-        f"{join_url(folder, name)}: the folder's index does not list this shard.\n  Run `wdskit index {folder or '.'}`."
-    )
-    return FolderIndexError(msg, folder=folder)
-
-
-def no_such_file(folder: str, name: str) -> FolderIndexError:
-    """The error for a shard that only its folder's index has."""
-    msg = f"{join_url(folder, name)}: the folder's index lists this shard, but there is no such file."
-    return FolderIndexError(msg, folder=folder)
-
-
-def may_be_shard(name: str, pattern: str) -> bool:
-    """Whether a file that a glob matches is a shard by its name: it ends in `.tar`, unless the glob has an ending."""
-    return name.endswith(".tar") or "." in re.split(r"[*?\]]", pattern)[-1]
-
-
-def no_such(pattern: str, path: str) -> StorageError:
-    """The error for a path that is not there; of a folder with the nearest name there is."""
-    if path.startswith("~"):
+def shard_error(url: str, problem: str) -> WdskitError:
+    """The error for a shard with which something is wrong."""
+    folder, name = _split_url(url)
+    if problem == GONE:
+        return FolderIndexError(f"{url}: {problem}.", folder=folder)
+    if problem == UNLISTED:
+        msg = f"{join_url(folder, name)}: {problem}.\n  Run `wdskit index {folder or '.'}`."
+        return FolderIndexError(msg, folder=folder)
+    if url.startswith("~"):
         remedy = "Only a shell knows what `~` stands for: write ${HOME} in a configuration, or the whole path."
-        return StorageError(f"{pattern}: there is no such shard.\n  {remedy}", url=pattern)
-    missing = path.rstrip("/")
+        return StorageError(f"{url}: {ABSENT}.\n  {remedy}", url=url)
+    missing = url.rstrip("/")
     while os.path.dirname(missing) and not os.path.isdir(os.path.dirname(missing)):
         missing = os.path.dirname(missing)
-    parent, name = os.path.split(missing)
-    if missing == path.rstrip("/") and name.endswith(".tar"):
-        return StorageError(f"{pattern}: there is no such shard.", url=pattern)
-    try:
-        with os.scandir(parent or ".") as entries:
-            folders = [entry.name for entry in itertools.islice(entries, _MAX_NEAR) if entry.is_dir()]
-    except OSError:
-        folders = []
-    near = difflib.get_close_matches(name, folders, n=1)
-    hint = f" Did you mean `{os.path.join(parent, near[0])}`?" if near else ""
-    what = "shard or folder" if missing == pattern.rstrip("/") else f"folder: {missing}"
-    return StorageError(f"{pattern}: there is no such {what}.{hint}", url=pattern)
+    what = "shard" if missing.endswith(".tar") else "shard or folder"
+    if missing != url.rstrip("/"):
+        what = f"folder: {missing}"
+    return StorageError(f"{url}: there is no such {what}.", url=url)
 
 
-def nothing_matches(pattern: str) -> NoReturn:
-    """Say that a pattern names no shard."""
-    path = local_path(pattern) if is_local(pattern) else ""
-    folder = path if os.path.isdir(path) else os.path.dirname(path)
-    if is_local(pattern) and os.path.isdir(os.path.join(folder, RUN_FOLDER)):
-        msg = f"{pattern}: no shard matches: a run has begun here and is not finished.\n  "
-        remedy = "Run the same command again; it goes on with what is there. Parts are ended by `wdskit pack-finish`."
-        raise FolderIndexError(msg + remedy, folder=folder)
-    raise StorageError(f"{pattern}: no shard matches.", url=pattern)
+def nothing_matches(pattern: str) -> WdskitError:
+    """The error for a pattern that names no shard."""
+    if is_local(pattern):
+        path = local_path(pattern)
+        folder = path if os.path.isdir(path) else os.path.dirname(path)
+        if os.path.isdir(os.path.join(folder, RUN_FOLDER)):
+            msg = f"{pattern}: no shard matches: a run has begun here and is not finished.\n  Run the same command "
+            msg += "again; it goes on with what is there. Parts are ended by `wdskit pack-finish`."
+            return FolderIndexError(msg, folder=folder)
+    return StorageError(f"{pattern}: no shard matches.", url=pattern)

@@ -28,6 +28,8 @@ and its data (or `Passed`). What it returns stands in the sample in place of the
 OnFault = Callable[[int, str, str], None]
 """Called with the offset of a member, its key, and why it cannot be a field of that key's sample."""
 
+_PACK_AGAIN = "Pack it again, with the fields of a sample side by side and keys that differ."
+
 
 class ShardReader:
     """The samples of one tar stream, in order; a fault raises after the last whole sample.
@@ -36,7 +38,7 @@ class ShardReader:
     have shortened is ever yielded.
 
     Args:
-        read: As `tar.reader.TarReader` takes it.
+        read: As `tar.reader.TarReader` takes it, and `hold_bytes` and `spill`.
         shard: Path or URL, for messages and `__url__`.
         on_member: Called with each member, those that belong to none included.
         on_sample: Called with each sample before it is yielded; what it raises goes on.
@@ -108,7 +110,7 @@ class ShardReader:
                     key = split[0]
                     if on_fault is None:
                         if key in keys:
-                            raise self._fault(start, _twice(key))
+                            raise _fault(self.shard, start, _twice(key))
                         keys.add(key)
                     first = start
                     sample = {"__key__": key, "__url__": self.shard}
@@ -116,7 +118,7 @@ class ShardReader:
                 if field in sample or field.startswith("__"):
                     problem = "a name that readers keep for themselves" if field.startswith("__") else "twice"
                     if on_fault is None:
-                        raise self._fault(start, f"key {key!r} has the field {field!r}: {problem}")
+                        raise _fault(self.shard, start, f"key {key!r} has the field {field!r}: {problem}")
                     on_fault(start, key, f"it has the field {field!r}: {problem}")
                 else:
                     sample[field] = value
@@ -134,24 +136,33 @@ class ShardReader:
         self.starts.append(start)
         return sample
 
-    def _fault(self, offset: int, problem: str) -> ShardError:
-        return ShardError(shard=self.shard, offset=offset, problem=problem, remedy=_PACK_AGAIN)
 
+class HeaderReader(ShardReader):
+    """The samples of a local shard by their headers: as `ShardReader`, with a `Span` in the place of each field's data.
 
-_PACK_AGAIN = "Pack it again, with the fields of a sample side by side and keys that differ."
+    Args:
+        file: The shard, which stays open: a field's bytes are read with `read_span`.
+        shard: Its path, for messages and `__url__`.
+        start: Where the first sample to see starts.
+    """
+
+    def __init__(self, file: LocalFile, *, shard: str, start: int = 0) -> None:
+        super().__init__(file.read, shard=shard)
+        self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
 
 
 def _twice(key: str) -> str:
     return f"key {key!r} stands in two places that are not side by side"
 
 
+def _fault(shard: str, offset: int, problem: str) -> ShardError:
+    return ShardError(shard=shard, offset=offset, problem=problem, remedy=_PACK_AGAIN)
+
+
 def refuse_divided(file: LocalFile, *, shard: str) -> None:
     """Refuse a shard in which the members of a key do not stand side by side, as where they are grouped by extension:
-    a reader would only know it at the second part, behind samples that lack a field.
-
-    Args:
-        file: The shard, read by its headers alone. Whatever else is wrong with it is left to who reads it.
-        shard: Its path, for messages.
+    a reader would only know it at the second part, behind samples that lack a field. Only headers are read; whatever
+    else is wrong is left to who reads the shard.
 
     Raises:
         ShardError: A key stands in two places.
@@ -168,30 +179,12 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
         if split is not None and split[0] != key:
             key = split[0]
             if key in keys:
-                raise ShardError(shard=shard, offset=start, problem=_twice(key), remedy=_PACK_AGAIN, samples_read=0)
+                raise _fault(shard, start, _twice(key)).after(0)
             keys.add(key)
 
 
-class HeaderReader(ShardReader):
-    """The samples of a local shard by their headers: as `ShardReader`, with a `Span` in the place of each field's data.
-
-    Args:
-        file: The shard, which stays open: a field's bytes are read with `read_span`.
-        shard: Its path, for messages and `__url__`.
-        start: Where the first sample to see starts.
-    """
-
-    def __init__(self, file: LocalFile, *, shard: str, start: int = 0) -> None:
-        super().__init__(file.read, shard=shard)
-        self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
-
-
 def read_span(file: LocalFile, span: Span) -> bytes:
-    """The bytes of a field that `HeaderReader` found.
-
-    Raises:
-        StorageError: The file cannot be read, or has become shorter.
-    """
+    """The bytes of a field that `HeaderReader` found; `StorageError` where the file has become shorter."""
     is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before there is memory for it
     data = b"" if is_long else file.read_whole(*span)
     if len(data) < span.size:
@@ -211,25 +204,20 @@ def read_sample(file: LocalFile, start: int, stop: int | None = None) -> tuple[s
         ShardError: No whole sample stands there.
         StorageError: It cannot be read.
     """
+    if stop is None:
+        sample = next(iter(HeaderReader(file, shard=file.url, start=start)), {"__key__": ""})
+        spans = ((name, span) for name, span in sample.items() if isinstance(span, Span))
+        return sample["__key__"], {name: memoryview(read_span(file, span)) for name, span in spans}
     key, fields = "", dict[str, memoryview]()
-    for name, data in _members(file, start, stop):
+    data = read_span(file, Span(start, stop - start))
+    for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
         split = split_name(name)
         if split is None:
             continue
         if fields and split[0] != key:
             break
-        key, fields[split[1]] = split[0], data
+        key, fields[split[1]] = split[0], memoryview(data)[first:last]
     return key, fields
-
-
-def _members(file: LocalFile, start: int, stop: int | None) -> Iterator[tuple[str, memoryview]]:
-    if stop is not None:
-        data = read_span(file, Span(start, stop - start))
-        for name, first, last in locate_members(data, shard=file.url, offset=start, stop=len(data)):
-            yield name, memoryview(data)[first:last]
-        return
-    reader = TarReader(read_from(file, start), shard=file.url)
-    yield from ((name, memoryview(data)) for name, _, data in reader)
 
 
 def read_from(file: LocalFile, start: int) -> Read:

@@ -11,6 +11,7 @@ when they are first asked for.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -59,29 +60,25 @@ def write_selection(
     index = BinaryIndex(folder)
     if len(samples_per_shard) != len(index):
         raise ValueError(f"{path}: samples of {len(samples_per_shard)} shards, the index lists {len(index)}")
-    if len(recipe.encode()) > MAX_RECIPE_BYTES or not recipe.isprintable():
+    text = recipe.encode()
+    if len(text) > MAX_RECIPE_BYTES or not recipe.isprintable():
         raise ValueError(f"{path}: the recipe is no line of at most {MAX_RECIPE_BYTES} bytes")
     counts = np.zeros(len(index), dtype="<u8")
     checks = bytearray()
     for shard, numbers in enumerate(_pack_numbers(index, samples_per_shard)):
         counts[shard] = len(numbers) // 4
         checks += _check(numbers)
-    ends = np.cumsum(counts, dtype="<u8")
-    text = recipe.encode()
+    ends = np.cumsum(counts, dtype="<u8").tobytes()
     head = struct.pack("<8sQQQ32s", _MAGIC, len(index), int(counts.sum()), len(text), index.digest)
-    digest = hashlib.sha256(head + ends.tobytes() + checks + text).digest()
+    digest = hashlib.sha256(head + ends + checks + text).digest()
     with publish(path, disk=disk) as draft:
-        draft.write(head + digest + bytes(_HEADER.size - len(head) - len(digest)))
-        draft.write(ends.tobytes())
-        draft.write(checks)
-        pending = bytearray()  # a shard's numbers alone may be a few bytes
-        for numbers in _pack_numbers(index, samples_per_shard):
+        pending = bytearray(head + digest + bytes(32) + ends + checks)
+        for numbers in _pack_numbers(index, samples_per_shard):  # a few bytes each
             pending += numbers
             if len(pending) >= _WRITE_BYTES:
                 draft.write(bytes(pending))
                 pending.clear()
-        draft.write(pending)
-        draft.write(text)
+        draft.write(pending + text)
 
 
 def _pack_numbers(index: BinaryIndex, samples_per_shard: Sequence[ArrayLike]) -> Iterator[bytes]:
@@ -108,12 +105,7 @@ def _check(numbers: bytes) -> bytes:
 
 
 def read_selection(folder: str | Path, name: str) -> Selection:
-    """Open a selection of a local folder.
-
-    Raises:
-        SelectionError: It is missing, damaged, of another version, or was made for other shards than the index lists.
-        FolderIndexError: The folder's index is missing or damaged.
-    """
+    """Open a selection of a local folder. Raises as `Selection`."""
     return Selection(Path(folder), name)
 
 
@@ -123,6 +115,7 @@ class Selection:
     Args:
         folder: Local folder with its index.
         name: Of the selection.
+        expected: `digest` that it must have, None for any.
 
     Attributes:
         counts: Samples selected of each shard, in the order of the index, int64 (num_shards,).
@@ -131,11 +124,11 @@ class Selection:
         digest: Hex digits that say which samples of which shards it selects.
 
     Raises:
-        SelectionError: As `read_selection` does.
+        SelectionError: It is missing, damaged, of another version, or was made for other shards than the index lists.
         FolderIndexError: The folder's index is missing or damaged.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, expected: str | None = None) -> None:
         self.folder = folder
         self.name = name
         self._path = selection_path(folder, name)
@@ -158,27 +151,25 @@ class Selection:
         if int(self.counts.sum()) != head.num_samples:
             raise self._forged()
         self._checked = np.zeros(head.num_shards, dtype=np.bool_)
+        if expected not in (None, self.digest):
+            msg = f"{self._path}: it was replaced while it was in use. Start again."
+            raise SelectionError(msg, folder=str(folder))
 
     def __reduce__(self) -> tuple[object, tuple[Path, str, str]]:
         """Its place, and which selection it is: a million shards are not copied into every worker."""
-        return _reopen, (self.folder, self.name, self.digest)
+        return Selection, (self.folder, self.name, self.digest)
 
     def __len__(self) -> int:
         """Number of shards."""
         return len(self.counts)
 
-    @property
-    def shards(self) -> Sequence[str]:
+    @functools.cached_property
+    def shards(self) -> list[str]:
         """The file names of the shards, in the order of the index."""
-        return _Names(self._index)
+        return [name for names in self._index.names() for name in names]
 
     def samples(self, shard: int) -> NDArray[np.int64]:
-        """The numbers of the samples selected of a shard, rising; owned by the caller.
-
-        Raises:
-            IndexError: There is no such shard.
-            SelectionError: The numbers are damaged.
-        """
+        """The numbers of the samples selected of a shard, rising; owned by the caller. Raises as `take`."""
         if not 0 <= shard < len(self):
             raise IndexError(f"{self._path}: shard {shard} is out of range: there are {len(self)}")
         return self.take(np.full(self.counts[shard], shard), np.arange(self.counts[shard]))
@@ -207,9 +198,8 @@ class Selection:
         start = int(self._starts[shard])
         numbers = self._numbers[start : start + int(self.counts[shard])]
         if _check(numbers.tobytes()) != self._checks[shard].tobytes():
-            raise _error(
-                self._path, f"the numbers of the samples of {self._index.name(shard)} are damaged", self.recipe
-            )
+            problem = f"the numbers of the samples of {self._index.name(shard)} are damaged"
+            raise _error(self._path, problem, self.recipe)
         if not _are_samples(numbers, int(self._index.counts[shard])):
             raise self._forged()
         self._checked[shard] = True
@@ -217,30 +207,6 @@ class Selection:
     def _forged(self) -> SelectionError:
         """The error of numbers that nobody could have written by mistake: their digests hold."""
         return _error(self._path, "its numbers are not those of samples", self.recipe)
-
-
-class _Names(Sequence[str]):
-    """The names of an index's shards, each made when it is asked for."""
-
-    def __init__(self, index: BinaryIndex) -> None:
-        self._index = index
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def __getitem__(self, at: int) -> str:  # type: ignore[override]  # slices are not needed
-        if not 0 <= at < len(self._index):
-            msg = f"shard {at} is out of range: there are {len(self._index)}"
-            raise IndexError(msg)
-        return self._index.name(at)
-
-
-def _reopen(folder: Path, name: str, digest: str) -> Selection:
-    selection = Selection(folder, name)
-    if selection.digest != digest:
-        msg = f"{selection_path(folder, name)}: it was replaced while it was in use. Start again."
-        raise SelectionError(msg, folder=str(folder))
-    return selection
 
 
 class SelectionHead(NamedTuple):
@@ -262,14 +228,11 @@ class SelectionHead(NamedTuple):
 
 
 def check_selection_name(name: str) -> None:
-    """Refuse what is no name of a selection: at most 40 of a-z, 0-9, `_` and `-`, none of which is a `-` in front.
-
-    Raises:
-        SelectionError: It is none.
-    """
+    """Raise `SelectionError` for what is no name of a selection."""
     if not _NAME.fullmatch(name):
-        msg = f"{name!r} is no name of a selection. It is made of a-z, 0-9, _ and -, at most 40 of them."
-        raise SelectionError(msg)
+        raise SelectionError(
+            f"{name!r} is no name of a selection. It is made of a-z, 0-9, _ and -, at most 40 of them."
+        )
 
 
 def selection_path(folder: Path, name: str) -> Path:
@@ -285,11 +248,7 @@ def list_selections(folder: Path) -> list[str]:
 
 
 def read_head(folder: Path, name: str) -> SelectionHead:
-    """What a selection says of itself, without a look at the folder's shards.
-
-    Raises:
-        SelectionError: It is missing, damaged, or of another version.
-    """
+    """What a selection says of itself; `SelectionError` where it is missing, damaged, or of another version."""
     path = selection_path(folder, name)
     with _open(path) as file:
         return _parse_head(path, file)
@@ -322,9 +281,7 @@ def _parse_head(path: Path, file: BinaryIO) -> SelectionHead:
     if magic != _MAGIC or any(rest) or num_bytes != size or num_recipe_bytes > MAX_RECIPE_BYTES:
         raise _error(path, "it is damaged")
     digest = hashlib.sha256(header[:64])
-    while table_bytes and (part := file.read(min(table_bytes, 1 << 20))):  # read: mapped pages count as memory
-        digest.update(part)
-        table_bytes -= len(part)
+    digest.update(file.read(table_bytes))  # read: mapped pages count as memory
     file.seek(num_bytes - num_recipe_bytes)
     recipe = file.read(num_recipe_bytes)
     digest.update(recipe)

@@ -7,13 +7,13 @@ themselves are checked; the folder's index has their sha256.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import operator
 import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +24,22 @@ from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import BLOCK_BYTES, MAX_IDX_BYTES
 from wdskit.storage.urls import LocalFile
-from wdskit.tar.header import REGULAR_TYPES, HeaderError, padded, parse_header
-from wdskit.tar.reader import TarReader, locate_members, next_member, plain_member
-from wdskit.tar.walk import PEEK_BYTES
-from wdskit.tar.window import Window
+from wdskit.tar.header import padded
+from wdskit.tar.reader import TarReader, locate_members, plain_member
+from wdskit.tar.walk import TarWalk
 from wdskit.tar.writer import END_BYTES
 
 IDX_SUFFIX = ".idx"
+SMALL_BYTES = 32 << 10  # a sample up to here is read whole where its headers are wanted
 
 
 class LocalShard:
     """The samples of a shard by number, one pread each, checked on the way.
 
-    Offsets come from `<shard>.idx`. When a sample is read, every header of it is checked, and that its members have one
-    key which neither the member before nor the one behind has. So offsets that are damaged or another shard's give an
-    error, never a part of a sample or another's fields, even where their digest is known: the shard may have been
-    replaced since. Where a sample starts is checked once: it costs a look at the headers before it.
+    When a sample is read, every header of it is checked, and that its members have one key which neither the member
+    before nor the one behind has. So offsets that are damaged or another shard's give an error, never a part of a
+    sample or another's fields, even where their digest is known: the shard may have been replaced since. Where a sample
+    starts is checked once: it costs a look at the headers before it.
 
     Safe to share between threads, as long as none closes it while others read. Pickled, it is its path, and opens the
     shard again.
@@ -65,27 +65,22 @@ class LocalShard:
         self.file = LocalFile(self.path)
         self._closing = weakref.finalize(self, self.file.close)
         try:
-            self._offsets = read_offsets(self.path, num_bytes=self.file.num_bytes, sha256=idx_sha256)
+            offsets = read_offsets(self.path, num_bytes=self.file.num_bytes, sha256=idx_sha256)
+            self.offsets: memoryview[int] = memoryview(offsets.data)
+            self.edges = bytearray(len(offsets))
+            self.edges[0] = self.edges[-1] = 1
             self._check_ends()
         except BaseException:
             self.close()
             raise
-        self.offsets: memoryview[int] = memoryview(self._offsets.data)
-        self.edges = bytearray(len(self._offsets))
-        self.edges[0] = self.edges[-1] = 1
 
-    def __reduce__(self) -> tuple[object, tuple[str, str | None]]:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
         """Its path: a descriptor means another file, or none, in another process."""
-        return _reopen, (self.path, self._idx_sha256)
+        return functools.partial(LocalShard, idx_sha256=self._idx_sha256), (self.path,)
 
     def __len__(self) -> int:
         """Number of samples."""
-        return len(self._offsets) - 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the file."""
-        return self.file.num_bytes
+        return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> dict[str, memoryview]:
         """The fields of sample `index`, in the order of their members; negative numbers count from the end.
@@ -111,18 +106,19 @@ class LocalShard:
             raise IndexError(f"{self.path}: sample {index} is out of range: there are {len(self)}")
         key, fields = self._parse(number)
         if not self.edges[number]:
-            if self._end_keys(number - 1)[1] == key:
-                raise self._no_edge(number, key)
-            self.edges[number] = 1
+            self._check_edge(number, self._end_keys(number - 1)[1], key)
         if not self.edges[number + 1]:
-            if self._end_keys(number + 1)[0] == key:
-                raise self._no_edge(number + 1, key)
-            self.edges[number + 1] = 1
+            self._check_edge(number + 1, key, self._end_keys(number + 1)[0])
         return key, fields
 
-    def note_edges(self, first: int, count: int) -> None:
-        """Note that so many edges, from the start of sample `first` on, were found to be ones."""
-        self.edges[first : first + count] = b"\1" * count
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Exactly these bytes of the file."""
+        if not self._closing.alive:
+            raise StorageError(f"{self.path}: it has been closed.", url=self.path)
+        data = self.file.read_whole(offset, size)
+        if len(data) < size:
+            raise self._error(offset + len(data), "the shard stops where its offsets go on")
+        return data
 
     def close(self) -> None:
         """Close the file, as happens when nobody holds this any more. Views stay valid."""
@@ -132,11 +128,15 @@ class LocalShard:
         """Use as a context manager that closes the file."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file."""
         self.close()
+
+    def _check_edge(self, edge: int, before: str, behind: str) -> None:
+        """Note that samples of two keys meet at an edge."""
+        if before == behind:
+            raise self._error(self.offsets[edge], f"samples {edge - 1} and {edge} have one key, {before!r}")
+        self.edges[edge] = 1
 
     def _end_keys(self, number: int) -> tuple[str, str]:
         """The keys of the first and the last member where the offsets put a sample, by the headers alone.
@@ -145,94 +145,65 @@ class LocalShard:
             ShardError: There is none, or a header is invalid.
         """
         keys: list[str] = []
-        at, stop = int(self._offsets[number]), int(self._offsets[number + 1])
-        while at < stop:
-            window = Window(lambda _: b"", self.path)
-            window.data, window.base = self.file.read_at(at, PEEK_BYTES), at
-            plain = plain_member(window.data[:BLOCK_BYTES])
-            try:
-                member = (plain[0], at, plain[1]) if plain else next_member(window)
-            except ShardError:
-                break
-            at = at + BLOCK_BYTES if plain else window.offset
-            if member is not None:
-                at += padded(member[2])
-                split = split_name(member[0])
+        at, stop = self.offsets[number], self.offsets[number + 1]
+        if stop - at <= SMALL_BYTES and (plain := _plain_sample(self.read_at(at, stop - at), stop - at)):
+            return plain[0], plain[0]
+        try:
+            for name, _, span in TarWalk(self.file.read_at, self.file.num_bytes, shard=self.path, start=at):
+                at = span.offset + padded(span.size)
+                split = split_name(name)
                 keys += [split[0]] if split else []
+                if at >= stop:
+                    break
+        except ShardError:
+            keys = []
         if not keys or at != stop or len(set(keys)) > 1:
             keys = [self._parse(number)[0]]  # which says what is wrong, if anything is
         return keys[0], keys[-1]
 
     def _parse(self, number: int) -> tuple[str, dict[str, memoryview]]:
         """What stands where the offsets put a sample: whole members of one key. Its end is checked if that is easy."""
-        start, stop = int(self._offsets[number]), int(self._offsets[number + 1])
+        start, stop = self.offsets[number], self.offsets[number + 1]
         data = self.read_at(start, stop - start + BLOCK_BYTES)
-        plain = _plain_sample(data, stop - start)
-        if plain is None:
-            key, fields = self._parse_members(data, number, start, stop)
-        else:
-            key, fields = plain
+        key, fields = _plain_sample(data, stop - start) or self._parse_members(data, number, start, stop)
         behind = _plain_key(data[stop - start :])
-        if behind == key:
-            raise self._no_edge(number + 1, key)
         if behind is not None:
-            self.edges[number + 1] = 1
+            self._check_edge(number + 1, key, behind)
         return key, fields
 
     def _parse_members(self, data: bytes, number: int, start: int, stop: int) -> tuple[str, dict[str, memoryview]]:
         """Key and fields of a sample in any form that can be read."""
-        key = None
+        key = ""
         fields: dict[str, memoryview] = {}
         view = memoryview(data)
         for name, first, last in locate_members(data, shard=self.path, offset=start, stop=stop - start):
             split = split_name(name)
             if split is None:
                 continue
-            if key is None:
-                key = split[0]
+            key = key or split[0]
             if split[0] != key or split[1] in fields:
                 raise self._error(start + first - BLOCK_BYTES, f"sample {number} holds {name!r} beside the key {key!r}")
             fields[split[1]] = view[first:last]
-        if key is None:
+        if not key:
             raise self._error(start, f"sample {number} has no member")
         return key, fields
-
-    def read_at(self, offset: int, size: int) -> bytes:
-        """Exactly these bytes of the file."""
-        if not self._closing.alive:
-            raise StorageError(f"{self.path}: it has been closed.", url=self.path)
-        data = self.file.read_at(offset, size)
-        if len(data) < size:  # hardly ever: see `read_whole`, which takes a call more
-            data += self.file.read_whole(offset + len(data), size - len(data))
-            if len(data) < size:
-                raise self._error(offset + len(data), "the shard stops where its offsets go on")
-        return data
 
     def _check_ends(self) -> None:
         """Compare the first and the last offset with what stands there: offsets cut short look like those of fewer
         samples.
         """
-        first, stop = int(self._offsets[0]), int(self._offsets[-1])
+        first, stop = self.offsets[0], self.offsets[-1]
         if any(self.read_at(stop, END_BYTES)):
             raise foreign_offsets(self.path, f"its last offset {stop} is not where the members end")
-        if first and first != self._first_sample():
-            raise foreign_offsets(self.path, f"its first offset {first} is not that of the first sample")
-
-    def _first_sample(self) -> int:
-        """Where the first sample starts; where the members end in a shard without one."""
-        reader = TarReader(self.file.read, shard=self.path)
-        return next((start for name, start, _ in reader if split_name(name) is not None), reader.stop)
-
-    def _no_edge(self, edge: int, key: str) -> ShardError:
-        return self._error(int(self._offsets[edge]), f"samples {edge - 1} and {edge} have one key, {key!r}")
+        if first:
+            reader = TarReader(self.file.read, shard=self.path)
+            found = next((start for name, start, _ in reader if split_name(name) is not None), reader.stop)
+            if first != found:
+                raise foreign_offsets(self.path, f"its first offset {first} is not that of the first sample")
 
     def _error(self, offset: int, problem: str) -> ShardError:
         remedy = f"The shard or its .idx changed. Run `wdskit index {Path(self.path).parent}` if the shard is right."
         return ShardError(shard=self.path, offset=offset, problem=problem, remedy=remedy)
-
-
-def _reopen(path: str, idx_sha256: str | None) -> LocalShard:
-    return LocalShard(path, idx_sha256=idx_sha256)
 
 
 def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] | None:
@@ -270,15 +241,8 @@ def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] |
 def _plain_key(block: bytes) -> str | None:
     """The key of the member that starts with this header block; None where it takes more than the block to know it."""
     plain = plain_member(block)
-    if plain is not None:
-        split = split_name(plain[0])
-        return split[0] if split else None
-    try:
-        header = parse_header(block)
-        split = split_name(header.name.decode())
-    except (HeaderError, UnicodeDecodeError):
-        return None
-    return split[0] if split and header.typeflag in REGULAR_TYPES else None
+    split = split_name(plain[0]) if plain else None
+    return split[0] if split else None
 
 
 def offsets_path(shard: str | Path) -> Path:
@@ -288,16 +252,12 @@ def offsets_path(shard: str | Path) -> Path:
 
 def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
     """Publish the offsets of a shard: one a sample, then the end of the last member."""
-    publish_bytes(offsets_path(shard), _packed(offsets), disk=disk)
+    publish_bytes(offsets_path(shard), np.asarray(offsets, dtype="<u8").tobytes(), disk=disk)
 
 
 def digest_offsets(offsets: Sequence[int]) -> str:
     """Hex sha256 of the file that `write_offsets` makes."""
-    return hashlib.sha256(_packed(offsets)).hexdigest()
-
-
-def _packed(offsets: Sequence[int]) -> bytes:
-    return np.asarray(offsets, dtype="<u8").tobytes()
+    return hashlib.sha256(np.asarray(offsets, dtype="<u8").tobytes()).hexdigest()
 
 
 def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
@@ -320,12 +280,29 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
     except OSError as err:
         msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
         raise FolderIndexError(msg, folder=str(path.parent)) from err
-    problem = _offsets_problem(data, max(len(data), idx_bytes), most, num_bytes)
+    if idx_bytes > most:
+        problem: str | None = f"it has more than {most} bytes, the most that the offsets of its shard can take"
+    elif not data or len(data) % 8:
+        problem = f"it has {len(data)} bytes, not 8 a sample and 8 more"
+    else:
+        offsets = np.frombuffer(data, dtype="<u8")
+        problem = _offsets_problem(offsets, num_bytes)
     if not problem and sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         problem = "it is not the file that the folder's index was made with"
     if problem:
         raise foreign_offsets(shard, problem)
-    return np.frombuffer(data, dtype="<u8").astype(np.int64)
+    return offsets.astype(np.int64)
+
+
+def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
+    """Why these cannot be the offsets of a shard of so many bytes."""
+    if np.any(offsets[1:] <= offsets[:-1]):
+        return "its offsets do not rise"
+    if np.any(offsets % np.uint64(BLOCK_BYTES)):
+        return "its offsets are no multiples of 512"
+    if int(offsets[-1]) + END_BYTES > num_bytes:
+        return f"its last offset {offsets[-1]} leaves no room for an end marker in {num_bytes} bytes"
+    return None
 
 
 def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
@@ -333,19 +310,3 @@ def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
     path = offsets_path(shard)
     msg = f"{path}: {problem}, so it does not belong to {Path(shard).name}.\n  Run `wdskit index {path.parent}`."
     return FolderIndexError(msg, folder=str(path.parent))
-
-
-def _offsets_problem(data: bytes, idx_bytes: int, most: int, shard_bytes: int) -> str | None:
-    """Why a file of `idx_bytes`, `most` at most, cannot hold the offsets of a shard of `shard_bytes`."""
-    if idx_bytes > most:
-        return f"it has more than {most} bytes, the most that the offsets of its shard can take"
-    if idx_bytes == 0 or idx_bytes % 8:
-        return f"it has {idx_bytes} bytes, not 8 a sample and 8 more"
-    offsets = np.frombuffer(data, dtype="<u8")
-    if np.any(offsets[1:] <= offsets[:-1]):
-        return "its offsets do not rise"
-    if np.any(offsets % np.uint64(BLOCK_BYTES)):
-        return "its offsets are no multiples of 512"
-    if int(offsets[-1]) + 2 * BLOCK_BYTES > shard_bytes:
-        return f"its last offset {offsets[-1]} leaves no room for an end marker in {shard_bytes} bytes"
-    return None

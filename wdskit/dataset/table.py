@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import itertools
-import operator
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.binary import BinaryIndex, Identity
-from wdskit.dataset.braces import expand_braces, split_parts
-from wdskit.dataset.index import join_url
-from wdskit.dataset.patterns import find_places, no_such, no_such_file, not_listed, nothing_matches
+from wdskit.dataset.binary import BinaryIndex
+from wdskit.dataset.braces import expand_patterns
+from wdskit.dataset.index import ShardEntry, join_url
+from wdskit.dataset.patterns import ABSENT, GONE, UNLISTED, find_places, nothing_matches, shard_error
 from wdskit.dataset.selection import read_selection
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import FolderIndexError, StorageError
@@ -53,29 +53,31 @@ class ShardTable:
         self, shards: str | Sequence[str], *, split: str | None = None, bounds: tuple[Bound, Bound] | None = None
     ) -> None:
         try:
-            self._segments = find_mapped(shards)
+            found = find_mapped(shards)
         except FolderIndexError as err:
             begun = find_unfinished(Path(err.folder)) if err.folder and is_local(err.folder) else None
             if begun is None:
                 raise
-            raise FolderIndexError(f"{err.folder}: {begun.problem}.\n  {begun.remedy}", folder=err.folder) from err
-        self._stops = np.cumsum([len(segment.numbers) for segment in self._segments])
-        self._in_files: Ints = self._column("counts")
-        self._selections = [read_selection(each.index.folder, split) for each in self._segments] if split else []
+            raise begun.error() from err
+        self._indexes = [*dict.fromkeys(index for index, _ in found)]
+        folders = np.array([self._indexes.index(index) for index, _ in found], dtype=np.int32)
+        self._folder_numbers = np.repeat(folders, [len(numbers) for _, numbers in found])
+        self._numbers = np.concatenate([numbers for _, numbers in found])
+        self._selections = [read_selection(index.folder, split) for index in self._indexes] if split else []
+        self._in_files: Ints = self._column([index.counts for index in self._indexes])
         self._firsts: Ints = np.zeros_like(self._in_files)
         self.counts: Ints = self._in_files
         if self._selections:
-            parts = zip(self._selections, self._segments, strict=True)
-            self.counts = np.concatenate([selection.counts[segment.numbers] for selection, segment in parts])
+            self.counts = self._column([selection.counts for selection in self._selections])
         if self._in_files.sum(dtype=np.float64) >= _MOST_SAMPLES:  # which as int64 may be negative, or few
-            folder = str(self._segments[0].index.folder)
+            folder = self.folders[0]
             msg = f"{folder}: the index says that a shard has {self._in_files.max()} samples."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index {folder}`.", folder=folder)
         total = int(self.counts.sum())
         if bounds is not None:
             self._cut(*bounds)
         if not self.counts.sum():
-            folder = str(self._segments[0].index.folder)
+            folder = self.folders[0]
             of = f" of the split {split!r}" if split else ""
             where = f"this range of {total} samples" if bounds is not None and total else "these shards"
             raise FolderIndexError(f"{folder}: there is no sample{of} in {where}.", folder=folder)
@@ -87,43 +89,22 @@ class ShardTable:
     @property
     def folders(self) -> tuple[str, ...]:
         """The folders of the shards, each once."""
-        return tuple(dict.fromkeys(str(segment.index.folder) for segment in self._segments))
+        return tuple(str(index.folder) for index in self._indexes)
 
     def sample_bytes(self) -> NDArray[np.float64]:
         """Mean bytes of a sample of each shard, headers and padding included, (num_shards,); 0 where it has none."""
-        return np.where(self._in_files > 0, self._column("sizes") / np.maximum(self._in_files, 1), 0.0)
-
-    def num_bytes(self, shard: int) -> int:
-        """Size that the index says a shard's file has."""
-        at, number = self._locate(shard)
-        return int(self._segments[at].index.sizes[number])
-
-    def idx_sha256(self, shard: int) -> str | None:
-        """Hex digest that the index says a shard's `.idx` has, None where it does not say it."""
-        at, number = self._locate(shard)
-        return self._segments[at].index.idx_sha256(number)
-
-    def sha256(self, shard: int) -> str:
-        """Hex digest that the index says a shard has."""
-        at, number = self._locate(shard)
-        digest: bytes = self._segments[at].index.digests[number].tobytes()
-        return digest.hex()
-
-    def identity(self, shard: int) -> Identity | None:
-        """Inode and mtime_ns of the file that the index was made of, None where they are not known."""
-        at, number = self._locate(shard)
-        identities = self._segments[at].index.identities
-        return None if identities is None else (int(identities[number, 0]), int(identities[number, 1]))
+        sizes = self._column([index.sizes for index in self._indexes])
+        return np.where(self._in_files > 0, sizes / np.maximum(self._in_files, 1), 0.0)
 
     def path(self, shard: int) -> str:
         """Path of a shard, 0 <= shard < len(self)."""
-        at, number = self._locate(shard)
-        index = self._segments[at].index
-        return join_url(str(index.folder), index.name(number))
+        index = self._indexes[int(self._folder_numbers[shard])]
+        return join_url(str(index.folder), index.name(int(self._numbers[shard])))
 
-    def whole_count(self, shard: int) -> int:
-        """Samples that the index says are in a shard, whether they count or not."""
-        return int(self._in_files[shard])
+    def entry(self, shard: int) -> ShardEntry:
+        """What the index says of a shard, but for its fields."""
+        index = self._indexes[int(self._folder_numbers[shard])]
+        return index.entry(int(self._numbers[shard]))
 
     def number(self, shard: int, sample: int) -> int:
         """Which sample of the file is sample `sample` of those that count, 0 <= sample < counts[shard].
@@ -131,53 +112,52 @@ class ShardTable:
         Raises:
             SelectionError: The selection's numbers are damaged.
         """
-        place = int(self._firsts[shard]) + sample
         if not self._selections:
-            return place
-        at, number = self._locate(shard)
-        return int(self._selections[at].take([number], [place])[0])
+            return int(self._firsts[shard]) + sample
+        return int(self.numbers(np.array([shard]), np.array([sample]))[0])
 
     def numbers(self, shards: Ints, samples: Ints) -> Ints:
         """As `number`, for many samples at once, (n,) each."""
         places = self._firsts[shards] + samples
         if not self._selections:
             return places
-        segments = np.searchsorted(self._stops, shards, side="right")
+        folders = self._folder_numbers[shards]
         found = np.empty_like(places)
-        for at in np.unique(segments).tolist():
-            segment, rows = self._segments[at], np.flatnonzero(segments == at)
-            start = int(self._stops[at]) - len(segment.numbers)
-            found[rows] = self._selections[at].take(segment.numbers[shards[rows] - start], places[rows])
+        for folder in np.unique(folders).tolist():
+            rows = np.flatnonzero(folders == folder)
+            found[rows] = self._selections[folder].take(self._numbers[shards[rows]], places[rows])
         return found
 
     def digest(self) -> str:
         """Hex sha256 over names, counts and which samples count: what the order depends on, and not where they lie."""
         digest = hashlib.sha256()
-        for part in self._segments:
-            part.index.hash_names(digest, part.numbers)
+        runs = self._runs()
+        for folder, numbers in runs:
+            self._indexes[folder].hash_names(digest, numbers)
         for column in (self._in_files, self._firsts, self.counts):
             digest.update(np.ascontiguousarray(column, dtype="<i8").data)
-        for selection in self._selections:
-            digest.update(bytes.fromhex(selection.digest))
+        if self._selections:
+            for folder, _ in runs:
+                digest.update(bytes.fromhex(self._selections[folder].digest))
         return digest.hexdigest()
 
     def content(self) -> str:
         """Hex sha256 over the digests of the shards: what `digest` leaves open, which bytes stand under the names."""
         digest = hashlib.sha256()
-        for part in self._segments:
-            digest.update(np.ascontiguousarray(part.index.digests[part.numbers]).data)
+        for folder, numbers in self._runs():
+            digest.update(np.ascontiguousarray(self._indexes[folder].digests[numbers]).data)
         return digest.hexdigest()
 
-    def _locate(self, shard: int) -> tuple[int, int]:
-        """Number of the shard's segment, and of the shard in that folder's index."""
-        at = int(np.searchsorted(self._stops, shard, side="right"))
-        segment = self._segments[at]
-        start = int(self._stops[at]) - len(segment.numbers)
-        return at, int(segment.numbers[shard - start])
+    def _runs(self) -> list[tuple[int, Ints]]:
+        """Number of the folder and numbers in its index, of shards of one folder that stand side by side."""
+        edges = np.flatnonzero(np.diff(self._folder_numbers)) + 1
+        firsts = [0, *edges.tolist()]
+        return list(zip(self._folder_numbers[firsts].tolist(), np.split(self._numbers, edges), strict=True))
 
-    def _column(self, name: str) -> Ints:
-        columns = [getattr(segment.index, name)[segment.numbers] for segment in self._segments]
-        return np.concatenate(columns, dtype=np.int64, casting="unsafe")
+    def _column(self, columns: Sequence[NDArray[Any]]) -> Ints:
+        """A column of the shards, from that of each folder."""
+        parts = [columns[folder][numbers] for folder, numbers in self._runs()]
+        return np.concatenate(parts, dtype=np.int64, casting="unsafe")
 
     def _cut(self, first: Bound, stop: Bound) -> None:
         """Let only samples `first` to `stop` count."""
@@ -193,85 +173,63 @@ class ShardTable:
 MAX_COMPARED = 100_000  # shards of a folder up to which its files are listed too: 10**6 take 0.7 s
 
 
-@dataclass(frozen=True)
-class Segment:
-    """Shards of one folder that stand side by side, by their numbers in its index."""
-
-    index: BinaryIndex
-    numbers: NDArray[np.int64]
-
-
-def find_mapped(shards: str | Sequence[str]) -> list[Segment]:
-    """The shards that a user's words name, in their order; neighbours of one folder are one segment.
-
-    Args:
-        shards: As `dataset.patterns.list_shards` takes it.
-
-    Raises:
-        StorageError: Nothing matches, a shard is missing, or one is remote.
-        FolderIndexError: A folder has no index, or one that does not match its shards.
+def find_mapped(shards: str | Sequence[str]) -> list[tuple[BinaryIndex, Ints]]:
+    """The shards that a user named, in their order, by the indexes of their folders and their numbers in these. Raises
+    as `ShardTable`.
     """
-    folders = _Folders()
-    items = [shards] if isinstance(shards, str) else list(shards)
-    patterns = (pattern for item in items for part in split_parts(item) for pattern in expand_braces(part))
-    found = [segment for pattern in patterns for segment in folders.match(pattern)]
-    if not found:
-        raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
-    runs = itertools.groupby(found, key=operator.attrgetter("index"))
-    return [Segment(index, np.concatenate([each.numbers for each in run])) for index, run in runs]
-
-
-class _Folders:
-    """Finds shards in the indexes of their folders, each mapped once."""
-
-    def __init__(self) -> None:
-        self._indexes: dict[str, BinaryIndex] = {}
-        self._numbers: dict[str, dict[str, int]] = {}
-
-    def match(self, pattern: str) -> Iterator[Segment]:
-        """The shards that one expanded pattern names."""
+    open_index = functools.cache(lambda folder: BinaryIndex(Path(folder)))
+    compare = functools.cache(_compare_with_disk)
+    number_names = functools.cache(_number_names)
+    found: list[tuple[BinaryIndex, Ints]] = []
+    for pattern in expand_patterns(shards):
         if not is_local(pattern):
             msg = f"{pattern}: a planned source reads samples one by one, which takes a local shard."
             raise StorageError(f"{msg}\n  Copy the shards here, or use `stream`.", url=pattern)
-        for folder, name, is_glob in find_places(pattern) or nothing_matches(pattern):
-            if not is_glob and not os.path.exists(os.path.join(folder, name)):
-                raise no_such(pattern, os.path.join(folder, name))
-            is_new = folder not in self._indexes
-            if is_new:
-                self._indexes[folder] = BinaryIndex(Path(folder))
-            index = self._indexes[folder]
-            if not is_glob:
-                yield Segment(index, np.array([self._number(folder, name)]))
-                continue
-            if is_new and len(index) <= MAX_COMPARED:
-                _compare_with_disk(folder, index)
-            numbers = np.arange(len(index))
-            if name not in ("*", "*.tar"):
-                matches = re.compile(fnmatch.translate(name)).match
-                found = (matches(each) is not None for names in index.names() for each in names)
-                numbers = np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
-            if not len(numbers):
-                nothing_matches(pattern)
-            yield Segment(index, numbers)
+        places = find_places(pattern)
+        if not places:
+            raise nothing_matches(pattern)
+        for folder, name, is_glob in places:
+            path = join_url(folder, name)
+            if not is_glob and not os.path.exists(path):
+                raise shard_error(path, ABSENT)
+            index = open_index(folder)
+            if is_glob:
+                compare(folder, index)
+                numbers = _matching(index, name)
+                if not len(numbers):
+                    raise nothing_matches(pattern)
+            elif name in number_names(index):
+                numbers = np.array([number_names(index)[name]])
+            else:
+                raise shard_error(path, UNLISTED)
+            found.append((index, numbers))
+    if not found:
+        raise StorageError("no shards: the list is empty. Name a path, a glob, a brace pattern or a folder.")
+    return found
 
-    def _number(self, folder: str, name: str) -> int:
-        """Number of a shard in the index of its folder."""
-        if folder not in self._numbers:
-            every = itertools.chain.from_iterable(self._indexes[folder].names())
-            self._numbers[folder] = {each: number for number, each in enumerate(every)}
-        number = self._numbers[folder].get(name)
-        if number is None:
-            raise not_listed(folder, name)
-        return number
+
+def _matching(index: BinaryIndex, name: str) -> Ints:
+    """Numbers of the shards whose names match a glob."""
+    if name in ("*", "*.tar"):
+        return np.arange(len(index))
+    matches = re.compile(fnmatch.translate(name)).match
+    found = (matches(each) is not None for names in index.names() for each in names)
+    return np.flatnonzero(np.fromiter(found, dtype=np.bool_, count=len(index)))
+
+
+def _number_names(index: BinaryIndex) -> dict[str, int]:
+    return {each: number for number, each in enumerate(itertools.chain.from_iterable(index.names()))}
 
 
 def _compare_with_disk(folder: str, index: BinaryIndex) -> None:
     """Refuse shards that the index does not know, and those that only it knows."""
+    if len(index) > MAX_COMPARED:
+        return
     with os.scandir(folder or ".") as files:
         on_disk = {file.name for file in files if file.name.endswith(".tar") and not file.name.startswith(".")}
     listed = set(itertools.chain.from_iterable(index.names()))
     if on_disk - listed:
-        raise not_listed(folder, min(on_disk - listed))
+        raise shard_error(join_url(folder, min(on_disk - listed)), UNLISTED)
     missing = {name for name in listed - on_disk if not os.path.exists(os.path.join(folder, name))}
     if missing:
-        raise no_such_file(folder, min(missing))
+        raise shard_error(join_url(folder, min(missing)), GONE)

@@ -50,8 +50,7 @@ class Unfinished:
             return f"`wdskit {self.command}` was stopped here while it moved its shards into place"
         of = "" if self.num_shards is None else f" of {self.num_shards:,}"
         is_filled = "shard is" if (self.num_shards or self.num_filled) == 1 else "shards are"
-        begun = f"`wdskit {self.command}` has begun here and is not finished"
-        return f"{begun}: {self.num_filled:,}{of} {is_filled} filled"
+        return f"`wdskit {self.command}` has begun here and is not finished: {self.num_filled:,}{of} {is_filled} filled"
 
     @property
     def remedy(self) -> str:
@@ -61,6 +60,11 @@ class Unfinished:
         if self.num_parts:
             return f"Run the parts that are missing, then `wdskit pack-finish {self.folder}`."
         return f"Run the same `wdskit {self.command}` again; it goes on with what is there."
+
+    def error(self, more: str = "") -> FolderIndexError:
+        """The refusal to take the folder for whole."""
+        msg = f"{self.folder}: {self.problem}.\n  {self.remedy}{more}"
+        return FolderIndexError(msg, folder=str(self.folder))
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -83,46 +87,34 @@ def find_unfinished(folder: Path) -> Unfinished | None:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, StorageError):
             return Unfinished(folder)
         is_publishing = (path / JOURNAL_NAME).exists()
-        if is_publishing and is_published(folder, path):
-            continue
+        staged, index = path / INDEX_NAME, folder / INDEX_NAME
+        is_published = not staged.exists() or (index.exists() and index.read_bytes() == staged.read_bytes())
+        if is_publishing and is_published:
+            continue  # it came as far as the folder's index
         num_filled = len(list(path.glob("*.tar")))
         return Unfinished(folder, command, num_filled, num_shards, num_parts, is_publishing)
     return None
 
 
-def is_published(folder: Path, staging: Path) -> bool:
-    """Whether a run that has begun to move its shards into place came as far as the folder's index."""
-    staged, index = staging / INDEX_NAME, folder / INDEX_NAME
-    return not staged.exists() or (index.exists() and index.read_bytes() == staged.read_bytes())
-
-
 def refuse_unfinished(folder: Path) -> None:
-    """Refuse to index a part as if it were the whole.
-
-    Raises:
-        FolderIndexError: A run has not finished here.
-    """
+    """Raise `FolderIndexError` where a run has not finished, so that a part is not indexed as the whole."""
     found = find_unfinished(folder)
     if found is not None:
-        remedy = f"{found.remedy} To keep this folder as it is, remove {folder / RUN_FOLDER} first."
-        raise FolderIndexError(f"{folder}: {found.problem}.\n  {remedy}", folder=str(folder))
+        raise found.error(f" To keep this folder as it is, remove {folder / RUN_FOLDER} first.")
 
 
 def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
-    """Refuse to read a part as if it were the whole; shards that are named one by one are taken.
+    """Raise `FolderIndexError` where shards are what a run has come to that is not finished. Those that are named one
+    by one are taken, and of remote ones nothing is known.
 
     Args:
         source: What the user wrote.
-        found: Its shards; of remote ones nothing is known.
-
-    Raises:
-        FolderIndexError: They are what a run has come to that is not finished.
+        found: Its shards.
     """
-    named = {path for item in ([source] if isinstance(source, str) else source) for path in expand_patterns(item)}
+    named = set(expand_patterns(source))
     pairs = zip(found.urls, found.entries, strict=True)
     parts = (url for url, entry in pairs if entry is None and url not in named and is_local(url))
     for parent in dict.fromkeys(map(os.path.dirname, parts)):
-        begun = find_unfinished(Path(local_path(parent) or "."))
+        begun = find_unfinished(Path(local_path(parent)))
         if begun is not None:
-            msg = f"{parent}: {begun.problem}.\n  {begun.remedy} Or name these shards one by one."
-            raise FolderIndexError(msg, folder=parent)
+            raise begun.error(" Or name these shards one by one.")

@@ -187,7 +187,7 @@ class _Composer:
         if spec.weights is not None:
             weights = _shard_weights(spec.weights, shards)
         elif spec.upsampling is not None:
-            factors = parse_factors(spec.upsampling, shards.num_parts)
+            factors = parse_factors(spec.upsampling, shards.parts[-1] + 1)
             weights = [factors[part] for part in shards.parts]
         self.shards = shards
         self.draws = Draws(

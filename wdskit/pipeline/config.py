@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from wdskit.dataset.braces import check_pattern
+from wdskit.dataset.braces import expand_parts
 from wdskit.errors import ConfigError, Problem, StorageError
 from wdskit.limits import MAX_CONFIG_BYTES
 from wdskit.pipeline.document import read_document
@@ -104,7 +104,7 @@ def pattern_rules(spec: Any) -> list[tuple[Path, str]]:
     for path, shards in named.items():
         for text in [shards] if isinstance(shards, str) else shards or ():
             try:
-                check_pattern(text)
+                expand_parts(text)
             except StorageError as err:
                 found.append(((*path, "shards"), " ".join(str(err).split())))
     return found

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.binary import Verified
 from wdskit.dataset.columns import Run, Spans, read_samples
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.shard import LocalShard
 from wdskit.dataset.table import ShardTable
 from wdskit.errors import ShardError
@@ -176,9 +177,10 @@ class OpenShards:
             if local is not None:
                 self._open.move_to_end(shard)
                 return local
-        local = LocalShard(table.path(inner), idx_sha256=table.idx_sha256(inner))
-        _check(local, table, inner)
-        self._verified.check(local.file, table.identity(inner), table.sha256(inner))
+        entry = table.entry(inner)
+        local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256)
+        _check(local, entry)
+        self._verified.check(local.file, entry.identity, entry.sha256)
         with self._lock:
             self._open[shard] = local
             if len(self._open) > self._most:
@@ -186,13 +188,12 @@ class OpenShards:
         return local
 
 
-def _check(local: LocalShard, table: ShardTable, inner: int) -> None:
+def _check(local: LocalShard, entry: ShardEntry) -> None:
     """Compare what was opened with the folder's index."""
-    expected = table.whole_count(inner)
-    if len(local) != expected:
-        problem = f"its offsets are those of {len(local)} samples, the folder's index says {expected}"
-    elif local.num_bytes != table.num_bytes(inner):
-        problem = f"it has {local.num_bytes} bytes, the folder's index says {table.num_bytes(inner)}"
+    if len(local) != entry.num_samples:
+        problem = f"its offsets are those of {len(local)} samples, the folder's index says {entry.num_samples}"
+    elif local.file.num_bytes != entry.num_bytes:
+        problem = f"it has {local.file.num_bytes} bytes, the folder's index says {entry.num_bytes}"
     else:
         return
     raise ShardError(shard=local.path, offset=0, problem=problem, remedy="Run `wdskit index` on its folder.")

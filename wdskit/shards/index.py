@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from wdskit.dataset.binary import identity_of
 from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, read_other_counts, write_index
 from wdskit.dataset.lock import LOCK_NAME, lock_folder, wait_for_workers
 from wdskit.dataset.samples import ShardReader
@@ -24,6 +23,7 @@ from wdskit.export.dali import ShardMembers
 from wdskit.files import DISK, Disk, remove_drafts
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
+from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import is_local, local_path
 from wdskit.tar.header import padded
 from wdskit.tar.window import size_of
@@ -260,7 +260,7 @@ def scan_shard(path: str, *, name: str, members: ShardMembers | None = None) -> 
     shard = DigestedFile(path)
     fields: set[str] = set()
     with contextlib.closing(shard.file):
-        identity = identity_of(shard.file)
+        identity = FileIdentity.of(shard.file.fd)
         reader = ShardReader(shard.read, shard=path, on_member=add, hold_bytes=MAX_HELD_BYTES)
         for sample in reader:
             fields.update(sample)

@@ -11,7 +11,7 @@ from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.patterns import Fault, collect_shards
+from wdskit.dataset.patterns import UNLISTED, look_for_shards
 from wdskit.dataset.shard import write_offsets
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
@@ -89,12 +89,7 @@ def repair(
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
-    missing: list[RepairedShard] = []
     indexes: dict[Path, FolderIndex | None] = {}
-
-    def note(kind: Fault, shard: str, problem: str) -> None:
-        if kind == "missing":
-            missing.append(RepairedShard(shard, 0, (Loss(shard, 0, 0, None, problem),), is_suspect=False))
 
     def open_index(folder: Path) -> FolderIndex | None:
         if has_index(str(folder)):
@@ -103,7 +98,12 @@ def repair(
                 indexes[folder] = read_index(folder)
         return indexes.get(folder)
 
-    shards = collect_shards(str(path), open_index=open_index, on_fault=note)
+    shards, faults = look_for_shards(str(path), open_index)
+    missing = [
+        RepairedShard(one.url, 0, (Loss(one.url, 0, 0, None, one.problem),), is_suspect=False)
+        for one in faults
+        if one.problem != UNLISTED
+    ]
     if not shards and not indexes:
         raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=str(path))
     folder = Path(to)

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from email.message import Message
-from typing import IO
+from typing import Any
 from urllib.parse import quote
 
 from wdskit.errors import StorageError
@@ -27,9 +27,6 @@ WAIT_S = 0.5
 MAX_WAIT_S = 60.0
 """Longest wait that a server may ask for with Retry-After."""
 
-_PASSING = (http.HTTPStatus.REQUEST_TIMEOUT, http.HTTPStatus.TOO_MANY_REQUESTS)
-
-_ASCII = bytes(range(128)).decode()
 _HOST = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 
 
@@ -86,14 +83,10 @@ class HttpBody:
             try:
                 return _get(self.url, headers)
             except _PassingError as err:
-                self._wait(str(err), err.after_s, err.status, err)
+                self._wait(str(err), err, err.after_s, err.status)
 
-    def _wait(self, problem: str, after_s: float | None, status: int, cause: BaseException | None) -> None:
-        """Wait before the next try.
-
-        Raises:
-            StorageError: There is none.
-        """
+    def _wait(self, problem: str, cause: BaseException | None, after_s: float | None = None, status: int = 0) -> None:
+        """Wait before the next try, or raise where there is none."""
         wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
         if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
             asked = f" It asks to wait for {wait_s:.0f} s." if wait_s > MAX_WAIT_S else ""
@@ -103,26 +96,20 @@ class HttpBody:
         time.sleep(wait_s)
 
     def _resume(self, problem: str, cause: BaseException | None) -> None:
-        """Go on behind the bytes that came.
-
-        Raises:
-            StorageError: That cannot be done.
-        """
+        """Go on behind the bytes that came, or raise where that cannot be done."""
         self._response.close()
         if self._num_bytes and self._validator is None:
             raise StorageError(f"{problem}.", url=self.url) from cause
-        self._wait(problem, None, 0, cause)
-        if not self._num_bytes:
+        self._wait(problem, cause)
+        if self._validator is None or not self._num_bytes:
             self._start()
             return
-        assert self._validator is not None
         self._response = self._open({"Range": f"bytes={self._num_bytes}-", "If-Range": self._validator})
         headers, length = self._response.headers, self._response.length
-        total = None if length is None else self._num_bytes + length
         if (
             self._response.status != http.HTTPStatus.PARTIAL_CONTENT
             or not headers.get("Content-Range", "").strip().startswith(f"bytes {self._num_bytes}-")
-            or (self._expected is not None and total is not None and total != self._expected)
+            or (None not in (self._expected, length) and self._num_bytes + (length or 0) != self._expected)
             or _validator(headers) not in (None, self._validator)
         ):
             self._response.close()
@@ -141,31 +128,25 @@ class _PassingError(Exception):
 
 def _validator(headers: Message) -> str | None:
     """What says that a file is still the same, for If-Range: a strong ETag, or when it was changed."""
-    etag: str | None = headers.get("ETag")
-    if etag is not None and etag.startswith('"'):
-        return etag
-    changed: str | None = headers.get("Last-Modified")
-    return changed
+    etag: str = headers.get("ETag", "")
+    return etag if etag.startswith('"') else headers.get("Last-Modified")
 
 
-def _retry_after(headers: Message | None) -> float | None:
+def _retry_after(headers: Message) -> float | None:
     """Seconds that a server asks to wait: as a number, or as a date."""
-    text = (headers.get("Retry-After") or "").strip() if headers is not None else ""
+    text = headers.get("Retry-After", "").strip()
     if text.isdecimal() and text.isascii():
         return float(text)
     try:
-        date = email.utils.parsedate_to_datetime(text)
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError):
         return None
-    return max(0.0, date.timestamp() - time.time())
 
 
 class _HttpOnly(urllib.request.HTTPRedirectHandler):
-    """Redirects to http(s) only; urllib would follow one to ftp too."""
+    """Redirects to http(s) only, and not from https to http; urllib would follow one to ftp too."""
 
-    def http_error_302(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
-    ) -> object:
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         """The response of the place that the redirect names."""
         try:
             return super().http_error_302(req, fp, code, msg, headers)
@@ -173,18 +154,9 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
             fp.close()
             raise
 
-    http_error_301 = http_error_303 = http_error_307 = http_error_302
-    http_error_308 = http_error_302  # which Python 3.10 does not know
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302  # 3.10 does not know 308
 
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: http.client.HTTPMessage,
-        newurl: str,
-    ) -> urllib.request.Request | None:
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         """The request to go on with."""
         is_safe = req.full_url.lower().startswith("https:")
         if not newurl.lower().startswith("https://" if is_safe else ("http://", "https://")):
@@ -200,16 +172,20 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         _PassingError: It failed for now.
         StorageError: It failed.
     """
+    host = _HOST.match(url)
+    if host and "@" in host[0]:  # urllib would ask the name server for all of it
+        msg = f"{url}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
+        raise StorageError(msg, url=url)
+    start = host.end() if host else 0
     try:
-        request = _request(url)
-        for name, value in headers.items():
-            request.add_header(name, value)
+        address = url[:start] + quote(url[start:], safe=bytes(range(128)))
+        request = urllib.request.Request(address, headers={"Accept-Encoding": "identity", **headers})  # noqa: S310
         opener = urllib.request.build_opener(_HttpOnly, urllib.request.HTTPSHandler(context=_tls()))
         response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as err:
         err.close()
         problem = f"{url}: the server answered {err.code} {err.reason}"
-        if err.code in _PASSING or err.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+        if err.code in (408, 429) or err.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
             raise _PassingError(problem, after_s=_retry_after(err.headers), status=err.code) from err
         raise StorageError(f"{problem}.", url=url, status=err.code) from err
     except (OSError, http.client.HTTPException, ValueError) as err:
@@ -218,15 +194,15 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         if isinstance(reason, (OSError, http.client.RemoteDisconnected)) and not isinstance(reason, ssl.SSLError):
             raise _PassingError(problem) from err
         raise StorageError(f"{problem}.", url=url) from err
-    if response.status not in (http.HTTPStatus.OK, http.HTTPStatus.PARTIAL_CONTENT if headers else http.HTTPStatus.OK):
-        response.close()
-        raise StorageError(f"{url}: the server answered {response.status}, not 200.", url=url, status=response.status)
-    encoding = response.headers.get("Content-Encoding", "identity")
-    if encoding.strip().lower() not in ("", "identity"):
-        response.close()
+    encoding = response.headers.get("Content-Encoding", "identity").strip()
+    if response.status != http.HTTPStatus.OK and not (headers and response.status == http.HTTPStatus.PARTIAL_CONTENT):
+        msg = f"{url}: the server answered {response.status}, not 200."
+    elif encoding.lower() not in ("", "identity"):
         msg = f"{url}: the server sends it compressed ({encoding}), though it was asked for the bytes as they are."
-        raise StorageError(msg, url=url)
-    return response
+    else:
+        return response
+    response.close()
+    raise StorageError(msg, url=url, status=response.status)
 
 
 @functools.cache
@@ -235,14 +211,3 @@ def _tls() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
-
-
-def _request(url: str) -> urllib.request.Request:
-    """A GET of `url`, which asks for the bytes as they are."""
-    host = _HOST.match(url)
-    if host and "@" in host[0]:  # urllib would ask the name server for all of it
-        msg = f"{url}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
-        raise StorageError(msg, url=url)
-    start = host.end() if host else 0
-    address = url[:start] + quote(url[start:], safe=_ASCII)
-    return urllib.request.Request(address, headers={"Accept-Encoding": "identity"})  # noqa: S310 (scheme is checked)

@@ -11,35 +11,20 @@ from typing_extensions import Self
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from one that has its path later, and from itself after it was written again.
-
-    Attributes:
-        num_bytes: Its size.
-        mtime_ns: When it was last changed.
-        inode: Its number in its file system.
-    """
+    """What tells a file from one that has its path later, and from itself after it was written again."""
 
     num_bytes: int
     mtime_ns: int
     inode: int
 
     @classmethod
-    def of(cls, file: int | str) -> Self:
-        """The identity of an open file, by its descriptor, or of the file that has a path now.
-
-        Raises:
-            OSError: There is none.
-        """
+    def of(cls, file: int | str | os.PathLike[str]) -> Self:
+        """The identity of an open file, by its descriptor, or of one by its path; `OSError` without one."""
         status = os.stat(file)  # noqa: PTH116 (a descriptor too)
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
     def check(self, file: int | str) -> None:
-        """Compare with a file as it is now.
-
-        Raises:
-            FileChanged: It is another one, or was written again.
-            OSError: There is none.
-        """
+        """Raise `FileChanged` if a file is another one now, or was written again; `OSError` if there is none."""
         now = self.of(file)
         if now.num_bytes != self.num_bytes:
             raise FileChanged(f"the file has {now.num_bytes} bytes now and had {self.num_bytes} when packing began")
@@ -48,12 +33,7 @@ class FileIdentity(NamedTuple):
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:
-        """A descriptor of the file, which is compared before and after it is read.
-
-        Raises:
-            FileChanged: As `check`.
-            OSError: It cannot be opened.
-        """
+        """A descriptor of the file, which is compared before and after it is read. Raises as `check`."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.check(fd)

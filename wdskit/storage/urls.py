@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -25,11 +26,7 @@ class Stream(Protocol):
 
 
 def scheme_of(url: str) -> str:
-    """`file` for a path or a file URL, `http`, `https`.
-
-    Raises:
-        StorageError: Another scheme, which is refused by name; `pipe:` and other commands are never run.
-    """
+    """`file` for a path or a file URL, `http`, `https`; `StorageError` for others: `pipe:` is never run."""
     match = _SCHEME.match(url)
     if match is None:
         return "file"
@@ -44,20 +41,12 @@ def scheme_of(url: str) -> str:
 
 
 def is_local(url: str) -> bool:
-    """Whether `url` is a path or a file URL.
-
-    Raises:
-        StorageError: Its scheme is not supported.
-    """
+    """Whether `url` is a path or a file URL. Raises as `scheme_of`."""
     return scheme_of(url) == "file"
 
 
 def local_path(url: str) -> str:
-    """The path that a local URL names.
-
-    Raises:
-        StorageError: It is a file URL of another host, or one with a query or a fragment.
-    """
+    """The path that a local URL names; `StorageError` for another host, a query or a fragment."""
     if not url.lower().startswith("file:"):
         return url
     host, path = "", url[5:]
@@ -74,11 +63,7 @@ def local_path(url: str) -> str:
 
 
 def open_stream(url: str) -> Stream:
-    """Open a local file, a named pipe or an http(s) body for reading in order.
-
-    Raises:
-        StorageError: It cannot be opened, or its scheme is not supported.
-    """
+    """Open a local file, a named pipe or an http(s) body for reading in order; `StorageError` where it cannot be."""
     if scheme_of(url) in _HTTP:
         from wdskit.storage.http import HttpBody
 
@@ -87,14 +72,7 @@ def open_stream(url: str) -> Stream:
 
 
 class LocalFile:
-    """A file read in order through its descriptor; a named pipe too.
-
-    Args:
-        url: Path or file URL.
-
-    Attributes:
-        url: As given.
-        fd: The descriptor, -1 once it is closed.
+    """A file read in order through its descriptor `fd`, -1 once it is closed; a named pipe too.
 
     Raises:
         StorageError: There is no such file, or it may not be read.
@@ -134,9 +112,7 @@ class LocalFile:
             raise self._failed(err) from err
 
     def read_whole(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset`, fewer only where the file ends: one pread gives 2 GiB at most, and network disks
-        may give less than was asked for.
-        """
+        """`size` bytes, fewer only where the file ends; one pread gives 2 GiB at most, and on network disks less."""
         data = self.read_at(offset, size)
         while len(data) < size and (part := self.read_at(offset + len(data), size - len(data))):
             data += part
@@ -153,20 +129,11 @@ class LocalFile:
 
 
 def read_bytes(url: str, *, limit: int) -> bytes:
-    """All bytes of a small file.
-
-    Raises:
-        StorageError: It cannot be read, or holds more than `limit` bytes.
-    """
-    stream = open_stream(url)
-    parts = []
-    num_bytes = 0
-    try:
+    """All bytes of a small file; `StorageError` where it cannot be read, or holds more than `limit` bytes."""
+    data = bytearray()
+    with contextlib.closing(open_stream(url)) as stream:
         while part := stream.read(1 << 20):
-            parts.append(part)
-            num_bytes += len(part)
-            if num_bytes > limit:
+            data += part
+            if len(data) > limit:
                 raise StorageError(f"{url}: it holds more than {limit} bytes, which is no file of this kind.", url=url)
-    finally:
-        stream.close()
-    return b"".join(parts)
+    return bytes(data)

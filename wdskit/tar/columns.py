@@ -47,10 +47,6 @@ class Headers(NamedTuple):
     names: NDArray[np.uint8]
     name_sizes: Ints
 
-    def chosen(self, at: NDArray[np.bool_]) -> Headers:
-        """Some of them."""
-        return Headers(self.plain[at], self.sizes[at], self.names[at], self.name_sizes[at])
-
 
 def parse_headers(blocks: NDArray[np.uint8]) -> Headers:
     """Read header blocks, uint8 (n, 512), n at least 1."""

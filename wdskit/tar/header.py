@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import zlib
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from wdskit.limits import BLOCK_BYTES, MAX_NAME_BYTES, MAX_READ_MEMBER_BYTES, MAX_USTAR_SIZE_BYTES
@@ -48,7 +47,7 @@ _TEMPLATE_SUM = sum(_TEMPLATE_BEFORE_SIZE) + sum(_TEMPLATE_MTIME) + sum(_TEMPLAT
 
 
 class HeaderError(ValueError):
-    """A header that this reader does not take; the message says why, without a place."""
+    """A header that is not taken; the message says why, without a place."""
 
 
 class Header(NamedTuple):
@@ -88,27 +87,20 @@ def _fields_of(size: int) -> tuple[bytes, int]:
 
 
 def parse_octal(field: bytes, what: str) -> int:
-    """An octal number as tar writers pad it: spaces before, NUL or space after.
+    """An octal number as tar writers pad it: spaces before, NUL or space after; or GNU's form for large numbers, the
+    first bit set and a big-endian two's complement number behind it.
 
     A NUL before is refused: GNU tar passes over it, and Python's tarfile takes it for the end of an empty number.
-
-    Raises:
-        HeaderError: Anything else, the base-256 form included where it is negative.
+    Negative numbers are refused too. Raises `HeaderError`.
     """
     if field[0] & 0x80:
-        return _parse_base256(field, what)
+        if field[0] & 0x40:
+            raise HeaderError(f"its {what} is negative")
+        return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     text = field.rstrip(b" \x00").lstrip(b" ")
     if not text or text.strip(b"01234567"):
         raise HeaderError(f"its {what} {field!r} is no octal number")
     return int(text, 8)
-
-
-def _parse_base256(field: bytes, what: str) -> int:
-    """GNU's form for large numbers: the first bit set, then a big-endian two's complement number."""
-    value = int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-    if field[0] & 0x40:
-        raise HeaderError(f"its {what} is negative")
-    return value
 
 
 def expected_adler(checksum_field: bytes) -> int:
@@ -128,11 +120,7 @@ def checksum_holds(block: bytes) -> bool:
 
 
 def parse_header(block: bytes) -> Header:
-    """Read one header block whose bytes are not all zero.
-
-    Raises:
-        HeaderError: Wrong checksum, unknown magic or type, unreadable or absurd size, empty name.
-    """
+    """Read one header block that is not all zeros; `HeaderError` where checksum, magic or size are not right."""
     if zlib.adler32(block) & 0xFFFF != expected_adler(block[148:156]):
         raise HeaderError("its checksum does not match")
     magic = block[257:265]
@@ -147,11 +135,7 @@ def parse_header(block: bytes) -> Header:
 
 
 def check_size(size: int) -> None:
-    """Refuse a size that no member of a shard has.
-
-    Raises:
-        HeaderError: Over `limits.MAX_READ_MEMBER_BYTES`.
-    """
+    """Raise `HeaderError` for a size that no member of a shard has."""
     if size > MAX_READ_MEMBER_BYTES:
         raise HeaderError(f"its size of {size} bytes is over the limit of {MAX_READ_MEMBER_BYTES}")
 
@@ -167,28 +151,15 @@ _SPARSE = (b"GNU.sparse.", b"SCHILY.realsize", b"SUN.holesdata")
 _PART = (b"GNU.volume.filename", b"GNU.volume.size", b"GNU.volume.offset")  # not the label, which is a comment
 
 
-@dataclass(frozen=True)
-class Overrides:
+class Overrides(NamedTuple):
     """What extension headers say about the member behind them; None where they say nothing."""
 
     name: bytes | None = None
     size: int | None = None
 
-    def with_name(self, name: bytes) -> Overrides:
-        """The same with another name.
-
-        Raises:
-            HeaderError: The name is empty.
-        """
-        if not name:
-            raise HeaderError("an extension header gives an empty name")
-        return replace(self, name=name)
-
     def joined(self, other: Overrides) -> Overrides:
-        """What two extension headers of one member say together.
-
-        Raises:
-            HeaderError: Both say the same thing; then GNU tar believes the last and Python's tarfile the first.
+        """What two extension headers of one member say together; `HeaderError` where both say the same thing: then GNU
+        tar believes the last and Python's tarfile the first.
         """
         if (self.name is not None and other.name is not None) or (self.size is not None and other.size is not None):
             raise HeaderError("two extension headers of one member contradict each other")
@@ -198,23 +169,28 @@ class Overrides:
         )
 
 
+def check_name(name: bytes) -> bytes:
+    """The name that an extension header gives; `HeaderError` where it is empty."""
+    if not name:
+        raise HeaderError("an extension header gives an empty name")
+    return name
+
+
 def parse_pax(data: bytes) -> Overrides:
     """Read a pax header's records.
 
-    `path` and `size` count; `linkpath`, every sparse keyword and those of a file that began on another volume are
-    refused; times, owners, comments and vendors' own keywords say nothing about the member's bytes and are passed over.
-
-    Raises:
-        HeaderError: Malformed records, or a keyword that makes the member something else than plain bytes.
+    `path` and `size` count; times, owners, comments and vendors' own keywords say nothing about the member's bytes and
+    are passed over. `HeaderError` for malformed records, and for keywords that make the member something else than
+    plain bytes: links, sparse files, and files that began on another volume.
     """
     found = Overrides()
     at = 0
     while at < len(data):
         keyword, value, at = _record(data, at)
         if keyword == b"path":
-            found = found.with_name(value)
+            found = found._replace(name=check_name(value))
         elif keyword == b"size":
-            found = replace(found, size=_size(value))
+            found = found._replace(size=_size(value))
         elif keyword == b"linkpath":
             raise HeaderError("a pax header makes a member a link (linkpath)")
         elif keyword.startswith(_SPARSE):

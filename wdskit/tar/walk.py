@@ -10,15 +10,13 @@ from typing import NamedTuple
 
 from wdskit.limits import BLOCK_BYTES
 from wdskit.tar.header import padded
-from wdskit.tar.reader import check_end, next_member, no_end_marker, plain_member
+from wdskit.tar.reader import any_member, check_end, no_end_marker
 from wdskit.tar.window import CAREFUL_READS, Window
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, size): up to `size` bytes from `offset`; empty at the end and only there."""
 
-JUMP_BYTES = (
-    32 << 10
-)  # a payload that reaches so far behind what was read is jumped over; a shorter one costs less read
+JUMP_BYTES = 32 << 10  # a payload that reaches so far behind what was read is jumped over; a shorter one is read
 PEEK_BYTES = 4 << 10  # read behind a jump: small fields, and the next header
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
@@ -39,6 +37,9 @@ class _JumpingWindow(Window):
         self._read_at = read_at
         self._num_bytes = num_bytes
         self._next = self.base = start
+        if start:  # it may be that little is asked for
+            self.data = self._read_on(PEEK_BYTES)
+            self.careful = CAREFUL_READS
 
     def _read_on(self, size: int) -> bytes:
         data = self._read_at(self._next, size)
@@ -90,13 +91,7 @@ class TarWalk:
                 self.stop = window.offset
                 check_end(window)
                 return
-            plain = plain_member(window.data[window.at : window.at + BLOCK_BYTES])
-            member: tuple[str, int, int] | None
-            if plain is not None:  # nearly every one, in a third of the time
-                member = (plain[0], window.offset, plain[1])
-                window.at += BLOCK_BYTES
-            else:
-                member = next_member(window)
+            member = any_member(window)
             if member is not None:
                 name, start, size = member
                 span = Span(window.offset, size)

@@ -29,18 +29,14 @@ _DAMAGED = "It is damaged or no tar of plain files. Fetch it again, or pack it a
 
 
 class Passed(bytes):
-    """In place of the data of a member that is over `hold_bytes`: empty bytes that know their size.
-
-    Attributes:
-        num_bytes: Size of the data.
-        file: Where they stand, from its start; None where they were not kept.
+    """In place of the data of a member that is over `hold_bytes`: empty bytes that know their size, and the file that
+    holds them from its start on; None where they were not kept.
     """
 
     num_bytes: int
     file: IO[bytes] | None
 
-    def __new__(cls, num_bytes: int, file: IO[bytes] | None = None) -> Self:
-        """The data that were read, and are not in memory."""
+    def __new__(cls, num_bytes: int, file: IO[bytes] | None = None) -> Self:  # noqa: D102
         self = super().__new__(cls)
         self.num_bytes = num_bytes
         self.file = file
@@ -56,10 +52,8 @@ class Window:
     """A moving window over a stream: `data[at:]` are the bytes not yet consumed, `base` the offset of `data[0]`.
 
     Small members are read many at a time. A large one is read for itself, and behind it header by header, because bytes
-    of it that came with its header would have to be copied to the rest.
-
-    Attributes:
-        careful: Reads to come that take no more than they need.
+    of it that came with its header would have to be copied to the rest. `careful` reads to come take no more than they
+    need.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""The deterministic writer: only the subset of tar that every reader understands, the same bytes for the same
-members.
-"""
+"""The deterministic writer: only the subset of tar that every reader understands."""
 
 from __future__ import annotations
 
@@ -26,15 +24,13 @@ def member_bytes(size: int) -> int:
 
 
 class TarWriter:
-    """Writes ustar members with mode 0644, no owner, no time, names of at most 100 bytes.
+    """Writes ustar members with mode 0644, no owner, no time, names of at most 100 bytes; the next starts at `offset`.
 
     Args:
         write: Takes all the bytes it is given, in order, and is done with them when it returns.
-        hand_over: Takes a buffer and the number of bytes to write from it, keeps it, and returns one that is free,
-            None where there is none yet: `Draft.hand_over`, which writes while the next buffer is filled. Without it
-            one buffer is filled and written in turn.
-
-    `offset` is the byte at which the next member starts.
+        hand_over: Takes a buffer and the number of bytes to write from it, keeps it, and returns one that is free, None
+            where there is none yet: `Draft.hand_over`, which writes while the next buffer is filled. Without it one
+            buffer is filled and written in turn.
     """
 
     def __init__(
@@ -62,14 +58,9 @@ class TarWriter:
         self._put(_header(name, size), data, size)
 
     def room(self, name: str, size: int) -> memoryview | None:
-        """Append one member whose data are still to come: they are written into what is returned, all `size` bytes
-        before anything else is appended. That saves a copy.
-
-        Returns:
-            None where the data are too many for that, and nothing was appended.
-
-        Raises:
-            HeaderError: As `add`.
+        """Append one member whose data are still to come, which saves a copy: all `size` bytes are written into what is
+        returned before anything else is appended. None where they are too many for that, and nothing was appended.
+        Raises `HeaderError` as `add`.
         """
         num_bytes = member_bytes(size)
         if num_bytes > len(self._buffer):
