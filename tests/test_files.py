@@ -25,7 +25,16 @@ from shards import write_shard
 from wdskit import pack
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.index import INDEX_NAME
-from wdskit.files import THREAD_BYTES, Disk, Draft, draft_path, make_folders, publish, publish_bytes, remove_drafts
+from wdskit.files import (
+    THREAD_BYTES,
+    Disk,
+    TempFile,
+    make_folders,
+    publish,
+    publish_bytes,
+    remove_temp_files,
+    temp_path,
+)
 from wdskit.shards.index import index_folder
 
 PARTS = (b"first ", b"", b"second " * 3, bytearray(b"third"))
@@ -36,9 +45,9 @@ Publish = Callable[[Path, Disk], None]
 
 
 def write_published(path: Path, disk: Disk) -> None:
-    with publish(path, disk=disk) as draft:
+    with publish(path, disk=disk) as temp:
         for part in PARTS:
-            draft.write(part)
+            temp.write(part)
 
 
 # Ways to publish that are wrong.
@@ -51,10 +60,10 @@ def _write(fd: int, disk: Disk) -> None:
             rest = rest[disk.write(fd, rest) :]
 
 
-def _publish_wrongly(path: Path, disk: Disk, steps: str, draft: Path | None = None) -> None:
+def _publish_wrongly(path: Path, disk: Disk, steps: str, temp: Path | None = None) -> None:
     """Steps in this order, w: write, s: write once, f: flush the file, r: rename, d: flush the folder."""
-    draft = draft or draft_path(path)
-    fd = disk.open(draft)
+    temp = temp or temp_path(path)
+    fd = disk.open(temp)
     try:
         for step in steps:
             match step:
@@ -65,12 +74,12 @@ def _publish_wrongly(path: Path, disk: Disk, steps: str, draft: Path | None = No
                 case "f":
                     disk.fsync(fd)
                 case "r":
-                    disk.rename(draft, path)
+                    disk.rename(temp, path)
                 case "d":
                     disk.fsync_folder(path.parent)
     except BaseException:
         os.close(fd)
-        disk.remove(draft)
+        disk.remove(temp)
         raise
     disk.close(fd)
 
@@ -99,18 +108,18 @@ def removed_before_renamed(path: Path, disk: Disk) -> None:
     disk.fsync_folder(path.parent)
 
 
-def draft_elsewhere(path: Path, disk: Disk) -> None:
-    _publish_wrongly(path, disk, "wfrd", draft=path.parent.parent / ".draft")
+def temp_elsewhere(path: Path, disk: Disk) -> None:
+    _publish_wrongly(path, disk, "wfrd", temp=path.parent.parent / ".temp")
 
 
-def draft_left_after_an_error(path: Path, disk: Disk) -> None:
-    fd = disk.open(draft_path(path))
+def temp_left_after_an_error(path: Path, disk: Disk) -> None:
+    fd = disk.open(temp_path(path))
     try:
         _write(fd, disk)
         disk.fsync(fd)
     finally:
         os.close(fd)
-    disk.rename(draft_path(path), path)
+    disk.rename(temp_path(path), path)
     disk.fsync_folder(path.parent)
 
 
@@ -120,14 +129,14 @@ def error_swallowed(path: Path, disk: Disk) -> None:
 
 
 def descriptor_left_open(path: Path, disk: Disk) -> None:
-    fd = disk.open(draft_path(path))
+    fd = disk.open(temp_path(path))
     try:
         _write(fd, disk)
         disk.fsync(fd)
         os.close(fd)
-        disk.rename(draft_path(path), path)
+        disk.rename(temp_path(path), path)
     except OSError:
-        disk.remove(draft_path(path))
+        disk.remove(temp_path(path))
         raise
     disk.fsync_folder(path.parent)
 
@@ -182,7 +191,7 @@ def check_faults(write: Publish, folder: Path, old: bytes | None) -> None:
                 assert open_descriptors() <= descriptors
                 assert held(path) == (NEW if disk.operations[fail_at] == "fsync_folder" else old)
                 if for_good:
-                    remove_drafts(path.parent)
+                    remove_temp_files(path.parent)
                 assert [*path.parent.iterdir()] == [path] * path.exists()
                 write(path, Disk())
                 assert held(path) == NEW
@@ -194,7 +203,7 @@ def check_kills(write: Publish, folder: Path, old: bytes | None) -> None:
             path = fresh(folder / "inner", old)
             assert run_child(lambda: write(path, KillingDisk(kill_at, half=half))) == -signal.SIGKILL  # noqa: B023
             assert held(path) in (old, NEW)
-            remove_drafts(path.parent)
+            remove_temp_files(path.parent)
             assert [*path.parent.iterdir()] == [path] * path.exists()
             assert not [other for other in path.parent.parent.iterdir() if not other.is_dir()]
             write(path, Disk())
@@ -222,8 +231,8 @@ MUTANTS = [
     (written_in_place, check_faults),
     (removed_before_renamed, check_power_loss),
     (removed_before_renamed, check_kills),
-    (draft_elsewhere, check_kills),
-    (draft_left_after_an_error, check_faults),
+    (temp_elsewhere, check_kills),
+    (temp_left_after_an_error, check_faults),
     (error_swallowed, check_faults),
     (descriptor_left_open, check_faults),
     (short_writes_ignored, check_short_writes),
@@ -488,7 +497,7 @@ def test_a_write_that_a_signal_cuts_short_is_continued() -> None:
     thread.start()
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
-        Draft(write_end, Counting()).write(data)
+        TempFile(write_end, Counting()).write(data)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -513,12 +522,12 @@ def test_large_pieces_are_written_in_their_order_by_one_thread_and_digested(tmp_
             threads.add(f"{name} {threading.current_thread() is threading.main_thread()}")
 
     disk = Named()
-    with publish(path, disk=disk) as draft:
+    with publish(path, disk=disk) as temp:
         for part in LARGE:
-            draft.write(part)
-        assert draft.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
+            temp.write(part)
+        assert temp.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
     assert path.read_bytes() == b"".join(LARGE)
-    assert draft.num_bytes == len(b"".join(LARGE))
+    assert temp.num_bytes == len(b"".join(LARGE))
     assert disk.operations == ["open", *["write"] * 5, "fsync", "close", "rename", "fsync_folder"]
     assert {"write True", "write False", "fsync True", "close True"} <= threads
     assert not any(thread.name.startswith("wdskit-write") for thread in threading.enumerate())
@@ -537,26 +546,26 @@ class HeldDisk(Disk):
 
 @pytest.mark.parametrize("kind", [bytearray, lambda data: memoryview(bytearray(data)).toreadonly()])
 def test_what_can_change_is_written_before_write_returns(tmp_path: Path, kind) -> None:
-    with publish(tmp_path / "large") as draft:
+    with publish(tmp_path / "large") as temp:
         for part in LARGE:
             data = kind(part)
-            draft.write(data)
+            temp.write(data)
             (data if isinstance(data, bytearray) else data.obj)[:] = bytes(len(part))
     assert (tmp_path / "large").read_bytes() == b"".join(LARGE)
-    assert draft.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
+    assert temp.sha256 == hashlib.sha256(b"".join(LARGE)).hexdigest()
 
 
 def test_a_buffer_that_was_handed_over_comes_back_only_when_its_bytes_are_written(tmp_path: Path) -> None:
     disk = HeldDisk()
     path = tmp_path / "large"
     first, second = bytearray(LARGE[3]), bytearray(LARGE[0])
-    with publish(path, disk=disk) as draft:
-        assert draft.hand_over(first, len(first)) is None
+    with publish(path, disk=disk) as temp:
+        assert temp.hand_over(first, len(first)) is None
         threading.Timer(0.05, disk.go.set).start()
-        assert draft.hand_over(second, len(second) - 1) is first
-        assert draft_path(path).stat().st_size >= len(LARGE[3])
+        assert temp.hand_over(second, len(second) - 1) is first
+        assert temp_path(path).stat().st_size >= len(LARGE[3])
         first[:] = bytes(len(first))
-        assert draft.hand_over(first, 3) is second
+        assert temp.hand_over(first, 3) is second
     assert path.read_bytes() == LARGE[3] + LARGE[0][:-1] + bytes(3)
 
 
@@ -566,12 +575,12 @@ def test_the_device_is_given_each_large_piece_at_once(tmp_path: Path) -> None:
 
     class Eager(Disk):
         def begin_flush(self, fd, start, num_bytes):
-            begun.append((tmp_path / ".large.wdskit-draft").read_bytes()[start : start + num_bytes])
+            begun.append((tmp_path / ".large.wdskit-temp").read_bytes()[start : start + num_bytes])
             super().begin_flush(-1, start, num_bytes)  # which is no file
 
-    with publish(tmp_path / "large", disk=Eager()) as draft:
+    with publish(tmp_path / "large", disk=Eager()) as temp:
         for part in LARGE:
-            draft.write(part)
+            temp.write(part)
     assert begun == [part for part in LARGE if len(part) >= THREAD_BYTES]
     assert (tmp_path / "large").read_bytes() == b"".join(LARGE)
 
@@ -580,9 +589,9 @@ def test_the_device_is_given_each_large_piece_at_once(tmp_path: Path) -> None:
 def test_a_failure_in_the_thread_is_an_error_of_publish(tmp_path: Path, fail_at: int) -> None:
     path = tmp_path / "large"
     disk = FailingDisk(fail_at, errno.ENOSPC)
-    with pytest.raises(OSError, match="No space"), publish(path, disk=disk) as draft:
+    with pytest.raises(OSError, match="No space"), publish(path, disk=disk) as temp:
         for part in LARGE:
-            draft.write(part)
+            temp.write(part)
     assert [*tmp_path.iterdir()] == []
     assert disk.operations.count("close") == (fail_at > 0)
 
@@ -603,8 +612,8 @@ def test_a_file_that_is_given_up_is_closed_only_when_its_thread_is_done(tmp_path
             order.append("closed")
             super().close(fd)
 
-    with pytest.raises(KeyboardInterrupt), publish(tmp_path / "large", disk=Slow()) as draft:
-        draft.write(LARGE[0])
+    with pytest.raises(KeyboardInterrupt), publish(tmp_path / "large", disk=Slow()) as temp:
+        temp.write(LARGE[0])
         begun.wait()
         raise KeyboardInterrupt
     assert order == ["written", "closed"]
@@ -625,19 +634,19 @@ def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Pat
 
 
 def test_a_draft_knows_size_and_digest_of_what_it_was_given(tmp_path: Path) -> None:
-    with publish(tmp_path / "a", disk=SlowDisk(3)) as draft:
+    with publish(tmp_path / "a", disk=SlowDisk(3)) as temp:
         for part in PARTS:
-            draft.write(part)
-        draft.write(memoryview(b"abcdef")[::1])
-        assert draft.num_bytes == len(NEW) + 6
-        assert draft.sha256 == hashlib.sha256(NEW + b"abcdef").hexdigest()
+            temp.write(part)
+        temp.write(memoryview(b"abcdef")[::1])
+        assert temp.num_bytes == len(NEW) + 6
+        assert temp.sha256 == hashlib.sha256(NEW + b"abcdef").hexdigest()
     assert held(tmp_path / "a") == NEW + b"abcdef"
 
 
 def test_wider_items_are_written_as_bytes(tmp_path: Path) -> None:
-    with publish(tmp_path / "a") as draft:
-        draft.write(memoryview(bytes(range(16))).cast("Q"))
-        assert draft.num_bytes == 16
+    with publish(tmp_path / "a") as temp:
+        temp.write(memoryview(bytes(range(16))).cast("Q"))
+        assert temp.num_bytes == 16
     assert held(tmp_path / "a") == bytes(range(16))
 
 
@@ -645,8 +654,8 @@ def test_wider_items_are_written_as_bytes(tmp_path: Path) -> None:
 def test_an_error_while_writing_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "a"
     path.write_bytes(OLD)
-    with pytest.raises(error), publish(path) as draft:
-        draft.write(NEW)
+    with pytest.raises(error), publish(path) as temp:
+        temp.write(NEW)
         raise error
     assert [*tmp_path.iterdir()] == [path]
     assert held(path) == OLD
@@ -654,7 +663,7 @@ def test_an_error_while_writing_leaves_what_was_there(tmp_path: Path, error: typ
 
 def test_a_draft_that_was_left_is_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    draft_path(path).write_bytes(bytes(10_000))
+    temp_path(path).write_bytes(bytes(10_000))
     publish_bytes(path, NEW)
     assert held(path) == NEW
     assert [*tmp_path.iterdir()] == [path]
@@ -663,11 +672,11 @@ def test_a_draft_that_was_left_is_overwritten(tmp_path: Path) -> None:
 def test_a_link_in_the_place_of_a_draft_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(OLD)
-    draft_path(tmp_path / "a").symlink_to(victim)
+    temp_path(tmp_path / "a").symlink_to(victim)
     with pytest.raises(OSError, match="symbolic links"):
         publish_bytes(tmp_path / "a", NEW)
     assert held(victim) == OLD
-    remove_drafts(tmp_path)
+    remove_temp_files(tmp_path)
     publish_bytes(tmp_path / "a", NEW)
     assert held(victim) == OLD
     assert held(tmp_path / "a") == NEW
@@ -690,12 +699,12 @@ def test_a_folder_in_the_place_of_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_only_drafts_are_removed(tmp_path: Path) -> None:
-    keep = [tmp_path / name for name in ("a.tar", ".hidden", "a.wdskit-draft", "sub", ".wdskit-draft.tar")]
+    keep = [tmp_path / name for name in ("a.tar", ".hidden", "a.wdskit-temp", "sub", ".wdskit-temp.tar")]
     for path in keep:
         path.touch()
     for name in ("a.tar", "index.json", "x y", "[z]*", "ä"):
-        draft_path(tmp_path / name).touch()
-    remove_drafts(tmp_path)
+        temp_path(tmp_path / name).touch()
+    remove_temp_files(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted(keep)
 
 

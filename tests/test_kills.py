@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from disks import OWN
 from images import make_folder
-from pack_cases import remains_of, without_drafts
+from pack_cases import remains_of, without_temp_files
 from shards import bytes_in
 
 from wdskit import pack
@@ -86,7 +86,7 @@ def test_a_command_that_is_killed_with_all_its_processes_is_done_by_the_same_aga
             wait_for_files(process, folder, rng.randrange(len(after)) if rng.random() < 0.75 else 1, rng)
             num_killed += process.poll() is None
             kill_group(process)
-            left = without_drafts(remains_of(folder))
+            left = without_temp_files(remains_of(folder))
             assert left.items() <= after.items()
             assert "index.json" not in left or left == after
         if remains_of(folder) != after:  # where only a record is left of it, too

@@ -13,7 +13,7 @@ images/s and their ratio to as many threads of the bare chain: what holds the in
     fused       the stages decode, random_resized_crop, random_flip as wdskit runs them; with normalize; into a batch;
                 and so that of eight samples all are prepared before the first one's pixels are decoded
     apart       the same stages one after the other (`fuse: false`)
-    Pillow      draft, crop, resize, to an array; flipped as often; normalized by torch
+    Pillow      temp, crop, resize, to an array; flipped as often; normalized by torch
 """
 
 from __future__ import annotations

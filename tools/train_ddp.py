@@ -65,9 +65,9 @@ def save_checkpoint(path: Path, loader: Any, parts: dict[str, Any]) -> None:
     data: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(data, loader.state_dict())
     if dist.get_rank() == 0:
-        draft = path.with_name(f"{path.name}.tmp")
-        torch.save({"data": data, **{name: part.state_dict() for name, part in parts.items()}}, draft)
-        draft.replace(path)
+        temp = path.with_name(f"{path.name}.tmp")
+        torch.save({"data": data, **{name: part.state_dict() for name, part in parts.items()}}, temp)
+        temp.replace(path)
 
 
 def load_checkpoint(path: Path, loader: Any, parts: dict[str, Any], device: torch.device) -> None:

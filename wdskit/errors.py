@@ -18,7 +18,7 @@ WdskitError
 └── RankError            rank or world size is unknown or contradicted
 ```
 
-Messages read "where: what, with the value. What to do." and the same facts are attributes. Each class can be made from
+Messages read "where: what, with the value. What to do." and the same values are attributes. Each class can be made from
 its message alone, so that errors survive pickling and torch's re-raising in the parent process.
 """
 
@@ -76,7 +76,7 @@ class ShardError(WdskitError):
         self.samples_read = samples_read
 
     def after(self, samples_read: int) -> ShardError:
-        """The same error, told by someone who knows how many whole samples came before."""
+        """The same error with how many whole samples came before."""
         return ShardError(
             shard=self.shard,
             offset=self.offset,

@@ -1,7 +1,7 @@
 """Publishing files: the only module that writes data.
 
-A file appears under its final name whole and on disk, or not at all: it is written to a draft in the same folder,
-flushed to the device, renamed, and the folder is flushed too. Every disk operation goes through one `Disk`, so that a
+A file appears under its final name whole and on disk, or not at all: it is written to a temporary file in the same
+folder, flushed to the device, renamed, and the folder is flushed too. Every disk operation goes through one `Disk`, so that a
 test can fail or kill at the n-th.
 """
 
@@ -21,7 +21,7 @@ from typing import TypeAlias
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 DRAFT_PREFIX = "."
-DRAFT_SUFFIX = ".wdskit-draft"
+TEMP_SUFFIX = ".wdskit-temp"
 
 THREAD_BYTES = 256 << 10
 """From here on a write in a thread pays: handing it over takes 0.1 ms, in which 200 KB are digested."""
@@ -33,7 +33,8 @@ class Disk:
     def open(self, path: Path) -> int:
         """Create or empty the file at `path` and return its descriptor, which is not inherited by children.
 
-        A link is not followed: a draft's name is known beforehand, and its bytes are meant for the folder it is in.
+        A link is not followed: a temporary file's name is known beforehand, and its bytes are meant for the folder it
+        is in.
         """
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
@@ -47,7 +48,7 @@ class Disk:
 
     def begin_flush(self, fd: int, start: int, num_bytes: int) -> None:
         """Let the kernel begin to bring these bytes to the device, beside what comes next. It promises nothing and does
-        not fail: what goes wrong is told by `fsync`.
+        not fail: `fsync` reports what goes wrong.
         """
         if hasattr(os, "posix_fadvise"):  # of pages that are still to be written Linux begins to write, and keeps them
             with contextlib.suppress(OSError):
@@ -102,7 +103,7 @@ class Disk:
 DISK = Disk()
 
 
-class Draft:
+class TempFile:
     """A file on its way to a final name. Made by `publish`.
 
     Large pieces are digested and written in a thread while the caller goes on; only one is on its way at a time, so the
@@ -126,7 +127,7 @@ class Draft:
         self._append(view, beside=isinstance(data, bytes))
 
     def hand_over(self, buffer: bytearray, num_bytes: int) -> bytearray | None:
-        """Append the first `num_bytes` of `buffer`. The buffer belongs to the draft from now on.
+        """Append the first `num_bytes` of `buffer`. The buffer belongs to the temporary file from now on.
 
         Returns:
             The buffer of the call before, which nothing reads any more and which is the caller's again; None when this
@@ -191,15 +192,15 @@ def describe_os_error(err: OSError) -> str:
 _own_word: ContextVar[str] = ContextVar("own_word", default="")
 
 
-def draft_path(path: Path) -> Path:
+def temp_path(path: Path) -> Path:
     """Where the bytes of `path` are collected before they have that name."""
-    return path.with_name(f"{DRAFT_PREFIX}{path.name}{_own_word.get()}{DRAFT_SUFFIX}")
+    return path.with_name(f"{DRAFT_PREFIX}{path.name}{_own_word.get()}{TEMP_SUFFIX}")
 
 
 @contextlib.contextmanager
-def own_drafts() -> Iterator[None]:
-    """Give drafts names that no other process gives them: for a process that may write a file beside another one that
-    writes the same.
+def own_temp_files() -> Iterator[None]:
+    """Give temporary files names that no other process gives them: for a process that may write a file beside another
+    one that writes the same.
     """
     token = _own_word.set(f".{secrets.token_hex(4)}")
     try:
@@ -209,17 +210,17 @@ def own_drafts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def publish(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
+def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     """Write a file that appears under `path` only when the block ends without an error.
 
-    A file that had the name is replaced in one step. After an error the draft is removed and `path` is as it was; only
-    where the very last step failed, the folder's flush, it is the whole new file. Only one writer may publish to a path
+    A file that had the name is replaced in one step. After an error the temporary file is removed and `path` is as it was;
+    only where the very last step failed, the folder's flush, it is the whole new file. Only one writer may publish to a path
     at a time; `packing` holds the folder's lock for that.
     """
-    draft = draft_path(path)
-    fd = disk.open(draft)
+    temp = temp_path(path)
+    fd = disk.open(temp)
     closed = False
-    handle = Draft(fd, disk)
+    handle = TempFile(fd, disk)
     try:
         yield handle
         handle.wait()
@@ -227,24 +228,24 @@ def publish(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
         disk.fsync(fd)
         closed = True
         disk.close(fd)
-        disk.rename(draft, path)
+        disk.rename(temp, path)
     except BaseException:
         handle.end()
         with contextlib.suppress(OSError):  # the first error is the one to report
             if not closed:
                 disk.close(fd)
         with contextlib.suppress(OSError):
-            disk.remove(draft)
+            disk.remove(temp)
         raise
     disk.fsync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
-    """A draft that never gets a final name: it is gone when the block ends, or by `remove_drafts` after a kill."""
-    draft = draft_path(path)
-    fd = disk.open(draft)
-    handle = Draft(fd, disk)
+def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
+    """A temp that never gets a final name: it is gone when the block ends, or by `remove_temp_files` after a kill."""
+    temp = temp_path(path)
+    fd = disk.open(temp)
+    handle = TempFile(fd, disk)
     try:
         yield handle
     finally:
@@ -252,17 +253,17 @@ def scratch(path: Path, *, disk: Disk = DISK) -> Iterator[Draft]:
         with contextlib.suppress(OSError):  # nothing in it has to last
             disk.close(fd)
         with contextlib.suppress(OSError):
-            disk.remove(draft)
+            disk.remove(temp)
 
 
 def publish_bytes(path: Path, data: Buffer, *, disk: Disk = DISK) -> None:
     """`publish` a file whose bytes are at hand."""
-    with publish(path, disk=disk) as draft:
-        draft.write(data)
+    with publish(path, disk=disk) as temp:
+        temp.write(data)
 
 
 def why_not(path: Path) -> str | None:
-    """Why a file cannot be published there, as far as that can be told before it is made; else None."""
+    """Why a file cannot be published there, as far as that can be known before it is made; else None."""
     if path.is_dir():
         return os.strerror(errno.EISDIR)
     if not path.parent.is_dir():
@@ -292,7 +293,7 @@ def make_folders(path: Path, *, disk: Disk = DISK) -> None:
     disk.fsync_folder(path.parent)
 
 
-def remove_drafts(folder: Path, *, disk: Disk = DISK) -> None:
+def remove_temp_files(folder: Path, *, disk: Disk = DISK) -> None:
     """Remove what a killed writer left unfinished in `folder`. Call it with the folder's lock held."""
-    for draft in sorted(folder.glob(f"{DRAFT_PREFIX}*{DRAFT_SUFFIX}")):
-        disk.remove(draft)
+    for temp in sorted(folder.glob(f"{DRAFT_PREFIX}*{TEMP_SUFFIX}")):
+        disk.remove(temp)

@@ -30,7 +30,7 @@ def _wait_for_parent() -> None:
 
 
 @contextmanager
-def deaf_to_ctrl_c() -> Iterator[None]:
+def block_sigint() -> Iterator[None]:
     """Processes that start inside hear Ctrl-C only once they call `hear_ctrl_c`: in the middle of their imports they
     would print a traceback. This process hears it when the block is left.
     """
@@ -49,7 +49,7 @@ def hear_ctrl_c() -> None:
 
 
 def cpu_s_of_tree() -> float | None:
-    """CPU seconds that this process and all below it that live have used so far; None where only Linux could tell."""
+    """CPU seconds that this process and all below it that live have used so far; None where only Linux knows it."""
     if not _PROCESSES.is_dir():
         return None
     total = time.process_time()

@@ -64,7 +64,7 @@ def assert_resumes_exactly(
         steps: After how many batches of all epochs to stop; 0 is before the first. None: after each.
 
     Raises:
-        AssertionError: A resumed loader yields something else; step, place and both values are told.
+        AssertionError: A resumed loader yields something else; the message names step, place and both values.
     """
     whole = list(_take(make_loader(), num_epochs=num_epochs))
     if len(whole) < 2:
@@ -144,12 +144,12 @@ def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> N
 
 
 def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
-    told = f"{way}: step {at + 1} differs"
+    where = f"{way}: step {at + 1} differs"
     if found.epoch != expected.epoch:
-        raise AssertionError(f"{told}: it is in epoch {found.epoch}, without a stop in epoch {expected.epoch}.")
+        raise AssertionError(f"{where}: it is in epoch {found.epoch}, without a stop in epoch {expected.epoch}.")
     what = _difference(found.item, expected.item, "batch")
     if what:
-        raise AssertionError(f"{told} (epoch {found.epoch}).\n  {what}")
+        raise AssertionError(f"{where} (epoch {found.epoch}).\n  {what}")
 
 
 def _difference(found: Any, expected: Any, path: str) -> str:
@@ -191,8 +191,8 @@ def _bare(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 def _array_difference(found: Any, expected: Any, path: str) -> str:
     if found.dtype != expected.dtype or found.shape != expected.shape:
-        told = f"{path} is {found.dtype} of shape {found.shape}"
-        return f"{told}, without a stop {expected.dtype} of shape {expected.shape}."
+        where = f"{path} is {found.dtype} of shape {found.shape}"
+        return f"{where}, without a stop {expected.dtype} of shape {expected.shape}."
     if found.dtype.hasobject:
         return _difference(found.tolist(), expected.tolist(), path)
     if found.tobytes() == expected.tobytes():
@@ -200,8 +200,8 @@ def _array_difference(found: Any, expected: Any, path: str) -> str:
     mine, other = (np.frombuffer(array.tobytes(), np.dtype((np.void, array.itemsize))) for array in (found, expected))
     differing = np.flatnonzero(mine != other)
     first = tuple(int(index) for index in np.unravel_index(differing[0], found.shape))
-    told = f"{len(differing)} of {found.size} values differ, the first at {list(first)}"
-    return f"{path}: {told}: it is {found[first].item()!r}, without a stop {expected[first].item()!r}."
+    where = f"{len(differing)} of {found.size} values differ, the first at {list(first)}"
+    return f"{path}: {where}: it is {found[first].item()!r}, without a stop {expected[first].item()!r}."
 
 
 def _short(value: Any) -> str:

@@ -53,7 +53,7 @@ train
  shards            2
  samples a shard   2 to 3, median 2.5
  classes           2: cat, dog
- told by           a full read
+ based on          a full read
 
  field   shards   samples   mean size      size
 ────────────────────────────────────────────────
@@ -70,7 +70,7 @@ train
  shards            2
  samples a shard   2 to 3, median 2.5
  classes           2: cat, dog
- told by           the folder's index; names and sizes of the files agree
+ based on          the folder's index; names and sizes of the files agree
 
  field   shards
 ────────────────

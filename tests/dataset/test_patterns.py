@@ -423,7 +423,7 @@ def test_a_shard_that_only_the_index_knows_is_an_error(indexed: Path, pattern: s
 
 
 def test_other_files_in_an_indexed_folder_do_not_matter(indexed: Path) -> None:
-    touch("d/README", "d/classes.json", "d/.hidden.tar", "d/.s-009.tar.wdskit-draft", "d/sub/x.txt")
+    touch("d/README", "d/classes.json", "d/.hidden.tar", "d/.s-009.tar.wdskit-temp", "d/sub/x.txt")
     assert len(listed("d/*")) == len(listed("d")) == 4
 
 

@@ -357,7 +357,7 @@ def interrupted(folder: Path, interrupt: Callable[[Callable[[Any], None], int], 
     for number in range(0, len(disk.operations), 1 if ALL else 3):
         path = fresh(f"{number}")
         interrupt(lambda disk: index_folder(path, export=kinds, workers=1, disk=disk), number)  # noqa: B023
-        left = {name: data for name, data in bytes_in(path).items() if not name.endswith("-draft")}
+        left = {name: data for name, data in bytes_in(path).items() if not name.endswith("-temp")}
         assert left.items() <= right.items()
         assert "index.json" not in left or left == right
         index_folder(path, export=kinds, disk=HastyDisk())

@@ -13,7 +13,7 @@ from shards import bytes_in
 
 from wdskit import finish_pack, pack, split
 from wdskit.dataset.index import RUN_FOLDER
-from wdskit.files import DRAFT_SUFFIX, Disk
+from wdskit.files import TEMP_SUFFIX, Disk
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,10 @@ def staged(folder: Path) -> Path:
     return runs[0] if runs else folder
 
 
-def without_drafts(files: dict[str, bytes]) -> dict[str, bytes]:
+def without_temp_files(files: dict[str, bytes]) -> dict[str, bytes]:
     """Nor what a run that goes on keeps for itself."""
     return {
-        name: data
-        for name, data in files.items()
-        if not name.endswith(DRAFT_SUFFIX) and not name.startswith(RUN_FOLDER)
+        name: data for name, data in files.items() if not name.endswith(TEMP_SUFFIX) and not name.startswith(RUN_FOLDER)
     }
 
 
@@ -75,7 +73,7 @@ def check_remains(remains: dict[str, bytes], before: dict[str, bytes], after: di
     """What an interrupted run leaves under final names is whole; what was there is there; and a new index stands only
     beside all that it tells of.
     """
-    finals = without_drafts(remains)
+    finals = without_temp_files(remains)
     assert before.keys() <= finals.keys()
     for name, data in finals.items():
         assert data in (before.get(name), after.get(name))
@@ -94,7 +92,7 @@ class Replacing(Scenario):
 
     def check(self, remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
         """No index ever stands beside anything but all that it tells of."""
-        finals = without_drafts(remains)
+        finals = without_temp_files(remains)
         assert all(data in (before.get(name), after.get(name)) for name, data in finals.items())
         assert "index.json" not in finals or finals in (before, after)
 
@@ -116,7 +114,7 @@ class Refilling(Scenario):
         (folder / "p-01.tar").write_bytes(b"damaged")
 
     def check(self, remains: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]) -> None:
-        finals = without_drafts(remains)
+        finals = without_temp_files(remains)
         assert finals.keys() == after.keys()
         assert all(data in (before[name], after[name]) for name, data in finals.items())
 

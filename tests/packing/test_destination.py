@@ -212,9 +212,9 @@ def test_shards_whose_index_is_lost_are_never_overwritten(tmp_path, rows, make):
 
 def test_drafts_of_a_killed_run_are_removed(tmp_path):
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / ".out-000007.tar.wdskit-draft").write_bytes(b"half")
+    (tmp_path / "out" / ".out-000007.tar.wdskit-temp").write_bytes(b"half")
     pack(numbered(0, 1), tmp_path / "out")
-    assert ".out-000007.tar.wdskit-draft" not in bytes_in(tmp_path / "out")
+    assert ".out-000007.tar.wdskit-temp" not in bytes_in(tmp_path / "out")
 
 
 # Adding.

@@ -30,7 +30,7 @@ from pack_cases import (
     make_scenarios,
     remains_of,
     rows,
-    without_drafts,
+    without_temp_files,
 )
 from shards import WorkerKillingDisk, bytes_in, samples_in
 
@@ -38,7 +38,7 @@ from wdskit import PackError, WdskitError, pack
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import hold
 from wdskit.export.api import export_folder
-from wdskit.files import Disk, Draft
+from wdskit.files import Disk, TempFile
 from wdskit.packing import fill, journal, staging
 from wdskit.packing import run as packing_run
 
@@ -95,8 +95,8 @@ def sweep(
 
 
 def fail(code: int, *, for_good: bool) -> Callable[[Callable[[Disk], None], int], None]:
-    """Let operation n fail, and with `for_good` all behind it; the error says so, and no draft stays if it can be
-    helped.
+    """Let operation n fail, and with `for_good` all behind it; the error says so, and no temporary file stays if it
+    can be helped.
     """
 
     def interrupt(run: Callable[[Disk], None], number: int) -> None:
@@ -106,7 +106,7 @@ def fail(code: int, *, for_good: bool) -> Callable[[Callable[[Disk], None], int]
         with pytest.raises(PackError, match=rf"{number}(/[^ ]*)?: cannot be written: {re.escape(os.strerror(code))}"):
             run(disk)
         if not for_good and folders:
-            assert not list(folders[-1].glob(".*draft"))
+            assert not list(folders[-1].glob(".*temp"))
 
     return interrupt
 
@@ -202,9 +202,9 @@ def test_a_second_run_may_be_killed_too(tmp_path, scenarios, name):
 
 @contextlib.contextmanager
 def in_place(path: Path, *, disk: Disk):
-    """No draft, no rename."""
+    """No temp, no rename."""
     fd = disk.open(path)
-    yield Draft(fd, disk)
+    yield TempFile(fd, disk)
     disk.close(fd)
 
 
@@ -393,7 +393,7 @@ def test_a_worker_that_is_killed_is_an_error_and_no_hang(tmp_path, photos, numbe
         pack(photos, tmp_path / "out", **options, disk=WorkerKillingDisk(number, half=True))
     remains = bytes_in(tmp_path / "out")
     check_remains(remains, {}, bytes_in(tmp_path / "reference"))
-    assert not [name for name in remains if name.endswith("draft")]  # what the worker had begun is gone
+    assert not [name for name in remains if name.endswith("temp")]  # what the worker had begun is gone
     pack(photos, tmp_path / "out", **options)
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "reference")
 
@@ -415,7 +415,7 @@ class WorkerFailingDisk(HastyDisk):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_when_the_packer_is_stopped_no_worker_lives_on(tmp_path, number):
-    """Told by the pipe that workers inherit: it ends when all processes have. After Ctrl-C no draft stays either."""
+    """Seen by the pipe that workers inherit: it ends when all processes have. After Ctrl-C no temporary file stays."""
     source = make_folder(tmp_path / "photos", {"cat": 400})
     command = [sys.executable, "-c", "from wdskit.cli import main; main()", "pack", str(source), str(tmp_path / "out")]
     packer = subprocess.Popen(
@@ -428,11 +428,11 @@ def test_when_the_packer_is_stopped_no_worker_lives_on(tmp_path, number):
     assert b"Traceback" not in out + err
     assert not (tmp_path / "out" / "index.json").exists()
     if number == signal.SIGINT:
-        assert without_drafts(remains_of(tmp_path / "out")) == remains_of(tmp_path / "out")
+        assert without_temp_files(remains_of(tmp_path / "out")) == remains_of(tmp_path / "out")
 
 
 def wait_for_files(packer: subprocess.Popen, folder: Path, number: int) -> None:
-    """Return when so many files, drafts too, stand in the folder."""
+    """Return when so many files, temporary files too, stand in the folder."""
     deadline = time.monotonic() + 60
     while len([path for path in folder.rglob("*") if ".tar" in path.name]) < number:
         assert packer.poll() is None
@@ -452,8 +452,8 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("number", range(1, 25) if ALL else [1, 9])
 def test_a_run_that_starts_when_another_is_killed_does_not_meet_its_workers(tmp_path, number):
-    """They live for some milliseconds longer than the main process, which is enough to publish a draft of the next
-    run's: without the folder's second lock, one time in seven something was wrong here.
+    """They live for some milliseconds longer than the main process, which is enough to publish a temporary file of the
+    next run's: without the folder's second lock, one time in seven something was wrong here.
     """
     (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 8000)
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -487,11 +487,11 @@ def starts_too_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     os.read(held, 1)
     flock = fcntl.flock
 
-    def tell(fd, kind):
+    def on_progress(fd, kind):
         os.write(asked, b".")
         flock(fd, kind)
 
-    monkeypatch.setattr(fcntl, "flock", tell)
+    monkeypatch.setattr(fcntl, "flock", on_progress)
     too_early = []
     see = lambda now: too_early.append(not (tmp_path / "ended").exists())  # noqa: E731
     pack(rows(0, 3), tmp_path / "out", **options, progress=see)

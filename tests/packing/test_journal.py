@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from disks import FailingDisk, HastyDisk, KillingDisk, PowerLossDisk, WatchedDisk, run_child
 from images import make_folder
-from pack_cases import Scenario, copy, make_scenarios, remains_of, rows, without_drafts
+from pack_cases import Scenario, copy, make_scenarios, remains_of, rows, without_temp_files
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, ShardError, finish_pack, pack
@@ -55,7 +55,7 @@ def ends_of(run: Callable[[Path, Disk], None], before: Path, base: Path) -> Iter
         folder = base / f"{number}"
         copy(before, folder)
         assert run_child(lambda: run(folder, KillingDisk(number))) == -signal.SIGKILL  # noqa: B023
-        assert number < disk.index_at or without_drafts(remains_of(folder)) == after
+        assert number < disk.index_at or without_temp_files(remains_of(folder)) == after
         yield folder, after
 
 

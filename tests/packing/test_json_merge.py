@@ -13,7 +13,7 @@ from shards import samples_in, write_shard
 
 from wdskit import pack, reshard
 from wdskit.dataset.keys import hashed_key
-from wdskit.packing.json_merge import add_facts
+from wdskit.packing.json_merge import add_metadata
 
 TEXTS = {
     "numbers": rb'{"a": 1.10, "b": 1E5, "c": -0.0, "d": 1e999, "e": 0.1000000000000000055511151231257827}',
@@ -119,7 +119,7 @@ values = st.recursive(
 def test_facts_stand_beside_any_members(members, space, at_end):
     inner = f"{space},{space}".join(f"{json.dumps(name)}:{space}{json.dumps(value)}" for name, value in members)
     text = f"{space}{{{space}{inner}{space}}}{space}".encode()
-    made = add_facts(text, {"longer": 1, "second": "ä"}, at_end=at_end)
+    made = add_metadata(text, {"longer": 1, "second": "ä"}, at_end=at_end)
     added = '"longer":1,"second":"ä"'.encode()
     assert made.replace(b"," + added if at_end and members else added + (b"," if members else b""), b"", 1) == text
     names = [name for name, _ in json.loads(made, object_pairs_hook=list)]

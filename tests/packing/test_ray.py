@@ -17,7 +17,7 @@ from rays import FakeRay, RayTaskError
 from shards import bytes_in
 
 from wdskit import PackError, finish_pack, pack
-from wdskit.files import Disk, draft_path, own_drafts
+from wdskit.files import Disk, own_temp_files, temp_path
 from wdskit.packing import api
 from wdskit.packing import ray as on_ray
 from wdskit.packing.ray import Site, check_address, fill_on_node
@@ -86,8 +86,8 @@ def test_a_task_runs_in_another_process_with_relative_paths(tmp_path, ray, monke
 
 def leave_a_draft(job, site):
     """As a worker that is killed while it writes."""
-    draft = job.path.with_name(f".{job.path.name}.0badcafe.wdskit-draft")
-    draft.write_bytes(b"half")
+    temp = job.path.with_name(f".{job.path.name}.0badcafe.wdskit-temp")
+    temp.write_bytes(b"half")
 
 
 def publish(job, site):
@@ -112,12 +112,12 @@ def test_no_second_try_is_caught(tmp_path, ray, monkeypatch):
 
 def test_two_that_fill_one_shard_have_drafts_of_their_own(tmp_path):
     """One that seemed to be dead goes on while the shard is filled again, and each publishes the whole shard."""
-    with own_drafts():
-        first = draft_path(tmp_path / "x.tar")
-    with own_drafts():
-        second = draft_path(tmp_path / "x.tar")
-    assert len({first, second, draft_path(tmp_path / "x.tar")}) == 3
-    assert all(path.match(".x.tar.*wdskit-draft") for path in (first, second))
+    with own_temp_files():
+        first = temp_path(tmp_path / "x.tar")
+    with own_temp_files():
+        second = temp_path(tmp_path / "x.tar")
+    assert len({first, second, temp_path(tmp_path / "x.tar")}) == 3
+    assert all(path.match(".x.tar.*wdskit-temp") for path in (first, second))
 
 
 def test_a_shard_that_kills_every_worker_ends_the_run_which_can_go_on(tmp_path, ray):
@@ -142,7 +142,7 @@ def test_ctrl_c_cancels_what_is_not_done(tmp_path, ray):
     with pytest.raises(KeyboardInterrupt):
         pack(rows(7), tmp_path / "out", **OPTIONS, pattern="p-%d.tar", on="ray")
     assert ray.calls[1:] == [*(("cancel", f"p-{n}.tar") for n in (1, 2, 3)), "wait", "shutdown"]
-    assert not [*(tmp_path / "out").glob("*draft*")]
+    assert not [*(tmp_path / "out").glob("*temp*")]
 
 
 def test_an_error_of_a_row_is_that_of_a_local_run(tmp_path, ray):

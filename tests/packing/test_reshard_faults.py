@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from disks import HastyDisk, PowerLossDisk, killed
-from pack_cases import check_remains, copy, remains_of, without_drafts
+from pack_cases import check_remains, copy, remains_of, without_temp_files
 from shards import WorkerKillingDisk, bytes_in, write_shard
 
 from tests.packing.test_faults import (
@@ -61,7 +61,7 @@ class Scenario:
         if not self.before:
             check_remains(remains, before, after)
             return
-        finals = without_drafts(remains)
+        finals = without_temp_files(remains)
         assert all(data in (before.get(name), after.get(name)) for name, data in finals.items())
         assert "index.json" not in finals or finals in (before, after)
 
@@ -131,12 +131,12 @@ def mix(scenario: Scenario, others: list[Scenario], tmp_path: Path, *, step: int
             copy(tmp_path / f"{number}", folder)
             if not has_record:
                 shutil.rmtree(folder / ".wdskit-run", ignore_errors=True)
-            left = without_drafts(remains_of(folder))
+            left = without_temp_files(remains_of(folder))
             try:
                 other.pack(folder, HastyDisk())
             except PackError:
                 num_refused += 1
-                assert left.items() <= without_drafts(bytes_in(folder)).items()
+                assert left.items() <= without_temp_files(bytes_in(folder)).items()
                 assert not (folder / "index.json").exists() or bytes_in(folder) == own  # it was decided before
             else:
                 assert "restart" in other.options or left.items() <= whole.items()  # nothing was overwritten
@@ -197,7 +197,7 @@ def test_a_worker_that_is_killed_is_an_error_and_the_next_run_ends_in_the_same_b
         workers.pack(tmp_path / "out", WorkerKillingDisk(3, half=True))
     remains = bytes_in(tmp_path / "out")
     check_remains(remains, {}, bytes_in(tmp_path / "reference"))
-    assert without_drafts(remains) == remains
+    assert without_temp_files(remains) == remains
     workers.pack(tmp_path / "out", HastyDisk())
     assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "reference")
 

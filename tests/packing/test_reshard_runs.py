@@ -77,8 +77,8 @@ def stop_behind_index(source: Path, folder: Path, **options: Any) -> dict[str, b
     return bytes_in(folder)
 
 
-def draft_names(disk: WatchedDisk) -> list[str]:
-    """Names of all drafts that are opened from now on."""
+def temp_names(disk: WatchedDisk) -> list[str]:
+    """Names of all temporary files that are opened from now on."""
     names: list[str] = []
     disk.before = lambda name, *args: names.append(args[0].name) if name == "open" else None
     return names
@@ -91,10 +91,10 @@ def test_what_is_published_is_not_copied_again(source, tmp_path):
     whole = resharded(source, tmp_path / "whole", shuffle=3)
     stop(source, tmp_path / "out", 3, shuffle=3)
     disk = WatchedDisk()
-    names = draft_names(disk)
+    names = temp_names(disk)
     assert resharded(source, tmp_path / "out", shuffle=3, disk=disk) == whole
     written = [name for name in names if ".tar." in name and ".idx" not in name]
-    assert written == [".p-03.tar.wdskit-draft", ".p-04.tar.wdskit-draft"]
+    assert written == [".p-03.tar.wdskit-temp", ".p-04.tar.wdskit-temp"]
 
 
 def test_a_stopped_run_may_go_on_with_other_workers(source, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from images import image_bytes
-from pack_cases import staged, without_drafts
+from pack_cases import staged, without_temp_files
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, WdskitError, pack
@@ -227,7 +227,7 @@ def test_a_generator_that_fails_leaves_whole_shards_and_no_index(tmp_path, error
         "out-000000.tar",
         "out-000000.tar.idx",
     }
-    assert not without_drafts(bytes_in(tmp_path / "out"))
+    assert not without_temp_files(bytes_in(tmp_path / "out"))
 
 
 def test_an_error_of_the_progress_function_comes_through(tmp_path):

@@ -71,8 +71,8 @@ def test_what_is_published_is_not_read_again(tmp_path):
     pack(source, tmp_path / "out", **OPTIONS, disk=disk)
     assert bytes_in(tmp_path / "out") == whole
     assert [name for name in read if ".tar." in name and ".idx" not in name] == [
-        ".p-03.tar.wdskit-draft",
-        ".p-04.tar.wdskit-draft",
+        ".p-03.tar.wdskit-temp",
+        ".p-04.tar.wdskit-temp",
     ]
 
 
@@ -115,7 +115,7 @@ def test_a_stream_goes_on_and_writes_nothing_twice(tmp_path):
     disk.before = lambda name, *args: opened.append(args[0].name) if name == "open" else None
     pack(iter(rows(0, 9)), tmp_path / "out", **OPTIONS, disk=disk)
     assert bytes_in(tmp_path / "out") == whole
-    assert not {f".{name}.wdskit-draft" for name in there} & {*opened}
+    assert not {f".{name}.wdskit-temp" for name in there} & {*opened}
 
 
 # What has changed since.

@@ -19,12 +19,12 @@ import pytest
 from disks import FailingDisk, HastyDisk, KillingDisk, WatchedDisk, run_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pack_cases import remains_of, staged, without_drafts
+from pack_cases import remains_of, staged, without_temp_files
 from shards import bytes_in, samples_in
 
 from wdskit import PackError, RowError, pack
 from wdskit.dataset.keys import SortedRuns
-from wdskit.files import DRAFT_SUFFIX
+from wdskit.files import TEMP_SUFFIX
 from wdskit.packing import store
 from wdskit.packing import stream as streamed_keys
 from wdskit.packing.row import Row
@@ -48,7 +48,7 @@ def row(key: str, where: str = "here") -> Row:
 
 
 def drafts_in(folder: Path) -> list[str]:
-    return [path.name for path in folder.glob(f".*{DRAFT_SUFFIX}")]
+    return [path.name for path in folder.glob(f".*{TEMP_SUFFIX}")]
 
 
 # Keys that come twice.
@@ -188,9 +188,9 @@ def test_after_a_fault_at_each_operation_with_keys_on_disk_the_same_call_goes_on
         if kind == "kill":
             assert run_child(lambda: run(folder, KillingDisk(number))) == -9  # noqa: B023
         else:
-            with contextlib.suppress(PackError):  # the draft of the keys need not be removed
+            with contextlib.suppress(PackError):  # the temporary file of the keys need not be removed
                 run(folder, FailingDisk(number, errno.ENOSPC))
-        left = without_drafts(remains_of(folder))
+        left = without_temp_files(remains_of(folder))
         assert left.items() <= whole.items()
         if left != whole:
             run(folder, HastyDisk())

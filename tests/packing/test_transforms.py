@@ -19,7 +19,7 @@ from wdskit.codecs import checks
 from wdskit.codecs.checks import IMAGE_LEVELS
 from wdskit.errors import DecodeError, ImageTooLarge, PackError, RowError
 from wdskit.packing.fill import read_transformed
-from wdskit.packing.json_merge import add_facts
+from wdskit.packing.json_merge import add_metadata
 from wdskit.packing.row import Row, file_bytes
 from wdskit.packing.transforms import DERIVED, UNTOUCHED, Transforms, transform_versions
 
@@ -287,7 +287,7 @@ json_values = st.recursive(
 @given(st.dictionaries(st.text(max_size=4), json_values, max_size=3), st.sampled_from([None, 0, 3]), st.booleans())
 def test_what_a_json_had_stays_as_it_was_written(value, indent, ascii_only):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass") + b" \n"
-    made = add_facts(text, {"width": 1, "sha256": "x"}, at_end=True)
+    made = add_metadata(text, {"width": 1, "sha256": "x"}, at_end=True)
     assert json.loads(made) == {**value, "width": 1, "sha256": "x"}
     assert made.startswith(text.rstrip()[:-1].rstrip())
     assert made.endswith(text[len(text.rstrip()[:-1].rstrip()) :])

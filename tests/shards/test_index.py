@@ -17,7 +17,7 @@ from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import LOCK_NAME, lock_folder
 from wdskit.dataset.shard import LocalShard
 from wdskit.errors import FolderIndexError, StorageError
-from wdskit.files import Disk, draft_path
+from wdskit.files import Disk, temp_path
 from wdskit.shards.index import index_folder
 from wdskit.shards.parallel import choose_workers
 from wdskit.tar.writer import TarWriter
@@ -208,10 +208,10 @@ def test_a_disk_that_fails_at_any_operation_leaves_no_wrong_index(folder: Path) 
 
 
 def test_drafts_of_a_killed_run_are_removed(folder: Path) -> None:
-    draft = draft_path(folder / "index.json")
-    draft.write_bytes(b"half")
+    temp = temp_path(folder / "index.json")
+    temp.write_bytes(b"half")
     index_folder(folder)
-    assert not draft.exists()
+    assert not temp.exists()
 
 
 def test_processes_are_used_only_where_they_pay() -> None:
@@ -231,6 +231,6 @@ def test_what_only_looks_like_a_shard_is_named(folder: Path, make) -> None:
 
 
 def test_a_folder_in_a_drafts_place_is_an_error(folder: Path) -> None:
-    draft_path(folder / "s-0.tar").mkdir()
+    temp_path(folder / "s-0.tar").mkdir()
     with pytest.raises(StorageError, match="the index cannot be written"):
         index_folder(folder)

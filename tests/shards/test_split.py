@@ -566,7 +566,7 @@ def sweep_faults(folder: Path, how: Split) -> None:
             check_never_mixed(folder, old, new, bytes_of(folder))
             replace(folder, HastyDisk())
             assert bytes_of(folder) == new
-            assert not list(folder.glob(".*draft"))
+            assert not list(folder.glob(".*temp"))
 
 
 def restore(folder: Path, files: dict[str, bytes]) -> None:
@@ -628,8 +628,8 @@ def test_a_first_split_under_faults_leaves_whole_files_only(folder: Path) -> Non
 
 
 def test_a_folder_that_may_not_be_written_is_an_error(folder: Path) -> None:
-    (folder / ".train.selection.wdskit-draft").mkdir()
+    (folder / ".train.selection.wdskit-temp").mkdir()
     with pytest.raises(StorageError, match="the split cannot be written"):
         split(folder)
-    (folder / ".train.selection.wdskit-draft").rmdir()
+    (folder / ".train.selection.wdskit-temp").rmdir()
     split(folder)

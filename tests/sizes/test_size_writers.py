@@ -30,7 +30,7 @@ from real_sizes import (
 )
 
 from wdskit import extract, finish_pack, pack, repair, reshard
-from wdskit.files import THREAD_BYTES, Disk, Draft
+from wdskit.files import THREAD_BYTES, Disk, TempFile
 
 SIZES: dict[str, Callable[[], Samples]] = {"large": large, "small": small} if ALL else {"large": large}
 DAMAGE = (AssertionError, tarfile.TarError)  # what `check_folder` meets in shards that are wrong
@@ -260,13 +260,13 @@ def test_extract(packed: Path, tmp_path: Path) -> None:
 def test_a_buffer_that_is_filled_again_while_a_thread_writes_it_is_caught(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = Draft.hand_over
+    right = TempFile.hand_over
 
     def wrong(self, buffer, num_bytes):
         right(self, buffer, num_bytes)
         return buffer
 
-    monkeypatch.setattr(Draft, "hand_over", wrong)
+    monkeypatch.setattr(TempFile, "hand_over", wrong)
     reshard(str(packed), tmp_path / "new")
     with pytest.raises(DAMAGE):
         check_folder(tmp_path / "new", large())
@@ -287,7 +287,7 @@ def test_writes_that_take_a_part_only_are_finished(packed: Path, tmp_path: Path)
 def test_a_short_write_that_nobody_looks_at_is_caught(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = Draft._write
+    right = TempFile._write
 
     def wrong(self, rest):
         if len(rest) < THREAD_BYTES:
@@ -296,7 +296,7 @@ def test_a_short_write_that_nobody_looks_at_is_caught(
         self._digest.update(rest)
         self._disk.write(self._fd, rest)
 
-    monkeypatch.setattr(Draft, "_write", wrong)
+    monkeypatch.setattr(TempFile, "_write", wrong)
     reshard(str(packed), tmp_path / "new", disk=ShortDisk())
     with pytest.raises(DAMAGE):
         check_folder(tmp_path / "new", large())

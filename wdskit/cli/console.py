@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from wdskit.packing.row import Progress, Tell
+    from wdskit.packing.row import OnProgress, Progress
 
 PIPE_WIDTH = 100
 """Columns of a table that goes to a file or a pipe, where COLUMNS says nothing."""
@@ -187,7 +187,7 @@ def show_steps() -> Iterator[Callable[[str, int, int], None]]:
 
 
 @contextlib.contextmanager
-def show_packing() -> Iterator[Tell]:
+def show_packing() -> Iterator[OnProgress]:
     """A bar with samples/s, MB/s and the time left, one after the other for each stage of packing. Where Ctrl-C ends
     the block, a line says what that leaves.
     """

@@ -34,7 +34,7 @@ def info_command(
 ) -> None:
     """Show what a shard or a folder of shards holds.
 
-    A folder with an index is told from it, without opening a shard. Shards without one, and a single shard, are read
+    A folder with an index is summarized from it, without opening a shard. Shards without one, and a single shard, are read
     from end to end. PATH may be an http(s) URL.
 
     In Python: wdskit.info
@@ -77,10 +77,10 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
         more = ", ..." if len(summary.classes) > NUM_CLASSES_SHOWN else ""
         yield "classes", f"{format_count(len(summary.classes))}: {shown}{more}"
     if summary.source == "scan":
-        yield "told by", "a full read"
+        yield "based on", "a full read"
     else:
         compared = "names and sizes of the files agree" if is_local(summary.path) else "its files were not looked at"
-        yield "told by", f"the folder's index; {compared}"
+        yield "based on", f"the folder's index; {compared}"
 
 
 def _fields(summary: Summary) -> Table:

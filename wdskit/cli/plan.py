@@ -40,14 +40,16 @@ def plan_command(
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.")] = 8,
     epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.")] = 0,
-    quality: Annotated[bool, typer.Option("--quality", help="Tell how far batches are from a uniform draw.")] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="OnProgress how far batches are from a uniform draw.")
+    ] = False,
     classes: Annotated[
         int | None, typer.Option(metavar="K", min=1, help="Classes for it. Default: those of classes.json, or 1000.")
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw what ranks read, as .png or .svg.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell the steps of a run and what its ranks read.
+    """OnProgress the steps of a run and what its ranks read.
 
     Everything follows from the index; no sample is read. --quality takes the worst case for the data, that they are
     sorted by class, and compares the classes in a batch with those of a uniform draw. --plot needs matplotlib.

@@ -171,6 +171,6 @@ def _notes(found: ShardStats) -> Iterator[str]:
     if empty and len(empty) < len(named) and not found.sample:
         yield f"Note: {plural(len(empty), 'class')} of classes.json without any sample, first {empty[0]}."
     if found.num_more_fields or found.num_more_keys:
-        yield "Note: over 1,000 different fields or JSON keys; those beyond are not told apart."
+        yield "Note: over 1,000 different fields or JSON keys; those beyond are not distinguished."
     if found.num_ignored:
         yield ignored_note(found.num_ignored)

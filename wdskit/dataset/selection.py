@@ -71,14 +71,14 @@ def write_selection(
     ends = np.cumsum(counts, dtype="<u8").tobytes()
     head = struct.pack("<8sQQQ32s", _MAGIC, len(index), int(counts.sum()), len(text), index.digest)
     digest = hashlib.sha256(head + ends + checks + text).digest()
-    with publish(path, disk=disk) as draft:
+    with publish(path, disk=disk) as temp:
         pending = bytearray(head + digest + bytes(32) + ends + checks)
         for numbers in _pack_numbers(index, samples_per_shard):  # a few bytes each
             pending += numbers
             if len(pending) >= _WRITE_BYTES:
-                draft.write(bytes(pending))
+                temp.write(bytes(pending))
                 pending.clear()
-        draft.write(pending + text)
+        temp.write(pending + text)
 
 
 def _pack_numbers(index: BinaryIndex, samples_per_shard: Sequence[ArrayLike]) -> Iterator[bytes]:

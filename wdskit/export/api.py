@@ -34,7 +34,7 @@ from wdskit.export.energon import (
     split_yaml,
 )
 from wdskit.export.timm import sizes_json, timm_info_json
-from wdskit.files import Disk, make_folders, publish_bytes, remove_drafts
+from wdskit.files import Disk, make_folders, publish_bytes, remove_temp_files
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.urls import read_bytes
 
@@ -146,7 +146,7 @@ def export_folder(
         path = folder / name
         if path.parent != folder:
             make_folders(path.parent, disk=disk)
-            remove_drafts(path.parent, disk=disk)
+            remove_temp_files(path.parent, disk=disk)
         publish_bytes(path, data, disk=disk)
 
 

@@ -24,7 +24,7 @@ from wdskit.pipeline.columns import columns_of
 from wdskit.pipeline.jobs import Job
 from wdskit.pipeline.planned import PlannedPipeline
 from wdskit.pipeline.shards import ManySamples
-from wdskit.processes import deaf_to_ctrl_c, end_with_parent
+from wdskit.processes import block_sigint, end_with_parent
 
 HELD_SAMPLES = 256
 HELD_BYTES = 32 << 20  # they are sent to each process where that is not forked
@@ -227,7 +227,7 @@ class Parts:
         self._ways: list[Any] = []
         self._processes: list[Any] = []
         try:
-            with deaf_to_ctrl_c():
+            with block_sigint():
                 for number in range(processes):
                     self._start(context, number, pipeline, held)
         except BaseException:

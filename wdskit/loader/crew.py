@@ -21,7 +21,7 @@ from wdskit.loader.memory import Bytes, lent
 from wdskit.loader.messages import Message, unpack
 from wdskit.loader.worker import Order, Reply, serve
 from wdskit.pipeline.jobs import Job, Made
-from wdskit.processes import deaf_to_ctrl_c
+from wdskit.processes import block_sigint
 
 _PATIENCE_S = 1.0  # for a worker that is in the midst of a batch when it is told to go; then it is killed
 
@@ -41,7 +41,7 @@ class _Worker:
         self.returned: deque[int] = deque()  # filled in the midst of anything
 
     def send(self, ticket: int, job: Job | None, forgotten: Sequence[int] = ()) -> None:
-        """Tell it to make a batch, or what it need not make."""
+        """OnProgress it to make a batch, or what it need not make."""
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
         self.connection.send(Order(ticket, job, tuple(forgotten), returned))
         if job is not None:
@@ -143,7 +143,7 @@ class Crew:
 
     def _start(self) -> None:
         context = torch.multiprocessing.get_context(self._start_method())
-        with deaf_to_ctrl_c():
+        with block_sigint():
             for number in range(self._num_workers):
                 self._workers.append(_Worker(context, self._pipeline, number, self._num_workers))
         self._closing = weakref.finalize(self, _close, self._workers, os.getpid())

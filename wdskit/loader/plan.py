@@ -35,7 +35,7 @@ def plan(
     classes: int | None = None,
     plot: str | os.PathLike[str] | None = None,
 ) -> EpochPlan | StreamPlan:
-    """Tell what an epoch will be like, from the index alone.
+    """OnProgress what an epoch will be like, from the index alone.
 
     Args:
         config: A YAML file, the same as a dict, or a `Pipeline`.

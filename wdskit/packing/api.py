@@ -25,7 +25,7 @@ from wdskit.packing.options import PackOptions, given_options
 from wdskit.packing.parts import finish_parts
 from wdskit.packing.plan import PackPlan
 from wdskit.packing.ray import import_ray
-from wdskit.packing.row import Tell
+from wdskit.packing.row import OnProgress
 from wdskit.packing.run import open_work, pack_planned, plan_jobs, read_plan
 from wdskit.packing.sources import Source, find_source
 from wdskit.packing.store import ROWS_IN_MEMORY, Spool
@@ -118,7 +118,7 @@ def pack(
     require: str | Sequence[str] = (),
     missing: str | None = None,
     duplicates: str = "keep",
-    progress: Tell | None = None,
+    progress: OnProgress | None = None,
     disk: Disk = DISK,
 ) -> PackResult:
     """Write a folder of shards with its index: `wdskit pack`.
@@ -155,12 +155,12 @@ def pack(
             dots and all that is no ASCII; or "hashed": a hash of the image's path, or of the key where a row has one.
             Path and key stand in `json`.
         append: Add to a folder that is indexed already. The headers of its shards are read, for their keys.
-        dry_run: Only plan: `plan` of the result tells what would be written, and nothing is.
+        dry_run: Only plan: `plan` of the result says what would be written, and nothing is.
         overwrite: Replace what is packed there: its index goes first, then its shards, lists and selections.
         restart: Where a run was stopped that packed something else, remove what it has written and begin anew.
         part: `3/8` fills the fourth of eight parts of the shards and writes no index; parts may run at the same time,
             on several machines that share the folder. `finish_pack` then completes it.
-        only: Fill the shard of this number again, which is lost or damaged. It must become what the index tells of.
+        only: Fill the shard of this number again, which is lost or damaged. It must become what the index says.
         from_: What kind of source it is (a name of `packing.sources.KINDS`), where its path does not say so.
         fields: Of a table or COCO annotations: which columns become fields, `{"txt": "caption", "cls": "label"}` or
             `["txt=caption"]`; see `packing.sources.records.parse_fields`. Texts of `cls` become class numbers, those of
@@ -180,7 +180,7 @@ def pack(
             Otherwise each is an error. Rows from Python, tars and zips name their fields themselves, and need no image.
         export: Files for other readers beside the shards: some of `export.api.KINDS`. With `append` those that are
             there are renewed, and no others can be asked for.
-        split_name: The split that timm and energon are told for all shards; by default what the shards are called.
+        split_name: The split of all shards for timm and energon; by default what the shards are called.
         validate: How images are checked before they are packed; this and what follows, to `duplicates`, is explained by
             `packing.transforms.Transforms`. By default bytes pass untouched, and images are looked at but not decoded.
         resize: Pixels of a side that larger images get. With this, `format`, `orient` and `derive` shards go by count:

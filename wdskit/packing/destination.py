@@ -20,7 +20,7 @@ from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.export.api import parse_exports
-from wdskit.files import Disk, describe_os_error, make_folders, remove_drafts
+from wdskit.files import Disk, describe_os_error, make_folders, remove_temp_files
 from wdskit.packing.journal import (
     DUPLICATES_NAME,
     REJECTED_NAME,
@@ -36,7 +36,7 @@ from wdskit.packing.journal import (
 from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Names, PlannedShard
 from wdskit.packing.planning import Store
-from wdskit.packing.row import Progress, Row, Tell, row_error
+from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.sources import Source
 from wdskit.packing.staging import differences, read_filled, remove_run
 from wdskit.packing.store import Ints, suspects
@@ -139,14 +139,14 @@ class Destination:
         numbers = (names.number_of(entry.name) for entry in self.entries)
         return max((number for number in numbers if number is not None), default=-1) + 1
 
-    def check_keys(self, store: Store, kept: Ints | None, tell: Tell) -> None:
+    def check_keys(self, store: Store, kept: Ints | None, on_progress: OnProgress) -> None:
         """Refuse planned rows, of which `kept` count, whose keys the shards here have already.
 
         Raises:
             RowError: One has.
             ShardError: A shard here is damaged.
         """
-        taken = store.hash_keys(self.all_keys(tell))
+        taken = store.hash_keys(self.all_keys(on_progress))
         taken.sort()
         rows = [store[number] for number in suspects(np.asarray(store.hashes), kept, taken).tolist()]
         known = self.taken_of(row.key for row in rows)
@@ -164,7 +164,7 @@ class Destination:
         remedy = "Keys must be unique. Rename it; or name a column of a table that has them: --key-column."
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
-    def all_keys(self, tell: Tell) -> Iterator[str]:
+    def all_keys(self, on_progress: OnProgress) -> Iterator[str]:
         """The keys of the shards here. Their headers are read.
 
         Raises:
@@ -174,7 +174,7 @@ class Destination:
         total_bytes = sum(entry.num_bytes for entry in self.entries)
         total_samples = sum(entry.num_samples for entry in self.entries)
         for entry in self.entries:
-            tell(Progress("comparing", num_keys, num_bytes, total_samples, total_bytes))
+            on_progress(Progress("comparing", num_keys, num_bytes, total_samples, total_bytes))
             yield from self._keys(entry)
             num_keys += entry.num_samples
             num_bytes += entry.num_bytes
@@ -213,9 +213,9 @@ class Destination:
         if found.classes and not self.append:
             lists[CLASSES_NAME] = (json.dumps(dict(found.classes), ensure_ascii=False, indent=0) + "\n").encode()
         rejected: list[object] = [{"where": err.where, "reason": err.problem} for err in found.rejected]
-        for name, told in ((REJECTED_NAME, rejected), (DUPLICATES_NAME, [one.told() for one in found.duplicates])):
-            if told:
-                lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in told)
+        for name, listed in ((REJECTED_NAME, rejected), (DUPLICATES_NAME, [one.to_dict() for one in found.duplicates])):
+            if listed:
+                lines = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in listed)
                 # Half a surrogate pair, of a file name that is no UTF-8, is written as JSON escapes it.
                 added = lines.encode(errors="backslashreplace")
                 lists[name] = self._before(name) + added
@@ -315,7 +315,8 @@ def locked(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[P
     """Make the folder that is packed into, and hold its lock while the block runs; of a part of a run that part's.
 
     Yields:
-        The folder of staging folders in it. After a fault or Ctrl-C it holds no draft, and no run that filled nothing.
+        The folder of staging folders in it. After a fault or Ctrl-C it holds no temporary file, and no run that
+        filled nothing.
     """
     root = folder / RUN_FOLDER
     with raised_as_pack_errors(folder):
@@ -329,8 +330,8 @@ def locked(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[P
             with raised_as_pack_errors(folder):
                 finish_publishing(folder, disk)
                 make_folders(root, disk=disk)
-                remove_drafts(folder, disk=disk)
-                remove_drafts(root, disk=disk)
+                remove_temp_files(folder, disk=disk)
+                remove_temp_files(root, disk=disk)
             yield root
         except BaseException:
             with contextlib.suppress(OSError, PackError):
@@ -342,11 +343,11 @@ def locked(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[P
 
 def _tidy(folder: Path, disk: Disk) -> None:
     for path in run_folders(folder):
-        remove_drafts(path, disk=disk)
+        remove_temp_files(path, disk=disk)
         if not (path / JOURNAL_NAME).exists() and not read_filled(path):
             remove_run(path, disk)
     for parent in (folder, folder / RUN_FOLDER):
-        remove_drafts(parent, disk=disk)
+        remove_temp_files(parent, disk=disk)
     remove_locks(folder, disk)
 
 

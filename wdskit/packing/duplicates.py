@@ -19,7 +19,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import find_repeated, is_among
 from wdskit.errors import RowError, WdskitError
 from wdskit.limits import BLOCK_BYTES
-from wdskit.packing.row import Progress, Row, Tell
+from wdskit.packing.row import OnProgress, Progress, Row
 from wdskit.packing.store import Spool
 from wdskit.packing.transforms import Transforms
 from wdskit.shards.parallel import map_shards
@@ -47,7 +47,7 @@ class Duplicate(NamedTuple):
     first_where: str
     sha256: str
 
-    def told(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, str]:
         """Its line in `duplicates.jsonl`."""
         return {name: value for name, value in self._asdict().items() if name != "number"}
 
@@ -107,7 +107,7 @@ def find_duplicates(
 
 
 def look_at_rows(
-    spool: Spool, transforms: Transforms, workers: int, tell: Tell, *, transform: bool
+    spool: Spool, transforms: Transforms, workers: int, on_progress: OnProgress, *, transform: bool
 ) -> Iterator[tuple[int, RowError | bytes | None]]:
     """What is wrong with each row, or where nothing is and duplicates count, the digest of its images.
 
@@ -126,7 +126,7 @@ def look_at_rows(
         yield from enumerate(verdicts, start=number)
         num_bytes += int(blocks[number : number + len(verdicts)].sum(dtype=np.int64)) * BLOCK_BYTES
         number += len(verdicts)
-        tell(Progress("checking", number, num_bytes, len(spool), total))
+        on_progress(Progress("checking", number, num_bytes, len(spool), total))
 
 
 class _Pieces(Sequence[Any]):

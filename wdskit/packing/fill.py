@@ -17,10 +17,10 @@ from wdskit.dataset.shard import digest_offsets, write_offsets
 from wdskit.errors import DecodeError, PackError, RowError
 from wdskit.export.api import export_shard, new_members
 from wdskit.export.dali import ShardMembers
-from wdskit.files import DISK, Buffer, Disk, Draft, describe_os_error, publish
+from wdskit.files import DISK, Buffer, Disk, TempFile, describe_os_error, publish
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.references import FileBytes, Reference
-from wdskit.packing.row import Progress, Row, Tell, row_error
+from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.samples.fill import HandOver, SampleFiller
 from wdskit.packing.samples.store import SampleRows
 from wdskit.packing.store import Rows
@@ -31,14 +31,14 @@ _LARGE_BYTES = 16 << 10
 """From here on copying a file takes longer than what views cost more than bytes: 40 us of 200 for 100 KB."""
 
 OnSample = Callable[[int, int], None]
-"""Told after each sample: how many samples, and bytes of their shard, were added since the last call."""
+"""Called after each sample: how many samples, and bytes of their shard, were added since the last call."""
 
 
 class Count:
     """Tells how much is packed. `total` is samples and bytes in all."""
 
-    def __init__(self, tell: Tell, total: tuple[int | None, int | None]) -> None:
-        self._tell = tell
+    def __init__(self, on_progress: OnProgress, total: tuple[int | None, int | None]) -> None:
+        self._on_progress = on_progress
         self._total = total
         self._samples = self._bytes = 0
         self(0, 0)
@@ -47,7 +47,7 @@ class Count:
         """So many more."""
         self._samples += num_samples
         self._bytes += num_bytes
-        self._tell(Progress("packing", self._samples, self._bytes, *self._total))
+        self._on_progress(Progress("packing", self._samples, self._bytes, *self._total))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ShardJob:
     Attributes:
         path: Its file.
         rows: Its rows in order; they are taken once.
-        num_bytes: The bytes that it will have; 0 where only the transformed rows tell.
+        num_bytes: The bytes that it will have; 0 where it is not known before.
         exports: What is kept beside it.
         transforms: What happens to its samples.
         threads: So many of them at a time.
@@ -81,7 +81,7 @@ def fill_shard(
     Args:
         job: The shard.
         disk: What writes.
-        on_sample: Told after each sample.
+        on_sample: Called after each sample.
         only_compare: Write nothing: the shard is there, and has the digest that the job knows.
 
     Raises:
@@ -93,8 +93,8 @@ def fill_shard(
         if only_compare:
             filled = _fill(job, hashlib.sha256(), record, on_sample)
         else:
-            with publish(job.path, disk=disk) as draft:
-                filled = _fill(job, draft, record, on_sample)
+            with publish(job.path, disk=disk) as temp:
+                filled = _fill(job, temp, record, on_sample)
                 if job.sha256 not in (None, filled.sha256):
                     raise _other_bytes(job.path)
             write_offsets(job.path, filled.offsets, disk=disk)
@@ -126,9 +126,9 @@ class _Filled(NamedTuple):
 
 
 def _fill(
-    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
+    job: ShardJob, sink: TempFile | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
 ) -> _Filled:
-    """Write the bytes of a shard to a draft, or only into a digest."""
+    """Write the bytes of a shard to a temporary file, or only into a digest."""
     if not isinstance(job.rows, SampleRows):
         return _fill_rows(job, sink, record, on_sample)
     filler = SampleFiller(job.rows, str(job.path), record)
@@ -136,7 +136,7 @@ def _fill(
         if not job.transforms.passes:
             return _fill_rows(dataclasses.replace(job, rows=filler.rows()), sink, record, on_sample)
         num_bytes = 0
-        for num_samples, added in filler.copy(sink.hand_over if isinstance(sink, Draft) else _update(sink)):
+        for num_samples, added in filler.copy(sink.hand_over if isinstance(sink, TempFile) else _update(sink)):
             num_bytes += added
             if on_sample:
                 on_sample(num_samples, added)
@@ -157,17 +157,17 @@ def _update(digest: hashlib._Hash) -> HandOver:
     return take
 
 
-def _digest_of(sink: Draft | hashlib._Hash) -> str:
-    return sink.sha256 if isinstance(sink, Draft) else sink.hexdigest()
+def _digest_of(sink: TempFile | hashlib._Hash) -> str:
+    return sink.sha256 if isinstance(sink, TempFile) else sink.hexdigest()
 
 
 def _fill_rows(
-    job: ShardJob, sink: Draft | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
+    job: ShardJob, sink: TempFile | hashlib._Hash, record: ShardMembers | None, on_sample: OnSample | None
 ) -> _Filled:
     """As `_fill`, of rows one by one."""
     fields: set[str] = set()
     offsets = [0]
-    writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, Draft) else TarWriter(sink.update)
+    writer = TarWriter(sink.write, hand_over=sink.hand_over) if isinstance(sink, TempFile) else TarWriter(sink.update)
     passes = job.threads == 1 and not job.transforms.changes_bytes
     for names in (_pass_rows if passes else _transform_rows)(job, writer, record):
         offsets.append(writer.offset)
@@ -221,7 +221,7 @@ def _read(writer: TarWriter, name: str, row: Row, source: Reference) -> bytes | 
 
 
 def _other_bytes(path: Path) -> PackError:
-    msg = f"{path}: its rows give other bytes now than the folder's index tells of. Nothing was replaced."
+    msg = f"{path}: its rows give other bytes now than the folder's index says. Nothing was replaced."
     return PackError(f"{msg}\n  Give the source as it was when it was packed, and the same options.")
 
 
@@ -311,5 +311,5 @@ def packed_names(names: Sequence[str], transforms: Transforms) -> Sequence[str]:
     """Names that fields of these names have when they are packed, as far as that is known without reading them."""
     try:
         return transforms.field_names(names)
-    except DecodeError:  # told when the row is read
+    except DecodeError:  # raised when the row is read
         return names

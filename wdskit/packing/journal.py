@@ -40,7 +40,7 @@ from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
 from wdskit.export.api import folder_export_names, folder_files, shard_export_names
-from wdskit.files import Disk, draft_path, make_folders, publish_bytes
+from wdskit.files import Disk, make_folders, publish_bytes, temp_path
 from wdskit.packing.staging import RunDescription, Staging, first_few, is_there, remove_run
 from wdskit.storage.urls import LocalFile
 
@@ -202,10 +202,10 @@ def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> Non
         if target.parent not in parents:
             make_folders(target.parent, disk=disk)
             parents[target.parent] = None
-        draft = draft_path(target)
+        temp = temp_path(target)
         if not source.exists():  # a disk without links
-            if draft.exists():
-                disk.rename(draft, target)
+            if temp.exists():
+                disk.rename(temp, target)
             elif not target.exists():
                 msg = f"{source}: this file was filled and is gone, so the run cannot be finished."
                 raise PackError(f"{msg}\n  Put it back, or remove {path} and pack again.")
@@ -214,9 +214,9 @@ def _link_all(folder: Path, path: Path, names: Sequence[str], disk: Disk) -> Non
         elif not target.samefile(source):
             # A link cannot replace a file, and a name is to be never without one. A rename between two names of one
             # file does nothing, so what a run that was killed has linked goes first.
-            disk.remove(draft)
-            disk.link(source, draft)
-            disk.rename(draft, target)
+            disk.remove(temp)
+            disk.link(source, temp)
+            disk.rename(temp, target)
     for parent in parents:
         disk.fsync_folder(parent)
 

@@ -25,14 +25,14 @@ def to_json(value: Any) -> bytes:
     return _encode(value).encode()
 
 
-def add_facts(data: bytes, facts: Mapping[str, Any], *, at_end: bool = False) -> bytes:
-    """A JSON object with facts before its own members, or behind them; every byte of what it was stays as it is.
+def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = False) -> bytes:
+    """A JSON object with metadata before its own members, or behind them; every byte of what it was stays as it is.
 
-    So no digit of a number, member of an equal name, NaN or white space is lost. A fact that the object states too,
+    So no digit of a number, member of an equal name, NaN or white space is lost. Metadata that the object states too,
     with the same value, is not said twice.
 
     Raises:
-        ValueError: It is no JSON object in UTF-8, says something else than a fact, or names one twice.
+        ValueError: It is no JSON object in UTF-8, says something else than the metadata, or names one twice.
     """
     try:
         own = _decode(data.removeprefix(_BOM).decode())
@@ -41,15 +41,15 @@ def add_facts(data: bytes, facts: Mapping[str, Any], *, at_end: bool = False) ->
     except ValueError as err:
         raise ValueError(f"it is no JSON in UTF-8: {err}") from err
     if not isinstance(own, _Members):
-        raise ValueError(f"it holds a {type(own).__name__}, where {', '.join(facts)} could not be added")  # noqa: TRY004
-    new = dict(facts)
+        raise ValueError(f"it holds a {type(own).__name__}, where {', '.join(metadata)} could not be added")  # noqa: TRY004
+    new = dict(metadata)
     for name, value in own:
-        if name not in facts:
+        if name not in metadata:
             continue
         if name not in new:
             raise ValueError(f"the name {name!r} stands twice")
-        if type(value) is not type(facts[name]) or value != facts[name]:
-            raise ValueError(f"it says {name!r} is {value!r}, and it is {facts[name]!r}")
+        if type(value) is not type(metadata[name]) or value != metadata[name]:
+            raise ValueError(f"it says {name!r} is {value!r}, and it is {metadata[name]!r}")
         del new[name]
     if not new:
         return data
@@ -61,17 +61,17 @@ def add_facts(data: bytes, facts: Mapping[str, Any], *, at_end: bool = False) ->
     return data[:place] + added + data[place:]
 
 
-def field_with_facts(data: FieldBytes, facts: Mapping[str, Any]) -> bytes:
-    """`add_facts` to a field that may not be read yet.
+def field_with_metadata(data: FieldBytes, metadata: Mapping[str, Any]) -> bytes:
+    """`add_metadata` to a field that may not be read yet.
 
     Raises:
-        ValueError: As `add_facts`, or it is too large.
+        ValueError: As `add_metadata`, or it is too large.
         OSError: It cannot be read.
     """
     num_bytes = len(data) if isinstance(data, bytes) else data.num_bytes
     if num_bytes > MAX_ROW_BYTES:
         raise ValueError(f"it has {num_bytes} bytes, over the {MAX_ROW_BYTES} that the JSON of one sample may have")
-    return add_facts(data if isinstance(data, bytes) else data.read(), facts)
+    return add_metadata(data if isinstance(data, bytes) else data.read(), metadata)
 
 
 class _Members(list[tuple[str, Any]]):

@@ -9,7 +9,7 @@ from wdskit.dataset.index import Exports, ShardEntry, read_index
 from wdskit.dataset.lock import wait_for_workers
 from wdskit.dataset.unfinished import run_folders
 from wdskit.errors import PackError
-from wdskit.files import Disk, remove_drafts
+from wdskit.files import Disk, remove_temp_files
 from wdskit.packing.destination import Destination
 from wdskit.packing.journal import (
     LIST_NAMES,
@@ -62,7 +62,7 @@ def finish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
         raise PackError(f"{msg}\n  Run again the same with --part {parts}.")
     entries = [filled[shard.name] for shard in run.shards]
     staging = Staging(folder, path, run, path / "shards.log", disk)
-    remove_drafts(path, disk=disk)
+    remove_temp_files(path, disk=disk)
     append = run.options["append"]
     target = Destination(folder, append=append, index=read_index(folder) if append else None)
     lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}

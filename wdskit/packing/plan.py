@@ -37,7 +37,7 @@ class PlannedShard(NamedTuple):
     Attributes:
         name: File name.
         num_samples: Samples in it.
-        num_bytes: Bytes of its file; 0 where only its samples tell, once they are changed.
+        num_bytes: Bytes of its file; 0 where only its samples on_progress, once they are changed.
     """
 
     name: str
@@ -245,9 +245,9 @@ def _too_close(
     room = (limits.max_bytes - END_BYTES) // BLOCK_BYTES
     count = int(np.searchsorted(np.cumsum(sizes[order]), room, side="right")) + 1
     names = [name(largest.start + at) for at in sorted(order[:count].tolist())]
-    told = ", ".join(names[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
+    listed = ", ".join(names[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
     msg = f"multiple_of: no multiple of {limits.multiple_of} up to {most} shards keeps within {limits.max_bytes} bytes"
-    what = f"these {count} of {_len(largest)} neighbours are too large together ({largest.num_bytes} bytes): {told}"
+    what = f"these {count} of {_len(largest)} neighbours are too large together ({largest.num_bytes} bytes): {listed}"
     remedy = "Raise --max-bytes, spread large samples with --shuffle, or leave --multiple-of out."
     return PackError(f"{msg}: {what}.\n  {remedy}")
 

@@ -19,7 +19,7 @@ from wdskit.order.keys import permutation
 from wdskit.packing.duplicates import Digests, find_duplicates, look_at_rows
 from wdskit.packing.fill import ShardJob, packed_names, required_rows
 from wdskit.packing.plan import Limits, Names, PackPlan, PlannedShard, RowTooLarge, Span, divide
-from wdskit.packing.row import Progress, Row, Tell, row_error
+from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.samples.store import SampleRows
 from wdskit.packing.sources import Source
 from wdskit.packing.store import Ints, Rows, Spool, check_unique
@@ -173,7 +173,13 @@ def _places(order: Ints | None, start: int, stop: int) -> Ints:
 
 
 def read_rows(
-    found: Source, spool: Spool, *, transforms: Transforms = UNTOUCHED, skip_bad: bool, workers: int, tell: Tell
+    found: Source,
+    spool: Spool,
+    *,
+    transforms: Transforms = UNTOUCHED,
+    skip_bad: bool,
+    workers: int,
+    on_progress: OnProgress,
 ) -> Ints | None:
     """Read all rows of a source into `spool`, and return the numbers of those that are packed, None for all.
 
@@ -183,13 +189,13 @@ def read_rows(
         transforms: What is required of a row, and what happens to it and to duplicates.
         skip_bad: Leave bad rows out instead of raising the first. All are read for that, in `workers` processes.
         workers: Processes that read them.
-        tell: Told how far it is.
+        on_progress: Called with how far it is.
 
     Raises:
         RowError: A row is bad, or two rows have one key.
         PackError: No row is left.
     """
-    kept = _read(found, spool, transforms, skip_bad=skip_bad, workers=workers, tell=tell)
+    kept = _read(found, spool, transforms, skip_bad=skip_bad, workers=workers, on_progress=on_progress)
     if not (len(spool) if kept is None else len(kept)):
         raise found.nothing()
     check_unique(spool, kept)
@@ -227,7 +233,7 @@ def divide_rows(
 
 
 def _read(
-    found: Source, spool: Spool, transforms: Transforms, *, skip_bad: bool, workers: int, tell: Tell
+    found: Source, spool: Spool, transforms: Transforms, *, skip_bad: bool, workers: int, on_progress: OnProgress
 ) -> Ints | None:
     """Fill the spool, and return the numbers of the rows that are good, None for all."""
     bad: list[tuple[int, RowError]] = []
@@ -235,7 +241,7 @@ def _read(
         # What an error leaves suspended is closed at once, not when its traceback goes: a manifest is open in it.
         if isinstance(found.rows, Generator):
             stack.callback(found.rows.close)
-        for row in required_rows(_counted(found.rows, tell), transforms, found.rejected):
+        for row in required_rows(_counted(found.rows, on_progress), transforms, found.rejected):
             if isinstance(row, Row):
                 spool.add(row)
             elif skip_bad:
@@ -247,7 +253,7 @@ def _read(
         return None
     is_good = np.ones(len(spool), dtype=np.bool_)
     digests = Digests()
-    for number, verdict in look_at_rows(spool, transforms, workers, tell, transform=skip_bad):
+    for number, verdict in look_at_rows(spool, transforms, workers, on_progress, transform=skip_bad):
         if not isinstance(verdict, RowError):
             digests.add(number, verdict)
         elif not skip_bad:
@@ -268,10 +274,10 @@ def _leave_out(spool: Spool, is_good: NDArray[np.bool_], number: int) -> None:
     spool.num_fields[tuple([name for name, _ in spool[number].fields])] -= 1
 
 
-def _counted(rows: Iterable[Row | RowError], tell: Tell) -> Iterator[Row | RowError]:
+def _counted(rows: Iterable[Row | RowError], on_progress: OnProgress) -> Iterator[Row | RowError]:
     for number, row in enumerate(rows):
         if number % _TELL_ROWS == 0:
-            tell(Progress("reading", number, 0, None, None))
+            on_progress(Progress("reading", number, 0, None, None))
         yield row
 
 

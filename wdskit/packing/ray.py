@@ -22,7 +22,7 @@ from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.lock import held_meanwhile
 from wdskit.dataset.unfinished import DESCRIPTION_NAME
 from wdskit.errors import PackError, RowError, WdskitError
-from wdskit.files import Disk, own_drafts
+from wdskit.files import Disk, own_temp_files
 from wdskit.packing.fill import ShardJob, fill_shard
 from wdskit.packing.row import row_error
 from wdskit.packing.staging import Staging
@@ -144,7 +144,7 @@ def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
                 remedy = "Pack into a folder on a disk that all nodes of the cluster have under this path."
                 raise PackError(f"{msg}\n  {remedy}")
         # A worker that seems to be dead, and is not, may write the same shard.
-        with held_meanwhile(site.log), own_drafts():
+        with held_meanwhile(site.log), own_temp_files():
             return fill_shard(job, disk=site.disk)
     except RowError as err:
         if host == site.host:

@@ -21,7 +21,7 @@ from wdskit.packing.destination import (
 from wdskit.packing.options import ReshardOptions, given_options
 from wdskit.packing.plan import PlannedShard
 from wdskit.packing.ray import import_ray
-from wdskit.packing.row import Tell
+from wdskit.packing.row import OnProgress
 from wdskit.packing.run import Plan, open_work, pack_planned, plan_jobs
 from wdskit.packing.samples.sources import (
     Seen,
@@ -129,7 +129,7 @@ def reshard(
     keys: str = "given",
     duplicate_keys: str = "error",
     check: str = "headers",
-    progress: Tell | None = None,
+    progress: OnProgress | None = None,
     disk: Disk = DISK,
 ) -> ReshardResult:
     """Write finished shards anew: merged, split, re-sized, shuffled, filtered: `wdskit reshard`.
@@ -197,7 +197,7 @@ def reshard(
         seen = Seen()
         has_check, has_draws = options.check == "sha256", work.splitter is not None
         jobs = scan_jobs(found, options.choice, changes, has_check=has_check, has_draws=has_draws)
-        samples = Samples(seen.counted(scan_all(jobs, workers=options.workers, tell=work.tell)), changes)
+        samples = Samples(seen.counted(scan_all(jobs, workers=options.workers, on_progress=work.on_progress)), changes)
         kept = samples.unique(first_of_key=options.duplicate_keys == "first")
         num_kept = len(samples) if kept is None else len(kept)
         seen.check(num_kept, len(samples) - num_kept, changes)

@@ -15,7 +15,7 @@ from wdskit.dataset.keys import check_field, check_member_name, hashed_key
 from wdskit.errors import DecodeError, KeyRuleError, RowError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_USTAR_SIZE_BYTES
-from wdskit.packing.json_merge import field_with_facts
+from wdskit.packing.json_merge import field_with_metadata
 from wdskit.packing.references import FieldBytes, FileBytes
 from wdskit.packing.transforms import UNTOUCHED, Transforms
 from wdskit.storage.identity import FileChanged
@@ -44,7 +44,7 @@ class Progress(NamedTuple):
     total_bytes: int | None
 
 
-Tell = Callable[[Progress], None]
+OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def json_with_key(own: FieldBytes, key: str, where: str) -> bytes:
         RowError: It cannot be read, or has no room for the key.
     """
     try:
-        return field_with_facts(own, {"key": key})
+        return field_with_metadata(own, {"key": key})
     except (OSError, ValueError) as err:
         problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
         raise row_error(where, f"its json: {problem}", "Mend it, or use --skip-bad.") from err

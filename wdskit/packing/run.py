@@ -30,7 +30,7 @@ from wdskit.packing.options import WriteOptions
 from wdskit.packing.plan import Names, PlannedShard, Span, names_of_all
 from wdskit.packing.planning import Jobs, LazyJobs, Series, Splitter, Store, divide_rows, divide_splits, read_rows
 from wdskit.packing.ray import fill_on_ray
-from wdskit.packing.row import Tell
+from wdskit.packing.row import OnProgress
 from wdskit.packing.sources import Source
 from wdskit.packing.staging import RunDescription, Staging, differences, open_staging
 from wdskit.packing.store import Ints, Spool, digest_blocks
@@ -52,7 +52,7 @@ class Work:
         options: As `pack` or `reshard` takes them.
         more: What else its shards depend on, by name.
         splitter: Finds the split of each row; None where nothing is split.
-        tell: Told how far it is.
+        on_progress: Called with how far it is.
         disk: What writes.
     """
 
@@ -63,7 +63,7 @@ class Work:
     options: WriteOptions
     more: Mapping[str, Any]
     splitter: Splitter | None
-    tell: Tell
+    on_progress: OnProgress
     disk: Disk
 
     @functools.cached_property
@@ -106,7 +106,7 @@ def open_work(
     options: WriteOptions,
     *,
     more: Mapping[str, Any] | None = None,
-    progress: Tell | None,
+    progress: OnProgress | None,
     disk: Disk,
 ) -> Work:
     """What is packed and how, once it is known that no run with other options has packed the folder. As `Work`.
@@ -163,7 +163,7 @@ def read_plan(work: Work, spool: Spool, *, skip_bad: bool) -> Plan:
             transforms=options.transforms,
             skip_bad=skip_bad,
             workers=options.workers,
-            tell=work.tell,
+            on_progress=work.on_progress,
         )
         return Plan(spool, kept, len(spool), *digest_blocks(spool), spool.where)
 
@@ -180,7 +180,7 @@ def plan_jobs(work: Work, plan: Plan) -> tuple[Destination, RunDescription, Jobs
         run = RunDescription(work.to_dict(exports), plan.num_sources, plan.block_rows, plan.blocks, None)
         target = resolve_last_run(target, run, plan.where_of, options)
         if target.append and not target.is_done:
-            target.check_keys(plan.store, plan.kept, work.tell)
+            target.check_keys(plan.store, plan.kept, work.on_progress)
         firsts = map(target.first_number, work.names)
         lengths = map(len, divided.shards)
         series = [Series(*each) for each in zip(work.names, firsts, lengths, divided.splits, strict=True)]
@@ -267,7 +267,7 @@ def pack_planned(work: Work, plan: Plan, target: Destination, run: RunDescriptio
     spans = [jobs.spans[number] for number in numbers]
     num_bytes = sum(span.num_bytes - END_BYTES for span in spans)
     total_bytes = None if options.transforms.changes_bytes else num_bytes
-    count = Count(work.tell, (sum(span.stop - span.start for span in spans), total_bytes))
+    count = Count(work.on_progress, (sum(span.stop - span.start for span in spans), total_bytes))
 
     def fill(chosen: Sequence[int]) -> Generator[ShardEntry, None, None]:
         return fill_jobs(LazyJobs(jobs, [numbers[at] for at in chosen], staging.path), staging, options, count)
@@ -316,7 +316,7 @@ def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> Shard
         msg = f"{target.folder}: only: no {name}: its index ends with {last}, what these options make of the source"
         raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Give the options that it was packed with.")
     entry = index.by_name[name]
-    count = Count(work.tell, (entry.num_samples, entry.num_bytes - END_BYTES))
+    count = Count(work.on_progress, (entry.num_samples, entry.num_bytes - END_BYTES))
     job = dataclasses.replace(jobs.job(only, target.folder), sha256=entry.sha256, exports=index.exports)
     fill_shard(job, disk=work.disk, on_sample=count)
     return entry
@@ -333,7 +333,7 @@ def fill_rest(
     Args:
         names: Of all shards.
         staging: Knows those that are filled.
-        count: Told of these.
+        count: Called with what is filled.
         fill: Fills some, by their places in `names`; their lines of the index, in order.
 
     Returns:

@@ -18,7 +18,7 @@ from wdskit.dataset.selection import check_selection_name, read_head, selection_
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_RECIPE_BYTES
-from wdskit.packing.row import Tell
+from wdskit.packing.row import OnProgress
 from wdskit.packing.samples.choice import check_word, check_workers, make_choice
 from wdskit.packing.samples.scan import Scanned
 from wdskit.packing.samples.sources import Seen, list_sources, scan_all, scan_jobs
@@ -62,7 +62,7 @@ def select(
     check: str = "headers",
     overwrite: bool = False,
     workers: int = 1,
-    progress: Tell | None = None,
+    progress: OnProgress | None = None,
     disk: Disk = DISK,
 ) -> SelectResult:
     """Choose samples and store the choice as a selection of their folders: `wdskit reshard --selection`.
@@ -93,13 +93,21 @@ def select(
         folders = _folders_of(found)
         indexes = {folder: _locked(stack, folder, name, recipe, overwrite=overwrite) for folder in folders}
         scans = {
-            str(scan.path): scan for scan in seen.counted(scan_all(jobs, workers=workers, tell=progress or _silent))
+            str(scan.path): scan
+            for scan in seen.counted(scan_all(jobs, workers=workers, on_progress=progress or _silent))
         }
         for folder, index in indexes.items():
             _write(Path(folder), index, name, scans, recipe, disk)
     num_samples = sum(len(scan.numbers) for scan in scans.values())
-    told = len(jobs), seen.num_samples, num_samples
-    return SelectResult(tuple(map(Path, folders)), name, recipe, *told, **vars(seen.gone))
+    return SelectResult(
+        folders=tuple(map(Path, folders)),
+        name=name,
+        recipe=recipe,
+        num_source_shards=len(jobs),
+        num_source_samples=seen.num_samples,
+        num_samples=num_samples,
+        **vars(seen.gone),
+    )
 
 
 def _silent(_: object) -> None:
@@ -114,7 +122,7 @@ def _recipe(name: str, *, filter: str | None, missing: str, sample: str | None, 
     words += ["--sample", sample, "--seed", str(seed)] if sample else []
     recipe = shlex.join(words)
     if not recipe.isprintable() or len(recipe.encode()) > MAX_RECIPE_BYTES:
-        raise SelectionError(f"{name}: the filter must be one line of text, as the selection tells how it was made.")
+        raise SelectionError(f"{name}: the filter must be one line of text, as the selection says how it was made.")
     return recipe
 
 

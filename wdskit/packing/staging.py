@@ -21,7 +21,7 @@ from wdskit.dataset.lock import wait_for_workers
 from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
-from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_drafts
+from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_temp_files
 from wdskit.packing.plan import PlannedShard
 
 DESCRIPTION_VERSION = 3
@@ -209,7 +209,7 @@ def open_staging(
     if part is None or is_alone():
         for log in path.glob("*.log"):
             wait_for_workers(log)
-        remove_drafts(path, disk=disk)
+        remove_temp_files(path, disk=disk)
     if not description.exists() or description.read_bytes() != run.to_json():
         publish_bytes(description, run.to_json(), disk=disk)
     disk.close(disk.open_log(staging.log))  # its workers hold it

@@ -1,8 +1,8 @@
 """The rows of a plan: some in memory, many on disk.
 
 A plan holds all rows before the first is packed. Ten million of them would take gigabytes as objects, so beyond some
-thousand they are written to a draft, from which whoever packs a shard reads its own. In memory stay three numbers a
-row: where its record ends, the blocks that it takes in a shard, and a hash of its key.
+thousand they are written to a temporary file, from which whoever packs a shard reads its own. In memory stay three
+numbers a row: where its record ends, the blocks that it takes in a shard, and a hash of its key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from typing_extensions import Self
 
 from wdskit.dataset.keys import find_repeated, is_among
-from wdskit.files import DISK, Disk, Draft, draft_path, scratch
+from wdskit.files import DISK, Disk, TempFile, scratch, temp_path
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.plan import row_bytes
 from wdskit.packing.references import KINDS, FieldBytes, Reference
@@ -50,7 +50,7 @@ class Spool:
         name: What it is called there.
         disk: What writes.
         most: Rows that are kept in memory; None for any number, where whoever gave them has them in memory anyway.
-        on_key: Told the key of each row.
+        on_key: Called with the key of each row.
 
     Attributes:
         blocks: Blocks of 512 bytes that each row takes in its shard.
@@ -78,7 +78,7 @@ class Spool:
         self._name = name
         self._disk = disk
         self._stack = contextlib.ExitStack()
-        self._draft: Draft | None = None
+        self._temp: TempFile | None = None
         self._path = ""
         self._stops = array("q", [0])
         self._pending: list[bytes] = []
@@ -115,7 +115,7 @@ class Spool:
             self._rows.append(row)
             return
         self._record(row)
-        if self._draft is None:
+        if self._temp is None:
             self._held_bytes += sum([len(data) for _, data in row.fields if isinstance(data, bytes)])
             if len(self) > self._most or self._held_bytes > _HELD_BYTES:
                 self._to_disk()
@@ -126,15 +126,15 @@ class Spool:
         Raises:
             OSError: The disk does not take them.
         """
-        if self._draft is not None:
-            self._flush(self._draft)
-            self._draft.wait()
+        if self._temp is not None:
+            self._flush(self._temp)
+            self._temp.wait()
 
     def take(self, numbers: Ints) -> Rows:
         """The rows of these numbers, in their order, for this process or another. `finish` comes first."""
         if self._most is None:
             return tuple([self._rows[number] for number in numbers.tolist()])
-        if self._draft is None:
+        if self._temp is None:
             return HeldRows([self._pending[number] for number in numbers.tolist()])
         stops = np.frombuffer(self._stops, dtype=np.int64)
         return RecordedRows(self._path, stops[numbers], stops[numbers + 1])
@@ -142,7 +142,7 @@ class Spool:
     def digest(self, start: int, stop: int) -> str:
         """A digest of the records of rows `start` to `stop`, 16 hex digits."""
         digest = hashlib.sha256()
-        if self._draft is None:
+        if self._temp is None:
             for record in (
                 self._pending[start:stop] if self._most is not None else map(encode_row, self._rows[start:stop])
             ):
@@ -173,20 +173,20 @@ class Spool:
 
     def _to_disk(self) -> None:
         path = self._room() / self._name
-        self._draft = self._stack.enter_context(scratch(path, disk=self._disk))
-        self._path = os.fspath(draft_path(path))
-        self._flush(self._draft)
+        self._temp = self._stack.enter_context(scratch(path, disk=self._disk))
+        self._path = os.fspath(temp_path(path))
+        self._flush(self._temp)
 
     def _record(self, row: Row) -> None:
         data = encode_row(row)
         self._stops.append(self._stops[-1] + len(data))
         self._pending.append(data)
         self._pending_bytes += len(data)
-        if self._pending_bytes >= _FLUSH_BYTES and self._draft is not None:
-            self._flush(self._draft)
+        if self._pending_bytes >= _FLUSH_BYTES and self._temp is not None:
+            self._flush(self._temp)
 
-    def _flush(self, draft: Draft) -> None:
-        draft.write(b"".join(self._pending))
+    def _flush(self, temp: TempFile) -> None:
+        temp.write(b"".join(self._pending))
         self._pending, self._pending_bytes = [], 0
 
 
@@ -219,7 +219,7 @@ def suspects(hashes: NDArray[Any], kept: Ints | None, values: NDArray[Any]) -> I
 
 
 def check_unique(spool: Spool, kept: Ints | None) -> None:
-    """Refuse two rows of one key, told by their hashes, and by the keys themselves where hashes are equal.
+    """Refuse two rows of one key, found by their hashes, and by the keys themselves where hashes are equal.
 
     Args:
         spool: All rows.
@@ -252,18 +252,18 @@ _PARTS_OF: dict[type[Reference], Callable[[Reference], Iterable[Any]]] = {
 
 def encode_row(row: Row) -> bytes:
     """One record: lengths, JSON of texts and references, then the bytes of fields that are none."""
-    told: list[Any] = [0, row.key, row.where]
+    texts: list[Any] = [0, row.key, row.where]
     own = []
     for name, data in row.fields:
         if isinstance(data, bytes):
-            told.append((name, len(data)))
+            texts.append((name, len(data)))
             own.append(data)
         else:
-            told.append((name, _KIND_OF[type(data)], *_PARTS_OF[type(data)](data)))
+            texts.append((name, _KIND_OF[type(data)], *_PARTS_OF[type(data)](data)))
     try:
-        text = orjson.dumps(told)
+        text = orjson.dumps(texts)
     except TypeError:  # the name of a file is no UTF-8
-        _, key, where, *fields = told
+        _, key, where, *fields = texts
         text = orjson.dumps([1, key, _as_bytes(where), *([*map(_as_bytes, field)] for field in fields)])
     data = b"".join(own)
     return b"".join((_HEAD.pack(len(text), len(data)), text, data))
@@ -284,12 +284,12 @@ def decode_rows(data: bytes) -> Iterator[Row]:
     while at < len(data):
         text_bytes, own_bytes = _HEAD.unpack_from(data, at)
         at += _HEAD.size + text_bytes
-        is_odd, key, where, *told = orjson.loads(data[at - text_bytes : at])
+        is_odd, key, where, *described = orjson.loads(data[at - text_bytes : at])
         if is_odd:
-            where, told = _as_text(where), [[*map(_as_text, field)] for field in told]
+            where, described = _as_text(where), [[*map(_as_text, field)] for field in described]
         fields: list[tuple[str, FieldBytes]] = []
         end = at + own_bytes
-        for name, kind, *parts in told:
+        for name, kind, *parts in described:
             if parts:
                 fields.append((name, KINDS[kind](*parts[1:])))
             else:

@@ -15,12 +15,12 @@ from typing_extensions import Self
 
 from wdskit.dataset.index import Exports, ShardEntry
 from wdskit.dataset.keys import SortedRuns, is_among
-from wdskit.files import DISK, Disk, Draft, draft_path, scratch
+from wdskit.files import DISK, Disk, TempFile, scratch, temp_path
 from wdskit.packing.destination import Destination, raised_as_pack_errors
 from wdskit.packing.fill import Count, ShardJob, fill_shard, required_rows
 from wdskit.packing.journal import indexed_already, remove_finished
 from wdskit.packing.plan import PlannedShard, fill_in_turn
-from wdskit.packing.row import Row, Tell, key_taken
+from wdskit.packing.row import OnProgress, Row, key_taken
 from wdskit.packing.run import Work, begin, publish_all, resolve_last_run
 from wdskit.packing.sources import streamed_rows
 from wdskit.packing.staging import RunDescription, Staging
@@ -54,7 +54,7 @@ def pack_stream(work: Work, *, skip_bad: bool) -> tuple[Destination, list[ShardE
         staging = None if target.is_done else begin(work, dataclasses.replace(run, first=(first,)), str)
     with StreamedKeys(lambda: work.room, disk=work.disk) as keys:
         if target.append:
-            keys.add_taken(target, work.tell)
+            keys.add_taken(target, work.on_progress)
         entries = _fill(work, target, staging, itertools.chain([first_row], rows), keys, first, exports)
     lists = target.lists(found)
     with raised_as_pack_errors(work.folder):
@@ -80,7 +80,7 @@ def _fill(
     """
     options = work.options
     by_count = options.transforms.changes_bytes
-    count = Count(work.tell, (None, None))
+    count = Count(work.on_progress, (None, None))
     there = {entry.name: entry for entry in target.last_run.entries} if target.is_done and target.last_run else {}
     there |= staging.filled() if staging is not None else {}
     entries = []
@@ -140,7 +140,7 @@ class StreamedKeys:
         self._name = name
         self._disk = disk
         self._stack = contextlib.ExitStack()
-        self._draft: Draft | None = None
+        self._temp: TempFile | None = None
         self._new: dict[str, str] = {}
         self._num_checked = 0
         self._hashes = SortedRuns()
@@ -159,14 +159,14 @@ class StreamedKeys:
         """Remove what is on disk."""
         self._stack.close()
 
-    def add_taken(self, target: Destination, tell: Tell) -> None:
+    def add_taken(self, target: Destination, on_progress: OnProgress) -> None:
         """Count the keys of a folder that is added to as taken. Its shards are read.
 
         Raises:
             ShardError: One is damaged.
         """
         self._target = target
-        self._taken = hash_keys(target.all_keys(tell))
+        self._taken = hash_keys(target.all_keys(on_progress))
         self._taken.sort()
 
     def watch(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -209,10 +209,10 @@ class StreamedKeys:
 
     def _keep(self) -> None:
         """Of the new keys keep their hashes, and themselves on disk."""
-        if self._draft is None:
+        if self._temp is None:
             self._path = self._room() / self._name
-            self._draft = self._stack.enter_context(scratch(self._path, disk=self._disk))
-        self._draft.write(_encode([*self._new.items()]))
+            self._temp = self._stack.enter_context(scratch(self._path, disk=self._disk))
+        self._temp.write(_encode([*self._new.items()]))
         hashes = hash_keys(self._new)
         hashes.sort()
         self._hashes.add(hashes)
@@ -221,10 +221,10 @@ class StreamedKeys:
 
     def _kept(self) -> Iterator[list[str]]:
         """Each key on disk and its place, in their order."""
-        if self._draft is None:
+        if self._temp is None:
             return
-        self._draft.wait()
-        with open(draft_path(self._path), "rb") as file:
+        self._temp.wait()
+        with open(temp_path(self._path), "rb") as file:
             for line in file:
                 yield from json.loads(line)
 

@@ -18,7 +18,7 @@ from wdskit.codecs.structure import check_pixels
 from wdskit.errors import DecodeError, PackError
 from wdskit.files import Buffer
 from wdskit.limits import MAX_PIXELS
-from wdskit.packing.json_merge import add_facts
+from wdskit.packing.json_merge import add_metadata
 
 Field = tuple[str, bytes]
 
@@ -213,20 +213,20 @@ class Transforms:
         return transformed, names
 
     def _describe(self, transformed: dict[str, bytes], images: list[str]) -> bytes:
-        """`json` with the facts of the image: width and height as its header has them, whatever EXIF says."""
+        """`json` with metadata of the image: width and height as its header has them, whatever EXIF says."""
         if len(images) > 1:
             raise DecodeError(f"derive: it has {len(images)} images ({', '.join(images)}), one is described")
         image = transformed[images[0]]
-        facts: dict[str, int | str] = {"bytes": len(image)}
+        known: dict[str, int | str] = {"bytes": len(image)}
         try:
             if "width" in self.derive or "height" in self.derive:
                 header = read_header(lambda size: image[:size])
                 check_pixels(header.width, header.height, max_pixels=self.max_pixels)
-                facts |= {"width": header.width, "height": header.height}
+                known |= {"width": header.width, "height": header.height}
             if "sha256" in self.derive:
-                facts["sha256"] = hashlib.sha256(image).hexdigest()
-            wanted = {name: facts[name] for name in DERIVED if name in self.derive}
-            return add_facts(transformed.get(JSON_FIELD, b"{}"), wanted, at_end=True)
+                known["sha256"] = hashlib.sha256(image).hexdigest()
+            wanted = {name: known[name] for name in DERIVED if name in self.derive}
+            return add_metadata(transformed.get(JSON_FIELD, b"{}"), wanted, at_end=True)
         except (DecodeError, ValueError) as err:
             kind = type(err) if isinstance(err, DecodeError) else DecodeError
             raise kind(f"{JSON_FIELD}: derive: {err}", field=JSON_FIELD) from err

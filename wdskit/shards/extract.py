@@ -13,14 +13,16 @@ from typing import Any
 from wdskit.dataset.keys import split_name
 from wdskit.dataset.patterns import find_shards
 from wdskit.errors import KeyRuleError, StorageError
-from wdskit.files import Disk, draft_path, make_folders, publish
+from wdskit.files import Disk, make_folders, publish, temp_path
 from wdskit.shards.index import refuse_filled
 from wdskit.shards.payloads import Payloads, fields_of
 from wdskit.storage.urls import is_local, local_path
 from wdskit.text import shorten
 
 MAX_REFUSED_LISTED = 1000
-_MAX_PART_BYTES = 255 - len(draft_path(Path("x")).name) + 1  # of a file name on common disks, its draft's included
+_MAX_PART_BYTES = (
+    255 - len(temp_path(Path("x")).name) + 1
+)  # of a file name on common disks, its temporary file's included
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, those that turn the direction of a line, and bytes that are no text. Joiners and new letters,
 which `str.isprintable` refuses, belong to names."""
@@ -165,11 +167,11 @@ def _write(done: Extracted, name: str, pieces: Iterable[bytes], disk: Disk) -> N
             problem = "there is a file of this name already"
         if not problem:
             _make_folders(path.parent, disk)
-            with publish(path, disk=disk) as draft:
+            with publish(path, disk=disk) as temp:
                 for piece in pieces:
-                    draft.write(piece)
+                    temp.write(piece)
             done.num_files += 1
-            done.num_bytes += draft.num_bytes
+            done.num_bytes += temp.num_bytes
     except OSError as err:
         if err.errno not in _CANNOT_BE_MADE:
             raise

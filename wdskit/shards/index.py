@@ -20,7 +20,7 @@ from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
 from wdskit.export.dali import ShardMembers
-from wdskit.files import DISK, Disk, remove_drafts
+from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.identity import FileIdentity
@@ -91,7 +91,7 @@ def index_folder(
         num_workers = choose_workers(len(sizes), sum(sizes.values())) if workers is None else workers
         scans: list[ScannedShard] = []
         try:
-            remove_drafts(path, disk=disk)
+            remove_temp_files(path, disk=disk)
             for scan in _scan_all(path, sizes, kept, num_workers, progress):
                 if scan.members is not None:
                     export_shard(path / scan.entry.name, scan.members, exports=kept, before=before.exports, disk=disk)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from wdskit.errors import ShardError, WdskitError
 from wdskit.limits import MAX_LISTED
-from wdskit.processes import deaf_to_ctrl_c, end_with_parent, hear_ctrl_c
+from wdskit.processes import block_sigint, end_with_parent, hear_ctrl_c
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 S = TypeVar("S")
@@ -62,7 +62,7 @@ def map_shards(
     pool = ProcessPoolExecutor(min(workers, len(shards)), mp_context=get_context("spawn"), initializer=_start_worker)
     try:
         ahead = 4 * workers  # enough that nobody waits; a million futures at once would take gigabytes
-        with deaf_to_ctrl_c():  # they all start here
+        with block_sigint():  # they all start here
             pending: list[Future[T | WdskitError]] = [pool.submit(attempt, shard) for shard in shards[:ahead]]
         for number in range(len(shards)):
             result = pending.pop(0).result()

@@ -174,12 +174,12 @@ def _repair_shard(path: str, entry: ShardEntry | None, target: Path, images: Ima
                 walk = Walk(path, file, [], images)
             whole, lost = walk.result()
             if whole:
-                with publish(target, disk=disk) as draft:
+                with publish(target, disk=disk) as temp:
                     for start, stop in [(one.start, one.stop) for one in whole] if lost else [(0, num_bytes)]:
                         for part in file_pieces(file, start, stop):
-                            draft.write(part)
+                            temp.write(part)
                     if lost:
-                        draft.write(bytes(END_BYTES))
+                        temp.write(bytes(END_BYTES))
     except StorageError as err:
         return RepairedShard(path, 0, (Loss(path, 0, num_bytes, None, str(err)),), is_suspect=False)
     return RepairedShard(path, len(whole), tuple(lost), is_suspect)

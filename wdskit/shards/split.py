@@ -26,7 +26,7 @@ from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.samples import HeaderReader, read_span
 from wdskit.dataset.selection import list_selections, read_head, selection_path, write_selection
 from wdskit.errors import DecodeError, FolderIndexError, SelectionError, StorageError
-from wdskit.files import DISK, Disk, remove_drafts
+from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.shards.index import local_folder
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.shards.shares import Shares, choose_splits, draws_of, format_shares, make_draw, parse_shares
@@ -213,7 +213,7 @@ def _publish(
     folder: Path, parts: dict[str, list[NDArray[np.uint32]]], in_the_way: dict[str, str], recipe: str, disk: Disk
 ) -> None:
     """Write the selections. What is in the way is gone for good before the first: two splits are never mixed."""
-    remove_drafts(folder, disk=disk)
+    remove_temp_files(folder, disk=disk)
     for name in in_the_way:
         disk.remove(selection_path(folder, name))
     if in_the_way:

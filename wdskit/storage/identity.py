@@ -11,7 +11,7 @@ from typing_extensions import Self
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from one that has its path later, and from itself after it was written again."""
+    """What distinguishes a file from one that has its path later, and from itself after it was written again."""
 
     num_bytes: int
     mtime_ns: int

@@ -29,7 +29,7 @@ class TarWriter:
     Args:
         write: Takes all the bytes it is given, in order, and is done with them when it returns.
         hand_over: Takes a buffer and the number of bytes to write from it, keeps it, and returns one that is free, None
-            where there is none yet: `Draft.hand_over`, which writes while the next buffer is filled. Without it one
+            where there is none yet: `TempFile.hand_over`, which writes while the next buffer is filled. Without it one
             buffer is filled and written in turn.
     """
 

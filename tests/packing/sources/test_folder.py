@@ -18,7 +18,7 @@ from shards import bytes_in, samples_in, write_shard
 
 from wdskit import PackError, RowError, pack, verify
 from wdskit.dataset.keys import check_key
-from wdskit.packing.json_merge import add_facts
+from wdskit.packing.json_merge import add_metadata
 from wdskit.packing.references import FileBytes
 from wdskit.packing.row import clean_key, file_bytes
 from wdskit.packing.sources.folder import FileNames, walk_files
@@ -580,9 +580,9 @@ def test_json_that_cannot_stand_with_what_is_known_is_an_error_of_its_row(tmp_pa
 
 
 def test_facts_that_are_stated_already_are_not_said_twice():
-    assert add_facts(b' {"b": 1e5, "a" : 1}\n', {"a": 1, "c": 2}) == b' {"c":2,"b": 1e5, "a" : 1}\n'
-    assert add_facts(b'\xef\xbb\xbf{"a":1}', {"a": 1}) == b'\xef\xbb\xbf{"a":1}'
-    assert add_facts(b"{ }", {"a": 1}) == b'{"a":1 }'
+    assert add_metadata(b' {"b": 1e5, "a" : 1}\n', {"a": 1, "c": 2}) == b' {"c":2,"b": 1e5, "a" : 1}\n'
+    assert add_metadata(b'\xef\xbb\xbf{"a":1}', {"a": 1}) == b'\xef\xbb\xbf{"a":1}'
+    assert add_metadata(b"{ }", {"a": 1}) == b'{"a":1 }'
 
 
 json_values = st.recursive(
@@ -595,7 +595,7 @@ json_values = st.recursive(
 def test_nothing_of_an_object_is_lost_when_facts_are_added(own, indent):
     own = {name: value for name, value in own.items() if name not in {"path", "cls"}}
     text = json.dumps(own, indent=indent).encode()
-    both = add_facts(text, {"path": "p", "cls": 3})
+    both = add_metadata(text, {"path": "p", "cls": 3})
     assert json.loads(both) == {"path": "p", "cls": 3, **own}
     assert both.endswith(text[1:])
 

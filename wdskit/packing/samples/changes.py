@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from wdskit.dataset.keys import check_field, check_member_name, hashed_key, split_name
 from wdskit.errors import KeyRuleError, PackError
-from wdskit.packing.json_merge import add_facts
+from wdskit.packing.json_merge import add_metadata
 from wdskit.packing.row import clean_key
 from wdskit.packing.samples.choice import check_word
 from wdskit.tar.reader import locate_members
@@ -122,7 +122,7 @@ class Changes:
         key = sample.key
         if self.keys != "given":
             try:
-                fields["json"] = add_facts(bytes(fields.get("json", b"{}")), {"key": key})
+                fields["json"] = add_metadata(bytes(fields.get("json", b"{}")), {"key": key})
             except ValueError as err:
                 raise ValueError(f"its json: {err}") from err
             key = self.new_key(key)

@@ -11,7 +11,7 @@ from wdskit.dataset.classes import CLASSES_NAME, common_classes
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, StorageError, WdskitError
-from wdskit.packing.row import Progress, Tell
+from wdskit.packing.row import OnProgress, Progress
 from wdskit.packing.samples.batch import Gone
 from wdskit.packing.samples.changes import Changes
 from wdskit.packing.samples.choice import Choice
@@ -57,7 +57,7 @@ def scan_jobs(
     ]
 
 
-def scan_all(jobs: Sequence[ScanJob], *, workers: int, tell: Tell) -> Iterator[Scanned]:
+def scan_all(jobs: Sequence[ScanJob], *, workers: int, on_progress: OnProgress) -> Iterator[Scanned]:
     """Look at the sources, in this process or in several; what is seen comes in their order."""
     total = sum(os.path.getsize(job.path) for job in jobs if os.path.exists(job.path))
     num_samples = num_bytes = 0
@@ -66,7 +66,7 @@ def scan_all(jobs: Sequence[ScanJob], *, workers: int, tell: Tell) -> Iterator[S
             raise scan
         num_samples += scan.num_samples
         num_bytes += os.path.getsize(job.path)
-        tell(Progress("reading", num_samples, num_bytes, None, total))
+        on_progress(Progress("reading", num_samples, num_bytes, None, total))
         yield scan
 
 

@@ -130,7 +130,7 @@ class Samples:
         return Row(self._changes.new_key(key), (), self.where(number))
 
     def forget_hashes(self) -> None:
-        """Keep half of each, which tells a sample when it is copied, and forget the draws."""
+        """Keep half of each, by which a sample is known when it is copied, and forget the draws."""
         self._check = self._check.copy()
         self.hashes = self.draws = np.zeros(0, np.uint64)
 

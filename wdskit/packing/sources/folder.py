@@ -12,7 +12,7 @@ import orjson
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import check_field
 from wdskit.errors import KeyRuleError, PackError, RowError
-from wdskit.packing.json_merge import field_with_facts
+from wdskit.packing.json_merge import field_with_metadata
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.sources.class_names import ClassNames
@@ -123,13 +123,13 @@ class ImageFolder:
             text = utf8_name(path)
         except UnicodeDecodeError as err:
             raise row_error(where, "its path is no UTF-8", "Rename it.") from err
-        facts: dict[str, object] = {"path": text}
+        metadata: dict[str, object] = {"path": text}
         fields: dict[str, FieldBytes] = {}
         if self.classes:
             name = text.split("/", 1)[0]
             if name not in self.classes:
                 raise row_error(where, f"the folder {name!r} was not there when packing began")
-            facts = {"cls": self.classes[name], "class": name, "path": text}
+            metadata = {"cls": self.classes[name], "class": name, "path": text}
             fields["cls"] = b"%d" % self.classes[name]
         fields[field_of(text)] = file_bytes(where, where)
         for field, sidecar in sidecars:
@@ -139,10 +139,10 @@ class ImageFolder:
             fields[field] = file_bytes(place, where)
         own = fields.get("json")
         if own is None or isinstance(own, bytes):
-            fields["json"] = orjson.dumps(facts)  # texts and numbers: what `to_json` gives, for a fifth of 10 us
+            fields["json"] = orjson.dumps(metadata)  # texts and numbers: what `to_json` gives, for a fifth of 10 us
         else:
             try:
-                fields["json"] = field_with_facts(own, facts)
+                fields["json"] = field_with_metadata(own, metadata)
             except (OSError, ValueError) as err:
                 problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
                 raise row_error(where, f"{own.path}: {problem}", "Mend or rename it, or use --skip-bad.") from err
