@@ -1,8 +1,8 @@
 """Publishing files: the only module that writes data.
 
 A file appears under its final name whole and on disk, or not at all: it is written to a temporary file in the same
-folder, flushed to the device, renamed, and the folder is flushed too. Every disk operation goes through one `Disk`, so that a
-test can fail or kill at the n-th.
+folder, flushed to the device, renamed, and the folder is flushed too. Every disk operation goes through one `Disk`, so
+that a test can fail or kill at the n-th.
 """
 
 from __future__ import annotations
@@ -213,9 +213,9 @@ def own_temp_files() -> Iterator[None]:
 def publish(path: Path, *, disk: Disk = DISK) -> Iterator[TempFile]:
     """Write a file that appears under `path` only when the block ends without an error.
 
-    A file that had the name is replaced in one step. After an error the temporary file is removed and `path` is as it was;
-    only where the very last step failed, the folder's flush, it is the whole new file. Only one writer may publish to a path
-    at a time; `packing` holds the folder's lock for that.
+    A file that had the name is replaced in one step. After an error the temporary file is removed and `path` is as it
+    was; only where the very last step failed, the folder's flush, it is the whole new file. Only one writer may publish
+    to a path at a time; `packing` holds the folder's lock for that.
     """
     temp = temp_path(path)
     fd = disk.open(temp)

@@ -34,8 +34,8 @@ def info_command(
 ) -> None:
     """Show what a shard or a folder of shards holds.
 
-    A folder with an index is summarized from it, without opening a shard. Shards without one, and a single shard, are read
-    from end to end. PATH may be an http(s) URL.
+    A folder with an index is summarized from it, without opening a shard. Shards without one, and a single shard, are
+    read from end to end. PATH may be an http(s) URL.
 
     In Python: wdskit.info
     """
