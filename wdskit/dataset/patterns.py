@@ -6,6 +6,7 @@ index, the pattern selects from it, and files that the index does not know are a
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import functools
 import glob
@@ -22,6 +23,7 @@ from wdskit.dataset.index import RUN_FOLDER, FolderIndex, ShardEntry, has_index,
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
 from wdskit.storage.urls import is_local, local_path
 
+_MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
 
@@ -291,7 +293,11 @@ def shard_error(url: str, problem: str) -> WdskitError:
     what = "shard" if missing.endswith(".tar") else "shard or folder"
     if missing != url.rstrip("/"):
         what = f"folder: {missing}"
-    return StorageError(f"{url}: there is no such {what}.", url=url)
+    parent, name = os.path.split(missing)
+    folders = [each for each in os.listdir(parent or ".") if os.path.isdir(os.path.join(parent, each))]
+    near = [] if what == "shard" else difflib.get_close_matches(name, folders[:_MAX_NEAR], n=1)
+    hint = f" Did you mean `{os.path.join(parent, near[0])}`?" if near else ""
+    return StorageError(f"{url}: there is no such {what}.{hint}", url=url)
 
 
 def nothing_matches(pattern: str) -> WdskitError:
