@@ -656,3 +656,41 @@ def test_options_come_as_an_object_too(tmp_path):
     assert bytes_in(tmp_path / "one") == bytes_in(tmp_path / "two")
     with pytest.raises(PackError, match="options and shuffle do not go together"):
         wdskit.reshard(str(source), tmp_path / "three", options=options, shuffle=1)
+
+
+def test_fields_are_made_of_json_as_pack_makes_them_of_tars(tmp_path):
+    samples = {
+        f"k{number}": {
+            "json": b'{"text": "t%d", "label": "%s", "v": [1, 2]}' % (number, b"ba"[number % 2 :][:1]),
+            "bin": b"x",
+        }
+        for number in range(5)
+    }
+    shard = write_shard(tmp_path / "in.tar", samples)
+    options = {"fields": ["txt=text", "cls=label", "v.npy=v"], "classes": ["a", "b"], "max_samples": 2}
+    pack(str(shard), tmp_path / "packed", pattern=PATTERN, **options)
+    reshard(shard, tmp_path / "out", **options)
+    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "packed")
+    found = samples_in(tmp_path / "out")
+    assert [(fields["txt"], fields["cls"]) for fields in found.values()][:2] == [(b"t0", b"1"), (b"t1", b"0")]
+    assert json.loads((tmp_path / "out" / "classes.json").read_bytes()) == {"a": 0, "b": 1}
+    reshard(shard, tmp_path / "texts", fields={"txt": "text"}, drop="json")
+    assert {*next(iter(samples_in(tmp_path / "texts").values()))} == {"bin", "txt"}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"fields": ["txt=none"]}, r"it has no column 'none'; it has 'text', 'label'"),
+        ({"fields": ["bin.txt=text", "cls=label"]}, r"'x' is no whole number. Name the classes"),
+        ({"fields": ["jpg=text"]}, "'jpg' cannot be made of JSON"),
+        ({"fields": ["txt=text"], "classes": ["a"]}, r"classes: (nothing|no column) becomes `cls`"),
+        ({"fields": ["a.txt=text"]}, "it has the field 'a.txt' already"),
+    ],
+)
+def test_fields_that_cannot_be_made_of_json_are_refused(tmp_path, options, problem):
+    shard = write_shard(tmp_path / "in.tar", {"k": {"a.txt": b"y", "json": b'{"text": "t", "label": "x"}'}})
+    for function in (reshard, lambda source, dest, **more: pack(str(source), dest, **more)):
+        with pytest.raises((PackError, RowError), match=problem):
+            function(shard, tmp_path / "out", **options)
+        assert not list((tmp_path / "out").glob("*.tar"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +32,11 @@ def read_classes(folder: str | Path) -> tuple[str, ...] | None:
         if err.status in _ABSENT:
             return None
         raise
+
+
+def classes_json(numbers: Mapping[str, int]) -> bytes:
+    """The bytes of a `classes.json`: the number of each class by name."""
+    return (json.dumps(dict(numbers), ensure_ascii=False, indent=0) + "\n").encode()
 
 
 def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...]:

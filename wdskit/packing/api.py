@@ -93,6 +93,8 @@ def pack(
     dry_run: bool = False,
     export: str | Sequence[str] = (),
     split_name: str = "",
+    fields: Mapping[str, str] | Sequence[str] = (),
+    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
     validate: str | None = None,
     resize: int | None = None,
     resize_mode: str | None = None,
@@ -110,10 +112,8 @@ def pack(
     sidecars: str | Sequence[str] = (),
     files: str | Sequence[str] = (),
     images: str | os.PathLike[str] | None = None,
-    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
     image_column: str | None = None,
     key_column: str | None = None,
-    fields: Mapping[str, str] | Sequence[str] = (),
     allow_no_image: bool = False,
     require: str | Sequence[str] = (),
     missing: str | None = None,
@@ -162,7 +162,8 @@ def pack(
             on several machines that share the folder. `finish_pack` then completes it.
         only: Fill the shard of this number again, which is lost or damaged. It must become what the index says.
         from_: What kind of source it is (a name of `packing.sources.KINDS`), where its path does not say so.
-        fields: Of a table or COCO annotations: which columns become fields, `{"txt": "caption", "cls": "label"}` or
+        fields: Of a table or COCO annotations: which columns become fields; of tars and zips: which names in a sample's
+            JSON (txt, cls, json and npy fields); `{"txt": "caption", "cls": "label"}` or
             `["txt=caption"]`; see `packing.sources.records.parse_fields`. Texts of `cls` become class numbers, those of
             `classes` or the sorted texts'. `json` keeps all columns but bytes and arrays of Parquet and `datasets`.
         files: Of a folder: extensions of the files that are samples instead of images: `wav`, `flac`.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.dataset.classes import CLASSES_NAME, parse_classes
+from wdskit.dataset.classes import CLASSES_NAME, classes_json, parse_classes
 from wdskit.dataset.index import INDEX_NAME, NO_EXPORTS, RUN_FOLDER, Exports, FolderIndex, ShardEntry, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.samples import HeaderReader
@@ -211,7 +211,7 @@ class Destination:
         """The bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl`, where there is something to write."""
         lists = {}
         if found.classes and not self.append:
-            lists[CLASSES_NAME] = (json.dumps(dict(found.classes), ensure_ascii=False, indent=0) + "\n").encode()
+            lists[CLASSES_NAME] = classes_json(found.classes)
         rejected: list[object] = [{"where": err.where, "reason": err.problem} for err in found.rejected]
         for name, listed in ((REJECTED_NAME, rejected), (DUPLICATES_NAME, [one.to_dict() for one in found.duplicates])):
             if listed:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from wdskit.packing.samples.changes import Changes
     from wdskit.packing.samples.choice import Choice
     from wdskit.packing.sources import SourceOptions
+    from wdskit.packing.sources.class_names import ClassNames
     from wdskit.packing.transforms import Transforms
     from wdskit.shards.shares import Shares
 
@@ -72,6 +73,12 @@ class WriteOptions:
     dry_run: bool = option(False, "Show what would be written, and write nothing.")
     export: str | Sequence[str] = option((), "Files for other readers too: wids,open_clip,timm,energon,dali.", "KINDS")
     split_name: str = option("", "The split for timm and energon. Default: from the shards' names.", "NAME")
+    fields: Mapping[str, str] | Sequence[str] = option(
+        (), "Make a field of a column, or of JSON: txt=caption, cls=label. Again for more.", "FIELD=COLUMN"
+    )
+    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = option(  # noqa: RUF009 (a field)
+        None, "Classes by number: a packed folder, classes.json, or a name a line.", "FILE"
+    )
     validate: str | None = option(None, "Check images: none, magic, structure, decode. Default: see above.", "LEVEL")
     resize: int | None = option(None, "Make larger images smaller: pixels of a side.", "PIXELS", least=1)
     resize_mode: str | None = option(None, "Side: shorter, longer, crop, pad (to a square). Default: shorter.", "MODE")
@@ -102,7 +109,7 @@ class WriteOptions:
         if self.only is not None and (type(self.only) is not int or self.only < 0):
             raise PackError(f"only: {self.only!r} is no number of a shard; the first is 0.")
         parse_exports(self.export, split_name=self.split_name)
-        _ = self.transforms, self.limits, self.part_of, self.shares
+        _ = self.transforms, self.limits, self.part_of, self.shares, self.columns
         self._check_together()
 
     def _check_together(self) -> None:
@@ -155,6 +162,20 @@ class WriteOptions:
         return None if self.part is None else parse_part(self.part)
 
     @cached_property
+    def columns(self) -> dict[str, str]:
+        """Which column each field is made of, by the field's name."""
+        from wdskit.packing.sources.records import parse_fields
+
+        return parse_fields(self.fields)
+
+    @cached_property
+    def class_names(self) -> ClassNames | None:
+        """The classes that there may be. A file of them is read here; `PackError` where it cannot be."""
+        from wdskit.packing.sources.class_names import find_class_names
+
+        return None if self.classes is None else find_class_names(self.classes)
+
+    @cached_property
     def shares(self) -> Shares | None:
         """Name and share of each split; None where nothing is split."""
         from wdskit.shards.shares import parse_shares
@@ -201,16 +222,10 @@ class PackOptions(WriteOptions):
     images: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
         None, "Folder of a COCO file's images. Default: the file's own.", "DIR"
     )
-    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = option(  # noqa: RUF009 (a field)
-        None, "Classes by number: a packed folder, classes.json, or a name a line.", "FILE"
-    )
     image_column: str | None = option(
         None, "Table's column with the image. Default: image, file_name, path, filepath.", "NAME"
     )
     key_column: str | None = option(None, "Table's column with the key. Default: key, else the image's path.", "NAME")
-    fields: Mapping[str, str] | Sequence[str] = option(
-        (), "Make a field of a column: txt=caption, cls=label. Again for more.", "FIELD=COLUMN"
-    )
     allow_no_image: bool = option(False, "Pack rows of a table that have no image, too.")
     require: str | Sequence[str] = option((), "Fields that each sample must have: jpg;png,json.", "FIELDS")
     missing: str | None = option(None, "Samples that lack one. Default: error.", "error|warn|skip")
@@ -224,14 +239,8 @@ class PackOptions(WriteOptions):
 
     @cached_property
     def source(self) -> SourceOptions:
-        """How the source is read. A file of `classes` is read here.
-
-        Raises:
-            PackError: It cannot be read, or `fields` is no list of FIELD=COLUMN.
-        """
+        """How the source is read."""
         from wdskit.packing.sources import SourceOptions
-        from wdskit.packing.sources.class_names import find_class_names
-        from wdskit.packing.sources.records import parse_fields
 
         return SourceOptions(
             from_=self.from_,
@@ -239,11 +248,11 @@ class PackOptions(WriteOptions):
             image_column=self.image_column,
             key_column=self.key_column,
             allow_no_image=self.allow_no_image,
-            fields=parse_fields(self.fields),
+            fields=self.columns,
             sidecars=self.sidecars,
             files=self.files,
             images=None if self.images is None else os.fspath(self.images),
-            classes=None if self.classes is None else find_class_names(self.classes),
+            classes=self.class_names,
             in_order=self.shuffle is None or self.dry_run,
         )
 
@@ -319,8 +328,10 @@ class ReshardOptions(WriteOptions):
     def changes(self) -> Changes:
         """What becomes of their fields and keys."""
         from wdskit.packing.samples.changes import make_changes
+        from wdskit.packing.sources.records import Records
 
-        return make_changes(keep=self.keep, drop=self.drop, rename=self.rename, keys=self.keys)
+        made = Records("", fields=self.columns, classes=self.class_names) if self.columns else None
+        return make_changes(keep=self.keep, drop=self.drop, rename=self.rename, keys=self.keys, made=made)
 
     def to_dict(self) -> dict[str, object]:
         """As `WriteOptions.to_dict`."""

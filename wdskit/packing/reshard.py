@@ -108,6 +108,8 @@ def reshard(
     dry_run: bool = False,
     export: str | Sequence[str] = (),
     split_name: str = "",
+    fields: Mapping[str, str] | Sequence[str] = (),
+    classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = None,
     validate: str | None = None,
     resize: int | None = None,
     resize_mode: str | None = None,
@@ -182,9 +184,9 @@ def reshard(
     finish_what_was_stopped(folder, None, options, disk)
     if options.on is not None and not options.dry_run:
         import_ray()
-    classes, classes_lost = find_classes(found, changes)
-    more = {f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in classes.items()}
-    names = parse_classes(classes[CLASSES_NAME], CLASSES_NAME) if classes else ()
+    lists, classes_lost = find_classes(found, changes)
+    more = {f"digest of {name}": hashlib.sha256(data).hexdigest()[:16] for name, data in lists.items()}
+    names = parse_classes(lists[CLASSES_NAME], CLASSES_NAME) if lists else ()
     rows = Source(
         source if isinstance(source, str) else "the shards",
         (),
@@ -203,7 +205,7 @@ def reshard(
         seen.check(num_kept, len(samples) - num_kept, changes)
         if work.splitter is not None:
             work.splitter.add_draws(samples.draws)
-        plan = Plan(samples, kept, len(found.urls), block_shards, blocks, found.urls.__getitem__, classes)
+        plan = Plan(samples, kept, len(found.urls), block_shards, blocks, found.urls.__getitem__, lists)
         target, run, shards = plan_jobs(work, plan)
         entries = () if options.dry_run else pack_planned(work, plan, target, run, shards)
         planned = shards.plan().shards

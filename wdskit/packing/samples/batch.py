@@ -161,8 +161,8 @@ class Batch:
         """
         look = self._look
         sizes, hashes, copied = self._stops - self._starts, look.hashes.copy(), look.exact.copy()
-        slow = ~look.plain | (changes.keys != "given")
-        if changes.keys == "given" and (changes.named or not look.exact.all()):
+        slow = ~look.plain | changes.rewrites_all
+        if not changes.rewrites_all and (changes.named or not look.exact.all()):
             self._measure(changes, sizes, copied, slow)
         rows = np.flatnonzero(slow & keep).tolist()
         copied[slow] = False

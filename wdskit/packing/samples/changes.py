@@ -10,6 +10,7 @@ from wdskit.errors import KeyRuleError, PackError
 from wdskit.packing.json_merge import add_metadata
 from wdskit.packing.row import clean_key
 from wdskit.packing.samples.choice import check_word
+from wdskit.packing.sources.records import Records, check_json_fields, json_fields
 from wdskit.tar.reader import locate_members
 
 
@@ -36,6 +37,7 @@ class Changes:
         keep: Names of those that stay; None for all.
         drop: Names of those that go.
         rename: New names by old ones.
+        made: Makes fields of values in a sample's JSON; None for none.
         keys: "given"; or "clean" or "hashed": each key is replaced as `pack` does, and kept in the sample's json.
 
     Raises:
@@ -46,8 +48,11 @@ class Changes:
     drop: frozenset[str] = frozenset()
     rename: Mapping[str, str] = field(default_factory=dict)
     keys: str = "given"
+    made: Records | None = None
 
     def __post_init__(self) -> None:
+        if self.made is not None:
+            check_json_fields(self.made)
         if self.keep is not None and self.drop:
             raise PackError("keep and drop: give one of them. What is not kept is dropped.")
         for option, names in (("keep", self.keep or ()), ("drop", self.drop), ("rename", self.rename)):
@@ -65,6 +70,11 @@ class Changes:
                 raise PackError(f"{option}: {err}") from err
 
     @property
+    def rewrites_all(self) -> bool:
+        """Whether no sample stays as it is."""
+        return self.keys != "given" or self.made is not None
+
+    @property
     def named(self) -> frozenset[str]:
         """The fields that are spoken of: one that no sample has is a mistake."""
         return (self.keep or frozenset()) | self.drop | self.rename.keys()
@@ -76,6 +86,8 @@ class Changes:
             "drop": sorted(self.drop),
             "rename": dict(sorted(self.rename.items())),
             "keys": self.keys,
+            "fields": {} if self.made is None else dict(self.made.fields),
+            "classes": None if self.made is None or self.made.classes is None else self.made.classes.names,
         }
 
     def new_key(self, key: str) -> str:
@@ -119,6 +131,9 @@ class Changes:
         """
         names = self.new_names(sample.fields)
         fields: dict[str, memoryview | bytes] = {new: data[slice(*sample.fields[old])] for new, old in names.items()}
+        if self.made is not None:
+            own = sample.fields.get("json")
+            fields.update(json_fields(self.made, None if own is None else bytes(data[slice(*own)]), fields.keys()))
         key = sample.key
         if self.keys != "given":
             try:
@@ -163,6 +178,7 @@ def make_changes(
     drop: str | Sequence[str] | None = None,
     rename: str | Sequence[str] | Mapping[str, str] | None = None,
     keys: str = "given",
+    made: Records | None = None,
 ) -> Changes:
     """The changes that options describe: `jpg,cls`, `jpeg=jpg,class=cls`, or lists of such.
 
@@ -172,7 +188,7 @@ def make_changes(
     check_word("keys", keys, ("given", "clean", "hashed"))
     kept = None if keep is None else _parse_names("keep", keep)
     dropped = frozenset() if drop is None else _parse_names("drop", drop)
-    return Changes(kept, dropped, _parse_rename(rename), keys)
+    return Changes(kept, dropped, _parse_rename(rename), keys, made)
 
 
 def _parts(texts: str | Sequence[str]) -> list[str]:

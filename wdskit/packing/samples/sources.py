@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from wdskit.dataset.classes import CLASSES_NAME, common_classes
+from wdskit.dataset.classes import CLASSES_NAME, classes_json, common_classes
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, StorageError, WdskitError
@@ -149,6 +149,8 @@ def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], 
     Raises:
         FolderIndexError: Two folders number their classes differently, so that one number would mean two things.
     """
+    if changes.made is not None and changes.made.classes is not None and "cls" in changes.made.fields:
+        return {CLASSES_NAME: classes_json(changes.made.classes.numbers)}, ""
     name = changes.new_name("cls")
     if name is None:
         return {}, ""

@@ -176,8 +176,8 @@ KINDS: dict[str, Kind] = {
     "coco": Kind(
         "COCO annotations", lambda path, how: Coco(path, how.images, how.records), ("images", "fields", "classes")
     ),
-    "tar": Kind("tars", lambda path, _: Tars(path)),
-    "zip": Kind("zips", lambda path, _: Zips(expand_files(path, ".zip"))),
+    "tar": Kind("tars", lambda path, how: Tars(path, how.records), ("fields", "classes")),
+    "zip": Kind("zips", lambda path, how: Zips(expand_files(path, ".zip"), how.records), ("fields", "classes")),
 }
 """The kinds, by the name that `--from` takes."""
 

@@ -21,6 +21,7 @@ from wdskit.errors import PackError, RowError
 from wdskit.limits import MAX_UNPACK_RATIO, MAX_UNPACKED_BYTES
 from wdskit.packing.references import ZIP_HEADER_BYTES, FieldBytes, PartBytes, ZipBytes
 from wdskit.packing.row import SAME_FIELD, Row, json_with_key, make_row, row_error
+from wdskit.packing.sources.records import Records, check_json_fields, json_fields
 from wdskit.storage.identity import FileIdentity
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
@@ -47,7 +48,9 @@ class Tars:
             does not read.
     """
 
-    def __init__(self, shards: str) -> None:
+    def __init__(self, shards: str, records: Records) -> None:
+        check_json_fields(records)
+        self._records = records
         found = list_shards(shards)
         remote = next((url for url in found.urls if not is_local(url)), None)
         if remote is not None:
@@ -60,6 +63,8 @@ class Tars:
         names = common.names or ()
         if common.problem:
             _log.warning("%s, so no %s is written.", common.problem, CLASSES_NAME)
+        elif records.classes is not None:
+            self.classes = records.classes.numbers
         elif len({*names}) == len(names):
             self.classes = {name: number for number, name in enumerate(names)}
 
@@ -83,7 +88,7 @@ class Tars:
                         for name, span in sample.items()
                         if not name.startswith("__")
                     )
-                    yield _row(sample["__key__"], fields, path, keys)
+                    yield _row(sample["__key__"], fields, path, keys, self._records)
                 self.num_other += samples.num_ignored
             finally:
                 file.close()
@@ -96,7 +101,10 @@ class Zips:
         num_other: Members read so far that belong to no sample.
     """
 
-    def __init__(self, paths: Sequence[str]) -> None:
+    def __init__(self, paths: Sequence[str], records: Records) -> None:
+        check_json_fields(records)
+        self._records = records
+        self.classes = {} if records.classes is None else records.classes.numbers
         self._paths = paths
         self.num_other = 0
 
@@ -121,7 +129,7 @@ class Zips:
                 except RowError as err:
                     yield err
                 else:
-                    yield _row(key, fields, path, keys)
+                    yield _row(key, fields, path, keys, self._records)
 
 
 def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
@@ -195,7 +203,9 @@ def _damaged(path: str, problem: str) -> PackError:
     return PackError(f"{path}: {problem}.\n  It is damaged or no zip of plain files. Make it again, or unpack it.")
 
 
-def _row(key: str, members: Iterable[tuple[str, FieldBytes]], archive: str, keys: str) -> Row | RowError:
+def _row(
+    key: str, members: Iterable[tuple[str, FieldBytes]], archive: str, keys: str, records: Records
+) -> Row | RowError:
     """The row of a key's members, or what is wrong with it. A leading `./`, as tars of folders have it, is no part
     of the key.
     """
@@ -208,6 +218,11 @@ def _row(key: str, members: Iterable[tuple[str, FieldBytes]], archive: str, keys
             if field in fields:
                 raise row_error(where, f"it has the field {field!r} twice", "Rename one of its members.")
             fields[field] = data
+        if records.fields:
+            try:
+                fields.update(json_fields(records, fields.get("json"), fields.keys()))
+            except (ValueError, OSError) as err:
+                raise row_error(where, str(err), "Mend --field, or use --skip-bad.") from err
         if keys != "given":
             fields["json"] = json_with_key(fields.get("json", b"{}"), key, where)
         return make_row(key, fields, where, keys=keys, path=key)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, encode_field
+from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, NPY_FIELDS, TEXT_FIELDS, decode_field, encode_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.keys import check_field
 from wdskit.errors import DecodeError, KeyRuleError, PackError, RowError
@@ -200,6 +200,48 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
             raise PackError(f"field: {name!r} {why}. Leave it out, or give it another name.")
         found[name] = column
     return found
+
+
+def check_json_fields(records: Records) -> None:
+    """Refuse fields that no value in a sample's JSON can be made to.
+
+    Raises:
+        PackError: Names one.
+    """
+    for name in records.fields:
+        if name.rpartition(".")[2] not in _ENCODED:
+            raise PackError(f"field: {name!r} cannot be made of JSON. Fields called txt, cls, npy and alike can.")
+    if records.classes is not None and CLASS_FIELD not in records.fields:
+        raise PackError("classes: nothing becomes `cls`. Name the value in the samples' JSON: --field cls=NAME.")
+
+
+def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str]) -> dict[str, bytes]:
+    """The fields that are made of a sample's JSON.
+
+    Args:
+        records: Which field is made of which name in it.
+        own: The sample's field `json`; None where it has none.
+        there: The fields that the sample has.
+
+    Raises:
+        ValueError: There is no JSON object, or one of the names is not in it, or a field is there already.
+        OSError: The JSON cannot be read.
+    """
+    if own is None:
+        raise ValueError("it has no json of which fields could be made")
+    try:
+        record = decode_field("json", own if isinstance(own, bytes) else own.read())
+    except DecodeError as err:
+        raise ValueError(str(err)) from err
+    if not isinstance(record, dict):
+        raise ValueError(f"its json holds a {type(record).__name__} and no names")  # noqa: TRY004
+    if taken := sorted(there & records.fields.keys()):
+        raise ValueError(f"it has the field {taken[0]!r} already")
+    try:
+        made = records.column_fields(record, frozenset(), "json")
+        return {name: data for name, data in made if isinstance(data, bytes)}  # which all are
+    except RowError as err:
+        raise ValueError(err.problem) from err
 
 
 def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
