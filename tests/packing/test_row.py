@@ -271,7 +271,7 @@ def test_any_rows_are_packed_whole_or_refused(rows, keys, skip_bad):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"max_bytes": "1MB"}, "max_bytes: '1MB' is no whole number"),
+        ({"max_bytes": "1 TB"}, "max_bytes: '1 TB' is no size"),
         ({"max_samples": 2.5}, "max_samples: 2.5 is no whole number"),
         ({"workers": "2"}, "workers: '2' is no number of processes"),
         ({"shuffle": "7"}, "shuffle: the seed '7' must be"),
