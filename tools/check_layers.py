@@ -28,11 +28,12 @@ RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.
 
 # `pipe.loader(...)` is the one method that the design hangs on a lower layer. It goes through the package's face.
 EXCEPTIONS = {
-    ("pipeline/builder.py", "wdskit"),
-    ("pipeline/builder.py", "wdskit.loader.loader"),
+    ("pipeline/methods.py", "wdskit"),
+    ("pipeline/methods.py", "wdskit.loader.loader"),
 }
 
 MAX_LINES = 400
+GENERATED = {"pipeline/methods.py"}  # by tools/make_methods.py
 HEAVY = {"PIL", "numpy", "orjson", "pydantic", "simplejpeg", "torch", "webdataset", "yaml"}
 ONLY_IN = {"PIL": "codecs", "simplejpeg": "codecs", "rich": "cli", "typer": "cli"}
 IO_MODULES = {
@@ -76,7 +77,7 @@ def check_source(inside: str, source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, what) for each violation in one file; `inside` is its path in the package: `tar/reader.py`."""
     layer = inside.split("/", maxsplit=1)[0].removesuffix(".py")
     num_lines = source.count("\n")
-    if num_lines > MAX_LINES:
+    if num_lines > MAX_LINES and inside not in GENERATED:
         yield num_lines, f"the file has {num_lines} lines, more than {MAX_LINES}"
     if layer not in RANKS and inside != "__init__.py":
         yield 1, f"`{layer}` is no layer of the design"

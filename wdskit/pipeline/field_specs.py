@@ -52,7 +52,11 @@ class MapSpec(StageSpec):
     kind: ClassVar[Kind] = "each"
     shorthand: ClassVar[str | None] = "fn"
 
-    fn: Function = Field(description="Name of a registered function.", examples=["my_augment"])
+    fn: Function = Field(
+        description="A function, or the name of a registered one. One with a parameter `rng` gets a numpy Generator "
+        "that depends on the seed and the position of the sample only.",
+        examples=["my_augment"],
+    )
     global_rng: Bool = Field(False, description="Seed random, numpy and torch by position before each call.")
 
 
@@ -65,7 +69,7 @@ class MapDictSpec(StageSpec):
     is_mapping: ClassVar[bool] = True
 
     fields: Annotated[dict[FieldName, Function], Field(min_length=1)] = Field(
-        description="Field name: name of a registered function.", examples=[{"cls": "my_label"}]
+        description="Field name: a function, or the name of a registered one.", examples=[{"cls": "my_label"}]
     )
 
 
@@ -74,9 +78,13 @@ class MapTupleSpec(StageSpec):
 
     name: ClassVar[str] = "map_tuple"
     kind: ClassVar[Kind] = "each"
+    is_starred: ClassVar[str] = "fns"
     shorthand: ClassVar[str | None] = "fns"
 
-    fns: Functions = Field(description="Names of registered functions, or null.", examples=[["my_augment", None]])
+    fns: Functions = Field(
+        description="Functions, or names of registered ones; null leaves a place as it is.",
+        examples=[["my_augment", None]],
+    )
 
 
 class RenameSpec(StageSpec):
@@ -97,6 +105,7 @@ class ToTupleSpec(StageSpec):
 
     name: ClassVar[str] = "to_tuple"
     kind: ClassVar[Kind] = "each"
+    is_starred: ClassVar[str] = "fields"
     shorthand: ClassVar[str | None] = "fields"
 
     fields: FieldChoices = Field(
@@ -109,6 +118,7 @@ class ToDictSpec(StageSpec):
 
     name: ClassVar[str] = "to_dict"
     kind: ClassVar[Kind] = "each"
+    is_starred: ClassVar[str] = "fields"
     shorthand: ClassVar[str | None] = "fields"
 
     fields: FieldChoices = Field(

@@ -38,6 +38,7 @@ class StageSpec(BaseModel):
             to one (each), reorders, drops or unpacks (stream), groups (batch), or counts (epoch).
         shorthand: The field that a bare value fills (`shuffle: 200`); None where the stage takes no arguments.
         is_mapping: Whether YAML's whole mapping is the value of `shorthand` (`rename: {image: jpg}`).
+        is_starred: What the items of `shorthand` are called where Python's method takes them one by one; else empty.
         is_planned: Whether it is a source that knows every sample's position beforehand.
         items: Models of the items of settings that are lists of mappings.
     """
@@ -48,6 +49,7 @@ class StageSpec(BaseModel):
     kind: ClassVar[Kind]
     shorthand: ClassVar[str | None] = None
     is_mapping: ClassVar[bool] = False
+    is_starred: ClassVar[str] = ""
     is_planned: ClassVar[bool] = False
     items: ClassVar[dict[str, type[BaseModel]]] = {}
 

@@ -146,7 +146,7 @@ class SelectSpec(StageSpec):
     kind: ClassVar[Kind] = "stream"
     shorthand: ClassVar[str | None] = "fn"
 
-    fn: Function = Field(description="Name of a registered function.", examples=["my_filter"])
+    fn: Function = Field(description="A function, or the name of a registered one.", examples=["my_filter"])
 
 
 class BatchedSpec(StageSpec):
@@ -202,10 +202,13 @@ class SliceSpec(StageSpec):
 
     name: ClassVar[str] = "slice"
     kind: ClassVar[Kind] = "stream"
+    is_starred: ClassVar[str] = "bounds"
     shorthand: ClassVar[str | None] = "stop"
 
     start: Natural = Field(0, description="Number of the first value.")
-    stop: Natural | None = Field(description="Number behind the last; null: no end.", examples=[1000])
+    stop: Natural | None = Field(
+        description="Number behind the last, or start, stop and step. null: no end.", examples=[1000]
+    )
     step: Count = Field(1, description="Every how many.")
 
     @classmethod

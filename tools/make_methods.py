@@ -1,0 +1,181 @@
+"""Write wdskit/pipeline/methods.py: the typed methods of `Pipeline`, made of the stages and of `make_loader`.
+
+    python tools/make_methods.py [--check]
+
+With `--check` nothing is written, and the exit code is 1 if the file is not what would be written.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from pydantic.fields import FieldInfo
+
+from wdskit.loader.factory import make_loader
+from wdskit.pipeline.spec_types import StageSpec
+from wdskit.pipeline.specs import STAGES
+
+PATH = Path(__file__).parents[1] / "wdskit" / "pipeline" / "methods.py"
+
+HEAD = '''"""The typed methods of `Pipeline`: one a stage, and `loader`.
+
+`tools/make_methods.py` writes this file from the stages' settings; change those.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import Self
+
+if TYPE_CHECKING:
+    from os import PathLike
+    from typing import TypeAlias
+
+    from wdskit.loader.loader import Loader
+
+    Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
+    Function: TypeAlias = str | Callable[..., Any]
+    Size: TypeAlias = int | Sequence[int]
+    Fields: TypeAlias = str | Sequence[str]
+
+
+class StageMethods(ABC):
+    """What `Pipeline` has of its stages."""
+
+    @abstractmethod
+    def _with(self, name: str, value: object = None) -> Self:
+        """One stage more, its settings checked; `value` is what stands behind its name in YAML."""
+'''
+
+# What the types of settings are in a signature.
+TYPES = {
+    "FieldChoices": "Fields", "FieldNames": "Fields", "FieldName": "str", "Alternatives": "str", "Count": "int",
+    "Natural": "int", "Number": "float", "Positive": "float", "Bool": "bool", "Text": "str", "Range": "Sequence[float]",
+    "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
+    "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "ImageSpec": "str",
+    "Classes": 'Literal["same", "any"]', "Functions": "Sequence[Function | None]",
+    "tuple[PartSpec, ...]": "Sequence[Mapping[str, Any]]", "Probability": "float",
+}  # fmt: skip
+
+
+_ARGUMENT = re.compile(r"^    (\w+): (.*?)(?=^    \w|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def annotation_of(stage: type[StageSpec], name: str) -> str:
+    """The type of a setting as a signature has it."""
+    owner = next(cls for cls in stage.__mro__ if name in inspect.get_annotations(cls))
+    text: str = inspect.get_annotations(owner)[name]
+    text = re.sub(r"^Annotated\[(.*), (?:Strict|Field)\(.*\]$", r"\1", text).removesuffix(", Strict()")
+    for word, meant in TYPES.items():
+        text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", meant, text)
+    return text
+
+
+def parameter(stage: type[StageSpec], name: str, info: FieldInfo) -> str:
+    """`size: int`, or `initial: int | None = None`."""
+    text = f"{name}: {annotation_of(stage, name)}"
+    return text if info.is_required() else f"{text} = {info.default!r}"
+
+
+def stage_method(name: str, stage: type[StageSpec]) -> str:
+    """The method that adds a stage."""
+    fields = stage.model_fields
+    first = stage.shorthand
+    text = inspect.getdoc(stage) or ""
+    if stage.is_mapping or stage.is_starred:
+        assert first is not None
+        inner = re.sub(r"^(?:dict|Sequence)\[(?:\w+, )?(.*)\]$", r"\1", annotation_of(stage, first))
+        inner = inner.replace("Fields", "str")
+        signature = f"self, /, **{first}: {inner}" if stage.is_mapping else f"self, *{stage.is_starred}: {inner}"
+        value = first if stage.is_mapping else stage.is_starred
+        call = f'self._with("{name}", {value})' if stage.is_mapping else f'self._with("{name}", _one_or_all({value}))'
+        if inner.startswith("Function"):  # one function is no list
+            call = f'self._with("{name}", {value})'
+        arguments = {f"{'**' if stage.is_mapping else '*'}{value}": fields[first].description or ""}
+    else:
+        ordered = sorted(fields, key=lambda each: each != first)
+        parameters = [parameter(stage, each, fields[each]) for each in ordered]
+        if first in fields:
+            parameters.insert(1, "*")
+        elif parameters:
+            parameters.insert(0, "*")
+        if parameters[-1:] == ["*"]:
+            parameters.pop()
+        signature = ", ".join(["self", *parameters])
+        signature += "," if len(signature) > 70 else ""
+        if "range: " in signature:
+            signature = signature.replace(" range: ", "\n range: ")
+            signature = signature.replace("None, seed", "None,  # noqa: A002 (as in YAML)\n seed")
+        values = ", ".join(f'"{each}": {each}' for each in ordered)
+        call = f'self._with("{name}", {{{values}}})' if ordered else f'self._with("{name}")'
+        arguments = {each: fields[each].description or "" for each in ordered}
+    return method(name, signature, "Self", docstring(text, arguments), f"return {call}")
+
+
+def docstring(text: str, arguments: dict[str, str]) -> str:
+    """The text, and a line for each argument."""
+    if not arguments:
+        return text
+    lines = [textwrap.fill(f"{name}: {told}", 108, subsequent_indent="    ") for name, told in arguments.items()]
+    return f"{text}\n\nArgs:\n" + textwrap.indent("\n".join(lines), "    ") + "\n"
+
+
+def method(name: str, signature: str, returns: str, text: str, body: str) -> str:
+    """A method's source."""
+    head = f"def {name}({signature}) -> {returns}:\n"
+    inner = f'"""{text}"""\n' + body
+    return textwrap.indent(head + textwrap.indent(inner, "    "), "    ")
+
+
+def loader_method() -> str:
+    """`loader`, with the arguments of `make_loader` that a pipeline in Python has."""
+    source = inspect.getsource(make_loader)
+    arguments = source[source.index("    *,\n") : source.index(") -> Loader:")]
+    arguments = "".join(
+        line for line in arguments.splitlines(keepends=True) if not line.strip().startswith(("pipeline:", "overrides:"))
+    )
+    names = re.findall(r"^    (\w+):", arguments, re.MULTILINE)
+    whole = inspect.getdoc(make_loader) or ""
+    start, stop = whole.index("    transforms:"), whole.index("Raises:")
+    told = {name: re.sub(r"\s+", " ", text).strip() for name, text in _ARGUMENT.findall(whole[start:stop])}
+    text = docstring("The loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.", told)
+    body = "import wdskit  # the public name, because the loader stands a layer above\n\npipeline: Any = self\n"
+    body += f"return wdskit.make_loader(pipeline, {', '.join(f'{each}={each}' for each in names)})"
+    return method("loader", "self,\n" + arguments, "Loader", text, body)
+
+
+TAIL = '''
+
+def _one_or_all(values: Sequence[Any]) -> Any:
+    """What one argument is, or all of several."""
+    return values[0] if len(values) == 1 else values
+'''
+
+
+def render() -> str:
+    """The file."""
+    methods = [stage_method(name, stage) for name, stage in STAGES.items()]
+    source = HEAD + "\n" + "\n\n".join([*methods, loader_method()]) + "\n" + TAIL
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(PATH), "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+
+
+def main(arguments: list[str]) -> int:
+    """Write the file, or compare it."""
+    text = render()
+    if "--check" in arguments:
+        return int(text != PATH.read_text())
+    PATH.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
