@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from wdskit.packing.api import finish_pack, pack
     from wdskit.packing.options import PackOptions, ReshardOptions
     from wdskit.packing.reshard import ReshardResult, reshard
-    from wdskit.packing.select import SelectResult, select
+    from wdskit.packing.samples.select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
     from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
@@ -151,8 +151,8 @@ _HOMES = {
     "PackOptions": "wdskit.packing.options",
     "ReshardOptions": "wdskit.packing.options",
     "reshard": "wdskit.packing.reshard",
-    "SelectResult": "wdskit.packing.select",
-    "select": "wdskit.packing.select",
+    "SelectResult": "wdskit.packing.samples.select",
+    "select": "wdskit.packing.samples.select",
     "plan": "wdskit.loader.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.statistics.result",

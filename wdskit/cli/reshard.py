@@ -16,7 +16,7 @@ _OF_SELECTIONS = ("filter", "missing", "sample", "seed", "check", "overwrite", "
 
 if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
-    from wdskit.packing.select import SelectResult
+    from wdskit.packing.samples.select import SelectResult
 
 
 @takes(ReshardOptions)
@@ -54,7 +54,7 @@ def reshard_command(
     In Python: wdskit.reshard, and wdskit.select for --selection
     """
     from wdskit.packing.reshard import reshard
-    from wdskit.packing.select import select
+    from wdskit.packing.samples.select import select
 
     if selection is not None:
         ignored = next(other_options(options, _OF_SELECTIONS), "DEST" if dest else None)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.lock import lock_folder
+from wdskit.dataset.index import Exports, ShardEntry, read_index
+from wdskit.dataset.lock import lock_folder, wait_for_workers
+from wdskit.dataset.unfinished import run_folders
 from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Disk
+from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.packing.destination import (
     Destination,
     finish_what_was_stopped,
@@ -21,15 +22,25 @@ from wdskit.packing.destination import (
     raised_as_pack_errors,
 )
 from wdskit.packing.duplicates import Duplicate
+from wdskit.packing.journal import (
+    LIST_NAMES,
+    find_last_run,
+    finish_publishing,
+    is_publishing,
+    remove_finished,
+    remove_locks,
+)
 from wdskit.packing.options import PackOptions, given_options
-from wdskit.packing.parts import finish_parts
 from wdskit.packing.plan import PackPlan
 from wdskit.packing.ray import import_ray
 from wdskit.packing.row import OnProgress
-from wdskit.packing.run import open_work, pack_planned, plan_jobs, read_plan
+from wdskit.packing.run import open_work, pack_planned, plan_jobs, publish_all, read_plan
 from wdskit.packing.sources import Source, find_source
+from wdskit.packing.staging import Staging, read_description, read_filled
 from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
+
+_SHOWN_SHARDS = 10
 
 
 @dataclass(frozen=True)
@@ -255,7 +266,7 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         if not folder.is_dir():
             raise PackError(f"{folder}: there is no such folder.")
     with lock_folder(folder), raised_as_pack_errors(folder):
-        entries, was_done = finish_parts(folder, disk)
+        entries, was_done = _publish_parts(folder, disk)
     return PackResult(
         folder=folder,
         entries=tuple(entries),
@@ -267,6 +278,51 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
         seconds=time.perf_counter() - start,
         was_done=was_done,
     )
+
+
+def _publish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool]:
+    """Publish a run whose shards were filled in parts. The folder's lock is held.
+
+    Returns:
+        The shards, and whether they had been published already.
+
+    Raises:
+        PackError: Nothing was begun here, or shards are missing; it names them and their parts.
+    """
+    if is_publishing(folder):
+        finish_publishing(folder, disk)
+        last = find_last_run(folder)
+        return (last.entries if last is not None else ()), True
+    remove_finished(folder, disk)
+    runs = [(path, run) for path in run_folders(folder) if (run := read_description(path)) is not None]
+    if not runs:
+        last = find_last_run(folder)
+        if last is not None:
+            remove_locks(folder, disk)
+            return last.entries, True
+        raise PackError(f"{folder}: no part of a run has been packed here.")
+    [(path, run), *others] = runs
+    if others or not run.parts or run.shards is None:
+        msg = f"{folder}: a run that was stopped here is not divided into parts."
+        raise PackError(f"{msg}\n  Do the same again to go on with it.")
+    for log in path.glob("*.log"):
+        wait_for_workers(log)
+    filled = read_filled(path)
+    missing = [number for number, shard in enumerate(run.shards) if shard.name not in filled]
+    if missing:
+        parts = ", ".join(f"{part}/{run.parts}" for part in sorted({number % run.parts for number in missing}))
+        names = ", ".join(run.shards[number].name for number in missing[:_SHOWN_SHARDS])
+        more = f" and {len(missing) - _SHOWN_SHARDS} more" if len(missing) > _SHOWN_SHARDS else ""
+        msg = f"{folder}: {len(missing)} of {len(run.shards)} shards are missing: {names}{more}."
+        raise PackError(f"{msg}\n  Run again the same with --part {parts}.")
+    entries = [filled[shard.name] for shard in run.shards]
+    staging = Staging(folder, path, run, path / "shards.log", disk)
+    remove_temp_files(path, disk=disk)
+    append = run.options["append"]
+    target = Destination(folder, append=append, index=read_index(folder) if append else None)
+    lists = {name: (path / name).read_bytes() for name in LIST_NAMES if (path / name).exists()}
+    publish_all(target, staging, entries, lists, Exports(tuple(run.options["export"]), run.options["split_name"]))
+    return entries, False
 
 
 def _result(
