@@ -6,8 +6,9 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
+from wdskit.config.messages import listing
+from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.limits import MAX_PIXELS
-from wdskit.pipeline.problems import listing
 from wdskit.pipeline.spec_types import (
     Alternatives,
     Bool,
@@ -18,9 +19,6 @@ from wdskit.pipeline.spec_types import (
     Function,
     Functions,
     ImageSpec,
-    Kind,
-    StageSpec,
-    refuse,
 )
 
 

@@ -1,99 +1,35 @@
-"""What the specs of the stages are made of: the base class, and types that say in plain English what they refuse."""
+"""Types of settings, which say in plain English what they refuse."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     Strict,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError
 
-from wdskit.pipeline.problems import describe, show, wrong_kind
+from wdskit.config.messages import describe, forbidden_character, show, wrong_kind
+from wdskit.config.spec import refuse
 from wdskit.pipeline.registry import is_function_name
-from wdskit.pipeline.scalars import ScalarError, check_text
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
-
-Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
-
-
-class StageSpec(BaseModel):
-    """What one stage was asked to do: validated, frozen, comparable. It holds no state and opens nothing.
-
-    Attributes:
-        name: The stage's name in YAML, in the builder and in messages.
-        kind: What it does to the stream: gives it (source), picks shards (splitter), opens them (open), maps one value
-            to one (each), reorders, drops or unpacks (stream), groups (batch), or counts (epoch).
-        shorthand: The field that a bare value fills (`shuffle: 200`); None where the stage takes no arguments.
-        is_mapping: Whether YAML's whole mapping is the value of `shorthand` (`rename: {image: jpg}`).
-        is_planned: Whether it is a source that knows every sample's position beforehand.
-        items: Models of the items of settings that are lists of mappings.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    name: ClassVar[str]
-    kind: ClassVar[Kind]
-    shorthand: ClassVar[str | None] = None
-    is_mapping: ClassVar[bool] = False
-    is_planned: ClassVar[bool] = False
-    items: ClassVar[dict[str, type[BaseModel]]] = {}
-
-    @classmethod
-    def expand(cls, value: object) -> dict[str, Any]:
-        """The settings that a value written behind the stage's name stands for.
-
-        Raises:
-            ValueError: The stage takes no arguments.
-        """
-        if value is None:
-            return {}
-        if isinstance(value, Mapping) and not cls.is_mapping:
-            return dict(value)
-        if cls.shorthand is None:
-            raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
-        return {cls.shorthand: value}
-
-    def shorten(self) -> Any:
-        """The opposite of `expand`, as short as can be: None for defaults only, a bare value, or a dict."""
-        fields = {name: value for name, value in self if value != type(self).model_fields[name].default}
-        if not fields:
-            return None
-        value = next(iter(fields.values()))
-        if list(fields) == [self.shorthand] and (self.is_mapping or not isinstance(value, Mapping)):
-            return value
-        return fields
-
-    def written(self) -> Any:
-        """As an item of a list of stages in YAML."""
-        value = self.shorten()
-        return self.name if value is None else {self.name: value}
-
-
-def refuse(rule: str) -> PydanticCustomError:
-    """The error by which a validator refuses a value; `rule` is the message a person reads."""
-    return PydanticCustomError("wdskit", "{rule}", {"rule": rule})
 
 
 def _check_text(text: str) -> str:
     if not text.strip():
         raise refuse("it is empty text.")
-    try:
-        return check_text(text)
-    except ScalarError as err:
-        raise refuse(str(err)) from None
+    if rule := forbidden_character(text):
+        raise refuse(rule)
+    return text
 
 
 def _check_field_name(name: str) -> str:

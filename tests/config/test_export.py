@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.test_config import FORMS
-from wdskit.pipeline.document import read_document
+from tests.config.test_load import FORMS
+from wdskit.config.yaml_reader import read_yaml
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.schema import json_schema
+from wdskit.pipeline.settings import json_schema
 from wdskit.pipeline.specs import STAGES
 from wdskit.pipeline.stats_spec import StatsSpec
 
@@ -120,7 +120,7 @@ def test_the_repositorys_configurations_fit(repository: Path) -> None:
     files = sorted((repository / "configs").glob("*.yaml"))
     assert files
     for file in files:
-        assert fits(read_document(file.read_bytes()).tree, SCHEMA), file
+        assert fits(read_yaml(file.read_bytes()).tree, SCHEMA), file
 
 
 def test_every_setting_is_described() -> None:

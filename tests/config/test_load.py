@@ -10,11 +10,9 @@ from typing import Any
 import pytest
 
 from wdskit.errors import ConfigError, StorageError
-from wdskit.pipeline.config import Config, load_config
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.parsing import parse_stage
-from wdskit.pipeline.specs import STAGES
-from wdskit.pipeline.writing import config_to_yaml
+from wdskit.pipeline.settings import Config, load_config
+from wdskit.pipeline.specs import STAGES, parse_stage
 
 # name: (shorthand, long form); where there is no shorthand the bare name is it
 FORMS: dict[str, tuple[Any, Any]] = {
@@ -235,7 +233,7 @@ def test_no_more_than_a_hundred_problems_are_listed(tmp_path: Path) -> None:
 def test_show_reads_back_equal(config_file: Path, tmp_path: Path) -> None:
     """Only what is not the default, in shorthands."""
     config = load_config(config_file, overrides=["loader.threads=8", "pipelines.train.stream=$$a yes"])
-    text = config_to_yaml(config)
+    text = config.to_yaml()
     assert (
         text
         == """\
@@ -262,4 +260,4 @@ def test_a_config_with_functions_cannot_be_written() -> None:
     """YAML can only name them."""
     for stage in (len, {"map": len}):
         with pytest.raises(ConfigError, match="holds a function"):
-            config_to_yaml(load_config({"pipeline": [{"stream": "a"}, stage]}))
+            load_config({"pipeline": [{"stream": "a"}, stage]}).to_yaml()

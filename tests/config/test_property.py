@@ -8,12 +8,11 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from tests.test_config import TEXT, load
+from tests.config.test_load import TEXT, load
 from wdskit.dataset.braces import check_pattern
 from wdskit.errors import ConfigError, StorageError
-from wdskit.pipeline.config import Config, load_config
+from wdskit.pipeline.settings import Config, load_config
 from wdskit.pipeline.specs import STAGES
-from wdskit.pipeline.writing import config_to_yaml
 
 COUNTS = st.integers(1, 2**63 - 1)
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,6}", fullmatch=True).filter(lambda name: name.strip())
@@ -50,7 +49,7 @@ def test_any_config_reads_back_equal(tmp_path: Path, shards: str, stages: list[A
     """Whatever its texts, names and numbers are, `$`, quotes and `1e-3` among them."""
     assume(not refuses(shards))
     config = load_config({"pipelines": {name: [{"stream": shards}, *stages]}})
-    assert load(config_to_yaml(config), tmp_path) == config
+    assert load(config.to_yaml(), tmp_path) == config
 
 
 WORDS = st.sampled_from(

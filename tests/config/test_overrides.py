@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.test_config import TEXT, load
+from tests.config.test_load import TEXT, load
 from wdskit.errors import ConfigError
-from wdskit.pipeline.config import load_config
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.parsing import parse_stage
+from wdskit.pipeline.settings import load_config
+from wdskit.pipeline.specs import parse_stage
 
 
 @pytest.fixture
