@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
@@ -72,19 +74,13 @@ def load(source: object, overrides: object, models: Models) -> Loaded:
         rule = wrong_kind(overrides, 'a list of texts is needed, as in ["loader.workers=4"]')
         raise ConfigError(problems=(Problem("overrides", "", rule),))
     if isinstance(source, Mapping):
-        check = _Check(read_dict(source), "config dict", models, is_file=False)
+        check = _Check(read_dict(source), "config dict", models)
     elif isinstance(source, (str, os.PathLike)):
-        check = _Check(read_yaml(_read_file(source)), str(source), models, is_file=True)
+        check = _Check(read_yaml(_read_file(source)), str(source), models)
     else:
         rule = wrong_kind(source, "the path of a YAML file is needed, or the same as a dict")
         raise ConfigError(problems=(Problem("config", "", rule),))
-    if check.is_complete:
-        for override in overrides:
-            check.override(override)
-        loaded = check.loaded()
-        if not check.problems:
-            return loaded
-    raise ConfigError(problems=check.shown())
+    return check.run(overrides)
 
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
@@ -101,70 +97,69 @@ def _read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 class _Check:
-    """Collects the problems of one configuration."""
+    """Collects the problems of one configuration.
 
-    def __init__(self, document: Document, origin: str, models: Models, *, is_file: bool) -> None:
-        self.tree = document.tree
-        self.is_complete = document.complete
-        self.spoiled = document.spoiled
+    Attributes:
+        places: For each path, the line that sorts its problems, and how messages name its place.
+        problems: Each with its line.
+    """
+
+    def __init__(self, document: Document, origin: str, models: Models) -> None:
+        self.document = document
         self.origin = origin
         self.models = models
-        self.is_file = is_file
-        self.places: dict[Path, str] = {at: f"{origin}:{line}" for at, line in document.lines.items() if is_file}
-        self.problems = [
-            Problem(f"{origin}:{flaw.line}" if is_file else origin, dotted(flaw.path), flaw.rule)
-            for flaw in document.flaws
-        ]
+        self.places: dict[Path, tuple[int, str]] = {(): (0, origin)}
+        self.places |= {path: (line, f"{origin}:{line}") for path, line in document.lines.items()}
+        self.problems: list[tuple[int, Problem]] = []
 
-    def override(self, text: str) -> None:
-        """Change one setting; from then on its problems carry the override's name."""
-        where = f"--set {text if len(text) <= 200 else text[:199] + '…'}"
-        path, flaws = apply_override(self.tree, text, self.models.stages)
-        self.problems += [Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws]
-        if flaws:
-            return
-        self.places = {at: place for at, place in self.places.items() if at[: len(path)] != path}
-        self.places[path] = where
-        replaced = {at for at in self.spoiled if at[: len(path)] == path}
-        self.spoiled -= replaced
-        self.problems = [problem for problem in self.problems if problem.path not in set(map(dotted, replaced))]
-
-    def shown(self) -> tuple[Problem, ...]:
-        """The problems in the order of the file, those of overrides last."""
-        unique = sorted(dict.fromkeys(self.problems), key=lambda problem: self._line(problem.where))
-        shown = unique[:MAX_PROBLEMS]
+    def run(self, overrides: Sequence[str]) -> Loaded:
+        """Apply the overrides and check everything; settings only where all could be read."""
+        for text in overrides if self.document.tree is not None else ():
+            self._override(text)
+        for path, rule, line in self.document.flaws:
+            self.problems.append((line, Problem(f"{self.origin}:{line}" if line else self.origin, dotted(path), rule)))
+        loaded = None if self.document.flaws else self._loaded()
+        if loaded is not None and not self.problems:
+            return loaded
+        unique = sorted(dict.fromkeys(self.problems), key=itemgetter(0))
+        shown = [problem for _, problem in unique[:MAX_PROBLEMS]]
         if len(unique) > len(shown):
             shown.append(Problem(self.origin, "", f"{len(unique) - len(shown)} more problems are not shown."))
-        return tuple(shown)
+        raise ConfigError(problems=tuple(shown))
 
-    def _line(self, where: str) -> int:
-        line = where.rpartition(":")[2]
-        return int(line) if where.startswith(f"{self.origin}:") and line.isdigit() else 1 << 30
+    def _override(self, text: str) -> None:
+        """Change one setting; from then on its problems carry the override's name, and stand last."""
+        place = sys.maxsize, f"--set {text if len(text) <= 200 else text[:199] + '…'}"
+        path, flaws = apply_override(self.document.tree, text, self.models.stages)
+        self.problems += [(place[0], Problem(place[1], dotted(flaw.path), flaw.rule)) for flaw in flaws]
+        if flaws:
+            return
+        self.places = {at: old for at, old in self.places.items() if at[: len(path)] != path} | {path: place}
+        self.document.flaws = [flaw for flaw in self.document.flaws if flaw.path[: len(path)] != path]
 
     def _note(self, path: Path, rule: str) -> None:
-        """Note a problem, unless the value there, or a part of it, could not be read, which is noted already."""
-        if any(path[: len(at)] == at or at[: len(path)] == path for at in self.spoiled):
-            return
-        near = next((path[:size] for size in range(len(path), -1, -1) if path[:size] in self.places), ())
-        self.problems.append(Problem(self.places.get(near, self.origin), dotted(path), rule))
+        near = next(path[:size] for size in range(len(path), -1, -1) if path[:size] in self.places)
+        line, where = self.places[near]
+        self.problems.append((line, Problem(where, dotted(path), rule)))
 
-    def loaded(self) -> Loaded:
+    def _loaded(self) -> Loaded | None:
         """The configuration, of use where there are no problems."""
-        if not isinstance(self.tree, dict):
-            self._note((), wrong_kind(self.tree, "a mapping with `version`, `pipelines` and `loader` is needed"))
-            return Loaded({}, {}, self.origin)
+        tree = self.document.tree
+        if not isinstance(tree, dict):
+            self._note((), wrong_kind(tree, "a mapping with `version`, `pipelines` and `loader` is needed"))
+            return None
         known = ["version", "pipeline", "pipelines", *self.models.sections]
-        for name in self.tree:
+        for name in tree:
             if name not in known:
                 self._note((name,), unknown_setting(name, "A configuration", known))
-        self._check_version()
-        pipelines = self._pipelines()
-        sections = {name: self._section(name, model) for name, model in self.models.sections.items()}
+        self._check_version(tree)
+        pipelines = self._pipelines(tree)
+        sections = {name: self._section(name, tree.get(name)) for name in self.models.sections}
         return Loaded(pipelines, sections, self.origin)
 
-    def _check_version(self) -> None:
-        version = self.tree.get("version", VERSION)
-        if "version" not in self.tree and self.is_file:
+    def _check_version(self, tree: dict[str, Any]) -> None:
+        version = tree.get("version", VERSION)
+        if "version" not in tree and self.document.lines:  # a dict has no lines
             self._note((), f"`version` is missing. Write `version: {VERSION}` at the top.")
         elif isinstance(version, bool) or not isinstance(version, int):
             self._note(("version",), wrong_kind(version, "a whole number is needed"))
@@ -172,16 +167,16 @@ class _Check:
             rule = f"this wdskit reads version {VERSION}, not {show(version)}. Use a matching wdskit."
             self._note(("version",), rule)
 
-    def _pipelines(self) -> dict[str, tuple[Stage, ...]]:
-        if "pipelines" not in self.tree:
-            if "pipeline" in self.tree:
-                return {SINGLE: self._stages(("pipeline",), self.tree["pipeline"])}
-            if not any(did_you_mean(name, ["pipeline", "pipelines"]) for name in self.tree):
+    def _pipelines(self, tree: dict[str, Any]) -> dict[str, tuple[Stage, ...]]:
+        if "pipelines" not in tree:
+            if "pipeline" in tree:
+                return {SINGLE: self._stages(("pipeline",), tree["pipeline"])}
+            if not any(did_you_mean(name, ["pipeline", "pipelines"]) for name in tree):
                 self._note((), "there is no pipeline. Write `pipeline:` and a list of stages.")
             return {}
-        if "pipeline" in self.tree:
+        if "pipeline" in tree:
             self._note(("pipeline",), "`pipeline` and `pipelines` exclude each other; move it into `pipelines`.")
-        named = self.tree["pipelines"]
+        named = tree["pipelines"]
         if not isinstance(named, dict):
             hint = " Write `pipeline:` for a single one." if isinstance(named, list) else ""
             self._note(("pipelines",), wrong_kind(named, "a mapping of names to lists of stages is needed") + hint)
@@ -228,12 +223,11 @@ class _Check:
             return f"a stage is one name, but {listing(list(item)[:5])} stand together.{hint}"
         return f"{describe(item)}; a stage is needed, as in `- shuffle: 200` or `- split_by_node`."
 
-    def _section(self, name: str, model: type[BaseModel]) -> BaseModel | None:
-        settings = self.tree.get(name)
+    def _section(self, name: str, settings: Any) -> BaseModel | None:
         if settings is not None and not isinstance(settings, dict):
             self._note((name,), wrong_kind(settings, f"a mapping is needed, as in {_EXAMPLES[name]}"))
             return None
-        section, flaws = read_settings(model, settings or {})
+        section, flaws = read_settings(self.models.sections[name], settings or {})
         for flaw in flaws:
             self._note((name, *flaw.path), flaw.rule)
         return section

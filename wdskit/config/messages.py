@@ -33,10 +33,10 @@ _NEEDS = {
 """For each of pydantic's errors about a kind, what is needed instead."""
 
 _RULES = {
-    "greater_than_equal": "{value} is too small; it must be at least {ge}.",
-    "greater_than": "{value} is too small; it must be greater than {gt}.",
-    "less_than_equal": "{value} is too large; it must be at most {le}.",
-    "less_than": "{value} is too large; it must be below {lt}.",
+    "greater_than_equal": "{value} is too small; it must be at least {limit}.",
+    "greater_than": "{value} is too small; it must be greater than {limit}.",
+    "less_than_equal": "{value} is too large; it must be at most {limit}.",
+    "less_than": "{value} is too large; it must be below {limit}.",
     "finite_number": "{value} is no number to work with; it must be finite.",
     "too_short": "it is empty; name at least one.",
     "string_unicode": "it holds half of a character (a lone surrogate); write the text in UTF-8.",
@@ -204,12 +204,8 @@ def _rule(error: Mapping[str, Any]) -> str:
     if kind in _NEEDS:
         return wrong_kind(value, _NEEDS[kind])
     if kind in _RULES:
-        limits = {
-            name: show(int(limit) if limit == int(limit) else limit)
-            for name, limit in context.items()
-            if name in {"ge", "gt", "le", "lt"}
-        }
-        return _RULES[kind].format(value=show(value), **limits)
+        limit = next((limit for limit in context.values() if isinstance(limit, (int, float))), 0)
+        return _RULES[kind].format(value=show(value), limit=show(int(limit) if limit == int(limit) else limit))
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'", context["expected"])
         hint = did_you_mean(value, options) if isinstance(value, str) else ""

@@ -20,9 +20,6 @@ import yaml
 from wdskit.config.messages import Flaw, Path, forbidden_character, show
 from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
 
-MAX_FLAWS = 100
-"""Reading stops at so many."""
-
 MAX_NODES = 100_000
 """Most values in one document. A large configuration has some hundreds; this many take PyYAML three seconds."""
 
@@ -31,9 +28,6 @@ MAX_DIGITS = 25
 
 NUMBERED = {("weight",)}
 """Last parts of the paths of mappings whose names are numbers: a schedule, `weight: {0: 1.0, 10000: 0.2}`."""
-
-UNREADABLE = "?"
-"""Stands in a path for a name that cannot be read."""
 
 _BAD_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 _VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}\n]{0,60}\}?")
@@ -72,16 +66,12 @@ class Document:
     Attributes:
         tree: dicts, lists, str, int, float, bool and None; None where nothing could be read.
         lines: For each path, the line (from 1) of its key, or of the value where there is no key.
-        flaws: All that is wrong, with lines, in the order of the text.
-        spoiled: Paths whose value could not be read and is None.
-        complete: Whether the text was read to its end.
+        flaws: All that is wrong, with lines, in the order of the text. The values of their paths are not to be used.
     """
 
     tree: Any = None
     lines: dict[Path, int] = field(default_factory=dict)
     flaws: list[Flaw] = field(default_factory=list)
-    spoiled: set[Path] = field(default_factory=set)
-    complete: bool = False
 
 
 class ScalarError(ValueError):
@@ -101,8 +91,7 @@ def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None
     """
     reader = _Reader(os.environ if environment is None else environment)
     with suppress(_Stop):
-        reader.read(data)
-        reader.document.complete = True
+        reader.document.tree = reader.read(data)
     return reader.document
 
 
@@ -112,9 +101,9 @@ def read_dict(source: Mapping[Any, Any]) -> Document:
     A dict that holds itself, or 100,000 others, is a flaw.
     """
     reader = _Reader({})
+    reader.line = 0
     with suppress(_Stop):
         reader.document.tree = reader.copy(source, ())
-        reader.document.complete = not reader.document.flaws
     return reader.document
 
 
@@ -152,15 +141,15 @@ class _Reader:
         self.document = Document()
         self.environment = environment
         self.events: Iterator[Any] = iter(())
-        self.line = 1  # of the event read last
+        self.line = 1  # of the event read last; 0 for a dict
         self.num_nodes = 0
         self.num_filled = 0  # characters that variables have filled in
 
-    def read(self, data: bytes | str) -> None:
-        """Read the text."""
+    def read(self, data: bytes | str) -> Any:
+        """The tree of the text."""
         try:
             self.events = iter(yaml.parse(self._decode(data), Loader=yaml.SafeLoader))
-            self._read_stream()
+            return self._stream()
         except yaml.MarkedYAMLError as err:
             mark = err.problem_mark or err.context_mark
             self.line = mark.line + 1 if mark else 1
@@ -183,7 +172,7 @@ class _Reader:
             self._stop(f"the character U+{ord(bad[0]):04X} cannot stand in YAML; remove it.")
         return text
 
-    def _read_stream(self) -> None:
+    def _stream(self) -> Any:
         self._next()  # the stream's start
         start = self._next()
         if isinstance(start, yaml.StreamEndEvent):
@@ -191,10 +180,11 @@ class _Reader:
             self._stop("the document is empty.")
         if start.tags:
             self._flaw((), "`%TAG` has no meaning here; remove the line.")
-        self.document.tree = self._node(self._next(), ())
+        tree = self._node(self._next(), ())
         self._next()  # the document's end
         if not isinstance(self._next(), yaml.StreamEndEvent):
             self._stop("a second document starts here; a configuration is one document.")
+        return tree
 
     def _next(self) -> Any:
         event = next(self.events)
@@ -212,24 +202,18 @@ class _Reader:
         if len(path) >= MAX_CONFIG_DEPTH:
             self._stop(f"it is nested deeper than {MAX_CONFIG_DEPTH} levels.")
 
-    def _stop(self, rule: str) -> NoReturn:
-        self.document.flaws.append(Flaw((), rule, self.line))
-        raise _Stop
-
     def _flaw(self, path: Path, rule: str) -> None:
         self.document.flaws.append(Flaw(path, rule, self.line))
-        if len(self.document.flaws) >= MAX_FLAWS:
-            raise _Stop
 
-    def _spoil(self, path: Path, rule: str) -> None:
-        self.document.spoiled.add(path)
-        self._flaw(path, rule)
+    def _stop(self, rule: str) -> NoReturn:
+        self._flaw((), rule)
+        raise _Stop
 
     def _node(self, event: Any, path: Path) -> Any:
         """The value that starts with `event`; None for one that cannot be read."""
         self.document.lines.setdefault(path, self.line)
         if isinstance(event, yaml.AliasEvent):
-            self._spoil(path, _alias_rule(event))
+            self._flaw(path, _alias_rule(event))
             return None
         self._check_properties(event, path)
         if isinstance(event, yaml.ScalarEvent):
@@ -237,7 +221,7 @@ class _Reader:
                 text = self._fill(event.value)
                 return type_plain(text) if event.implicit[0] else text
             except ScalarError as err:
-                self._spoil(path, str(err))
+                self._flaw(path, str(err))
                 return None
         self._check_depth(path)
         if isinstance(event, yaml.MappingStartEvent):
@@ -250,12 +234,10 @@ class _Reader:
     def _mapping(self, path: Path) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         while not isinstance(event := self._next(), yaml.MappingEndEvent):
-            key = event.value if isinstance(event, yaml.ScalarEvent) else UNREADABLE
+            key = event.value if isinstance(event, yaml.ScalarEvent) else "?"
             rule = self._key_rule(event, key in mapping, path)
             if rule:
                 self._flaw(path, rule)
-            if rule and key not in mapping:
-                self.document.spoiled.add((*path, UNREADABLE))  # it may be the name that will be missed
             if isinstance(event, yaml.ScalarEvent):
                 self._check_properties(event, path)
                 self.document.lines.setdefault((*path, key), self.line)
@@ -292,7 +274,7 @@ class _Reader:
             self._flaw(path, f"the anchor `&{event.anchor}` is not supported; remove it.")
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!", 1)
-            self._spoil(path, f"the tag {show(tag)} is not supported; remove it. Quotes make text.")
+            self._flaw(path, f"the tag {show(tag)} is not supported; remove it. Quotes make text.")
 
     def _fill(self, text: str) -> str:
         """The text with its variables filled in."""
