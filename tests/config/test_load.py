@@ -1,65 +1,20 @@
-"""Configurations: from files and dicts, overrides, and back to YAML."""
+"""Configurations from files and dicts."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from configs import TEXT, load
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.settings import Config, load_config
 from wdskit.pipeline.specs import STAGES, parse_stage
-
-# name: (shorthand, long form); where there is no shorthand the bare name is it
-FORMS: dict[str, tuple[Any, Any]] = {
-    "exact": ("a.tar", {"shards": "a.tar", "tail": "drop", "lanes": 240}),
-    "resampled": ("a.tar", {"shards": "a.tar", "chunk": 64}),
-    "sequential": ("a.tar", {"shards": "a.tar", "tail": "pad", "seed": 0}),
-    "stream": ("a.tar", {"shards": "a.tar"}),
-    "split_by_node": (None, {}),
-    "split_by_worker": (None, {}),
-    "tarfile_to_samples": (None, {}),
-    "shuffle": (200, {"size": 200}),
-    "select": ("keep", {"fn": "keep"}),
-    "slice": ([10, 50, 2], {"start": 10, "stop": 50, "step": 2}),
-    "decode": ("rgb8", {"images": "rgb8"}),
-    "map": ("f", {"fn": "f"}),
-    "map_dict": ({"jpg": "f"}, {"jpg": "f"}),
-    "map_tuple": (["f", None], {"fns": ["f", None]}),
-    "rename": ({"image": "jpg;png"}, {"image": "jpg;png"}),
-    "resize": (256, {"size": 256}),
-    "center_crop": ([224, 192], {"size": [224, 192]}),
-    "random_resized_crop": (224, {"size": 224}),
-    "random_flip": (0.25, {"p": 0.25}),
-    "normalize": ("imagenet", {"preset": "imagenet"}),
-    "to_tensor": (["jpg"], {"fields": "jpg"}),
-    "to_tuple": ("jpg;png cls", {"fields": ["jpg;png", "cls"]}),
-    "to_dict": (["jpg;png", "cls"], {"fields": "jpg;png cls"}),
-    "batched": (64, {"size": 64}),
-    "unbatched": (None, {}),
-    "with_epoch": (100, {"n": 100}),
-    "with_length": (100, {"n": 100}),
-}
-TEXT = """\
-version: 1
-pipelines:
-  train:
-    - stream: "a-{000..003}.tar"
-    - split_by_node
-    - shuffle: 200
-    - map: f
-    - map: {fn: g, global_rng: true}
-    - random_flip
-    - to_tuple: [jpg, cls]
-    - batched: {size: 64, partial: false}
-  val:
-    - stream: {shards: [b.tar], seed: 5}
-loader:
-"""
 
 
 @pytest.fixture
@@ -69,61 +24,10 @@ def config_file(tmp_path: Path) -> Path:
     return path
 
 
-def load(text: str | bytes, folder: Path, *overrides: str) -> Config:
-    path = folder / "config.yaml"
-    path.write_bytes(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
-    return load_config(path, overrides=overrides)
-
-
 def message(source: Any, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load_config(source, overrides=overrides)
     return str(caught.value)
-
-
-# ---- stages
-
-
-def test_the_forms_cover_every_stage() -> None:
-    """A new stage comes with its shorthand and its long form."""
-    assert FORMS.keys() == STAGES.keys()
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_shorthand_and_long_form_are_one_spec(name: str) -> None:
-    """And the spec's own shortest form reads back as the spec."""
-    short, long = (parse_stage(name, value) for value in FORMS[name])
-    assert short == long
-    assert short.name == name
-    assert parse_stage(name, short.shorten()) == short
-    assert pickle.loads(pickle.dumps(short)) == short
-    with pytest.raises(ValueError, match="frozen"):
-        short.anything = 5
-
-
-@pytest.mark.parametrize("name", STAGES)
-def test_every_stage_refuses_what_it_does_not_know(name: str) -> None:
-    """Unknown settings and values of the wrong kind, each with a ConfigError."""
-    for value in ({"nonsense": 1}, object(), {"a": object()}, [[[]]], 1.5j, b"x", {"": ""}, float("nan"), 10**5000, ""):
-        with pytest.raises(ConfigError):
-            parse_stage(name, value)
-
-
-def test_an_unknown_stage_is_refused_with_the_nearest() -> None:
-    """As in YAML, so in Python."""
-    with pytest.raises(ConfigError, match=r"^pipeline: `shufle` is no stage\. Did you mean `shuffle`\?$"):
-        parse_stage("shufle", 5)
-
-
-def test_functions_may_stand_where_names_do() -> None:
-    """In Python, not in YAML."""
-    assert parse_stage("map", len).fn is len
-    assert parse_stage("map_dict", {"cls": int}).fields == {"cls": int}
-    assert parse_stage("map_tuple", [len, None]).fns == (len, None)
-    assert parse_stage("batched", {"size": 4, "collate": list}).collate is list
-
-
-# ---- files and dicts
 
 
 def test_a_file_becomes_a_config(config_file: Path) -> None:
@@ -227,37 +131,66 @@ def test_no_more_than_a_hundred_problems_are_listed(tmp_path: Path) -> None:
     assert len(caught.value.problems) <= 101
 
 
-# ---- back to YAML
+WORDS = st.sampled_from(
+    [*STAGES, "version", "pipeline", "pipelines", "loader", "workers", "size", "shards", "fields", "a", ""]
+)
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=3) | st.binary(max_size=2),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=12,
+)
+STAGE_TREES = st.lists(
+    st.dictionaries(st.sampled_from(list(STAGES)), TREES, min_size=1, max_size=1) | WORDS, max_size=5
+)
+CONFIG_TREES = st.one_of(
+    st.dictionaries(WORDS, TREES, max_size=4),
+    st.fixed_dictionaries({"pipeline": STAGE_TREES.map(lambda stages: [{"stream": "a"}, *stages])}),
+    st.fixed_dictionaries({"pipelines": st.dictionaries(WORDS, STAGE_TREES, max_size=2)}, optional={"loader": TREES}),
+)
+STEPS = WORDS | st.sampled_from(["0", "1", "99999999", "[0]", "train"])
+OVERRIDE_VALUES = st.sampled_from(["1", "x", "{}", "[]", "[1, 2]", "{size: 5}", "", "~", "[", "00", "${X}"])
+OVERRIDE_TEXTS = st.text(max_size=8) | st.builds(
+    lambda steps, value: f"{'.'.join(steps)}={value}", st.lists(STEPS, max_size=5), OVERRIDE_VALUES
+)
 
 
-def test_show_reads_back_equal(config_file: Path, tmp_path: Path) -> None:
-    """Only what is not the default, in shorthands."""
-    config = load_config(config_file, overrides=["loader.threads=8", "pipelines.train.stream=$$a yes"])
-    text = config.to_yaml()
-    assert (
-        text
-        == """\
-version: 1
-pipelines:
-  train:
-    - stream: "$$a yes"
-    - split_by_node
-    - shuffle: 200
-    - map: f
-    - map: {fn: g, global_rng: true}
-    - random_flip
-    - to_tuple: [jpg, cls]
-    - batched: {size: 64, partial: false}
-  val:
-    - stream: {shards: [b.tar], seed: 5}
-loader: {threads: 8}
-"""
-    )
-    assert load(text, tmp_path) == config
+def check_told(err: ConfigError) -> None:
+    """Each problem says where, what, and ends as a sentence does."""
+    assert err.problems
+    assert all(problem.where and problem.rule[-1] in ".?" for problem in err.problems)
+    assert "pydantic" not in str(err)
 
 
-def test_a_config_with_functions_cannot_be_written() -> None:
-    """YAML can only name them."""
-    for stage in (len, {"map": len}):
-        with pytest.raises(ConfigError, match="holds a function"):
-            load_config({"pipeline": [{"stream": "a"}, stage]}).to_yaml()
+@given(CONFIG_TREES, st.lists(OVERRIDE_TEXTS, max_size=2))
+def test_any_tree_is_a_config_or_a_config_error(tree: dict[str, Any], overrides: list[str]) -> None:
+    """Nothing else."""
+    try:
+        config = load_config(tree, overrides=overrides)
+    except ConfigError as err:
+        check_told(err)
+    else:
+        assert isinstance(config, Config)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=60)
+    | st.text(max_size=60)
+    | st.lists(st.sampled_from(TEXT.splitlines(keepends=True))).map("".join)
+)
+def test_any_file_is_a_config_or_a_config_error(tmp_path: Path, data: bytes | str) -> None:
+    """Bytes, text, and lines of a good file in any order."""
+    try:
+        assert isinstance(load(data, tmp_path), Config)
+    except ConfigError as err:
+        check_told(err)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, len(TEXT) - 1), st.characters())
+def test_a_good_file_with_one_character_changed(tmp_path: Path, at: int, char: str) -> None:
+    """Is a configuration or a list of problems."""
+    try:
+        assert isinstance(load(TEXT[:at] + char + TEXT[at + 1 :], tmp_path), Config)
+    except ConfigError as err:
+        check_told(err)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.config.test_load import TEXT, load
+from configs import TEXT, load
 from wdskit.errors import ConfigError
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.settings import load_config
