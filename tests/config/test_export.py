@@ -93,7 +93,7 @@ def test_both_forms_of_every_stage_fit(name: str) -> None:
     assert fits(config(name), SCHEMA) == (not any(field.is_required() for field in STAGES[name].model_fields.values()))
 
 
-SLIPS = [
+WRONG = [
     {"version": 1}, {"version": 2, "pipeline": [{"stream": "a"}]}, {"pipeline": [{"stream": "a"}]},
     config("shufle"), config(5),
     config({"shuffle": 0}), config({"shuffle": "x"}), config({"shuffle": {"siz": 5}}),
@@ -107,10 +107,10 @@ SLIPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("slip", SLIPS, ids=repr)
-def test_slips_do_not_fit(slip: dict[str, Any]) -> None:
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_misspelt_settings_do_not_fit(wrong: dict[str, Any]) -> None:
     """What an editor should underline."""
-    assert not fits(slip, SCHEMA)
+    assert not fits(wrong, SCHEMA)
 
 
 def test_variables_fit_where_numbers_do() -> None:

@@ -84,6 +84,28 @@ def test_problems_of_a_dict_say_where() -> None:
     )
 
 
+def test_what_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Path) -> None:
+    """And nothing is reported of a value that could not be read, or of a name that may be missing for that."""
+    text = (
+        "version: 1\nversion: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n  - batched:\n      ${X}: 4\n"
+        "  - resize: &a 0\nloader: {workers: 00012, threads: 0}\nerrors: {max_bad: x, max_bad: 1}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(text, tmp_path)
+    found = [(problem.where.rpartition(":")[2], problem.path) for problem in caught.value.problems]
+    assert found == [
+        ("2", ""),
+        ("4", "pipeline[0].stream"),
+        ("5", "pipeline[1].shuffle"),
+        ("7", "pipeline[2].batched"),
+        ("8", "pipeline[3].resize"),
+        ("9", "loader.workers"),
+        ("9", "loader.threads"),
+        ("10", "errors"),
+        ("10", "errors.max_bad"),
+    ]
+
+
 def test_a_dict_that_holds_itself_is_refused() -> None:
     """As are one too deep and one that is too much."""
     loop: dict[str, Any] = {}
@@ -154,7 +176,7 @@ OVERRIDE_TEXTS = st.text(max_size=8) | st.builds(
 )
 
 
-def check_told(err: ConfigError) -> None:
+def check_problems(err: ConfigError) -> None:
     """Each problem says where, what, and ends as a sentence does."""
     assert err.problems
     assert all(problem.where and problem.rule[-1] in ".?" for problem in err.problems)
@@ -167,7 +189,7 @@ def test_any_tree_is_a_config_or_a_config_error(tree: dict[str, Any], overrides:
     try:
         config = load_config(tree, overrides=overrides)
     except ConfigError as err:
-        check_told(err)
+        check_problems(err)
     else:
         assert isinstance(config, Config)
 
@@ -183,7 +205,7 @@ def test_any_file_is_a_config_or_a_config_error(tmp_path: Path, data: bytes | st
     try:
         assert isinstance(load(data, tmp_path), Config)
     except ConfigError as err:
-        check_told(err)
+        check_problems(err)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -193,4 +215,4 @@ def test_a_good_file_with_one_character_changed(tmp_path: Path, at: int, char: s
     try:
         assert isinstance(load(TEXT[:at] + char + TEXT[at + 1 :], tmp_path), Config)
     except ConfigError as err:
-        check_told(err)
+        check_problems(err)

@@ -90,7 +90,7 @@ def test_variables_cannot_fill_the_memory() -> None:
 
 
 def test_reading_goes_on_behind_a_problem() -> None:
-    """All problems of a file are told at once."""
+    """All problems of a file are listed at once."""
     document = read("a: 00012\nb: *x\nc: &y !!str 5\nd: ${NO}\na: 2\n<<: {}\n3: 4\ne: fine\n")
     assert [flaw.line for flaw in document.flaws] == [1, 2, 3, 3, 4, 5, 6, 7]
     assert document.tree["e"] == "fine"

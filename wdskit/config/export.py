@@ -65,8 +65,9 @@ def _stage(stage: Stage) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         # variables are not filled into names, so a `$` stays single there
+        names = (_scalar(str(name)).replace("$$", "$") for name in value)
         return (
-            "{" + ", ".join(f"{_scalar(str(k)).replace('$$', '$')}: {_value(item)}" for k, item in value.items()) + "}"
+            "{" + ", ".join(f"{name}: {_value(item)}" for name, item in zip(names, value.values(), strict=True)) + "}"
         )
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_value, value)) + "]"

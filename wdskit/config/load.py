@@ -113,12 +113,12 @@ class _Check:
         self.problems: list[tuple[int, Problem]] = []
 
     def run(self, overrides: Sequence[str]) -> Loaded:
-        """Apply the overrides and check everything; settings only where all could be read."""
+        """Apply the overrides and check everything."""
         for text in overrides if self.document.tree is not None else ():
             self._override(text)
         for path, rule, line in self.document.flaws:
             self.problems.append((line, Problem(f"{self.origin}:{line}" if line else self.origin, dotted(path), rule)))
-        loaded = None if self.document.flaws else self._loaded()
+        loaded = self._loaded()
         if loaded is not None and not self.problems:
             return loaded
         unique = sorted(dict.fromkeys(self.problems), key=itemgetter(0))
@@ -138,6 +138,9 @@ class _Check:
         self.document.flaws = [flaw for flaw in self.document.flaws if flaw.path[: len(path)] != path]
 
     def _note(self, path: Path, rule: str) -> None:
+        """Add a problem, unless the value there, or a part of it, could not be read."""
+        if any(flaw.path[: len(path)] == path[: len(flaw.path)] for flaw in self.document.flaws):
+            return
         near = next(path[:size] for size in range(len(path), -1, -1) if path[:size] in self.places)
         line, where = self.places[near]
         self.problems.append((line, Problem(where, dotted(path), rule)))

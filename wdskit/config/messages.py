@@ -11,6 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 Path = tuple[str | int, ...]
 
+UNREADABLE = "?"
+"""Ends the path of what is wrong with a name, in place of that name."""
+
 _MAX_SHOWN = 60
 _SIMPLE_KEY = re.compile(r"[^\s.\[\]:=]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -56,6 +59,8 @@ def dotted(path: Path) -> str:
     """`("pipelines", "train", 2, "shuffle")` as `pipelines.train[2].shuffle`."""
     text = ""
     for part in path:
+        if part == UNREADABLE:
+            continue
         if isinstance(part, int):
             text += f"[{part}]"
         elif _SIMPLE_KEY.fullmatch(part) and len(part) <= _MAX_SHOWN:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from wdskit.config.messages import Flaw, Path, forbidden_character, show
+from wdskit.config.messages import UNREADABLE, Flaw, Path, forbidden_character, show
 from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
 
 MAX_NODES = 100_000
@@ -66,7 +66,7 @@ class Document:
     Attributes:
         tree: dicts, lists, str, int, float, bool and None; None where nothing could be read.
         lines: For each path, the line (from 1) of its key, or of the value where there is no key.
-        flaws: All that is wrong, with lines, in the order of the text. The values of their paths are not to be used.
+        flaws: All that is wrong, with lines, in the order of the text. The value at such a path stands for nothing.
     """
 
     tree: Any = None
@@ -234,12 +234,12 @@ class _Reader:
     def _mapping(self, path: Path) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
         while not isinstance(event := self._next(), yaml.MappingEndEvent):
-            key = event.value if isinstance(event, yaml.ScalarEvent) else "?"
+            key = event.value if isinstance(event, yaml.ScalarEvent) else UNREADABLE
             rule = self._key_rule(event, key in mapping, path)
             if rule:
-                self._flaw(path, rule)
+                self._flaw((*path, UNREADABLE), rule)
             if isinstance(event, yaml.ScalarEvent):
-                self._check_properties(event, path)
+                self._check_properties(event, (*path, UNREADABLE))
                 self.document.lines.setdefault((*path, key), self.line)
             elif not isinstance(event, yaml.AliasEvent):
                 self._node(event, (*path, key))
@@ -314,7 +314,7 @@ class _Reader:
         mapping = {}
         for name, item in value.items():
             if rule := _name_rule(name, path):
-                self._flaw(path, rule)
+                self._flaw((*path, UNREADABLE), rule)
             else:
                 mapping[str(name)] = self.copy(item, (*path, str(name)))
         return mapping
