@@ -87,18 +87,18 @@ def test_problems_of_a_dict_say_where() -> None:
 def test_what_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Path) -> None:
     """And nothing is reported of a value that could not be read, or of a name that may be missing for that."""
     text = (
-        "version: 1\nversion: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n  - batched:\n      ${X}: 4\n"
-        "  - resize: &a 0\nloader: {workers: 00012, threads: 0}\nerrors: {max_bad: x, max_bad: 1}\n"
+        "version: 1\nversion: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n  - resize: &a 0\n"
+        "  - batched:\n      ${X}: 4\nloader: {workers: 00012, threads: 0}\nerrors: {max_bad: x, max_bad: 1}\n"
     )
     with pytest.raises(ConfigError) as caught:
         load(text, tmp_path)
-    found = [(problem.where.rpartition(":")[2], problem.path) for problem in caught.value.problems]
-    assert found == [
+    assert [(problem.where.rpartition(":")[2], problem.path) for problem in caught.value.problems] == [
         ("2", ""),
         ("4", "pipeline[0].stream"),
         ("5", "pipeline[1].shuffle"),
-        ("7", "pipeline[2].batched"),
-        ("8", "pipeline[3].resize"),
+        ("6", "pipeline[2].resize"),
+        ("6", "pipeline[2].resize"),
+        ("8", "pipeline[3].batched"),
         ("9", "loader.workers"),
         ("9", "loader.threads"),
         ("10", "errors"),

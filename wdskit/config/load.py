@@ -116,8 +116,9 @@ class _Check:
         """Apply the overrides and check everything."""
         for text in overrides if self.document.tree is not None else ():
             self._override(text)
-        for path, rule, line in self.document.flaws:
-            self.problems.append((line, Problem(f"{self.origin}:{line}" if line else self.origin, dotted(path), rule)))
+        for flaw in self.document.flaws:
+            where = f"{self.origin}:{flaw.line}" if flaw.line else self.origin
+            self.problems.append((flaw.line, Problem(where, dotted(flaw.path), flaw.rule)))
         loaded = self._loaded()
         if loaded is not None and not self.problems:
             return loaded
@@ -139,7 +140,7 @@ class _Check:
 
     def _note(self, path: Path, rule: str) -> None:
         """Add a problem, unless the value there, or a part of it, could not be read."""
-        if any(flaw.path[: len(path)] == path[: len(flaw.path)] for flaw in self.document.flaws):
+        if any(flaw.unread and flaw.path[: len(path)] == path[: len(flaw.path)] for flaw in self.document.flaws):
             return
         near = next(path[:size] for size in range(len(path), -1, -1) if path[:size] in self.places)
         line, where = self.places[near]

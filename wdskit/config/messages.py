@@ -48,11 +48,19 @@ _RULES = {
 
 
 class Flaw(NamedTuple):
-    """One thing wrong with the setting at `path`; `line` of the text counts from 1, 0 where it is that of the path."""
+    """One thing wrong with a setting.
+
+    Attributes:
+        path: Of the setting, from whatever was checked.
+        rule: The message.
+        line: Of the text, from 1; 0 where there is no text, or it is that of the path.
+        unread: Whether there is no value because of it, so that nothing more can be said of the setting.
+    """
 
     path: Path
     rule: str
     line: int = 0
+    unread: bool = False
 
 
 def dotted(path: Path) -> str:

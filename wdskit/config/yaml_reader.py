@@ -66,7 +66,7 @@ class Document:
     Attributes:
         tree: dicts, lists, str, int, float, bool and None; None where nothing could be read.
         lines: For each path, the line (from 1) of its key, or of the value where there is no key.
-        flaws: All that is wrong, with lines, in the order of the text. The value at such a path stands for nothing.
+        flaws: All that is wrong, with lines, in the order of the text. Where one is unread, the value is None.
     """
 
     tree: Any = None
@@ -202,8 +202,8 @@ class _Reader:
         if len(path) >= MAX_CONFIG_DEPTH:
             self._stop(f"it is nested deeper than {MAX_CONFIG_DEPTH} levels.")
 
-    def _flaw(self, path: Path, rule: str) -> None:
-        self.document.flaws.append(Flaw(path, rule, self.line))
+    def _flaw(self, path: Path, rule: str, *, unread: bool = True) -> None:
+        self.document.flaws.append(Flaw(path, rule, self.line, unread))
 
     def _stop(self, rule: str) -> NoReturn:
         self._flaw((), rule)
@@ -237,7 +237,7 @@ class _Reader:
             key = event.value if isinstance(event, yaml.ScalarEvent) else UNREADABLE
             rule = self._key_rule(event, key in mapping, path)
             if rule:
-                self._flaw((*path, UNREADABLE), rule)
+                self._flaw((*path, UNREADABLE), rule, unread=key not in mapping)
             if isinstance(event, yaml.ScalarEvent):
                 self._check_properties(event, (*path, UNREADABLE))
                 self.document.lines.setdefault((*path, key), self.line)
@@ -271,7 +271,7 @@ class _Reader:
 
     def _check_properties(self, event: Any, path: Path) -> None:
         if event.anchor is not None:
-            self._flaw(path, f"the anchor `&{event.anchor}` is not supported; remove it.")
+            self._flaw(path, f"the anchor `&{event.anchor}` is not supported; remove it.", unread=False)
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!", 1)
             self._flaw(path, f"the tag {show(tag)} is not supported; remove it. Quotes make text.")
