@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from wdskit.config.spec import StageSpec, refuse
-from wdskit.pipeline.spec_types import Bool, Budget, Count, Device, Natural, Text
+from wdskit.config.values import Bool, Budget, Count, Device, Natural, Text
 from wdskit.pipeline.stats_spec import OptionalStats, StatsSpec
 
 

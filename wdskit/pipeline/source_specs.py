@@ -11,11 +11,11 @@ from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, WithJsonS
 
 from wdskit.config.messages import describe, dotted, show, wrong_kind
 from wdskit.config.spec import Kind, Stages, StageSpec, read_stage, refuse
+from wdskit.config.values import CLASSES, Classes, Count, Natural, Shards
 from wdskit.dataset.selection import check_selection_name
 from wdskit.errors import SelectionError
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.resampled import DEFAULT_CHUNK
-from wdskit.pipeline.spec_types import CLASSES, Classes, Count, Natural, Shards
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _NEEDS_RANGE = 'a first sample and the one behind the last are needed, as in ["0%", "80%"] or [0, 50000]'

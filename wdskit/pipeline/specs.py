@@ -9,21 +9,21 @@ from pydantic import Field, field_validator, model_validator
 
 from wdskit.config.messages import show
 from wdskit.config.spec import Kind, StageSpec, checked, read_stage, refuse
-from wdskit.dataset.braces import parse_factors
-from wdskit.errors import PipelineError
-from wdskit.pipeline import field_specs, source_specs, transform_specs
-from wdskit.pipeline.spec_types import (
+from wdskit.config.values import (
     CLASSES,
     Bool,
     Classes,
     Count,
     FieldNames,
-    Function,
     Natural,
     Shards,
     Text,
     Weights,
 )
+from wdskit.dataset.braces import parse_factors
+from wdskit.errors import PipelineError
+from wdskit.pipeline import field_specs, source_specs, transform_specs
+from wdskit.pipeline.field_specs import Function
 
 __all__ = [
     "STAGES",

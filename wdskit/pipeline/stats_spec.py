@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Strict, WithJsonSchema, 
 
 from wdskit.config.messages import wrong_kind
 from wdskit.config.spec import StageSpec, refuse
-from wdskit.pipeline.spec_types import Count, Text
+from wdskit.config.values import Count, Text
 
 LOOPBACK = "127.0.0.1"
 

@@ -8,7 +8,7 @@ from pydantic import Field, Strict, model_validator
 
 from wdskit.config.messages import listing
 from wdskit.config.spec import Kind, StageSpec, refuse
-from wdskit.pipeline.spec_types import Channels, FieldChoices, PositiveChannels, Range, ShareRange, Size
+from wdskit.config.values import Channels, FieldChoices, PositiveChannels, Range, ShareRange, Size
 
 _FIELDS = "The image fields to transform. Without: the sample's one image field."
 _MASKS = "Fields transformed with the same draws and nearest neighbour, such as segmentation masks."

@@ -1,25 +1,16 @@
-"""Types of settings, which say in plain English what they refuse."""
+"""Types of settings. What they refuse they say in plain English."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    Strict,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema
 
 from wdskit.config.messages import describe, forbidden_character, show, wrong_kind
 from wdskit.config.spec import refuse
-from wdskit.pipeline.registry import is_function_name
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 
@@ -45,35 +36,16 @@ def _check_alternatives(names: str) -> str:
     return names
 
 
-def _check_function(value: object) -> object:
-    if isinstance(value, str):
-        if not is_function_name(value):
-            raise refuse(f"{show(value)} is no name that a function can be registered under (letters, digits, _).")
-        return value
-    if callable(value):
-        return value
-    raise refuse(wrong_kind(value, "the name of a registered function is needed"))
-
-
 def _check_items(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return value
-    raise refuse(
-        wrong_kind(
-            value,
-            f"a list is needed, as in [{show(value).strip('`')}]"
-            if isinstance(value, (str, int, float)) and not isinstance(value, bool)
-            else "a list is needed, as in [a, b]",
-        )
-    )
+    is_item = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    example = show(value).strip("`") if is_item else "a, b"
+    raise refuse(wrong_kind(value, f"a list is needed, as in [{example}]"))
 
 
 def _split_names(value: object) -> object:
     return value.split() if isinstance(value, str) else _check_items(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _check_shards(value: object) -> object:
@@ -109,7 +81,7 @@ def _check_range(value: object) -> tuple[float, float]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise refuse(f"{describe(value)}; two numbers are needed, as in [0.5, 1.0].")
     for item in value:
-        if not _is_number(item):
+        if not isinstance(item, (int, float)) or isinstance(item, bool) or not abs(item) < math.inf:
             raise refuse(wrong_kind(item, "two numbers are needed, as in [0.5, 1.0]"))
     low, high = value
     if not 0 < low <= high:
@@ -148,6 +120,7 @@ _NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type
 _SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
 _RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
 
+Items = BeforeValidator(_check_items)
 ImageSpec = Literal[
     "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
     "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
@@ -174,14 +147,12 @@ FieldNames = Annotated[
 FieldChoices = Annotated[
     tuple[Alternatives, ...], Field(min_length=1), BeforeValidator(_split_names), WithJsonSchema(_NAMES_SCHEMA)
 ]
-Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), WithJsonSchema({"type": "string"})]
-Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), BeforeValidator(_check_items)]
 Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards), WithJsonSchema(_NAMES_SCHEMA)]
 Classes = Literal["same", "any"]
 CLASSES: Any = Field(
     "same", description="Whether the `classes.json` of all folders must name the same classes, or may be any."
 )
-Weights = Annotated[tuple[Positive, ...], Field(min_length=1), BeforeValidator(_check_items)]
+Weights = Annotated[tuple[Positive, ...], Field(min_length=1), Items]
 Size = Annotated[
     int | tuple[int, int],
     PlainValidator(_check_size),
@@ -189,5 +160,5 @@ Size = Annotated[
 ]
 Range = Annotated[tuple[float, float], PlainValidator(_check_range), WithJsonSchema(_RANGE_SCHEMA)]
 ShareRange = Annotated[tuple[float, float], PlainValidator(_check_share), WithJsonSchema(_RANGE_SCHEMA)]
-Channels = Annotated[tuple[Number, ...], BeforeValidator(_check_items), AfterValidator(_check_channels)]
-PositiveChannels = Annotated[tuple[Positive, ...], BeforeValidator(_check_items), AfterValidator(_check_channels)]
+Channels = Annotated[tuple[Number, ...], Items, AfterValidator(_check_channels)]
+PositiveChannels = Annotated[tuple[Positive, ...], Items, AfterValidator(_check_channels)]
