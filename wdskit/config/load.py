@@ -119,7 +119,8 @@ class _Check:
         for flaw in self.document.flaws:
             where = f"{self.origin}:{flaw.line}" if flaw.line else self.origin
             self.problems.append((flaw.line, Problem(where, dotted(flaw.path), flaw.rule)))
-        loaded = self._loaded()
+        is_read = self.document.tree is not None or not self.document.flaws
+        loaded = self._loaded() if is_read else None
         if loaded is not None and not self.problems:
             return loaded
         unique = sorted(dict.fromkeys(self.problems), key=itemgetter(0))

@@ -20,6 +20,9 @@ import yaml
 from wdskit.config.messages import UNREADABLE, Flaw, Path, forbidden_character, show
 from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
 
+MAX_FLAWS = 100
+"""Reading stops at so many."""
+
 MAX_NODES = 100_000
 """Most values in one document. A large configuration has some hundreds; this many take PyYAML three seconds."""
 
@@ -79,7 +82,7 @@ class ScalarError(ValueError):
 
 
 class _Stop(Exception):
-    """The flaw noted last ends the reading."""
+    """The last flaw ends the reading."""
 
 
 def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None) -> Document:
@@ -204,6 +207,8 @@ class _Reader:
 
     def _flaw(self, path: Path, rule: str, *, unread: bool = True) -> None:
         self.document.flaws.append(Flaw(path, rule, self.line, unread))
+        if len(self.document.flaws) == MAX_FLAWS:
+            raise _Stop
 
     def _stop(self, rule: str) -> NoReturn:
         self._flaw((), rule)
