@@ -26,7 +26,7 @@ from wdskit.loader import bench_run, bench_subject
 from wdskit.loader.bench_loops import TrainingStep, Watch, busy_python, make_free, ready_item
 from wdskit.loader.bench_parts import Parts
 from wdskit.loader.bench_types import BenchResult, Setting
-from wdskit.pipeline.config import load_config
+from wdskit.pipeline.settings import load_config
 from wdskit.shards.index import index_folder
 
 QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1, "workers": [0, 1], "threads": [1]}

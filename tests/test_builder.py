@@ -14,7 +14,7 @@ from shards import number_of, write_numbers
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
-from wdskit.pipeline.config import load_config
+from wdskit.pipeline.settings import load_config
 from wdskit.pipeline.specs import STAGES, ShuffleSpec
 
 BASE = Pipeline().stream("a.tar")

@@ -19,9 +19,9 @@ import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
 from wdskit.order.draws import Draws
 from wdskit.pipeline import registry
-from wdskit.pipeline.config import load_config
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.reading import SplitByNode, SplitByWorker
+from wdskit.pipeline.settings import load_config
 from wdskit.pipeline.streaming import StreamPipeline
 
 COUNTS = [4, 5, 6, 7, 8, 9]

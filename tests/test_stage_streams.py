@@ -10,7 +10,7 @@ import webdataset
 from shards import listed, nothing, number_of, write_numbers
 
 from wdskit import Pipeline, PipelineError
-from wdskit.pipeline.config import load_config
+from wdskit.pipeline.settings import load_config
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from shards import draw, fail_on_7, listed, write_numbers, write_pictures
 
 from wdskit import Pipeline, PipelineError, SampleError
-from wdskit.pipeline.config import load_config
+from wdskit.pipeline.settings import load_config
 from wdskit.pipeline.specs import STAGES
 
 LAST = torch.channels_last

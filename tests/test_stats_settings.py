@@ -11,14 +11,13 @@ import weakref
 import pytest
 from shards import number_of, write_numbers
 
-from tests.test_config_schema import SCHEMA, fits
+from tests.config.test_export import SCHEMA, fits
 from wdskit import ConfigError, Pipeline, PipelineError, load_config, make_loader
 from wdskit.files import Disk
 from wdskit.loader import reports
 from wdskit.loader.reports import path_of
 from wdskit.loader.serving import ports
 from wdskit.pipeline.stats_spec import StatsSpec
-from wdskit.pipeline.writing import config_to_yaml
 
 FORMS = [
     (None, None),
@@ -73,7 +72,7 @@ def test_forms(written, spec):
 @pytest.mark.parametrize(("written", "spec"), FORMS, ids=repr)
 def test_what_is_written_back_reads_the_same(written, spec, tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text(config_to_yaml(load_config(config(written))))
+    path.write_text(load_config(config(written)).to_yaml())
     assert load_config(path).loader.stats == spec
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
+from wdskit.config.spec import StageSpec
 from wdskit.loader.factory import make_loader
-from wdskit.pipeline.spec_types import StageSpec
 from wdskit.pipeline.specs import STAGES
 
 PATH = Path(__file__).parents[1] / "wdskit" / "pipeline" / "methods.py"

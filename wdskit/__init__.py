@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult, reshard
     from wdskit.packing.samples.select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
-    from wdskit.pipeline.config import load_config
     from wdskit.pipeline.ragged import Ragged
     from wdskit.pipeline.registry import register
+    from wdskit.pipeline.settings import load_config
     from wdskit.shards.diff import DiffResult, diff
     from wdskit.shards.extract import Extracted, cat, extract
     from wdskit.shards.index import IndexReport, index_folder
@@ -144,7 +144,7 @@ _HOMES = {
     "ReshardResult": "wdskit.packing.reshard",
     "RepairResult": "wdskit.shards.repair",
     "VerifyResult": "wdskit.checking.findings",
-    "load_config": "wdskit.pipeline.config",
+    "load_config": "wdskit.pipeline.settings",
     "make_loader": "wdskit.loader.factory",
     "pack": "wdskit.packing.api",
     "finish_pack": "wdskit.packing.api",

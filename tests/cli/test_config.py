@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from wdskit.cli.config import app
 from wdskit.pipeline import registry
-from wdskit.pipeline.schema import json_schema
+from wdskit.pipeline.settings import json_schema
 
 GOOD = """\
 version: 1

@@ -14,7 +14,7 @@ from wdskit.cli.console import escape, print_error
 from wdskit.cli.options import Plugins, import_plugins
 
 if TYPE_CHECKING:
-    from wdskit.pipeline.config import Config
+    from wdskit.pipeline.settings import Config
 
 app = typer.Typer(help="Check and show configuration files.", no_args_is_help=True)
 
@@ -49,15 +49,13 @@ def show(file: File, overrides: Overrides = None) -> None:
     Exit code: 0 without problems, 1 with problems, 2 where FILE cannot be read.
     """
     config = _load(file, overrides)
-    from wdskit.pipeline.writing import config_to_yaml
-
-    sys.stdout.write(config_to_yaml(config))
+    sys.stdout.write(config.to_yaml())
 
 
 @app.command()
 def schema() -> None:
-    """Print the JSON schema of configuration files, for editors. Python: wdskit.pipeline.schema.json_schema."""
-    from wdskit.pipeline.schema import json_schema
+    """Print the JSON schema of configuration files, for editors. Python: wdskit.pipeline.settings.json_schema."""
+    from wdskit.pipeline.settings import json_schema
 
     print(json.dumps(json_schema(), indent=2))
 
@@ -65,7 +63,7 @@ def schema() -> None:
 def _load(file: Path, overrides: list[str] | None) -> Config:
     """The configuration, or the end of the program with its problems printed."""
     from wdskit.errors import ConfigError, StorageError
-    from wdskit.pipeline.config import load_config
+    from wdskit.pipeline.settings import load_config
 
     try:
         return load_config(file, overrides=overrides or [])

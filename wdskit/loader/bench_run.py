@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from wdskit.config.export import settings_to_yaml
 from wdskit.loader.bench_advice import choose, explain, warn
 from wdskit.loader.bench_loops import (
     STEP_SHARE,
@@ -24,7 +25,6 @@ from wdskit.loader.bench_subject import Subject
 from wdskit.loader.bench_types import Advice, BenchResult, LoaderBench, Measured, PartBench, Refused, Setting
 from wdskit.loader.starting import choose_start_method
 from wdskit.pipeline.defaults import usable_cores
-from wdskit.pipeline.writing import settings_to_yaml
 
 WARM_UP_S = 0.2
 

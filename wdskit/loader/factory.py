@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from wdskit.config.messages import show, wrong_kind
+from wdskit.config.spec import parse_settings
 from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.loader import Loader
 from wdskit.loader.planned import PlannedLoader
@@ -15,8 +17,6 @@ from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.defaults import choose_crew
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.pipeline.parsing import parse_settings
-from wdskit.pipeline.problems import show, wrong_kind
 from wdskit.pipeline.ranks import find_place
 from wdskit.pipeline.registry import is_function_name
 from wdskit.pipeline.streaming import StreamPipeline
@@ -129,7 +129,7 @@ def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[
         if pipeline is not None or overrides:
             raise PipelineError("make_loader(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
         return config, "pipeline", LoaderSpec(), ErrorsSpec()
-    from wdskit.pipeline.config import load_config  # a pipeline built in Python needs no YAML
+    from wdskit.pipeline.settings import load_config  # a pipeline built in Python needs no YAML
 
     loaded = load_config(config, overrides=overrides)
     stages = loaded.pipeline(pipeline)

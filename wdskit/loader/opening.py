@@ -30,7 +30,7 @@ def open_config(config: Any, pipeline: str | None, overrides: Sequence[str], *, 
             raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
         config.check()
         return Opened(config, LoaderSpec(), ErrorsSpec())
-    from wdskit.pipeline.config import load_config  # a pipeline built in Python needs no YAML
+    from wdskit.pipeline.settings import load_config  # a pipeline built in Python needs no YAML
 
     loaded = load_config(config, overrides=overrides)
     return Opened(Pipeline(loaded.pipeline(pipeline)), loaded.loader, loaded.errors)

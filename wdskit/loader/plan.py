@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from wdskit.config.spec import parse_settings
 from wdskit.errors import PipelineError
 from wdskit.loader.opening import open_config
 from wdskit.loader.picture import check_picture
@@ -18,7 +19,6 @@ from wdskit.loader.plan_types import EpochPlan, StreamPlan
 from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.defaults import choose_crew
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.parsing import parse_settings
 from wdskit.pipeline.source_specs import PlannedSpec
 
 

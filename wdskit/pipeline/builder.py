@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from wdskit.config.rules import check_order
+from wdskit.config.spec import parse_settings
 from wdskit.errors import PipelineError
 from wdskit.pipeline.foreign import check_stage
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.methods import StageMethods
-from wdskit.pipeline.parsing import parse_settings, parse_stage
+from wdskit.pipeline.specs import parse_stage
 
 if TYPE_CHECKING:
     from wdskit.pipeline.planned import PlannedPipeline
@@ -108,8 +110,6 @@ class Pipeline(StageMethods):
         Raises:
             PipelineError: Each line names a stage and its rule.
         """
-        from wdskit.pipeline.rules import check_order
-
         found = check_order(self.stages)
         if found:
             names = [getattr(stage, "name", repr(stage)) for stage in self.stages]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from wdskit.config.spec import StageSpec
 from wdskit.dataset.braces import parse_factors
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.patterns import ShardList, list_shards
@@ -26,7 +27,6 @@ from wdskit.pipeline.planned_data import ORDER_VERSION
 from wdskit.pipeline.planning import compose_planned
 from wdskit.pipeline.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
 from wdskit.pipeline.run import Place, Run
-from wdskit.pipeline.spec_types import StageSpec
 from wdskit.pipeline.splits import Layout
 from wdskit.pipeline.steps import Functions, StepMaker
 from wdskit.pipeline.streaming import StreamPipeline

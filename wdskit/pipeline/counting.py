@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from wdskit.config.spec import StageSpec
 from wdskit.order.draws import share
 from wdskit.pipeline.buffering import Batched, EpochCut, Shuffle, Slice
 from wdskit.pipeline.each import Each
-from wdskit.pipeline.spec_types import StageSpec
 
 _FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back
 

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, PlainValidator, WithJsonSchema, field_validator
 
-from wdskit.limits import MAX_PIXELS
-from wdskit.pipeline.problems import listing
-from wdskit.pipeline.spec_types import (
+from wdskit.config.messages import listing, show, wrong_kind
+from wdskit.config.spec import Kind, StageSpec, refuse
+from wdskit.config.values import (
     Alternatives,
     Bool,
     Count,
     FieldChoices,
     FieldName,
     FieldNames,
-    Function,
-    Functions,
     ImageSpec,
-    Kind,
-    StageSpec,
-    refuse,
+    Items,
 )
+from wdskit.limits import MAX_PIXELS
+from wdskit.pipeline.registry import is_function_name
+
+
+def _check_function(value: object) -> object:
+    if isinstance(value, str):
+        if not is_function_name(value):
+            raise refuse(f"{show(value)} is no name that a function can be registered under (letters, digits, _).")
+        return value
+    if callable(value):
+        return value
+    raise refuse(wrong_kind(value, "the name of a registered function is needed"))
+
+
+Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), WithJsonSchema({"type": "string"})]
+Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), Items]
 
 
 class DecodeSpec(StageSpec):

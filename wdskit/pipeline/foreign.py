@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from wdskit.config.messages import describe
+from wdskit.config.spec import StageSpec
 from wdskit.errors import PipelineError
-from wdskit.pipeline.problems import describe
-from wdskit.pipeline.spec_types import StageSpec
 
 _BY_NODE = frozenset(["split_by_node", "single_node_only"])
 _BY_WORKER = frozenset(["split_by_worker"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from wdskit.codecs.images import IMAGE_SPECS
-from wdskit.pipeline.spec_types import Kind, StageSpec
+from wdskit.config.spec import Kind, StageSpec
 
 _FIRST = {"random_resized_crop": (), "resize": ("center_crop",)}
 """What may stand behind `decode`, and what belongs to it if it comes next."""

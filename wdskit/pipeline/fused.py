@@ -18,6 +18,7 @@ import torch
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import IMAGE_SPECS
+from wdskit.config.spec import StageSpec
 from wdskit.errors import DecodeError
 from wdskit.pipeline import geometry
 from wdskit.pipeline.each import Step, StepFailed
@@ -25,7 +26,6 @@ from wdskit.pipeline.framing import Ending, Plan, as_value, decode_part, finish,
 from wdskit.pipeline.functions import Decode, check_dict
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.scaling import Axis, Frame
-from wdskit.pipeline.spec_types import StageSpec
 from wdskit.pipeline.transforms import mean_and_std, pair, resized
 
 _Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from wdskit.pipeline.spec_types import Bool, Budget, Count, Device, Natural, StageSpec, Text, refuse
+from wdskit.config.spec import StageSpec, refuse
+from wdskit.config.values import Bool, Budget, Count, Device, Natural, Text
 from wdskit.pipeline.stats_spec import OptionalStats, StatsSpec
 
 

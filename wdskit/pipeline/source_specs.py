@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 
+from wdskit.config.messages import describe, dotted, show, wrong_kind
+from wdskit.config.spec import Kind, Stages, StageSpec, read_stage, refuse
+from wdskit.config.values import CLASSES, Classes, Count, Natural, Shards
 from wdskit.dataset.selection import check_selection_name
 from wdskit.errors import SelectionError
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.resampled import DEFAULT_CHUNK
-from wdskit.pipeline.problems import show, wrong_kind
-from wdskit.pipeline.spec_types import CLASSES, Classes, Count, Kind, Natural, Shards, StageSpec, refuse
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _NEEDS_RANGE = 'a first sample and the one behind the last are needed, as in ["0%", "80%"] or [0, 50000]'
@@ -74,10 +75,28 @@ def _number(value: object) -> float:
     return value
 
 
-def _check_stages(value: object) -> tuple[StageSpec, ...]:
-    from wdskit.pipeline.parsing import read_part_stages  # it reads stages by the table that this one is a part of
+def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise refuse(wrong_kind(value, "a list of stages is needed, as in [{decode: rgb8}, {resize: 256}]"))
+    return tuple(_check_stage(at, item, info.context or {}) for at, item in enumerate(value))
 
-    return read_part_stages(value)
+
+def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
+    """A stage of one part: it makes one sample of one."""
+    spec: StageSpec | None
+    if isinstance(item, StageSpec):
+        spec = item
+    else:
+        name, settings = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
+        if not isinstance(name, str):
+            raise refuse(f"[{at}]: {describe(item)}; a stage is needed, as in `- decode: rgb8`.")
+        spec, flaws = read_stage(stages, name, settings)
+        if spec is None:
+            raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
+    if spec.kind != "each" or spec.name in {"to_tuple", "to_dict", "map_tuple"}:
+        msg = f"[{at}]: `{spec.name}` cannot be a stage of one part"
+        raise refuse(f"{msg}, which are those that make one sample of one (decode, map, resize, ...).")
+    return spec
 
 
 def _check_split(value: object) -> str:

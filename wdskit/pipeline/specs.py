@@ -7,25 +7,23 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from wdskit.dataset.braces import parse_factors
-from wdskit.errors import PipelineError
-from wdskit.pipeline import field_specs, source_specs, transform_specs
-from wdskit.pipeline.problems import show
-from wdskit.pipeline.spec_types import (
+from wdskit.config.messages import show
+from wdskit.config.spec import Kind, StageSpec, checked, read_stage, refuse
+from wdskit.config.values import (
     CLASSES,
     Bool,
     Classes,
     Count,
     FieldNames,
-    Function,
-    Kind,
     Natural,
     Shards,
-    StageSpec,
     Text,
     Weights,
-    refuse,
 )
+from wdskit.dataset.braces import parse_factors
+from wdskit.errors import PipelineError
+from wdskit.pipeline import field_specs, source_specs, transform_specs
+from wdskit.pipeline.field_specs import Function
 
 __all__ = [
     "STAGES",
@@ -41,6 +39,7 @@ __all__ = [
     "UnbatchedSpec",
     "WithEpochSpec",
     "WithLengthSpec",
+    "parse_stage",
 ]
 
 _JOINT = re.compile(r"::(?![^\[\]/]*\])")  # between parts of `shards`; not the one inside http://[::1]/
@@ -286,3 +285,17 @@ STAGES: dict[str, type[StageSpec]] = {
     )
 }
 """Every stage by its name."""
+
+
+def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> StageSpec:
+    """The spec of a stage with what stands behind its name: None, a bare value, or a mapping of settings.
+
+    Args:
+        name: One of `STAGES`.
+        value: As in YAML: `parse_stage("shuffle", 200)` or `parse_stage("shuffle", {"size": 200})`.
+        where: Said first in messages.
+
+    Raises:
+        ConfigError: There is no such stage, or settings are wrong; all of them are listed.
+    """
+    return checked(*read_stage(STAGES, name, value), where=where)

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, Strict, WithJsonSchema, model_validator
 
-from wdskit.pipeline.problems import wrong_kind
-from wdskit.pipeline.spec_types import Count, StageSpec, Text, refuse
+from wdskit.config.messages import wrong_kind
+from wdskit.config.spec import StageSpec, refuse
+from wdskit.config.values import Count, Text
 
 LOOPBACK = "127.0.0.1"
 

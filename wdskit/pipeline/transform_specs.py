@@ -6,18 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Strict, model_validator
 
-from wdskit.pipeline.problems import listing
-from wdskit.pipeline.spec_types import (
-    Channels,
-    FieldChoices,
-    Kind,
-    PositiveChannels,
-    Range,
-    ShareRange,
-    Size,
-    StageSpec,
-    refuse,
-)
+from wdskit.config.messages import listing
+from wdskit.config.spec import Kind, StageSpec, refuse
+from wdskit.config.values import Channels, FieldChoices, PositiveChannels, Range, ShareRange, Size
 
 _FIELDS = "The image fields to transform. Without: the sample's one image field."
 _MASKS = "Fields transformed with the same draws and nearest neighbour, such as segmentation masks."

@@ -1,101 +1,26 @@
-"""What the specs of the stages are made of: the base class, and types that say in plain English what they refuse."""
+"""Types of settings. What they refuse they say in plain English."""
 
 from __future__ import annotations
 
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    Strict,
-    WithJsonSchema,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema
 
-from wdskit.pipeline.problems import describe, show, wrong_kind
-from wdskit.pipeline.registry import is_function_name
-from wdskit.pipeline.scalars import ScalarError, check_text
+from wdskit.config.messages import describe, forbidden_character, show, wrong_kind
+from wdskit.config.spec import refuse
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
-
-Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
-
-
-class StageSpec(BaseModel):
-    """What one stage was asked to do: validated, frozen, comparable. It holds no state and opens nothing.
-
-    Attributes:
-        name: The stage's name in YAML, in the builder and in messages.
-        kind: What it does to the stream: gives it (source), picks shards (splitter), opens them (open), maps one value
-            to one (each), reorders, drops or unpacks (stream), groups (batch), or counts (epoch).
-        shorthand: The field that a bare value fills (`shuffle: 200`); None where the stage takes no arguments.
-        is_mapping: Whether YAML's whole mapping is the value of `shorthand` (`rename: {image: jpg}`).
-        is_starred: What the items of `shorthand` are called where Python's method takes them one by one; else empty.
-        is_planned: Whether it is a source that knows every sample's position beforehand.
-        items: Models of the items of settings that are lists of mappings.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    name: ClassVar[str]
-    kind: ClassVar[Kind]
-    shorthand: ClassVar[str | None] = None
-    is_mapping: ClassVar[bool] = False
-    is_starred: ClassVar[str] = ""
-    is_planned: ClassVar[bool] = False
-    items: ClassVar[dict[str, type[BaseModel]]] = {}
-
-    @classmethod
-    def expand(cls, value: object) -> dict[str, Any]:
-        """The settings that a value written behind the stage's name stands for.
-
-        Raises:
-            ValueError: The stage takes no arguments.
-        """
-        if value is None:
-            return {}
-        if isinstance(value, Mapping) and not cls.is_mapping:
-            return dict(value)
-        if cls.shorthand is None:
-            raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
-        return {cls.shorthand: value}
-
-    def shorten(self) -> Any:
-        """The opposite of `expand`, as short as can be: None for defaults only, a bare value, or a dict."""
-        fields = {name: value for name, value in self if value != type(self).model_fields[name].default}
-        if not fields:
-            return None
-        value = next(iter(fields.values()))
-        if list(fields) == [self.shorthand] and (self.is_mapping or not isinstance(value, Mapping)):
-            return value
-        return fields
-
-    def written(self) -> Any:
-        """As an item of a list of stages in YAML."""
-        value = self.shorten()
-        return self.name if value is None else {self.name: value}
-
-
-def refuse(rule: str) -> PydanticCustomError:
-    """The error by which a validator refuses a value; `rule` is the message a person reads."""
-    return PydanticCustomError("wdskit", "{rule}", {"rule": rule})
 
 
 def _check_text(text: str) -> str:
     if not text.strip():
         raise refuse("it is empty text.")
-    try:
-        return check_text(text)
-    except ScalarError as err:
-        raise refuse(str(err)) from None
+    if rule := forbidden_character(text):
+        raise refuse(rule)
+    return text
 
 
 def _check_field_name(name: str) -> str:
@@ -111,35 +36,16 @@ def _check_alternatives(names: str) -> str:
     return names
 
 
-def _check_function(value: object) -> object:
-    if isinstance(value, str):
-        if not is_function_name(value):
-            raise refuse(f"{show(value)} is no name that a function can be registered under (letters, digits, _).")
-        return value
-    if callable(value):
-        return value
-    raise refuse(wrong_kind(value, "the name of a registered function is needed"))
-
-
 def _check_items(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return value
-    raise refuse(
-        wrong_kind(
-            value,
-            f"a list is needed, as in [{show(value).strip('`')}]"
-            if isinstance(value, (str, int, float)) and not isinstance(value, bool)
-            else "a list is needed, as in [a, b]",
-        )
-    )
+    is_item = isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    example = show(value).strip("`") if is_item else "a, b"
+    raise refuse(wrong_kind(value, f"a list is needed, as in [{example}]"))
 
 
 def _split_names(value: object) -> object:
     return value.split() if isinstance(value, str) else _check_items(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
 
 
 def _check_shards(value: object) -> object:
@@ -175,7 +81,7 @@ def _check_range(value: object) -> tuple[float, float]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise refuse(f"{describe(value)}; two numbers are needed, as in [0.5, 1.0].")
     for item in value:
-        if not _is_number(item):
+        if not isinstance(item, (int, float)) or isinstance(item, bool) or not abs(item) < math.inf:
             raise refuse(wrong_kind(item, "two numbers are needed, as in [0.5, 1.0]"))
     low, high = value
     if not 0 < low <= high:
@@ -214,6 +120,7 @@ _NAMES_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type
 _SIDE_SCHEMA = {"type": "integer", "minimum": 1, "maximum": 65_535}
 _RANGE_SCHEMA = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
 
+Items = BeforeValidator(_check_items)
 ImageSpec = Literal[
     "l8", "rgb8", "rgba8", "l", "rgb", "rgba", "torchl8", "torchrgb8", "torchrgba8", "torchl", "torchrgb", "torch",
     "torchrgba", "pill", "pil", "pilrgb", "pilrgba", "index",
@@ -240,14 +147,12 @@ FieldNames = Annotated[
 FieldChoices = Annotated[
     tuple[Alternatives, ...], Field(min_length=1), BeforeValidator(_split_names), WithJsonSchema(_NAMES_SCHEMA)
 ]
-Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), WithJsonSchema({"type": "string"})]
-Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), BeforeValidator(_check_items)]
 Shards = Annotated[str | tuple[str, ...], PlainValidator(_check_shards), WithJsonSchema(_NAMES_SCHEMA)]
 Classes = Literal["same", "any"]
 CLASSES: Any = Field(
     "same", description="Whether the `classes.json` of all folders must name the same classes, or may be any."
 )
-Weights = Annotated[tuple[Positive, ...], Field(min_length=1), BeforeValidator(_check_items)]
+Weights = Annotated[tuple[Positive, ...], Field(min_length=1), Items]
 Size = Annotated[
     int | tuple[int, int],
     PlainValidator(_check_size),
@@ -255,5 +160,5 @@ Size = Annotated[
 ]
 Range = Annotated[tuple[float, float], PlainValidator(_check_range), WithJsonSchema(_RANGE_SCHEMA)]
 ShareRange = Annotated[tuple[float, float], PlainValidator(_check_share), WithJsonSchema(_RANGE_SCHEMA)]
-Channels = Annotated[tuple[Number, ...], BeforeValidator(_check_items), AfterValidator(_check_channels)]
-PositiveChannels = Annotated[tuple[Positive, ...], BeforeValidator(_check_items), AfterValidator(_check_channels)]
+Channels = Annotated[tuple[Number, ...], Items, AfterValidator(_check_channels)]
+PositiveChannels = Annotated[tuple[Positive, ...], Items, AfterValidator(_check_channels)]

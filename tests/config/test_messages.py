@@ -8,7 +8,7 @@ import pytest
 from folders import TESTS
 
 from wdskit.errors import ConfigError
-from wdskit.pipeline.config import load_config
+from wdskit.pipeline.settings import load_config
 
 FOLDER = TESTS / "bad_configs"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))

@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
-from wdskit.pipeline.parsing import parse_stage
-from wdskit.pipeline.rules import check_order
-from wdskit.pipeline.specs import STAGES
+from wdskit.config.rules import check_order
+from wdskit.pipeline.specs import STAGES, parse_stage
 
 VALUES = {
     "exact": "a.tar", "resampled": "a.tar", "sequential": "a.tar",

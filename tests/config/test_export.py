@@ -1,4 +1,4 @@
-"""The JSON schema for editors: it accepts what load_config accepts, and catches slips."""
+"""Configurations as YAML that reads back as the same, and the JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
-from tests.test_config import FORMS
-from wdskit.pipeline.document import read_document
+from configs import FORMS, TEXT, load
+from wdskit.config.yaml_reader import read_yaml
+from wdskit.dataset.braces import expand_parts
+from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.schema import json_schema
+from wdskit.pipeline.settings import json_schema, load_config
 from wdskit.pipeline.specs import STAGES
 from wdskit.pipeline.stats_spec import StatsSpec
 
@@ -89,7 +93,7 @@ def test_both_forms_of_every_stage_fit(name: str) -> None:
     assert fits(config(name), SCHEMA) == (not any(field.is_required() for field in STAGES[name].model_fields.values()))
 
 
-SLIPS = [
+WRONG = [
     {"version": 1}, {"version": 2, "pipeline": [{"stream": "a"}]}, {"pipeline": [{"stream": "a"}]},
     config("shufle"), config(5),
     config({"shuffle": 0}), config({"shuffle": "x"}), config({"shuffle": {"siz": 5}}),
@@ -103,10 +107,10 @@ SLIPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("slip", SLIPS, ids=repr)
-def test_slips_do_not_fit(slip: dict[str, Any]) -> None:
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_misspelt_settings_do_not_fit(wrong: dict[str, Any]) -> None:
     """What an editor should underline."""
-    assert not fits(slip, SCHEMA)
+    assert not fits(wrong, SCHEMA)
 
 
 def test_variables_fit_where_numbers_do() -> None:
@@ -120,7 +124,7 @@ def test_the_repositorys_configurations_fit(repository: Path) -> None:
     files = sorted((repository / "configs").glob("*.yaml"))
     assert files
     for file in files:
-        assert fits(read_document(file.read_bytes()).tree, SCHEMA), file
+        assert fits(read_yaml(file.read_bytes()).tree, SCHEMA), file
 
 
 def test_every_setting_is_described() -> None:
@@ -129,3 +133,74 @@ def test_every_setting_is_described() -> None:
         for name, field in model.model_fields.items():
             assert field.description, (model, name)
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
+
+
+def test_show_reads_back_equal(tmp_path: Path) -> None:
+    """Only what is not the default, in shorthands."""
+    config = load(TEXT, tmp_path, "loader.threads=8", "pipelines.train.stream=$$a yes")
+    text = config.to_yaml()
+    assert (
+        text
+        == """\
+version: 1
+pipelines:
+  train:
+    - stream: "$$a yes"
+    - split_by_node
+    - shuffle: 200
+    - map: f
+    - map: {fn: g, global_rng: true}
+    - random_flip
+    - to_tuple: [jpg, cls]
+    - batched: {size: 64, partial: false}
+  val:
+    - stream: {shards: [b.tar], seed: 5}
+loader: {threads: 8}
+"""
+    )
+    assert load(text, tmp_path) == config
+
+
+def test_a_config_with_functions_cannot_be_written() -> None:
+    """YAML can only name them."""
+    for stage in (len, {"map": len}):
+        with pytest.raises(ConfigError, match="holds a function"):
+            load_config({"pipeline": [{"stream": "a"}, stage]}).to_yaml()
+
+
+COUNTS = st.integers(1, 2**63 - 1)
+NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.-]{0,6}", fullmatch=True).filter(lambda name: name.strip())
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1).filter(str.strip)
+STAGE_VALUES = st.one_of(
+    st.fixed_dictionaries({"shuffle": st.fixed_dictionaries({"size": COUNTS})}),
+    st.fixed_dictionaries({"rename": st.dictionaries(NAMES, NAMES, min_size=1, max_size=3)}),
+    st.fixed_dictionaries({"map_dict": st.dictionaries(NAMES, st.just("f"), min_size=1, max_size=3)}),
+    st.fixed_dictionaries({"decode": st.fixed_dictionaries({}, optional={
+        "only": st.lists(NAMES, min_size=1), "max_pixels": COUNTS})}),
+    st.fixed_dictionaries({"random_flip": st.floats(0, 1)}),
+    st.fixed_dictionaries({"normalize": st.fixed_dictionaries({
+        "mean": st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3),
+        "std": st.lists(st.floats(1e-300, 1e300), min_size=3, max_size=3)})}),
+    st.fixed_dictionaries({"slice": st.one_of(
+        COUNTS, st.tuples(st.integers(0, 5), st.none() | st.integers(6, 9), COUNTS))}),
+    st.fixed_dictionaries({"resize": st.one_of(st.integers(1, 9), st.tuples(st.integers(1, 9), st.integers(1, 9)))}),
+    st.sampled_from(["random_flip", "to_tensor", "decode", "map: f"]).filter(lambda name: ":" not in name),
+)  # fmt: skip
+
+
+def refuses(shards: str) -> bool:
+    """Whether this text can never name shards."""
+    try:
+        expand_parts(shards)
+    except StorageError:
+        return True
+    return False
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ANY_TEXT, st.lists(STAGE_VALUES, max_size=6), st.sampled_from(["pipeline", "train", "null", "no", "x-1"]))
+def test_any_config_reads_back_equal(tmp_path: Path, shards: str, stages: list[Any], name: str) -> None:
+    """Whatever its texts, names and numbers are, `$`, quotes and `1e-3` among them."""
+    assume(not refuses(shards))
+    config = load_config({"pipelines": {name: [{"stream": shards}, *stages]}})
+    assert load(config.to_yaml(), tmp_path) == config

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.test_config import TEXT, load
+from configs import TEXT, load
 from wdskit.errors import ConfigError
-from wdskit.pipeline.config import load_config
-from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.parsing import parse_stage
+from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import load_config
+from wdskit.pipeline.specs import parse_stage
 
 
 @pytest.fixture
@@ -61,15 +61,17 @@ def test_overrides_of_the_loader_and_of_whole_parts(config_file: Path) -> None:
     """The last of two wins; a stage and a pipeline may be replaced."""
     config = load_config(
         config_file,
-        overrides=["loader.workers=4", "loader.workers=0", "loader.pin_memory=true", "pipelines.train.5=batched",
+        overrides=["loader.workers=4", "loader.workers=0", "loader.pin_memory=true", "errors.max_bad=3",
+                   "pipelines.train.5=batched",
                    "pipelines.train.5={resize: 8}", "pipelines.test=[{stream: c.tar}]"],
     )  # fmt: skip
     assert config.loader == LoaderSpec(workers=0, pin_memory=True)
+    assert config.errors == ErrorsSpec(max_bad=3)
     assert config.pipeline("train")[5] == parse_stage("resize", 8)
     assert config.pipeline("test") == (parse_stage("stream", "c.tar"),)
 
 
-def test_an_override_mends_what_it_replaces(tmp_path: Path) -> None:
+def test_an_override_replaces_what_cannot_be_read(tmp_path: Path) -> None:
     """A variable that is not set does not matter where --set gives the value."""
     text = "version: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n"
     config = load(text, tmp_path, "pipeline.stream=b.tar", "pipeline.shuffle=5")
@@ -105,11 +107,11 @@ BAD_OVERRIDES = {
 
 @pytest.mark.parametrize("override", BAD_OVERRIDES)
 def test_problems_of_an_override_carry_its_name(config_file: Path, override: str) -> None:
-    """`--set a.b.c=VALUE: what`, and nothing else is told."""
+    """`--set a.b.c=VALUE: what`, and no other problem does."""
     with pytest.raises(ConfigError) as caught:
         load_config(
             config_file, overrides=["loader.workers=null", override] if ".workers.x" in override else [override]
         )
-    told = [str(problem) for problem in caught.value.problems if problem.where == f"--set {override}"]
-    assert len(told) == 1
-    assert told[0].startswith(f"--set {override}: {BAD_OVERRIDES[override]}")
+    found = [str(problem) for problem in caught.value.problems if problem.where == f"--set {override}"]
+    assert len(found) == 1
+    assert found[0].startswith(f"--set {override}: {BAD_OVERRIDES[override]}")

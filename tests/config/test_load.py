@@ -1,0 +1,218 @@
+"""Configurations from files and dicts."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs import TEXT, load
+from wdskit.errors import ConfigError, StorageError
+from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.settings import Config, load_config
+from wdskit.pipeline.specs import STAGES, parse_stage
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def message(source: Any, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source, overrides=overrides)
+    return str(caught.value)
+
+
+def test_a_file_becomes_a_config(config_file: Path) -> None:
+    """Pipelines in the order of the file, stages in theirs, defaults filled in."""
+    config = load_config(config_file)
+    assert list(config.pipelines) == ["train", "val"]
+    names = [stage.name for stage in config.pipeline("train")]
+    assert names == ["stream", "split_by_node", "shuffle", "map", "map", "random_flip", "to_tuple", "batched"]
+    assert config.pipeline("val") == (parse_stage("stream", {"shards": ["b.tar"], "seed": 5}),)
+    assert config.loader == LoaderSpec()
+    assert config.origin == str(config_file)
+    assert load_config(str(config_file)) == config
+
+
+def test_which_pipeline() -> None:
+    """One needs no name; of several the names are listed."""
+    one = load_config({"pipeline": [{"stream": "a.tar"}]})
+    assert one.pipeline() == one.pipeline("pipeline") == (parse_stage("stream", "a.tar"),)
+    two = load_config({"pipelines": {"train": [{"stream": "a.tar"}], "val": [{"stream": "b.tar"}]}})
+    with pytest.raises(ConfigError, match="2 pipelines; say which: `train` and `val`"):
+        two.pipeline()
+    with pytest.raises(ConfigError, match=r"no pipeline `vall`\. Did you mean `val`"):
+        two.pipeline("vall")
+
+
+def test_a_dict_may_hold_functions_stages_and_specs(config_file: Path) -> None:
+    """It is left as it is, and foreign stages are kept."""
+
+    def stage(source):
+        return source
+
+    spec = parse_stage("shuffle", 5)
+    source = {
+        "pipeline": [{"stream": ("a.tar",)}, stage, spec, {"map": len}, "split_by_node"],
+        "loader": {"workers": 0},
+    }
+    before = copy.deepcopy(source)
+    stages = load_config(source, overrides=["pipeline.stream.seed=3"]).pipeline()
+    assert source == before
+    assert stages[0].shards == ("a.tar",)
+    assert stages[0].seed == 3
+    assert stages[1] is stage
+    assert stages[2] is spec
+    assert stages[3].fn is len
+
+
+def test_problems_of_a_dict_say_where() -> None:
+    """There is no line, so the path has to do."""
+    assert message({"pipeline": [{"stream": {"shards": "a", "seed": True}}]}) == (
+        "config dict: pipeline[0].stream.seed: true is a truth value; a whole number is needed."
+    )
+    assert message({"pipeline": [{"stream": "a", 5: 1}], "version": 1}).startswith(
+        "config dict: pipeline[0]: the name 5"
+    )
+
+
+def test_what_cannot_be_read_does_not_hide_what_is_wrong_elsewhere(tmp_path: Path) -> None:
+    """And nothing is reported of a value that could not be read, or of a name that may be missing for that."""
+    text = (
+        "version: 1\nversion: 1\npipeline:\n  - stream: ${WDSKIT_UNSET}/a.tar\n  - shuffle: 0\n  - resize: &a 0\n"
+        "  - batched:\n      ${X}: 4\nloader: {workers: 00012, threads: 0}\nerrors: {max_bad: x, max_bad: 1}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(text, tmp_path)
+    assert [(problem.where.rpartition(":")[2], problem.path) for problem in caught.value.problems] == [
+        ("2", ""),
+        ("4", "pipeline[0].stream"),
+        ("5", "pipeline[1].shuffle"),
+        ("6", "pipeline[2].resize"),
+        ("6", "pipeline[2].resize"),
+        ("8", "pipeline[3].batched"),
+        ("9", "loader.workers"),
+        ("9", "loader.threads"),
+        ("10", "errors"),
+        ("10", "errors.max_bad"),
+    ]
+
+
+def test_a_dict_that_holds_itself_is_refused() -> None:
+    """As are one too deep and one that is too much."""
+    loop: dict[str, Any] = {}
+    loop["pipeline"] = loop
+    assert "deeper than 32" in message(loop)
+    deep: Any = "x"
+    for _ in range(100_000):
+        deep = [deep]
+    assert "deeper than 32" in message({"pipeline": deep})
+    wide: Any = "x"
+    for _ in range(30):
+        wide = [wide, wide]
+    assert "more than 100000 values" in message({"pipeline": wide})
+
+
+@pytest.mark.parametrize("path", ["missing.yaml", ".", "a\0b", "x" * 5000])
+def test_an_unreadable_file_is_a_storage_error(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a problem of the configuration."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StorageError, match="the configuration cannot be read") as caught:
+        load_config(path)
+    assert caught.value.url == path
+
+
+def test_yaml_text_instead_of_a_path_is_pointed_out() -> None:
+    """A mistake easily made."""
+    assert "this is text, not a path" in message(TEXT)
+
+
+def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In values, typed afterwards."""
+    monkeypatch.setenv("WDSKIT_A", "7")
+    text = "version: 1\npipeline:\n  - stream:\n      shards: ${WDSKIT_A}/${WDSKIT_B:-b}.tar\n      seed: ${WDSKIT_A}\n"
+    source = load(text, tmp_path).pipeline()[0]
+    assert (source.shards, source.seed) == ("7/b.tar", 7)
+
+
+def test_no_more_than_a_hundred_problems_are_listed(tmp_path: Path) -> None:
+    """And the rest is counted."""
+    lines = message({"pipeline": [{"stream": "a"}] + [{"shuffle": 0}] * 300}).splitlines()
+    assert len(lines) == 101
+    assert lines[-1] == "config dict: 200 more problems are not shown."
+    with pytest.raises(ConfigError) as caught:
+        load("version: 1\n" * 5000, tmp_path)
+    assert len(caught.value.problems) <= 101
+
+
+WORDS = st.sampled_from(
+    [*STAGES, "version", "pipeline", "pipelines", "loader", "workers", "size", "shards", "fields", "a", ""]
+)
+TREES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | WORDS | st.text(max_size=3) | st.binary(max_size=2),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(WORDS, inner, max_size=3),
+    max_leaves=12,
+)
+STAGE_TREES = st.lists(
+    st.dictionaries(st.sampled_from(list(STAGES)), TREES, min_size=1, max_size=1) | WORDS, max_size=5
+)
+CONFIG_TREES = st.one_of(
+    st.dictionaries(WORDS, TREES, max_size=4),
+    st.fixed_dictionaries({"pipeline": STAGE_TREES.map(lambda stages: [{"stream": "a"}, *stages])}),
+    st.fixed_dictionaries({"pipelines": st.dictionaries(WORDS, STAGE_TREES, max_size=2)}, optional={"loader": TREES}),
+)
+STEPS = WORDS | st.sampled_from(["0", "1", "99999999", "[0]", "train"])
+OVERRIDE_VALUES = st.sampled_from(["1", "x", "{}", "[]", "[1, 2]", "{size: 5}", "", "~", "[", "00", "${X}"])
+OVERRIDE_TEXTS = st.text(max_size=8) | st.builds(
+    lambda steps, value: f"{'.'.join(steps)}={value}", st.lists(STEPS, max_size=5), OVERRIDE_VALUES
+)
+
+
+def check_problems(err: ConfigError) -> None:
+    """Each problem says where, what, and ends as a sentence does."""
+    assert err.problems
+    assert all(problem.where and problem.rule[-1] in ".?" for problem in err.problems)
+    assert "pydantic" not in str(err)
+
+
+@given(CONFIG_TREES, st.lists(OVERRIDE_TEXTS, max_size=2))
+def test_any_tree_is_a_config_or_a_config_error(tree: dict[str, Any], overrides: list[str]) -> None:
+    """Nothing else."""
+    try:
+        config = load_config(tree, overrides=overrides)
+    except ConfigError as err:
+        check_problems(err)
+    else:
+        assert isinstance(config, Config)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=60)
+    | st.text(max_size=60)
+    | st.lists(st.sampled_from(TEXT.splitlines(keepends=True))).map("".join)
+)
+def test_any_file_is_a_config_or_a_config_error(tmp_path: Path, data: bytes | str) -> None:
+    """Bytes, text, and lines of a good file in any order."""
+    try:
+        assert isinstance(load(data, tmp_path), Config)
+    except ConfigError as err:
+        check_problems(err)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, len(TEXT) - 1), st.characters())
+def test_a_good_file_with_one_character_changed(tmp_path: Path, at: int, char: str) -> None:
+    """Is a configuration or a list of problems."""
+    try:
+        assert isinstance(load(TEXT[:at] + char + TEXT[at + 1 :], tmp_path), Config)
+    except ConfigError as err:
+        check_problems(err)

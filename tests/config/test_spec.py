@@ -1,0 +1,50 @@
+"""Settings of stages: shorthands, long forms, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from configs import FORMS
+from wdskit.errors import ConfigError
+from wdskit.pipeline.specs import STAGES, parse_stage
+
+
+def test_the_forms_cover_every_stage() -> None:
+    """A new stage comes with its shorthand and its long form."""
+    assert FORMS.keys() == STAGES.keys()
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_shorthand_and_long_form_are_one_spec(name: str) -> None:
+    """And the spec's own shortest form reads back as the spec."""
+    short, long = (parse_stage(name, value) for value in FORMS[name])
+    assert short == long
+    assert short.name == name
+    assert parse_stage(name, short.shorten()) == short
+    assert pickle.loads(pickle.dumps(short)) == short
+    with pytest.raises(ValueError, match="frozen"):
+        short.anything = 5
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_refuses_what_it_does_not_know(name: str) -> None:
+    """Unknown settings and values of the wrong kind, each with a ConfigError."""
+    for value in ({"nonsense": 1}, object(), {"a": object()}, [[[]]], 1.5j, b"x", {"": ""}, float("nan"), 10**5000, ""):
+        with pytest.raises(ConfigError):
+            parse_stage(name, value)
+
+
+def test_an_unknown_stage_is_refused_with_the_nearest() -> None:
+    """As in YAML, so in Python."""
+    with pytest.raises(ConfigError, match=r"^pipeline: `shufle` is no stage\. Did you mean `shuffle`\?$"):
+        parse_stage("shufle", 5)
+
+
+def test_functions_may_stand_where_names_do() -> None:
+    """In Python, not in YAML."""
+    assert parse_stage("map", len).fn is len
+    assert parse_stage("map_dict", {"cls": int}).fields == {"cls": int}
+    assert parse_stage("map_tuple", [len, None]).fns == (len, None)
+    assert parse_stage("batched", {"size": 4, "collate": list}).collate is list

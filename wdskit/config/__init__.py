@@ -1,0 +1,1 @@
+"""Configurations: YAML to checked settings, the messages about them, and back to YAML."""

@@ -1,0 +1,174 @@
+"""A configuration as YAML text, and the JSON schema of configuration files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+
+from wdskit.config.load import SINGLE, VERSION, Models, Stage
+from wdskit.config.spec import StageSpec
+from wdskit.config.yaml_reader import ScalarError, type_plain
+from wdskit.errors import ConfigError, Problem
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./][A-Za-z0-9_./+-]*")
+_VARIABLE = {"type": "string", "pattern": r"\$\{"}
+"""What may stand in place of a number or a truth value: text with a variable that becomes one."""
+
+_REFERENCE = "#/$defs/{model}"
+
+
+def to_yaml(pipelines: Mapping[str, tuple[Stage, ...]], sections: Mapping[str, Mapping[str, Any]], origin: str) -> str:
+    """A configuration as YAML text that reads back as the same, shorthands where possible.
+
+    Args:
+        pipelines: Stages by pipeline name.
+        sections: The settings of `loader` and `errors` that are not the default.
+        origin: Where it came from, for messages.
+
+    Raises:
+        ConfigError: It holds functions, which YAML can only name.
+    """
+    single = list(pipelines) == [SINGLE]
+    indent = "" if single else "  "
+    lines = [f"version: {VERSION}"] + ([] if single else ["pipelines:"])
+    try:
+        for name, stages in pipelines.items():
+            lines.append(f"{indent}{_scalar(name)}:")
+            lines += [f"{indent}  - {_stage(stage)}" for stage in stages]
+        lines += [settings_to_yaml(name, settings) for name, settings in sections.items() if settings]
+    except TypeError as err:
+        rule = "it holds a function, which YAML can only name. Register it and use the name."
+        raise ConfigError(problems=(Problem(origin, "", rule),)) from err
+    return "\n".join(lines) + "\n"
+
+
+def settings_to_yaml(name: str, settings: Mapping[str, Any]) -> str:
+    """Settings that stand under one name, on one line: `loader: {workers: 1, threads: 4}`.
+
+    Raises:
+        TypeError: One of them is a function, or anything else that YAML cannot hold.
+    """
+    return f"{name}: {_value(settings)}"
+
+
+def _stage(stage: Stage) -> str:
+    if not isinstance(stage, StageSpec):
+        raise TypeError(stage)
+    value = stage.shorten()
+    return stage.name if value is None else f"{stage.name}: {_value(value)}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        # variables are not filled into names, so a `$` stays single there
+        names = (_scalar(str(name)).replace("$$", "$") for name in value)
+        return (
+            "{" + ", ".join(f"{name}: {_value(item)}" for name, item in zip(names, value.values(), strict=True)) + "}"
+        )
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    if isinstance(value, str):
+        return _scalar(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if not isinstance(value, (int, float)):
+        raise TypeError(value)
+    return repr(value)
+
+
+def _scalar(text: str) -> str:
+    text = text.replace("$", "$$")
+    try:
+        is_plain = _PLAIN.fullmatch(text) and isinstance(type_plain(text), str)
+    except ScalarError:
+        is_plain = False
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
+
+
+def json_schema(models: Models) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of configuration files, for editors, made from the models that check them.
+
+    It knows names, kinds and ranges; `wdskit config check` knows the order of stages too.
+    """
+    checked = [(model, "validation") for model in (*models.stages.values(), *models.sections.values())]
+    _, made = models_json_schema(checked, ref_template=_REFERENCE)  # type: ignore[arg-type]  # a tuple of a Literal
+    defs = {name: _with_variables(schema) for name, schema in made["$defs"].items()}
+    bare = [name for name, spec in models.stages.items() if not defs[spec.__name__].get("required")]
+    stages = {f"stage.{name}": _stage_schema(spec, defs[spec.__name__]) for name, spec in models.stages.items()}
+    sections = {
+        name: {"anyOf": [_reference(model.__name__), {"type": "null"}], "description": model.__doc__}
+        for name, model in models.sections.items()
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "wdskit configuration",
+        "type": "object",
+        "properties": {
+            "version": {"const": VERSION, "description": "Of this format."},
+            "pipeline": _reference("pipeline") | {"description": "The one pipeline."},
+            "pipelines": {
+                "type": "object",
+                "description": "Pipelines by name, where there are several.",
+                "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_-]*$"},
+                "additionalProperties": _reference("pipeline"),
+                "minProperties": 1,
+            },
+            **sections,
+        },
+        "required": ["version"],
+        "oneOf": [{"required": ["pipeline"]}, {"required": ["pipelines"]}],
+        "additionalProperties": False,
+        "$defs": {
+            "pipeline": {"type": "array", "items": _reference("stage"), "minItems": 1},
+            "stage": {"anyOf": [{"enum": bare}, *map(_reference, stages)]},
+            **stages,
+            **defs,
+        },
+    }
+
+
+def _reference(name: str) -> dict[str, Any]:
+    return {"$ref": _REFERENCE.format(model=name)}
+
+
+def _stage_schema(spec: type[StageSpec], settings: dict[str, Any]) -> dict[str, Any]:
+    """A mapping of one key, the stage's name; behind it the settings, or what stands for them."""
+    choices = [] if spec.is_mapping else [_reference(spec.__name__)]
+    if spec.shorthand is not None:
+        short = settings["properties"][spec.shorthand]
+        choices.append(short)
+        if spec.name == "slice":
+            choices.append({"type": "array", "items": short, "minItems": 2, "maxItems": 3})
+    if not settings.get("required"):
+        choices.append({"type": "null"})
+    return {
+        "type": "object",
+        "description": spec.__doc__,
+        "properties": {spec.name: {"anyOf": choices}},
+        "required": [spec.name],
+        "additionalProperties": False,
+    }
+
+
+def _with_variables(schema: Any) -> Any:
+    """A schema in which a variable may stand for whatever is no text, without titles."""
+    if schema == {"title": "stage"}:
+        return _reference("stage")
+    if isinstance(schema, list):
+        return [_with_variables(choice) for choice in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: value for key, value in schema.items() if key != "title"}
+    for key in ("anyOf", "items", "additionalProperties", "prefixItems"):
+        if key in schema:
+            schema[key] = _with_variables(schema[key])
+    if "properties" in schema:
+        schema["properties"] = {name: _with_variables(value) for name, value in schema["properties"].items()}
+    if schema.get("type") not in {"integer", "number", "boolean"} and not {"enum", "const"} & schema.keys():
+        return schema
+    outside = {key: schema.pop(key) for key in ("description", "default", "examples") if key in schema}
+    return {"anyOf": [schema, _VARIABLE]} | outside

@@ -1,0 +1,240 @@
+"""The wording of everything that can be wrong with a setting: the value, what is needed, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ValidationError
+
+Path = tuple[str | int, ...]
+
+UNREADABLE = "?"
+"""Ends the path of what is wrong with a name, in place of that name."""
+
+_MAX_SHOWN = 60
+_SIMPLE_KEY = re.compile(r"[^\s.\[\]:=]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_TRUTH = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+_KINDS: tuple[tuple[Any, str], ...] = (
+    (str, "text"),
+    (bool, "a truth value"),
+    (float, "a decimal number"),
+    ((list, tuple), "a list"),
+)
+
+_NEEDS = {
+    "int_type": "a whole number is needed",
+    "float_type": "a number is needed",
+    "bool_type": "`true` or `false` is needed",
+    "string_type": "text is needed",
+    "dict_type": "a mapping is needed, as in {name: value}",
+    "mapping_type": "a mapping is needed, as in {name: value}",
+}
+"""For each of pydantic's errors about a kind, what is needed instead."""
+
+_RULES = {
+    "greater_than_equal": "{value} is too small; it must be at least {limit}.",
+    "greater_than": "{value} is too small; it must be greater than {limit}.",
+    "less_than_equal": "{value} is too large; it must be at most {limit}.",
+    "less_than": "{value} is too large; it must be below {limit}.",
+    "finite_number": "{value} is no number to work with; it must be finite.",
+    "too_short": "it is empty; name at least one.",
+    "string_unicode": "it holds half of a character (a lone surrogate); write the text in UTF-8.",
+}
+"""For each of pydantic's other errors, the message."""
+
+
+class Flaw(NamedTuple):
+    """One thing wrong with a setting.
+
+    Attributes:
+        path: Of the setting, from whatever was checked.
+        rule: The message.
+        line: Of the text, from 1; 0 where there is no text, or it is that of the path.
+        unread: Whether there is no value because of it, so that nothing more can be said of the setting.
+    """
+
+    path: Path
+    rule: str
+    line: int = 0
+    unread: bool = False
+
+
+def dotted(path: Path) -> str:
+    """`("pipelines", "train", 2, "shuffle")` as `pipelines.train[2].shuffle`."""
+    text = ""
+    for part in path:
+        if part == UNREADABLE:
+            continue
+        if isinstance(part, int):
+            text += f"[{part}]"
+        elif _SIMPLE_KEY.fullmatch(part) and len(part) <= _MAX_SHOWN:
+            text += f".{part}"
+        else:
+            text += f"[{show(part)}]"
+    return text.removeprefix(".")
+
+
+def show(value: object) -> str:
+    """A value in YAML's spelling, on one short line. Never fails, whatever the value is."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(int(value)) if value.bit_length() <= 128 else "a number of more than 38 digits"
+    if isinstance(value, float):
+        return float.__repr__(value)
+    if isinstance(value, str) and not value:
+        return '""'
+    if isinstance(value, str):
+        text = str.__str__(value[: _MAX_SHOWN + 1])
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)
+        return f"`{text}`" if len(value) <= _MAX_SHOWN else f"`{text[: _MAX_SHOWN - 1]}…`"
+    if isinstance(value, (list, tuple)):
+        items = [_show_item(item) for item in value[:4]]
+        return f"[{', '.join([*items, '…'] if len(value) > 4 else items)}]"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in set('aeiou') else 'a'} {name}"
+
+
+def _show_item(item: object) -> str:
+    return "[…]" if isinstance(item, (list, tuple)) else "{…}" if isinstance(item, Mapping) else show(item)
+
+
+def describe(value: object) -> str:
+    """`show`, followed by the kind of value: "`no` is text"."""
+    kind = next((kind for types, kind in _KINDS if isinstance(value, types)), "")
+    return f"{show(value)} is {kind}" if kind else f"it is {show(value)}"
+
+
+def wrong_kind(value: object, need: str) -> str:
+    """The message for a value of the wrong kind: `need` is "a list is needed"."""
+    return f"{describe(value)}; {need}.{_hint(value, need)}"
+
+
+def _hint(value: object, need: str) -> str:
+    """How to write a value that is almost of the needed kind, "" for others."""
+    if not isinstance(value, str):
+        return " Put it in quotes." if need.startswith("text") and isinstance(value, (bool, int, float)) else ""
+    if "`true`" in need and value.lower() in _TRUTH:
+        return f" Write `{_TRUTH[value.lower()]}`."
+    if ("number" not in need and "`true`" not in need) or len(value) >= _MAX_SHOWN:
+        return ""
+    if re.fullmatch(r"[-+]?\d+(\.\d+)?|true|false", value):
+        return " Remove the quotes."
+    if re.fullmatch(r"\d{1,3}([_,]\d{3})+", value):
+        return f" Write {re.sub('[_,]', '', value)}."
+    return ""
+
+
+def listing(names: Iterable[str]) -> str:
+    """`a`, `b` and `c`."""
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `name` is most likely a misspelling of, or None."""
+    names = list(known)
+    lowered = name[: 2 * _MAX_SHOWN].lower().replace("-", "_")
+    if lowered in names:
+        return lowered
+    whole = next((part for part in reversed(lowered.split("_")) if part in names), None)
+    if whole is not None:  # `batch_size` is `size`, though `global_size` has more letters of it
+        return whole
+    near = difflib.get_close_matches(lowered, names, n=1)
+    return near[0] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean ...?` with the nearest of `known`, or ""."""
+    near = nearest(name, known)
+    return f" Did you mean `{near}`?" if near else ""
+
+
+def unknown_stage(name: str, stages: Iterable[str]) -> str:
+    """The message for a stage that does not exist."""
+    hint = did_you_mean(name, stages) or " A function of your own is called by `- map: its_name`."
+    return f"{show(name)} is no stage.{hint}"
+
+
+def unknown_setting(name: str, owner: str, known: list[str]) -> str:
+    """The message for a setting that does not exist; `owner` has the `known` ones."""
+    has = f" {owner} has {listing(known)}." if known else f" {owner} takes no arguments."
+    return f"no such setting.{did_you_mean(name, known) or has}"
+
+
+def forbidden_character(text: str) -> str:
+    """The message for text with a control character or half of a character, "" for all other text."""
+    bad = _CONTROL.search(text)
+    if bad is None:
+        return ""
+    what = "half of a character," if bad[0] >= "\ud800" else "the control character"
+    return f"{show(text)} holds {what} U+{ord(bad[0]):04X}; remove it."
+
+
+def flaws_of(model: type[BaseModel], invalid: ValidationError) -> list[Flaw]:
+    """What pydantic found wrong with the settings of `model`, each once, in the order of its fields."""
+    errors = invalid.errors(include_url=False)
+    unknown = [str(error["loc"][-1]) for error in errors if error["type"] == "extra_forbidden"]
+    misspelt = {nearest(name, model.model_fields) for name in unknown}
+    inner = {error["loc"][:size] for error in errors for size in range(1, len(error["loc"]))}
+    flaws = [
+        _flaw(model, error)
+        for error in errors
+        # a misspelt setting is not missing too, and a list with wrong items is not empty
+        if not (error["type"] == "missing" and error["loc"][-1] in misspelt)
+        and not (error["type"] == "too_short" and error["loc"] in inner)
+    ]
+    return list(dict.fromkeys(flaws))
+
+
+def _flaw(model: type[BaseModel], error: Mapping[str, Any]) -> Flaw:
+    path: Path = tuple(part for part in error["loc"] if part != "[key]")  # pydantic's mark of a dict's wrong key
+    items: Mapping[str, type[BaseModel]] = getattr(model, "items", {})
+    inner = items.get(str(path[0])) if len(path) > 1 else None
+    if error["type"] == "missing":
+        return Flaw(path[:-1], _missing(inner or model, str(path[-1])))
+    if error["type"] != "extra_forbidden":
+        return Flaw(path, _rule(error))
+    owner = f"`{getattr(model, 'name', model.__name__.removesuffix('Spec').lower())}`"
+    if inner is not None:
+        owner = f"an item of `{path[0]}`" if isinstance(path[1], int) else f"`{path[0]}`"
+    return Flaw(path, unknown_setting(str(path[-1]), owner, list((inner or model).model_fields)))
+
+
+def _rule(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in plain English."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if kind == "wdskit":
+        return str(error["msg"])
+    if kind in _NEEDS:
+        return wrong_kind(value, _NEEDS[kind])
+    if kind in _RULES:
+        limit = next((limit for limit in context.values() if isinstance(limit, (int, float))), 0)
+        return _RULES[kind].format(value=show(value), limit=show(int(limit) if limit == int(limit) else limit))
+    if kind == "literal_error":
+        options = re.findall(r"'([^']*)'", context["expected"])
+        hint = did_you_mean(value, options) if isinstance(value, str) else ""
+        return f"{show(value)} is {'none of' if len(options) > 1 else 'not'} {listing(options)}.{hint}"
+    return f"{show(value)} does not fit: {error['msg'][:1].lower()}{error['msg'][1:]}."
+
+
+def _missing(model: type[BaseModel], field: str) -> str:
+    examples, stage = model.model_fields[field].examples, getattr(model, "name", "")
+    example = f" Write for example `{stage}: {_written(examples[0])}`." if examples and stage else ""
+    return f"the setting `{field}` is missing.{example}"
+
+
+def _written(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_written(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    return "null" if value is None else str(value)

@@ -1,0 +1,130 @@
+"""`a.b.c=VALUE`: settings changed in the tree before it is checked."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from wdskit.config.messages import Flaw, Path, did_you_mean, dotted, listing, show
+from wdskit.config.spec import Stages, StageSpec
+from wdskit.config.yaml_reader import read_yaml
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+_INDEX = re.compile(r"\[(\d+)\]")
+_ADDED = {("loader",), ("loader", "stats"), ("errors",)}
+"""Mappings that an override adds where the configuration does not have them."""
+
+
+class _Lost(Exception):
+    """The path leads nowhere; the text is the message."""
+
+
+def apply_override(tree: Any, text: str, stages: Stages) -> tuple[Path, list[Flaw]]:
+    """Change one setting of a configuration's tree in place.
+
+    Args:
+        tree: As `yaml_reader` makes it.
+        text: `PATH=VALUE`. VALUE is YAML; a list's item is named by its position, a stage by its name where it stands
+            once.
+        stages: Every stage by its name.
+
+    Returns:
+        The path of the changed value, and what is wrong with the override, which then changes nothing.
+    """
+    name, sign, value = text.partition("=")
+    steps = [step for step in _INDEX.sub(r".\1", name.strip()).split(".") if step]
+    if not sign or not steps:
+        return (), [Flaw((), "an override is written PATH=VALUE, such as loader.workers=4.")]
+    document = read_yaml(value)
+    if document.flaws:
+        place = tuple(int(step) if _NUMBER.fullmatch(step) else step for step in steps)
+        return (), [Flaw((*place, *flaw.path), flaw.rule) for flaw in document.flaws]
+    change = _Change(document.tree, stages)
+    try:
+        change.put(tree, steps, (), None)
+    except _Lost as err:
+        return (), [Flaw((), str(err))]
+    return change.path, []
+
+
+class _Change:
+    """The way from the tree's root to the place of one value.
+
+    Attributes:
+        path: Of that place, once the value is there.
+    """
+
+    def __init__(self, value: Any, stages: Stages) -> None:
+        self.value = value
+        self.stages = stages
+        self.path: Path = ()
+
+    def put(self, node: Any, steps: list[str], path: Path, model: type[StageSpec] | None) -> Any:
+        """Return `node`, which stands at `path` and behind the name of the stage `model`, with the value below it."""
+        if not steps:
+            self.path = path
+            return self.value
+        node = _long_form(node, steps[0], path, model)
+        if isinstance(node, list):
+            key, steps = self._position(node, steps, path)
+        elif isinstance(node, dict):
+            key, steps = steps[0], steps[1:]
+            if steps and key not in node and (*path, key) not in _ADDED:
+                raise _Lost(_unknown(key, node, path))
+        else:
+            raise _Lost(f"{dotted(path) or 'the document'} is {show(node)}; nothing stands below it.")
+        below = self.stages.get(str(key)) if isinstance(node, dict) and _is_pipeline(path[:-1]) else None
+        old = node.get(key) if isinstance(node, dict) else node[key]
+        node[key] = self.put(old, steps, (*path, key), below)
+        return node
+
+    @staticmethod
+    def _position(node: list[Any], steps: list[str], path: Path) -> tuple[Any, list[str]]:
+        """Index of the item that the first step names, and the steps below it."""
+        step = steps[0]
+        if not _NUMBER.fullmatch(step):
+            if not _is_pipeline(path):
+                raise _Lost(f"{dotted(path)} is a list; a position is needed (0 for the first), not {show(step)}.")
+            return _find_stage(node, step, path), steps
+        if int(step) >= len(node):
+            raise _Lost(f"{dotted(path)} has {len(node)} items; there is no [{step}].")
+        return int(step), steps[1:]
+
+
+def _is_pipeline(path: Path) -> bool:
+    return path == ("pipeline",) or (len(path) == 2 and path[0] == "pipelines")
+
+
+def _long_form(node: Any, step: str, path: Path, model: type[StageSpec] | None) -> Any:
+    """The node with its shorthands written out, so that the setting `step` has a place."""
+    if model is not None and not isinstance(node, dict):
+        if isinstance(node, list) and _NUMBER.fullmatch(step):
+            return node
+        try:
+            return model.expand(node)
+        except ValueError as err:
+            raise _Lost(f"{dotted(path)}: {err}") from None
+    if node is None and path in _ADDED:
+        return {}
+    if path == ("loader", "stats") and type(node) is int:
+        return {"every": node}
+    if isinstance(node, list) and _is_pipeline(path):
+        return [{item: None} if isinstance(item, str) else item for item in node]
+    return node
+
+
+def _find_stage(items: list[Any], name: str, path: Path) -> int:
+    """Index of the one item of the pipeline at `path` that is the stage `name`."""
+    names = [next(iter(item)) if isinstance(item, dict) and len(item) == 1 else None for item in items]
+    if name not in names:
+        raise _Lost(_unknown(name, sorted(filter(None, names)), path))
+    if names.count(name) > 1:
+        places = ", ".join(f"{dotted(path)}[{at}]" for at, other in enumerate(names) if other == name)
+        raise _Lost(f"`{name}` stands {names.count(name)} times; say which: {places}.")
+    return names.index(name)
+
+
+def _unknown(step: str, names: Any, path: Path) -> str:
+    known = list(dict.fromkeys(names))
+    has = f" It has {listing(known[:30])}." if known else " It is empty."
+    return f"there is no `{step}` in {dotted(path) or 'the document'}.{did_you_mean(step, known) or has}"

@@ -1,0 +1,146 @@
+"""What a pipeline must keep beyond the settings of each stage. Pure: specs in, places and messages out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from wdskit.config.messages import Flaw, Path
+from wdskit.dataset.braces import expand_parts
+from wdskit.errors import StorageError
+
+_NEED_NO_DICT = {"map", "map_tuple"}
+"""One-to-one stages that take what is no sample."""
+
+_ONCE = {"splitter", "open", "epoch"}
+"""Kinds of stages of which a pipeline has each at most once."""
+
+_WAYS_OUT = {
+    "select": "Make a selection of samples with `wdskit split`, or use the source `stream`.",
+    "shuffle": "Its order is shuffled already: see `window` and `lanes` of the source. Remove it.",
+    "slice": "Use `range` of the source, or `with_epoch`.",
+    "unbatched": "Put what belongs to samples before `batched`, or use the source `stream`.",
+    "split_by_node": "Each rank gets its own positions already. Remove it.",
+    "split_by_worker": "Each worker gets its own batches already. Remove it.",
+    "tarfile_to_samples": "It reads samples through their offsets. Remove it.",
+    "with_length": "Its length is known. Remove it.",
+}
+"""What stands behind `stream` only, and what to do behind a planned source."""
+
+
+def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
+    """What is wrong with the order of `stages`, each with the index of its stage, sorted.
+
+    Args:
+        stages: Specs; a spec's class stands for one whose settings are wrong. Anything else is a foreign stage, behind
+            which nothing is known and everything is allowed.
+    """
+    if not stages:
+        return [(0, "the pipeline is empty. It starts with a source, such as `stream: SHARDS`.")]
+    source, walk = stages[0], _Walk(stages[0])
+    found = [(at, rule) for at, stage in enumerate(stages) if (rule := walk.step(at, stage))]
+    if getattr(source, "split", None) == "none" and {"split_by_node", "split_by_worker"} <= walk.seen.keys():
+        found.append((0, "`split: none` would do nothing beside split_by_node and split_by_worker; remove it."))
+    if walk.planned and getattr(source, "is_weighted", None) is True and "with_epoch" not in walk.seen:
+        rule = "a mixture by weights has no end. Add `with_epoch`, or give its parts `repeat` in place of `weight`."
+        found.append((0, rule))
+    for at, stage in enumerate(stages):
+        if walk.planned and getattr(stage, "partial", True) is False:
+            rule = "`partial` would do nothing: batches are always full, and `tail` of the source says what becomes of "
+            found.append((at, f"{rule}the rest. Remove it."))
+    return sorted(found, key=lambda problem: problem[0])
+
+
+class _Walk:
+    """What is known of the values at one place of the pipeline: None where a stage left it unknown.
+
+    Attributes:
+        seen: First index of each stage.
+        opened: The stage that opened the tars, "" for none yet.
+        shape: "dict" or "tuple".
+        batched_at: Index of the stage that made batches, None for none.
+        may_be_batched: Whether a foreign stage may have made batches.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.planned = getattr(source, "is_planned", False) is True
+        self.source = getattr(source, "name", "")
+        self.seen: dict[str, int] = {}
+        self.opened: str | None = ""
+        self.shape: str | None = "dict"
+        self.batched_at: int | None = None
+        self.may_be_batched = False
+
+    def step(self, index: int, stage: Any) -> str:
+        """What is wrong with the stage at this place, or ""; what it does to the values is known from then on."""
+        name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
+        if isinstance(name, str) and isinstance(kind, str):
+            rule = self._rule(index, name, kind)
+            self._advance(index, name, kind)
+            return rule
+        self.opened = self.shape = self.batched_at = None
+        self.may_be_batched = True
+        if not self.planned or stage is None:
+            return ""
+        rule = f"behind `{self.source}` each sample stays one sample, which nobody knows of this stage."
+        return f"{rule} Call it with `map`, or use the source `stream`."
+
+    def _rule(self, index: int, name: str, kind: str) -> str:
+        if index == 0 and kind != "source":
+            return f"`{name}` cannot be first. A pipeline starts with a source, such as `stream: SHARDS`."
+        if kind == "source":
+            return "a second source; a pipeline has one, its first item. Join shards with `::`." if index else ""
+        if self.planned and name in _WAYS_OUT:
+            return f"`{name}` cannot stand behind `{self.source}`. {_WAYS_OUT[name]}"
+        if kind in _ONCE and name in self.seen:
+            return f"`{name}` stands at [{self.seen[name]}] already; once is all it can. Remove one."
+        if kind == "open" and self.opened:
+            return f"`{self.opened}` before it has opened the shards already. Put it behind source and splitters."
+        if kind == "splitter" and self.opened:
+            way_out = "Put it directly behind the source."
+            return f"`{name}` picks shards, and `{self.opened}` before it has opened them. {way_out}"
+        if "with_length" in self.seen:
+            length = self.seen["with_length"]
+            return f"`with_length` at [{length}] says the length of the whole pipeline; it must be last."
+        if kind == "batch" and self.batched_at is not None:
+            return f"`{name}` stands at [{self.batched_at}] already. Put `unbatched` between, or remove one."
+        if name == "unbatched" and self.batched_at is None and not self.may_be_batched:
+            return "`unbatched` undoes `batched`, but no `batched` stands before it."
+        if name == "map_tuple" and self.shape == "dict":
+            return "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
+        if kind != "each" or name in _NEED_NO_DICT:
+            return ""
+        if self.batched_at is not None:
+            way_out = "Put it before `batched`, or `unbatched` between."
+            return f"`{name}` takes samples, but `batched` at [{self.batched_at}] has made batches. {way_out}"
+        if self.shape == "tuple":
+            made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"
+            return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
+        return ""
+
+    def _advance(self, index: int, name: str, kind: str) -> None:
+        self.seen.setdefault(name, index)
+        if self.opened == "" and kind not in {"source", "splitter"}:
+            self.opened = name
+        if name == "to_tuple":
+            self.shape = "tuple"
+        elif name == "map":
+            self.shape = None  # a function may make anything of anything
+        elif kind == "batch":
+            self.batched_at = index
+        elif name == "unbatched":
+            self.batched_at, self.may_be_batched = None, False
+
+
+def check_patterns(spec: Any) -> list[Flaw]:
+    """What can never name shards in a source's settings; paths start with the stage's name. Nothing is looked for."""
+    named: dict[Path, Any] = {(): getattr(spec, "shards", None)}
+    named |= {("mixture", at): part.shards for at, part in enumerate(getattr(spec, "mixture", None) or ())}
+    found: list[Flaw] = []
+    for path, shards in named.items():
+        for text in [shards] if isinstance(shards, str) else shards or ():
+            try:
+                expand_parts(text)
+            except StorageError as err:
+                found.append(Flaw((spec.name, *path, "shards"), " ".join(str(err).split())))
+    return found

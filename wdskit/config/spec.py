@@ -1,0 +1,131 @@
+"""The base of what a pipeline's stages are set to, and the way from what was written to a checked model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
+
+from wdskit.config.messages import Flaw, dotted, flaws_of, show, unknown_stage
+from wdskit.errors import ConfigError, Problem
+
+Model = TypeVar("Model", bound=BaseModel)
+Kind = Literal["source", "splitter", "open", "each", "stream", "batch", "epoch"]
+
+
+class StageSpec(BaseModel):
+    """The settings of one stage: validated, frozen, comparable. It holds no state and opens nothing.
+
+    Attributes:
+        name: The stage's name in YAML, in the builder and in messages.
+        kind: What it does to the stream: gives it (source), picks shards (splitter), opens them (open), maps one value
+            to one (each), reorders, drops or unpacks (stream), groups (batch), or counts (epoch).
+        shorthand: The field that a bare value fills (`shuffle: 200`); None where the stage takes no arguments.
+        is_mapping: Whether YAML's whole mapping is the value of `shorthand` (`rename: {image: jpg}`).
+        is_starred: What the items of `shorthand` are called where Python's method takes them one by one; else empty.
+        is_planned: Whether it is a source that knows every sample's position beforehand.
+        items: Models of the items of settings that are lists of mappings.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: ClassVar[str]
+    kind: ClassVar[Kind]
+    shorthand: ClassVar[str | None] = None
+    is_mapping: ClassVar[bool] = False
+    is_starred: ClassVar[str] = ""
+    is_planned: ClassVar[bool] = False
+    items: ClassVar[dict[str, type[BaseModel]]] = {}
+
+    @classmethod
+    def expand(cls, value: object) -> dict[str, Any]:
+        """The settings that a value written behind the stage's name stands for.
+
+        Raises:
+            ValueError: The stage takes no arguments.
+        """
+        if value is None:
+            return {}
+        if isinstance(value, Mapping) and not cls.is_mapping:
+            return dict(value)
+        if cls.shorthand is None:
+            raise ValueError(f"it takes no arguments, but {show(value)} was given. Write `- {cls.name}`.")
+        return {cls.shorthand: value}
+
+    def shorten(self) -> Any:
+        """The opposite of `expand`, as short as can be: None for defaults only, a bare value, or a dict."""
+        fields = {name: value for name, value in self if value != type(self).model_fields[name].default}
+        if not fields:
+            return None
+        value = next(iter(fields.values()))
+        if list(fields) == [self.shorthand] and (self.is_mapping or not isinstance(value, Mapping)):
+            return value
+        return fields
+
+    def written(self) -> Any:
+        """As an item of a list of stages in YAML."""
+        value = self.shorten()
+        return self.name if value is None else {self.name: value}
+
+
+Stages = Mapping[str, type[StageSpec]]
+"""Every stage by its name."""
+
+
+def refuse(rule: str) -> PydanticCustomError:
+    """The error by which a validator refuses a value; `rule` is the message a person reads."""
+    return PydanticCustomError("wdskit", "{rule}", {"rule": rule})
+
+
+def parse_settings(model: type[Model], settings: Mapping[str, Any], *, where: str) -> Model:
+    """A model from its settings; `where` is said first in messages.
+
+    Raises:
+        ConfigError: Settings are wrong; all of them are listed.
+    """
+    return checked(*read_settings(model, settings), where=where)
+
+
+def checked(read: Model | None, flaws: list[Flaw], *, where: str) -> Model:
+    """What `read_settings` or `read_stage` has read; `where` is said first in messages.
+
+    Raises:
+        ConfigError: There are flaws; all of them are listed.
+    """
+    if read is None:
+        raise ConfigError(problems=tuple(Problem(where, dotted(flaw.path), flaw.rule) for flaw in flaws))
+    return read
+
+
+def read_settings(
+    model: type[Model], settings: Mapping[Any, Any], *, stages: Stages | None = None
+) -> tuple[Model | None, list[Flaw]]:
+    """A model from its settings, or what is wrong with them. Validators find `stages` as their context."""
+    try:
+        return model.model_validate(settings, context=stages), []
+    except ValidationError as err:
+        return None, flaws_of(model, err)
+
+
+def read_stage(stages: Stages, name: str, value: object) -> tuple[StageSpec | None, list[Flaw]]:
+    """One of `stages` with what is written behind its name, or what is wrong; paths start with the name, if it is one.
+
+    Args:
+        stages: Every stage by its name.
+        name: Of one of them.
+        value: None, a bare value, or a mapping of settings.
+    """
+    if name not in stages:
+        return None, [Flaw((), unknown_stage(name, stages))]
+    model = stages[name]
+    try:
+        settings = model.expand(value)
+    except ValueError as err:
+        return None, [Flaw((name,), str(err))]
+    spec, flaws = read_settings(model, settings, stages=stages)
+    # the setting that a bare value fills is not written, so messages do not name it
+    unwritten = (model.shorthand,) if model.is_mapping or not isinstance(value, Mapping) else None
+    paths = [flaw.path[1:] if flaw.path[:1] == unwritten else flaw.path for flaw in flaws]
+    return spec, [Flaw((name, *path), flaw.rule) for path, flaw in zip(paths, flaws, strict=True)]

@@ -1,0 +1,344 @@
+"""YAML to dicts, lists and scalars, with the line of every value.
+
+PyYAML's parser gives the events; what they mean is decided here. Scalars are typed by the core schema of YAML 1.2. What
+lets two readers see two things (duplicate keys, merge keys, tags, base 60) or makes a small file large (aliases) is
+refused. Nothing is ever constructed or called.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import yaml
+
+from wdskit.config.messages import UNREADABLE, Flaw, Path, forbidden_character, show
+from wdskit.limits import MAX_CONFIG_BYTES, MAX_CONFIG_DEPTH
+
+MAX_FLAWS = 100
+"""Reading stops at so many."""
+
+MAX_NODES = 100_000
+"""Most values in one document. A large configuration has some hundreds; this many take PyYAML three seconds."""
+
+MAX_DIGITS = 25
+"""Longest whole number. 2**64 has 20 digits; more is a typing error or text without its quotes."""
+
+NUMBERED = {("weight",)}
+"""Last parts of the paths of mappings whose names are numbers: a schedule, `weight: {0: 1.0, 10000: 0.2}`."""
+
+_BAD_CHARACTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+_VARIABLE = re.compile(r"\$\$|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|\$\{[^}\n]{0,60}\}?")
+_WORDS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_WHOLE = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_AMBIGUOUS = (
+    (r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", "is a number of base 60 to some and text to others. Put it in quotes."),
+    (r"[-+]?0[0-9]+(\.[0-9]*)?", "starts with a zero: text needs quotes, a number no zero."),
+)
+_ADVICE = (
+    ("'\\t'", "Indent with spaces, not with tabs."),
+    ("mapping values are not allowed here", "Check the indentation, or put text that holds `: ` in quotes."),
+    ("could not find expected ':'", "Check the indentation of this line, and the quotes of the one before."),
+    ("expected ',' or ']'", "A `[` is not closed, or a comma is missing; text that holds `{` needs quotes."),
+    ("expected ',' or '}'", "A `{` is not closed, or a comma is missing; text that holds `{` needs quotes."),
+    ("expected <block end>", "The indentation does not fit the lines above."),
+    ("end of stream", "Close the quotes."),
+    ("expected alphabetic or numeric character", "Text that starts with `*` or `&` needs quotes."),
+    ("cannot start any token", "Text that starts with `%`, `@` or a backtick needs quotes."),
+    ("expected the node content", "A value is missing, or text that starts with one of `,]}` needs quotes."),
+    ("expected <document start>", "Something stands behind the document's end."),
+)
+"""What to do, for parts of PyYAML's own messages."""
+
+
+@dataclass
+class Document:
+    """What a text holds.
+
+    Attributes:
+        tree: dicts, lists, str, int, float, bool and None; None where nothing could be read.
+        lines: For each path, the line (from 1) of its key, or of the value where there is no key.
+        flaws: All that is wrong, with lines, in the order of the text. Where one is unread, the value is None.
+    """
+
+    tree: Any = None
+    lines: dict[Path, int] = field(default_factory=dict)
+    flaws: list[Flaw] = field(default_factory=list)
+
+
+class ScalarError(ValueError):
+    """A scalar that is refused; the text is the message."""
+
+
+class _Stop(Exception):
+    """The last flaw ends the reading."""
+
+
+def read_yaml(data: bytes | str, *, environment: Mapping[str, str] | None = None) -> Document:
+    """Read one YAML document. Never raises for what the text holds: all that is wrong is in `flaws`.
+
+    Args:
+        data: The text, in UTF-8 where it is bytes.
+        environment: For `${NAME}`; by default the process's.
+    """
+    reader = _Reader(os.environ if environment is None else environment)
+    with suppress(_Stop):
+        reader.document.tree = reader.read(data)
+    return reader.document
+
+
+def read_dict(source: Mapping[Any, Any]) -> Document:
+    """A dict made in Python as a document: a copy of dicts and lists; all other values are the same objects.
+
+    A dict that holds itself, or 100,000 others, is a flaw.
+    """
+    reader = _Reader({})
+    reader.line = 0
+    with suppress(_Stop):
+        reader.document.tree = reader.copy(source, ())
+    return reader.document
+
+
+def type_plain(text: str) -> str | float | None:
+    """The value of a scalar without quotes.
+
+    Raises:
+        ScalarError: Readers of YAML disagree about it, or the number is too long.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    if text[0] not in "0123456789+-.":
+        return text
+    for pattern, rule in _AMBIGUOUS:
+        if re.fullmatch(pattern, text):
+            raise ScalarError(f"{show(text)} {rule}")
+    if _WHOLE.fullmatch(text):
+        if len(text) > MAX_DIGITS:
+            raise ScalarError(f"{show(text)} is a number of {len(text)} digits. If it is text, put it in quotes.")
+        return int(text, 0)
+    if _NOT_FINITE.fullmatch(text):
+        return float(text.replace(".", ""))
+    if not _DECIMAL.fullmatch(text):
+        return text
+    number = float(text)
+    if math.isinf(number):
+        raise ScalarError(f"{show(text)} is larger than any number. If it is text, put it in quotes.")
+    return number
+
+
+class _Reader:
+    """Builds the document, from the parser's events or from a dict."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.document = Document()
+        self.environment = environment
+        self.events: Iterator[Any] = iter(())
+        self.line = 1  # of the event read last; 0 for a dict
+        self.num_nodes = 0
+        self.num_filled = 0  # characters that variables have filled in
+
+    def read(self, data: bytes | str) -> Any:
+        """The tree of the text."""
+        try:
+            self.events = iter(yaml.parse(self._decode(data), Loader=yaml.SafeLoader))
+            return self._stream()
+        except yaml.MarkedYAMLError as err:
+            mark = err.problem_mark or err.context_mark
+            self.line = mark.line + 1 if mark else 1
+            self._stop(_plain_english(err))
+        except (yaml.YAMLError, ValueError, OverflowError, IndexError):
+            # what PyYAML's scanner lets through: an escape beyond Unicode, a %YAML version of many digits
+            self._stop("this is not YAML. Look for an escape such as \\U that names no character.")
+
+    def _decode(self, data: bytes | str) -> str:
+        if len(data) > MAX_CONFIG_BYTES:
+            self._stop(f"it has more than {MAX_CONFIG_BYTES} bytes; no configuration is that long.")
+        try:
+            text = data.decode("utf-8") if isinstance(data, bytes) else data
+        except UnicodeDecodeError as err:
+            self.line = err.object.count(b"\n", 0, err.start) + 1
+            self._stop(f"byte {err.start} (0x{err.object[err.start]:02x}) is not UTF-8. Save the file as UTF-8.")
+        text = text.removeprefix("\ufeff")
+        if bad := _BAD_CHARACTER.search(text):
+            self.line = text.count("\n", 0, bad.start()) + 1
+            self._stop(f"the character U+{ord(bad[0]):04X} cannot stand in YAML; remove it.")
+        return text
+
+    def _stream(self) -> Any:
+        self._next()  # the stream's start
+        start = self._next()
+        if isinstance(start, yaml.StreamEndEvent):
+            self.line = 1
+            self._stop("the document is empty.")
+        if start.tags:
+            self._flaw((), "`%TAG` has no meaning here; remove the line.")
+        tree = self._node(self._next(), ())
+        self._next()  # the document's end
+        if not isinstance(self._next(), yaml.StreamEndEvent):
+            self._stop("a second document starts here; a configuration is one document.")
+        return tree
+
+    def _next(self) -> Any:
+        event = next(self.events)
+        self.line = event.start_mark.line + 1
+        self._count(isinstance(event, yaml.NodeEvent))
+        return event
+
+    def _count(self, num_nodes: int) -> None:
+        self.num_nodes += num_nodes
+        if self.num_nodes > MAX_NODES:
+            self._stop(f"it holds more than {MAX_NODES} values; no configuration is that long.")
+
+    def _check_depth(self, path: Path) -> None:
+        """Before a list or mapping at `path` is opened."""
+        if len(path) >= MAX_CONFIG_DEPTH:
+            self._stop(f"it is nested deeper than {MAX_CONFIG_DEPTH} levels.")
+
+    def _flaw(self, path: Path, rule: str, *, unread: bool = True) -> None:
+        self.document.flaws.append(Flaw(path, rule, self.line, unread))
+        if len(self.document.flaws) == MAX_FLAWS:
+            raise _Stop
+
+    def _stop(self, rule: str) -> NoReturn:
+        self._flaw((), rule)
+        raise _Stop
+
+    def _node(self, event: Any, path: Path) -> Any:
+        """The value that starts with `event`; None for one that cannot be read."""
+        self.document.lines.setdefault(path, self.line)
+        if isinstance(event, yaml.AliasEvent):
+            self._flaw(path, _alias_rule(event))
+            return None
+        self._check_properties(event, path)
+        if isinstance(event, yaml.ScalarEvent):
+            try:
+                text = self._fill(event.value)
+                return type_plain(text) if event.implicit[0] else text
+            except ScalarError as err:
+                self._flaw(path, str(err))
+                return None
+        self._check_depth(path)
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        items: list[Any] = []
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            items.append(self._node(event, (*path, len(items))))
+        return items
+
+    def _mapping(self, path: Path) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            key = event.value if isinstance(event, yaml.ScalarEvent) else UNREADABLE
+            rule = self._key_rule(event, key in mapping, path)
+            if rule:
+                self._flaw((*path, UNREADABLE), rule, unread=key not in mapping)
+            if isinstance(event, yaml.ScalarEvent):
+                self._check_properties(event, (*path, UNREADABLE))
+                self.document.lines.setdefault((*path, key), self.line)
+            elif not isinstance(event, yaml.AliasEvent):
+                self._node(event, (*path, key))
+            value = self._node(self._next(), (*path, key))
+            if not rule:
+                mapping[key] = value
+        return mapping
+
+    def _key_rule(self, event: Any, is_repeated: bool, path: Path) -> str:  # noqa: FBT001 (private, one call)
+        """What is wrong with a name, or ""."""
+        if isinstance(event, yaml.AliasEvent):
+            return _alias_rule(event)
+        if not isinstance(event, yaml.ScalarEvent):
+            return "a list or mapping stands where a name is needed. Text that starts with `[` or `{` needs quotes."
+        name = event.value
+        if is_repeated:
+            first = self.document.lines.get((*path, name))
+            return f"{show(name)} stands twice in this mapping, first at line {first}. Remove one."
+        if not event.implicit[0]:
+            return ""
+        if name == "<<":
+            return "the merge key `<<` is not supported; write the settings out."
+        if "${" in name:
+            return f"{show(name)}: variables are filled into values, not into names."
+        try:
+            return _name_rule(type_plain(name), path)
+        except ScalarError as err:
+            return str(err)
+
+    def _check_properties(self, event: Any, path: Path) -> None:
+        if event.anchor is not None:
+            self._flaw(path, f"the anchor `&{event.anchor}` is not supported; remove it.", unread=False)
+        if event.tag is not None:
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!", 1)
+            self._flaw(path, f"the tag {show(tag)} is not supported; remove it. Quotes make text.")
+
+    def _fill(self, text: str) -> str:
+        """The text with its variables filled in."""
+        text = _VARIABLE.sub(self._value_of, text)
+        if rule := forbidden_character(text):
+            raise ScalarError(rule)
+        return text
+
+    def _value_of(self, found: re.Match[str]) -> str:
+        """What is filled in for a variable. It is not looked at again."""
+        name, default = found.groups()
+        if found[0] == "$$":
+            return "$"
+        if name is None:
+            msg = f"{show(found[0])} is no variable. Write ${{NAME}} or ${{NAME:-default}}; `$$` gives a `$`."
+            raise ScalarError(msg)
+        if default is not None and "${" in default:
+            raise ScalarError(f"{show(found[0])}: a default cannot hold another variable.")
+        value = self.environment.get(name)
+        if default is not None and not value:
+            return str(default)
+        if value is None:
+            raise ScalarError(f"the environment variable `{name}` is not set. Set it, or write ${{{name}:-default}}.")
+        self.num_filled += len(value)
+        if self.num_filled > MAX_CONFIG_BYTES:
+            raise ScalarError(f"the variables fill in more than {MAX_CONFIG_BYTES} characters in all.")
+        return value
+
+    def copy(self, value: Any, path: Path) -> Any:
+        """A value of a dict, and what it holds."""
+        self._count(1)
+        if not isinstance(value, (Mapping, list, tuple)):
+            return value
+        self._check_depth(path)
+        if not isinstance(value, Mapping):
+            return [self.copy(item, (*path, at)) for at, item in enumerate(value)]
+        mapping = {}
+        for name, item in value.items():
+            if rule := _name_rule(name, path):
+                self._flaw((*path, UNREADABLE), rule)
+            else:
+                mapping[str(name)] = self.copy(item, (*path, str(name)))
+        return mapping
+
+
+def _alias_rule(event: yaml.AliasEvent) -> str:
+    return f"the alias `*{event.anchor}` stands for a copy; write the value itself."
+
+
+def _name_rule(name: object, path: Path) -> str:
+    """What is wrong with a name of the mapping at `path`, or "": it must be text, in schedules a number."""
+    if isinstance(name, str) or (type(name) is int and path[-1:] in NUMBERED):
+        return ""
+    return f"the name {show(name)} is no text. Put it in quotes."
+
+
+def _plain_english(err: yaml.MarkedYAMLError) -> str:
+    problem = err.problem or err.context or "it cannot be read"
+    advice = next((f" {advice}" for part, advice in _ADVICE if part in problem), "")
+    context = f" ({err.context}, line {err.context_mark.line + 1})" if err.context and err.context_mark else ""
+    problem = problem.replace("'\\x00'", "the end").replace("'<stream end>'", "the end")
+    return f"this is not YAML: {problem}{context}.{advice}"
