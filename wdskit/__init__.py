@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
     from wdskit.loader.peers import check_same_batches
-    from wdskit.loader.plan import plan
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import finish_pack, pack
     from wdskit.packing.options import PackOptions, ReshardOptions
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from wdskit.shards.split import split
     from wdskit.statistics.collect import stats
     from wdskit.statistics.result import ShardStats
+    from wdskit.tune.plan import plan
 
 __version__ = "0.1.0"
 
@@ -153,7 +153,7 @@ _HOMES = {
     "reshard": "wdskit.packing.reshard",
     "SelectResult": "wdskit.packing.select",
     "select": "wdskit.packing.select",
-    "plan": "wdskit.loader.plan",
+    "plan": "wdskit.tune.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.statistics.result",
     "split": "wdskit.shards.split",

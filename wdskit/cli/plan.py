@@ -1,4 +1,4 @@
-"""`wdskit plan`: the steps of a run, what its ranks read, and how well its batches are mixed, told from the index."""
+"""`wdskit plan`: the steps of a run, what its ranks read, and how well its batches are mixed, from the index alone."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from wdskit.cli.console import (
     format_bytes,
     format_count,
     make_console,
+    numbers_table,
     plural,
     print_json,
 )
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from wdskit.loader.plan_types import EpochPlan, PartPlan, QualityPlan, Spread, StreamPlan
+    from wdskit.tune.mixing import QualityPlan
+    from wdskit.tune.plan import EpochPlan, StreamPlan
 
 
 def plan_command(
@@ -45,7 +45,7 @@ def plan_command(
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.")] = 8,
     epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.")] = 0,
-    quality: Annotated[bool, typer.Option("--quality", help="Tell how far batches are from a uniform draw.")] = False,
+    quality: Annotated[bool, typer.Option("--quality", help="Compare batches with a uniform draw.")] = False,
     classes: Annotated[
         int | None,
         typer.Option(
@@ -58,17 +58,17 @@ def plan_command(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
-    """Tell the steps of a run and what its ranks read.
+    """Show the steps of a run and what its ranks read.
 
     Everything follows from the index; no sample is read. --quality takes the worst case for the data, that they are
-    sorted by class, and compares the classes in a batch with those of a uniform draw. --plot needs matplotlib.
+    sorted by class, and compares the classes in batches of some steps with those of a uniform draw. --plot needs
+    matplotlib.
 
     In Python: wdskit.plan
     """
-    from wdskit.loader.plan import plan
-    from wdskit.loader.plan_types import EpochPlan
+    from wdskit.tune.plan import StreamPlan, plan
 
-    told = plan(
+    found = plan(
         config,
         pipeline=pipeline,
         overrides=overrides or [],
@@ -81,101 +81,77 @@ def plan_command(
         plot=plot,
     )
     if json:
-        print_json(dataclasses.asdict(told))
+        print_json(dataclasses.asdict(found))
         return
     console = make_console()
-    console.print(facts_table(_of_epoch(told) if isinstance(told, EpochPlan) else _of_stream(told)))
-    if isinstance(told, EpochPlan) and len(told.parts) > 1:
+    if isinstance(found, StreamPlan):
+        console.print(facts_table(_stream_rows(found)))
+        return
+    console.print(facts_table(_epoch_rows(found)))
+    if len(found.parts) > 1:
+        table = numbers_table("part", "shards", "samples", "size", "share", "repeats")
+        for part in found.parts:
+            counts = format_count(part.num_shards), format_count(part.num_samples), format_bytes(part.num_bytes)
+            table.add_row(escape(part.name), *counts, f"{part.share_ratio:.2%}", f"{part.repeats:,.2f}")
         console.print()
-        console.print(_parts(told.parts))
-    if isinstance(told, EpochPlan) and told.quality is not None:
+        console.print(table)
+    if found.quality is not None:
         console.print()
-        console.print(facts_table(_of_quality(told.quality)))
-        print(told.quality.verdict)
-    for warning in told.warnings:
+        console.print(facts_table(_quality_rows(found.quality)))
+        print(found.quality.verdict)
+    for warning in found.warnings:
         print(f"\nWarning: {escape_lines(warning)}")
 
 
-def _of_epoch(told: EpochPlan) -> Iterator[tuple[str, str]]:
-    yield "source", f"{told.source}, {plural(told.num_shards, 'shard')} of {format_bytes(told.num_bytes)}"
-    yield "on", _ranks(told.world_size, told.workers)
-    if told.threads_reason:
-        yield "threads", f"1: {told.threads_reason}"
-    yield f"epoch {told.epoch}", f"{plural(told.num_samples, 'sample')}"
-    sizes = f"{told.batch:,} x {told.world_size:,} = {told.global_batch:,}"
-    yield "steps", f"{format_count(told.steps)}, each a global batch of {sizes}"
-    if told.num_padded:
-        yield "padded", f"{plural(told.num_padded, 'row')} of the last step"
+def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
+    yield "source", f"{plan.source}, {plural(plan.num_shards, 'shard')} of {format_bytes(plan.num_bytes)}"
+    yield "on", _ranks(plan)
+    if plan.threads_reason:
+        yield "threads", f"1: {plan.threads_reason}"
+    yield f"epoch {plan.epoch}", f"{plural(plan.num_samples, 'sample')}"
+    sizes = f"{plan.batch:,} x {plan.world_size:,} = {plan.global_batch:,}"
+    yield "steps", f"{format_count(plan.steps)}, each a global batch of {sizes}"
+    if plan.num_padded:
+        yield "padded", f"{plural(plan.num_padded, 'row')} of the last step"
     else:
-        share = f" ({told.num_dropped / told.num_samples:.2%})" if told.num_dropped else ""
-        yield "dropped", f"{plural(told.num_dropped, 'sample')}{share}"
-    if told.lanes is not None:
-        yield "lanes", f"a rank takes from {told.lanes.per_rank:,} of {told.lanes.num_lanes:,}"
-    yield "a rank reads", f"{_spread(told.rank_shards)} shards, {_bytes(told.rank_bytes)}"
+        share = f" ({plan.num_dropped / plan.num_samples:.2%})" if plan.num_dropped else ""
+        yield "dropped", f"{plural(plan.num_dropped, 'sample')}{share}"
+    if plan.lanes is not None:
+        yield "lanes", f"a rank takes from {plan.lanes.per_rank:,} of {plan.lanes.num_lanes:,}"
+    shards = _between(*(format_count(round(each)) for each in (plan.rank_shards.least, plan.rank_shards.most)))
+    num_bytes = _between(*map(format_bytes, (plan.rank_bytes.least, plan.rank_bytes.most)))
+    yield "a rank reads", f"{shards} shards, {num_bytes}"
     of_node = ""
-    if told.gpus_per_node > 1:
-        of_node = (
-            f"; a node of {told.gpus_per_node} from {told.node_shards:,}, in windows of {format_bytes(told.node_bytes)}"
-        )
-    yield "at once", f"a rank from {plural(told.open_shards, 'shard')}{of_node}"
+    if plan.gpus_per_node > 1:
+        of_node = f"; a node of {plan.gpus_per_node} from {plan.node_shards:,}"
+        of_node += f", in windows of {format_bytes(plan.node_bytes)}"
+    yield "at once", f"a rank from {plural(plan.open_shards, 'shard')}{of_node}"
 
 
-def _of_quality(told: QualityPlan) -> Iterator[tuple[str, str]]:
-    yield "classes", f"{told.num_classes:,}, taken to be sorted"
-    least = f"at least {told.rank_classes_least:,}"
-    yield "in a rank's batch", f"{told.rank_classes:,.1f}, {least}; uniform {told.rank_ideal:,.1f}"
-    yield "in a global batch", f"{told.global_classes:,.1f}; uniform {told.global_ideal:,.1f}"
-    if told.seen_again is not None:
-        least_again, mean, most = (f"{each:.2%}" for each in told.seen_again)
-        spread = mean if least_again == most else f"{mean}, {least_again} to {most}"
-        yield "seen again", f"{spread} of a rank's samples in the next pass; uniform {told.seen_again_ideal:.2%}"
+def _quality_rows(quality: QualityPlan) -> Iterator[tuple[str, str]]:
+    yield "classes", f"{quality.num_classes:,}, as if the data were sorted by them; {plural(quality.num_steps, 'step')}"
+    least = f"at least {quality.rank_classes_least:,}"
+    yield "in a rank's batch", f"{quality.rank_classes:,.1f}, {least}; uniform {quality.rank_ideal:,.1f}"
+    yield "in a global batch", f"{quality.global_classes:,.1f}; uniform {quality.global_ideal:,.1f}"
 
 
-def _of_stream(told: StreamPlan) -> Iterator[tuple[str, str]]:
-    how = ", drawn with replacement" if told.resampled else ""
-    yield "source", f"stream, {plural(told.num_shards, 'shard')}{how}"
-    yield "on", _ranks(told.world_size, told.workers)
-    if told.steps is None:
+def _stream_rows(plan: StreamPlan) -> Iterator[tuple[str, str]]:
+    how = ", drawn with replacement" if plan.resampled else ""
+    yield "source", f"stream, {plural(plan.num_shards, 'shard')}{how}"
+    yield "on", _ranks(plan)
+    if plan.steps is None:
         yield "steps", "known only by reading: there is no with_epoch"
     else:
-        yield "steps", f"{format_count(told.steps)} of each rank in an epoch"
-    for name, shards in (("a rank draws", told.rank_shards), ("a worker draws", told.worker_shards)):
+        yield "steps", f"{format_count(plan.steps)} of each rank in an epoch"
+    for name, shards in (("a rank draws", plan.rank_shards), ("a worker draws", plan.worker_shards)):
         if shards is not None:
-            least, most = shards
-            both = f"{most:,}" if least == most else f"{least:,} to {most:,}"
-            yield name, f"{both} shards in a pass over all"
+            yield name, f"{_between(*map(format_count, shards))} shards in a pass over all"
 
 
-def _ranks(world_size: int, workers: int) -> str:
-    return f"{plural(world_size, 'rank')}, each with {plural(workers, 'worker') if workers else 'no worker'}"
+def _ranks(plan: EpochPlan | StreamPlan) -> str:
+    workers = plural(plan.workers, "worker") if plan.workers else "no worker"
+    return f"{plural(plan.world_size, 'rank')}, each with {workers}"
 
 
-def _spread(spread: Spread) -> str:
-    least, most = round(spread.least), round(spread.most)
-    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def _bytes(spread: Spread) -> str:
-    least, most = format_bytes(spread.least), format_bytes(spread.most)
+def _between(least: str, most: str) -> str:
     return most if least == most else f"{least} to {most}"
-
-
-def _parts(parts: tuple[PartPlan, ...]) -> Table:
-    """One data set of a mixture a line."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    table.add_column("part", style="bold", overflow="fold")
-    for title in ("shards", "samples", "size", "share", "repeats"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for part in parts:
-        table.add_row(
-            escape(part.name),
-            format_count(part.num_shards),
-            format_count(part.num_samples),
-            format_bytes(part.num_bytes),
-            f"{part.share_ratio:.2%}",
-            f"{part.repeats:,.2f}",
-        )
-    return table

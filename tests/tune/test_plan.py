@@ -13,8 +13,8 @@ from shards import write_numbers
 import wdskit
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
-from wdskit.loader.plan_epoch import fitting_lanes
 from wdskit.shards.index import index_folder
+from wdskit.tune.plan import fitting_lanes
 
 
 @pytest.fixture(scope="module")
