@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from wdskit.checking.api import verify
     from wdskit.checking.findings import Finding, VerifyResult
     from wdskit.dataset.shard import LocalShard
-    from wdskit.loader.bench import bench
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
     from wdskit.loader.peers import check_same_batches
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from wdskit.shards.split import split
     from wdskit.statistics.collect import stats
     from wdskit.statistics.result import ShardStats
+    from wdskit.tune.bench import bench
     from wdskit.tune.plan import plan
 
 __version__ = "0.1.0"
@@ -137,7 +137,7 @@ _HOMES = {
     "StageStats": "wdskit.loader.stats_types",
     "LocalShard": "wdskit.dataset.shard",
     "Pipeline": "wdskit.pipeline.builder",
-    "bench": "wdskit.loader.bench",
+    "bench": "wdskit.tune.bench",
     "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
     "Ragged": "wdskit.pipeline.ragged",

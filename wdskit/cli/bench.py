@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +10,9 @@ import typer
 
 from wdskit.cli.console import (
     escape_lines,
-    facts_table,
     format_bytes,
     make_console,
+    numbers_table,
     plural,
     print_json,
     show_steps,
@@ -21,9 +20,7 @@ from wdskit.cli.console import (
 from wdskit.cli.options import Plugins, import_plugins
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from wdskit.loader.bench_types import BenchResult, LoaderBench, Measured, PartBench, Setting
+    from wdskit.tune.bench import BenchResult, Measured
 
 
 def bench_command(
@@ -51,27 +48,20 @@ def bench_command(
     ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each is made, in turns.")] = 3,
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Leave out what is measured beside Python code and training.")
-    ] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw the rates, as .png or .svg.", show_default=False)
-    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
 ) -> None:
     """Measure this machine and recommend workers and threads.
 
     Reads, decodes and loads the shards of CONFIG, whose source must have an index, on the CPUs that this process may
     use: with `taskset -c 0-7` on eight of them, as one rank of several on a node would. The decode limit is what its
-    stages reach on samples in memory, on all CPUs and without a loader; headspace is the loader with batches that cost
-    nothing. It takes some minutes. --plot needs matplotlib.
+    stages reach on samples in memory, on all CPUs and without a loader. It takes some minutes.
 
     In Python: wdskit.bench
     """
-    tried_workers = _numbers("--workers", workers, 0)
-    tried_threads = _numbers("--threads", threads, 1)
+    tried_workers = _parse_numbers("--workers", workers, 0)
+    tried_threads = _parse_numbers("--threads", threads, 1)
     import_plugins(plugins)
-    from wdskit.loader.bench import bench
+    from wdskit.tune.bench import bench
 
     with show_steps() as progress:
         result = bench(
@@ -83,27 +73,15 @@ def bench_command(
             world_size=world_size,
             seconds=seconds,
             repeats=repeats,
-            alone=alone,
-            plot=plot,
             progress=progress,
         )
     if json:
         print_json(dataclasses.asdict(result))
-        return
-    show_result(result)
+    else:
+        show_result(result)
 
 
-def show_result(result: BenchResult) -> None:
-    """Print a result for people."""
-    console = make_console()
-    console.print(facts_table(_facts(result)))
-    for table in (_parts(result), _loaders(result)):
-        console.print()
-        console.print(table)
-    _print_advice(result)
-
-
-def _numbers(option: str, text: str | None, least: int) -> list[int] | None:
+def _parse_numbers(option: str, text: str | None, least: int) -> list[int] | None:
     """`0,1,4` as numbers."""
     if text is None:
         return None
@@ -114,113 +92,51 @@ def _numbers(option: str, text: str | None, least: int) -> list[int] | None:
     return [int(word) for word in words]
 
 
-def _facts(result: BenchResult) -> Iterator[tuple[str, str]]:
+def show_result(result: BenchResult) -> None:
+    """Print a result for people."""
+    console = make_console()
     batch = f" in batches of {result.batch:,}" if result.batch > 1 else ""
     ranks = f", one rank of {result.world_size:,}" if result.world_size > 1 else ""
-    shards = plural(result.num_shards, "shard")
-    yield "source", f"{result.source}, {shards}; samples of {format_bytes(result.sample_bytes)}{batch}{ranks}"
-    device = "no GPU" if result.device == "cpu" else result.device
-    yield "machine", f"{plural(result.num_cpus, 'CPU')}, {device}; Python {result.python}, torch {result.torch}"
-    turns = f", {result.repeats} times in turns: medians, and how far the repeats are from them"
-    yield "measured", f"{result.seconds:g} s each{turns if result.repeats > 1 else ', once'}"
-
-
-def _parts(result: BenchResult) -> Table:
-    """Reading and decoding alone."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("  without a loader", no_wrap=True)
-    for title in ("samples/s", "", "bytes/s", "CPU ms", ""):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    repeats = f"; medians of {result.repeats} and their spread" if result.repeats > 1 else ""
+    cpus = plural(result.num_cpus, "CPU")
+    console.print(f"Samples of {format_bytes(result.sample_bytes)}{batch}{ranks}, on {cpus}{repeats}")
+    parts = numbers_table("processes x threads", "samples/s", "", "bytes/s", "CPU ms", "")
     for part in result.parts:
         is_limit = part.what == "decode" and part.samples_per_s == result.limit
-        table.add_row(
-            _name(part),
-            _rate(part.samples_per_s),
-            _spread(part.samples_per_s),
-            format_bytes(part.bytes_per_s),
-            _ms(part.cpu_ms),
+        parts.add_row(
+            f"{part.what}, {part.processes} x {part.threads}",
+            *_rate(part.samples_per_s),
+            format_bytes(part.samples_per_s.median * result.sample_bytes),
+            f"{part.cpu_ms.median:#.3g}",
             "= the limit" if is_limit else "",
-            style="bold" if is_limit else None,
         )
-    return table
-
-
-def _name(part: PartBench) -> str:
-    what = "raw read" if part.what == "read" else "decode only"
-    if part.processes == 1:
-        return f"  {what}, {plural(part.threads, 'thread')}"
-    return f"  {what}, {part.processes} processes"
-
-
-def _loaders(result: BenchResult) -> Table:
-    """The loader, one setting a line."""
-    from rich import box
-    from rich.table import Table
-
-    has_busy = any(each.beside_python is not None for each in result.loaders)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("  workers x\n  threads", no_wrap=True)
-    table.add_column("loader\nsamples/s", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    titles = ["of the\nlimit", "CPU\nms", "first\nbatch"]
-    titles += ["beside\nPython", "beside\ntraining"] if has_busy else []
-    for title in (*titles, "head-\nspace"):
-        table.add_column(title, justify="right", no_wrap=True)
-    for each in result.loaders:
-        busy = [_rate(each.beside_python), _rate(each.beside_training)] if has_busy else []
-        table.add_row(
-            _setting(each, result),
-            _rate(each.alone),
-            _spread(each.alone),
-            f"{each.limit_ratio.median:.0%}",
-            _ms(each.cpu_ms),
-            f"{each.first_batch_s.median:.2f} s",
-            *busy,
-            _rate(each.headspace),
-            style="bold" if each.setting == result.advice.setting else None,
-        )
-    return table
-
-
-def _setting(loader: LoaderBench, result: BenchResult) -> str:
-    workers, threads = loader.setting
-    mark = "*" if loader.setting == result.advice.setting else " "
-    return f"{mark} {workers} x {threads}{' now' if loader.setting == result.configured else ''}"
-
-
-def _rate(rate: Measured | None) -> str:
-    if rate is None:
-        return ""
-    return f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}"
-
-
-def _ms(cpu_ms: Measured | None) -> str:
-    return "" if cpu_ms is None else f"{cpu_ms.median:#.3g}"
-
-
-def _spread(rate: Measured) -> str:
-    from wdskit.loader.bench_advice import spread_ratio
-
-    return f"±{spread_ratio(rate):.0%}" if rate.least < rate.most else ""
-
-
-def _print_advice(result: BenchResult) -> None:
     advice = result.advice
+    loaders = numbers_table("workers x threads", "samples/s", "", "of the limit", "CPU ms", "first batch")
+    for each in result.loaders:
+        workers, threads = each.setting
+        loaders.add_row(
+            f"{workers} x {threads}{' *' if each.setting == advice.setting else ''}"
+            f"{' now' if each.setting == result.configured else ''}",
+            *_rate(each.samples_per_s),
+            f"{each.limit_ratio.median:.0%}",
+            "" if each.cpu_ms is None else f"{each.cpu_ms.median:#.3g}",
+            f"{each.first_batch_s.median:.2f} s",
+        )
+    for table in (parts, loaders):
+        console.print()
+        console.print(table)
     print(f"\n{escape_lines(advice.yaml)}\n")
-    told = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
-    if advice.cpu_ratio is not None:
-        told += f" with {advice.cpu_ratio:.2f} times its CPU time a sample"
+    reached = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
     if advice.setting == result.configured:
-        told += ", and is what the configuration comes to already"
-    make_console().print(f"{told}: {advice.reason}")
-    for refused in result.refused:
-        print(f"\nNot tried: {_told(refused.setting)}: {escape_lines(refused.reason)}")
+        reached += ", and is what the configuration comes to already"
+    console.print(f"{reached}: {advice.reason}")
+    for setting, reason in result.refused:
+        print(f"\nNot tried: {setting}: {escape_lines(reason)}")
     for warning in advice.warnings:
         print(f"\nWarning: {escape_lines(warning)}")
 
 
-def _told(setting: Setting) -> str:
-    return f"workers: {setting.workers}, threads: {setting.threads}"
+def _rate(rate: Measured) -> tuple[str, str]:
+    """Samples/s, and how far repeats are from it."""
+    spread = f"±{rate.spread_ratio:.0%}" if rate.least < rate.most else ""
+    return f"{rate.median:,.0f}" if rate.median >= 100 else f"{rate.median:,.1f}", spread

@@ -274,7 +274,7 @@ def sequential_at_once(
     edges = np.minimum(np.arange(0, order.num_samples + global_batch, global_batch), order.num_samples)
     counts = np.diff(order.stops, prepend=0)
     firsts, lasts = (np.searchsorted(order.stops, each, side="right") for each in (edges[:-1], edges[1:] - 1))
-    filled = np.cumsum(counts > 0)
+    filled = np.cumsum(counts > 0, dtype=np.int64)
     most = float((filled[lasts] - filled[firsts]).max()) + 1
     heights = np.concatenate([[0.0], np.cumsum(counts * sample_bytes)])
     batch_bytes = float(np.diff(np.interp(edges, np.concatenate([[0], order.stops]), heights)).max())
