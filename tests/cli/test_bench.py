@@ -50,7 +50,7 @@ Samples of 110 kB in batches of 64, one rank of 8, on 4 CPUs; medians of 3 and t
 
 loader: {workers: 1, threads: 4, pin_memory: true}
 
-It reaches 95% of the decode limit: it is the fastest.
+It reaches 95% of the decode limit; it is the fastest.
 
 Not tried: workers: 4, threads: 1: it cannot run.
   Do this.

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wdskit.order.exact import ExactOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
-from wdskit.tune.reads import lane_reads, lanes_at_once, sequential_at_once, sequential_reads
+from wdskit.tune.reads import lane_reads, read_at_once
 
 COUNTS = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 
@@ -99,19 +99,9 @@ def test_windows_reach_into_the_shards_that_are_counted(counts, lanes, window, n
         positions = np.arange(first, min(order.num_samples, first + lanes * order.window))
         of_group = groups[positions % lanes]
         moments += [found(order, positions[of_group == each], sample_bytes) for each in range(num_groups)]
-    at_once = lanes_at_once(order, 0, groups, sample_bytes)
-    assert at_once.shards == max(num for num, _ in moments)
-    assert at_once.num_bytes == pytest.approx(max(num_bytes for _, num_bytes in moments))
-
-
-def test_lanes_that_do_not_count_are_left_out():
-    order = ExactOrder([1] * 40, seed=0, lanes=4, window=5)
-    assert lanes_at_once(order, 0, np.array([-1, 0, 0, -1]), np.ones(40)) == (10, 10)
-    assert lanes_at_once(order, 0, np.full(4, -1), np.ones(40)) == (0, 0)
-    num_shards, num_bytes = lane_reads(order, 0, 40, np.array([-1, 0, 0, 1]), np.ones(40))
-    assert (num_shards.tolist(), num_bytes.tolist()) == ([20, 10], [20, 10])
-    num_shards, num_bytes = lane_reads(order, 0, 40, np.full(4, -1), np.ones(40))
-    assert (num_shards.tolist(), num_bytes.tolist()) == ([0], [0])
+    num_shards, most_bytes = read_at_once(order, 0, groups, sample_bytes, 1)
+    assert num_shards == max(num for num, _ in moments)
+    assert most_bytes == pytest.approx(max(num_bytes for _, num_bytes in moments))
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
@@ -135,19 +125,15 @@ def test_resampled_windows_reach_into_what_is_expected():
         for seed in range(300)
     ]
     order = ResampledOrder(counts, seed=0, chunk=8, lanes=4, window=20)
-    assert np.mean(there, axis=0) == pytest.approx(lanes_at_once(order, 0, np.zeros(4, int), sample_bytes), rel=0.03)
+    assert np.mean(there, axis=0) == pytest.approx(read_at_once(order, 0, np.zeros(4, int), sample_bytes, 1), rel=0.03)
 
 
-@given(counts=COUNTS, world_size=st.integers(1, 20), data=st.data())
-@settings(max_examples=60)
-def test_sequential_ranks_read_what_the_index_says(counts, world_size, data):
+@given(counts=COUNTS, data=st.data())
+def test_a_sequential_order_reads_from_each_shard_that_it_comes_to(counts, data):
     order = SequentialOrder(counts)
-    sample_bytes = sizes_of(counts)
     stop = data.draw(st.integers(1, order.num_samples))
-    num_shards, num_bytes = sequential_reads(order, stop, world_size, sample_bytes)
-    for rank in range(world_size):
-        there = found(order, np.arange(rank, stop, world_size), sample_bytes)
-        assert (num_shards[rank], num_bytes[rank]) == pytest.approx(there)
+    num_shards, num_bytes = lane_reads(order, 0, stop, np.zeros(1, int), sizes_of(counts))
+    assert (num_shards[0], num_bytes[0]) == pytest.approx(found(order, np.arange(stop), sizes_of(counts)))
 
 
 @given(counts=COUNTS, global_batch=st.integers(1, 40))
@@ -158,6 +144,6 @@ def test_a_sequential_batch_reaches_into_the_shards_that_are_counted(counts, glo
         found(order, np.arange(first, min(first + global_batch, order.num_samples)), sample_bytes)
         for first in range(0, order.num_samples, global_batch)
     ]
-    rank, node = sequential_at_once(order, global_batch, 4, 2, sample_bytes)
-    assert rank.shards == node.shards == max(num for num, _ in batches)
-    assert node.num_bytes == 2 * rank.num_bytes == pytest.approx(max(num_bytes for _, num_bytes in batches) / 2)
+    num_shards, num_bytes = read_at_once(order, 0, np.zeros(1, int), sample_bytes, global_batch)
+    assert num_shards == max(num for num, _ in batches)
+    assert num_bytes == pytest.approx(max(num_bytes for _, num_bytes in batches))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,22 +16,16 @@ from wdskit.cli.console import (
     print_json,
     show_steps,
 )
-from wdskit.cli.options import Plugins, import_plugins
+from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
 
 if TYPE_CHECKING:
     from wdskit.tune.bench import BenchResult, Measured
 
 
 def bench_command(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.", show_default=False)],
-    pipeline: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which pipeline; needed where there are several.", show_default=False),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable.", show_default=False),
-    ] = None,
+    config: ConfigArgument,
+    pipeline: PipelineOption = None,
+    overrides: OverridesOption = None,
     plugins: Plugins = None,
     workers: Annotated[
         str | None,
@@ -48,7 +41,7 @@ def bench_command(
     ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each is made, in turns.")] = 3,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Measure this machine and recommend workers and threads.
 
@@ -129,7 +122,7 @@ def show_result(result: BenchResult) -> None:
     reached = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
     if advice.setting == result.configured:
         reached += ", and is what the configuration comes to already"
-    console.print(f"{reached}: {advice.reason}")
+    console.print(f"{reached}; {advice.reason}")
     for setting, reason in result.refused:
         print(f"\nNot tried: {setting}: {escape_lines(reason)}")
     for warning in advice.warnings:

@@ -20,6 +20,7 @@ from wdskit.cli.console import (
     plural,
     print_json,
 )
+from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption
 
 if TYPE_CHECKING:
     from wdskit.tune.mixing import QualityPlan
@@ -27,15 +28,9 @@ if TYPE_CHECKING:
 
 
 def plan_command(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.", show_default=False)],
-    pipeline: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which pipeline; needed where there are several.", show_default=False),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable.", show_default=False),
-    ] = None,
+    config: ConfigArgument,
+    pipeline: PipelineOption = None,
+    overrides: OverridesOption = None,
     world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks.")] = 1,
     workers: Annotated[
         int | None,
@@ -56,7 +51,7 @@ def plan_command(
         Path | None,
         typer.Option(metavar="FILE", help="Draw what ranks read, as .png or .svg.", show_default=False),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Show the steps of a run and what its ranks read.
 

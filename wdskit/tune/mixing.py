@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,7 +32,6 @@ _MAX_POSITIONS = 1 << 18  # and their samples, the first step always
 _AS_GOOD = 0.95  # of the classes of a uniform draw
 _USABLE = 0.8
 _COLOURS = ("#0072B2", "#E69F00", "#009E73")  # colour-blind eyes see the difference too (Okabe and Ito)
-_GREY = "#888888"
 _DRAWN_STEPS = 120
 _DRAWN_ROWS = 16  # of a rank's batch
 
@@ -221,10 +220,8 @@ def check_picture(path: str | os.PathLike[str]) -> None:
         raise PipelineError("a picture needs matplotlib.\n  Install it: pip install 'wdskit[plot]'.") from err
 
 
-def draw(
-    data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike[str], title: str, classes: int | None = None
-) -> None:
-    """Draw which place of the data set each step of three ranks reads, and the classes in batches.
+def draw(data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike[str], title: str) -> None:
+    """Draw which place of the data set three ranks read in steps all through an epoch, one dot a sample.
 
     Args:
         data: The shards and their order.
@@ -232,45 +229,35 @@ def draw(
         start: Position of its first sample in the endless sequence.
         path: Where to, `.png` or `.svg`; replaced as a whole if it is there.
         title: Above it.
-        classes: As `measure_quality` takes it.
 
     Raises:
         StorageError: The file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
-    as_sorted = _as_sorted(data, classes)
-    figure = Figure(figsize=(11, 7.5), dpi=110, layout="constrained")
+    figure = Figure(figsize=(11, 6), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=12, x=0.01, ha="left")
-    reads, mixed = figure.subplots(2, 1, height_ratios=(3, 2))
+    axes = figure.add_subplot()
+    as_sorted = SortedData([table.counts for table in data.tables], 1)
     for rank in range(min(len(_COLOURS), steps.world_size)):
         numbers, depths = trace(data.order, as_sorted, steps, start, rank)
         size = min(20, max(4, 3000 / len(numbers)))
         beside = numbers + (rank - 1) * max(0.25, len(steps) / _DRAWN_STEPS / 4)  # so that no rank hides another
-        reads.scatter(beside, depths, s=size, linewidths=0, color=_COLOURS[rank], label=f"rank {rank}")
-    reads.set_title("what ranks read", fontsize=10, loc="left")
-    reads.set(ylim=(-0.02, 1.02), ylabel="place in the data set")
-    reads.set_yticks([0, 0.25, 0.5, 0.75, 1], ["first", "", "middle", "", "last"])
-    ideal = expected_classes(as_sorted.num_classes, as_sorted.least_samples, steps.batch)
-    mixed.axhline(ideal, color=_GREY, linestyle="--", linewidth=1.2, label=f"uniform draw: {ideal:.1f}")
-    found = sample_mixing(data.order, as_sorted, steps, start)
-    if found is not None:
-        least, mean, most = (each(found.of_ranks, axis=1) for each in (np.min, np.mean, np.max))
-        mixed.fill_between(found.steps, least, most, color=_COLOURS[0], alpha=0.2, linewidth=0, label="all ranks")
-        mixed.plot(found.steps, mean, color=_COLOURS[0], marker="o", markersize=3, label=f"mean: {mean.mean():.1f}")
-    mixed.set_title(
-        f"different classes in a rank's batch, were the data sorted into {as_sorted.num_classes:,}",
-        fontsize=10,
-        loc="left",
-    )
-    mixed.set(ylim=(0, None), ylabel="classes")
-    for axes in (reads, mixed):
-        axes.set_xlabel("step")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(loc="best", fontsize=8, ncols=3, framealpha=0.9)
-    _save_picture(figure, path)
+        axes.scatter(beside, depths, s=size, linewidths=0, color=_COLOURS[rank], label=f"rank {rank}")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.set(xlabel="step", ylabel="place in the data set", ylim=(-0.02, 1.02))
+    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["first", "", "middle", "", "last"])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(_COLOURS), fontsize=8, frameon=False)
+    kind = Path(path).suffix.lower()[1:]
+    stream = io.BytesIO()
+    figure.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    try:
+        publish_bytes(Path(path), stream.getvalue())
+    except OSError as err:
+        raise StorageError(f"{path}: the picture cannot be written: {err.strerror}.", url=str(path)) from err
 
 
 def trace(order: Order, data: SortedData, steps: Steps, start: int, rank: int) -> tuple[Ints, NDArray[np.float64]]:
@@ -281,13 +268,3 @@ def trace(order: Order, data: SortedData, steps: Steps, start: int, rank: int) -
     places = places.reshape(len(numbers), steps.batch)[:, rows].ravel()
     places = np.minimum(places, steps.num_samples - 1) + start
     return np.repeat(numbers, len(rows)), data.depths(*order.take(places))
-
-
-def _save_picture(figure: Any, path: str | os.PathLike[str]) -> None:
-    kind = Path(path).suffix.lower()[1:]
-    stream = io.BytesIO()
-    figure.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    try:
-        publish_bytes(Path(path), stream.getvalue())
-    except OSError as err:
-        raise StorageError(f"{path}: the picture cannot be written: {err.strerror}.", url=str(path)) from err

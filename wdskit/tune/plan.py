@@ -22,7 +22,7 @@ from wdskit.pipeline.planned_data import PlannedData, epoch_length, plan_data
 from wdskit.pipeline.shards import USUAL_OPEN_SHARDS
 from wdskit.pipeline.source_specs import PartSpec, PlannedSpec
 from wdskit.tune.mixing import QualityPlan, check_picture, draw, measure_quality
-from wdskit.tune.reads import Spread, read_epoch
+from wdskit.tune.reads import Spread, find_uneven_rank, read_epoch
 
 _MUCH_DROPPED = 0.05  # of an epoch
 
@@ -54,7 +54,7 @@ class LanesPlan:
 
     Attributes:
         num_lanes: L.
-        per_rank: From how many a rank takes: L / gcd(R, L), for a mixture as sampled.
+        per_rank: From how many a rank takes: L / gcd(R, L), for a mixture L.
         fitting: Numbers of lanes nearest to L at which a rank takes from no more than twice L / R.
     """
 
@@ -68,8 +68,8 @@ class EpochPlan:
     """An epoch of a planned source. Shards that stand in a source several times count each time.
 
     Steps, samples and lanes are exact. Shards of a rank are those into which its lanes reach: exact in whole passes
-    where R divides the number of lanes, else the most that it reads from; of `resampled` the expectation; of a mixture
-    those of the first 16 ranks, whose lanes are sampled. Samples are taken to be of their shard's mean size.
+    where R divides the number of lanes, else the most that it reads from; of `resampled` the expectation. Ranks of a
+    mixture are taken to read from all lanes of its parts. Samples are taken to be of their shard's mean size.
 
     Attributes:
         source: "exact", "resampled" or "sequential".
@@ -92,7 +92,7 @@ class EpochPlan:
         open_shards: The shards into which the windows of a rank's lanes (for `sequential` a global batch) reach at
             once, at the moment with most, on the rank with most.
         node_shards: The same of the ranks of one node together: the shards that must be at hand on it at once.
-        node_bytes: Bytes of all samples of these windows.
+        node_bytes: Bytes of all samples of these windows, or of the global batch.
         parts: One data set, or those of a mixture.
         warnings: What should be changed, each with what to do.
         quality: How far batches are from a uniform draw, where that was asked for.
@@ -211,8 +211,8 @@ def plan(
     if reads.num_lanes is not None:
         lanes = LanesPlan(reads.num_lanes, reads.rank_lanes, fitting_lanes(reads.num_lanes, world_size))
     if plot is not None:
-        draw(data, steps, start, path=plot, title=_title(source, steps), classes=classes)
-    open_shards = math.ceil(reads.open_shards)
+        draw(data, steps, start, path=plot, title=_title(source, steps))
+    open_shards = math.ceil(reads.rank_open)
     return EpochPlan(
         source=source.name,
         world_size=world_size,
@@ -232,10 +232,10 @@ def plan(
         rank_shards=reads.rank_shards,
         rank_bytes=reads.rank_bytes,
         open_shards=open_shards,
-        node_shards=math.ceil(reads.node_shards),
+        node_shards=math.ceil(reads.node_open),
         node_bytes=round(reads.node_bytes),
         parts=parts,
-        warnings=(*_warnings(data, lanes, open_shards, steps), *_uneven_parts(parts, reads.uneven, world_size)),
+        warnings=tuple(_warnings(data, parts, lanes, open_shards, steps, start)),
         quality=measure_quality(data, steps, start, classes) if quality else None,
     )
 
@@ -275,9 +275,13 @@ def _title(source: PlannedSpec, steps: Steps) -> str:
     return f"{source.name}: {steps.num_samples:,} samples on {steps.world_size} ranks, batches of {steps.batch}{how}"
 
 
-def _warnings(data: PlannedData, lanes: LanesPlan | None, open_shards: int, steps: Steps) -> Iterator[str]:
-    is_mixture = isinstance(data.order, MixtureOrder)  # its ranks take from all lanes, however many there are
-    if lanes is not None and not is_mixture and lanes.per_rank * steps.world_size > 2 * lanes.num_lanes:
+def _warnings(
+    data: PlannedData, parts: Sequence[PartPlan], lanes: LanesPlan | None, open_shards: int, steps: Steps, start: int
+) -> Iterator[str]:
+    uneven = None
+    if isinstance(data.order, MixtureOrder):
+        uneven = find_uneven_rank(data.order, start, steps)
+    elif lanes is not None and lanes.per_rank * steps.world_size > 2 * lanes.num_lanes:
         near = " or ".join(map(str, lanes.fitting))
         yield (
             f"a rank takes from {lanes.per_rank} of {lanes.num_lanes} lanes, more than twice "
@@ -295,17 +299,14 @@ def _warnings(data: PlannedData, lanes: LanesPlan | None, open_shards: int, step
             f"{steps.num_dropped / steps.num_samples:.0%} of each epoch is dropped, since it fills no batch of "
             f"{steps.global_batch:,} on all ranks.\n  Use smaller batches or `tail: pad`."
         )
-
-
-def _uneven_parts(
-    parts: Sequence[PartPlan], uneven: tuple[int, int, float, float] | None, world_size: int
-) -> Iterator[str]:
-    if uneven is None:
-        return
-    rank, part, share, whole = uneven
-    msg = f"rank {rank} takes {share:.0%} of its samples from {parts[part].name}, all ranks together {whole:.0%}: the "
-    msg += "parts take turns in step with the ranks. Global batches have the right shares, those of one rank have not."
-    yield f"{msg}\n  Weights that add up to a number without a common factor with {world_size}, as 50 and 51, break it."
+    if uneven is not None:
+        rank, part, share, whole = uneven
+        yield (
+            f"rank {rank} takes {share:.0%} of its samples from {parts[part].name}, all ranks together {whole:.0%}: "
+            "the parts take turns in step with the ranks. Global batches have the right shares, those of one rank have "
+            f"not.\n  Weights that add up to a number without a common factor with {steps.world_size}, as 50 and 51, "
+            "break it."
+        )
 
 
 def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
