@@ -65,9 +65,9 @@ def config_of(folder: Path, **loader: Any) -> dict[str, Any]:
 
 
 def test_the_figures_of_a_result_agree_with_each_other(pictures: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
     config = config_of(pictures, workers=1, threads=1, prefetch=3)
-    result = wdskit.bench(config, **QUICK | {"repeats": 2}, progress=lambda *each: told.append(each))
+    result = wdskit.bench(config, **QUICK | {"repeats": 2}, progress=lambda *each: calls.append(each))
     json.dumps(dataclasses.asdict(result))
     assert (result.batch, result.num_cpus, result.repeats) == (4, 2, 2)
     with wdskit.LocalShard(str(pictures / "p-000.tar")) as one, wdskit.LocalShard(str(pictures / "p-001.tar")) as two:
@@ -88,8 +88,8 @@ def test_the_figures_of_a_result_agree_with_each_other(pictures: Path) -> None:
         assert each.limit_ratio.most >= each.samples_per_s.least / result.limit.most
     chosen = next(each for each in result.loaders if each.setting == result.advice.setting)
     assert result.advice.limit_ratio == chosen.limit_ratio.median
-    assert [done for _, done, _ in told] == list(range(len(told)))
-    assert told[-1] == ("done", told[-1][2], 2 * (6 + 2))
+    assert [done for _, done, _ in calls] == list(range(len(calls)))
+    assert calls[-1] == ("done", calls[-1][2], 2 * (6 + 2))
 
 
 def test_the_advice_is_yaml_that_keeps_what_the_configuration_says(pictures: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_the_verdict_follows_the_numbers(folder):
     assert ratios[0] > 0.95 > ratios[1] > 0.8 > ratios[2] >= ratios[3]
 
 
-def test_the_number_of_classes_is_told_or_found(folder, tmp_path):
+def test_the_number_of_classes_is_given_or_found(folder, tmp_path):
     assert wdskit.plan(pipe(folder), quality=True).quality.num_classes == 600  # a thousand would not be filled
     write_numbers(tmp_path, COUNTS)
     index_folder(tmp_path, workers=1)
@@ -171,7 +171,7 @@ def test_mixing_looks_at_few_of_many_steps_and_at_first_and_last():
 
 
 def test_a_uniform_permutation_is_as_good_as_uniform_and_a_small_window_is_not():
-    """One lane and one window of everything is a uniform permutation; the measure tells it from a poor shuffle."""
+    """One lane and one window of everything is a uniform permutation; the measure sees that a poor shuffle is not."""
     counts, steps = [100] * 50, Steps(5000, 40, 5, "drop")
     data = SortedData([counts], 100)
     ideal = expected_classes(100, 5000, 40)

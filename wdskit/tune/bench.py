@@ -88,7 +88,7 @@ class LoaderBench:
         setting: Workers and threads.
         samples_per_s: Samples that it gives.
         limit_ratio: The same as a share of the fastest decoding of the same repeat.
-        cpu_ms: CPU time of a sample, of the process and its workers; None where only Linux could tell.
+        cpu_ms: CPU time of a sample, of the process and its workers; None where only Linux counts it.
         first_batch_s: From the first `next` to the first batch, the start of the workers included.
     """
 
@@ -260,8 +260,8 @@ class _Subject:
 
     def __init__(self, opened: Opened, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
         self.spec = opened.loader
-        crew = choose_crew(self.spec, opened.pipe.stages)
-        self.configured = Setting(crew.workers, crew.threads)
+        workers, threads, _ = choose_crew(self.spec, opened.pipe.stages)
+        self.configured = Setting(workers, threads)
         self.one_thread = self.spec.threads in {None, 1} and calls_functions(opened.pipe.stages)
         self.world_size = world_size
         self._pipe = opened.pipe

@@ -204,7 +204,7 @@ def plan(
     steps = Steps(length.num_samples, length.batch, world_size, pipe.stages[0].tail)
     start = epoch * steps.num_samples
     node_size = min(gpus_per_node, world_size)
-    crew = choose_crew(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
+    run = choose_crew(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
     reads = read_epoch(data, steps, start, node_size)
     parts = _plan_parts(source, data, reads.samples_of_part)
     lanes = None
@@ -216,8 +216,8 @@ def plan(
     return EpochPlan(
         source=source.name,
         world_size=world_size,
-        workers=crew.workers,
-        threads_reason=crew.reason,
+        workers=run.workers,
+        threads_reason=run.reason,
         gpus_per_node=node_size,
         epoch=epoch,
         num_samples=steps.num_samples,
