@@ -68,6 +68,8 @@ def test_the_number_of_classes_is_given_or_found(folder, tmp_path):
         wdskit.plan(pipe(tmp_path), quality=True)
     with pytest.raises(PipelineError, match=r"plan\(classes=0\)"):
         wdskit.plan(pipe(tmp_path), quality=True, classes=0)
+    with pytest.raises(PipelineError, match=r"plan\(classes=7\): only `quality` counts classes"):
+        wdskit.plan(pipe(tmp_path), classes=7)
 
 
 def test_what_has_no_quality_says_so(folder):

@@ -188,6 +188,8 @@ def plan(
     for name, (value, least) in numbers.items():
         if type(value) is not int or value < least:
             raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
+    if classes is not None and not quality:
+        raise PipelineError(f"plan(classes={classes}): only `quality` counts classes.\n  Add quality=True (--quality).")
     pipe, loader, errors = open_config(config, pipeline, overrides, caller="plan")
     if workers is not None:
         loader = parse_settings(LoaderSpec, loader.model_dump(exclude_unset=True) | {"workers": workers}, where="plan")
