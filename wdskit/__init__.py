@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from wdskit.checking.api import verify
     from wdskit.checking.findings import Finding, VerifyResult
     from wdskit.dataset.shard import LocalShard
-    from wdskit.loader.bench import bench
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
     from wdskit.loader.peers import check_same_batches
-    from wdskit.loader.plan import plan
     from wdskit.loader.stats_types import LoaderStats, StageStats
     from wdskit.packing.api import finish_pack, pack
     from wdskit.packing.options import PackOptions, ReshardOptions
@@ -54,6 +52,8 @@ if TYPE_CHECKING:
     from wdskit.shards.split import split
     from wdskit.statistics.collect import stats
     from wdskit.statistics.result import ShardStats
+    from wdskit.tune.bench import bench
+    from wdskit.tune.plan import plan
 
 __version__ = "0.1.0"
 
@@ -137,7 +137,7 @@ _HOMES = {
     "StageStats": "wdskit.loader.stats_types",
     "LocalShard": "wdskit.dataset.shard",
     "Pipeline": "wdskit.pipeline.builder",
-    "bench": "wdskit.loader.bench",
+    "bench": "wdskit.tune.bench",
     "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
     "Ragged": "wdskit.pipeline.ragged",
@@ -153,7 +153,7 @@ _HOMES = {
     "reshard": "wdskit.packing.reshard",
     "SelectResult": "wdskit.packing.samples.select",
     "select": "wdskit.packing.samples.select",
-    "plan": "wdskit.loader.plan",
+    "plan": "wdskit.tune.plan",
     "register": "wdskit.pipeline.registry",
     "ShardStats": "wdskit.statistics.result",
     "split": "wdskit.shards.split",

@@ -46,7 +46,7 @@ TRAIN = """\
  dropped        4 samples (4.00%)
  lanes          a rank takes from 4 of 12
  a rank reads   2 to 3 shards, 33.7 kB to 33.8 kB
- at once        a rank from 2 shards; a node of 2 from 3, in windows of 70.7 kB"""
+ at once        a rank from 3 shards; a node of 2 from 3, in windows of 70.7 kB"""
 
 MIXTURE = """\
  source         exact, 3 shards of 79.3 kB
@@ -55,7 +55,7 @@ MIXTURE = """\
  steps          35, each a global batch of 4 x 2 = 8
  dropped        0 samples
  lanes          a rank takes from 12 of 12
- a rank reads   3 shards, 150 kB
+ a rank reads   3 shards, 148 kB
  at once        a rank from 3 shards; a node of 2 from 3, in windows of 79.3 kB
 
  part                   shards   samples      size    share   repeats
@@ -101,10 +101,9 @@ def test_the_plan_of_each_kind_of_pipeline(folder: Path, run) -> None:
 
 QUALITY = """\
 
- classes             4, taken to be sorted
+ classes             4, as if the data were sorted by them; 8 steps
  in a rank's batch   2.9, at least 2; uniform 2.8
  in a global batch   4.0; uniform 3.9
- seen again          16.00%, 3.03% to 23.53% of a rank's samples in the next pass; uniform 33.33%
 Even of data sorted by class, a rank's batch holds 106% of the classes that a uniform draw would hold: as good as \
 uniform."""
 

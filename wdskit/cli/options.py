@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +32,17 @@ ReadersOption = Annotated[
 ]
 SplitNameOption = Annotated[
     str, typer.Option(metavar="NAME", help="The split for timm and energon. Default: from the shards' names.")
+]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML configuration.", show_default=False)]
+PipelineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pipeline", metavar="NAME", help="Which pipeline; needed where there are several.", show_default=False
+    ),
+]
+OverridesOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable.", show_default=False),
 ]
 Plugins = Annotated[
     list[str] | None,

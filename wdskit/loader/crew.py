@@ -41,7 +41,7 @@ class _Worker:
         self.returned: deque[int] = deque()  # filled in the midst of anything
 
     def send(self, ticket: int, job: Job | None, forgotten: Sequence[int] = ()) -> None:
-        """OnProgress it to make a batch, or what it need not make."""
+        """Ask it to make a batch, or what it need not make."""
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
         self.connection.send(Order(ticket, job, tuple(forgotten), returned))
         if job is not None:

@@ -74,14 +74,14 @@ class _Server:
         logger.info("metrics for Prometheus: http://%s:%d/metrics", host, self.port)
 
     def add(self, stats: Stats) -> None:
-        """OnProgress of one more loader."""
+        """Note one more loader."""
         names = {each.name for each in self._listener.loaders}
         numbered = (f"{stats.name}-{number}" for number in range(2, len(names) + 2))
         stats.name = stats.name if stats.name not in names else next(name for name in numbered if name not in names)
         self._listener.loaders = [*self._listener.loaders, stats]
 
     def remove(self, stats: Stats) -> bool:
-        """OnProgress of one loader less; whether that was the last."""
+        """Note one loader less; whether that was the last."""
         self._listener.loaders = [each for each in self._listener.loaders if each is not stats]
         return not self._listener.loaders
 

@@ -120,7 +120,7 @@ _signals: Any = signal_handling  # torch has no public way
 
 
 def _check_alive(items: Any) -> None:
-    """OnProgress in torch's words of a worker that died between two passes, also where somebody has waited for it."""
+    """Raise in torch's words of a worker that died between two passes, also where somebody has waited for it."""
     for worker in getattr(items, "_workers", ()):
         if worker.exitcode:
             how = f"exited unexpectedly with exit code {worker.exitcode}"

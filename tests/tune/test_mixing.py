@@ -1,22 +1,28 @@
-"""`plan(quality=True)` and its picture."""
+"""How far batches are from a uniform draw: the measure is right and sees what is not uniform; and the picture."""
 
 from __future__ import annotations
 
+import math
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from shards import write_numbers
 
 import wdskit
 from wdskit.errors import FolderIndexError, PipelineError, StorageError
-from wdskit.loader.plan_epoch import open_epoch
-from wdskit.loader.plan_picture import trace
-from wdskit.loader.plan_quality import sorted_data
+from wdskit.order.exact import ExactOrder
+from wdskit.order.sequential import SequentialOrder
+from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
+from wdskit.tune.mixing import SortedData, expected_classes, sample_mixing, trace
+
+COUNTS_OF_SHARDS = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 
 COUNTS = [20] * 30
 
@@ -46,19 +52,11 @@ def test_the_verdict_follows_the_numbers(folder):
         assert verdict in quality.verdict
         ratios.append(quality.rank_classes / quality.rank_ideal)
         assert quality.rank_classes_least <= quality.rank_classes <= quality.global_classes
-        assert (quality.num_classes, quality.seen_again_ideal) == (30, 1 / 3)
+        assert (quality.num_classes, quality.num_steps) == (30, 20)
     assert ratios[0] > 0.95 > ratios[1] > 0.8 > ratios[2] >= ratios[3]
 
 
-def test_what_is_seen_again_is_told_of_passes_only(folder):
-    quality = wdskit.plan(pipe(folder, lanes=9), world_size=3, quality=True).quality
-    assert quality.seen_again.least <= quality.seen_again.mean <= quality.seen_again.most
-    assert wdskit.plan(pipe(folder, "resampled"), quality=True).quality.seen_again is None
-    assert wdskit.plan(pipe(folder), quality=True).quality.seen_again == (1, 1, 1)
-    assert wdskit.plan(pipe(folder)).quality is None
-
-
-def test_the_number_of_classes_is_told_or_found(folder, tmp_path):
+def test_the_number_of_classes_is_given_or_found(folder, tmp_path):
     assert wdskit.plan(pipe(folder), quality=True).quality.num_classes == 600  # a thousand would not be filled
     write_numbers(tmp_path, COUNTS)
     index_folder(tmp_path, workers=1)
@@ -70,11 +68,13 @@ def test_the_number_of_classes_is_told_or_found(folder, tmp_path):
         wdskit.plan(pipe(tmp_path), quality=True)
     with pytest.raises(PipelineError, match=r"plan\(classes=0\)"):
         wdskit.plan(pipe(tmp_path), quality=True, classes=0)
+    with pytest.raises(PipelineError, match=r"plan\(classes=7\): only `quality` counts classes"):
+        wdskit.plan(pipe(tmp_path), classes=7)
 
 
 def test_what_has_no_quality_says_so(folder):
     stream = wdskit.Pipeline().stream(str(folder))
-    with pytest.raises(PipelineError, match="shuffle buffers, which only running tells"):
+    with pytest.raises(PipelineError, match="shuffle buffers, which only a run shows"):
         wdskit.plan(stream, quality=True)
     with pytest.raises(PipelineError, match="no full global batch"):
         wdskit.plan(pipe(folder, "sequential", batch=700), quality=True)
@@ -82,15 +82,14 @@ def test_what_has_no_quality_says_so(folder):
 
 def test_the_trace_is_what_a_rank_reads(folder):
     """Places in the data set of every sample of every step, as a real loader yields them."""
-    stages = pipe(folder, batch=5, lanes=7, window=30)
-    epoch = open_epoch(stages.stages, 4, 2)
-    told = trace(epoch, sorted_data(epoch, 10), 3, 1)
+    order = ExactOrder(COUNTS, seed=0, lanes=7, window=30)
+    steps, depths = trace(order, SortedData([COUNTS], 10), Steps(600, 5, 4, "drop"), 3 * 600, 3)
     reading = wdskit.Pipeline().exact(str(folder), lanes=7, window=30).decode("rgb8").to_tuple("cls").batched(5)
     loader = reading.loader(workers=0, rank=3, world_size=4)
     loader.set_epoch(3)
     numbers = np.concatenate([numbers.numpy() for (numbers,) in loader])
-    assert np.array_equal(np.rint(told.depths * 600), numbers)
-    assert told.steps.tolist() == [step for step in range(30) for _ in range(5)]
+    assert np.array_equal(np.rint(depths * 600), numbers)
+    assert steps.tolist() == [step for step in range(30) for _ in range(5)]
 
 
 def test_a_picture_is_drawn(folder, tmp_path):
@@ -122,3 +121,69 @@ def test_a_picture_that_cannot_be_drawn_is_refused(folder, tmp_path, monkeypatch
     with pytest.raises(PipelineError, match=r"needs matplotlib.\n  Install it: pip install 'wdskit\[plot\]'"):
         wdskit.plan(pipe(folder), plot=tmp_path / "a.png")
     assert list(tmp_path.iterdir()) == []
+
+
+@given(size=st.integers(1, 12), num_classes=st.integers(1, 12), batch=st.integers(1, 150))
+def test_expected_classes_are_those_of_the_hypergeometric_law(size, num_classes, batch):
+    total = size * num_classes
+    none = math.comb(total - size, batch) / math.comb(total, batch) if batch <= total else 0
+    assert expected_classes(num_classes, total, batch) == pytest.approx(num_classes * (1 - none))
+
+
+def test_expected_classes_stay_exact_for_a_billion_samples():
+    with_replacement = 1000 * (1 - (1 - 1 / 1000) ** 256)
+    assert expected_classes(1000, 10**9, 256) == pytest.approx(with_replacement, rel=1e-5)
+
+
+@given(counts=COUNTS_OF_SHARDS, num_classes=st.integers(1, 9))
+def test_sorted_data_have_classes_of_equal_size_from_the_first_sample_to_the_last(counts, num_classes):
+    total = sum(counts)
+    num_classes = min(num_classes, total)
+    data = SortedData([counts], num_classes)
+    taken = SequentialOrder(counts).take(np.arange(total))
+    classes = data.classes(*taken)
+    assert (np.diff(classes) >= 0).all()
+    sizes = np.bincount(classes, minlength=num_classes)
+    assert sizes.max() - sizes.min() <= 1
+    assert data.depths(*taken) == pytest.approx(np.arange(total) / total)
+
+
+def test_each_part_of_a_mixture_has_all_classes():
+    data = SortedData([[4, 4], [2]], 2)
+    assert data.classes(np.array([0, 1, 2, 2]), np.array([3, 0, 0, 1])).tolist() == [0, 1, 0, 1]
+
+
+def test_mixing_counts_the_classes_of_each_ranks_batch():
+    counts = [5, 0, 30, 16]
+    order, steps = ExactOrder(counts, seed=3, lanes=3, window=4), Steps(51, 4, 3, "drop")
+    data = SortedData([counts], 10)
+    found = sample_mixing(order, data, steps, 51 * 7)
+    assert found.steps.tolist() == [0, 1, 2, 3]
+    for step in range(4):
+        of_ranks = [set(data.classes(*order.take(51 * 7 + steps.positions(rank, step))).tolist()) for rank in range(3)]
+        assert found.of_ranks[step].tolist() == [len(classes) for classes in of_ranks]
+        assert found.of_all[step] == len(set.union(*of_ranks))
+
+
+def test_mixing_looks_at_few_of_many_steps_and_at_first_and_last():
+    found = sample_mixing(SequentialOrder([10**6]), SortedData([[10**6]], 10), Steps(10**6, 64, 8, "pad"), 0)
+    assert (found.steps[0], found.steps[-1]) == (0, 10**6 // 512 - 1)
+    assert len(found.steps) <= 24
+    assert sample_mixing(SequentialOrder([5]), SortedData([[5]], 5), Steps(5, 4, 2, "pad"), 0) is None
+
+
+def test_a_uniform_permutation_is_as_good_as_uniform_and_a_small_window_is_not():
+    """One lane and one window of everything is a uniform permutation; the measure sees that a poor shuffle is not."""
+    counts, steps = [100] * 50, Steps(5000, 40, 5, "drop")
+    data = SortedData([counts], 100)
+    ideal = expected_classes(100, 5000, 40)
+
+    def mean(lanes, window):
+        found = [
+            sample_mixing(ExactOrder(counts, seed=s, lanes=lanes, window=window), data, steps, 0) for s in range(5)
+        ]
+        return np.mean([each.of_ranks.mean() for each in found])
+
+    assert mean(1, 5000) == pytest.approx(ideal, rel=0.01)
+    assert mean(1, 200) < 0.5 * ideal
+    assert mean(1, 250) < 0.5 * mean(4, 250)

@@ -7,27 +7,30 @@ import gc
 import json
 import multiprocessing
 import os
-import shutil
-import threading
-import time
 from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from leaks import open_things
 from shards import draw, fail_on_7, key_of, write_numbers, write_pictures
 
 import wdskit
-from wdskit import Pipeline, PipelineError, SampleError, ShardError, StorageError, processes
-from wdskit.loader import bench_run, bench_subject
-from wdskit.loader.bench_loops import TrainingStep, Watch, busy_python, make_free, ready_item
-from wdskit.loader.bench_parts import Parts
-from wdskit.loader.bench_types import BenchResult, Setting
+from wdskit import Pipeline, PipelineError, SampleError, ShardError
 from wdskit.pipeline.settings import load_config
 from wdskit.shards.index import index_folder
+from wdskit.tune import bench as bench_module
+from wdskit.tune.bench import (
+    LoaderBench,
+    Measured,
+    PartBench,
+    Setting,
+    choose,
+    default_settings,
+    explain,
+    warn,
+)
 
 QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1, "workers": [0, 1], "threads": [1]}
 
@@ -35,8 +38,7 @@ QUICK: dict[str, Any] = {"seconds": 0.01, "repeats": 1, "workers": [0, 1], "thre
 @pytest.fixture(autouse=True)
 def _two_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with two CPUs, so that two processes decode."""
-    for module in (bench_run, bench_subject):
-        monkeypatch.setattr(module, "usable_cores", lambda: 2)
+    monkeypatch.setattr(bench_module, "usable_cores", lambda: 2)
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +65,11 @@ def config_of(folder: Path, **loader: Any) -> dict[str, Any]:
 
 
 def test_the_figures_of_a_result_agree_with_each_other(pictures: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+    calls: list[tuple[str, int, int]] = []
     config = config_of(pictures, workers=1, threads=1, prefetch=3)
-    result = wdskit.bench(config, **QUICK | {"repeats": 2}, progress=lambda *each: told.append(each))
+    result = wdskit.bench(config, **QUICK | {"repeats": 2}, progress=lambda *each: calls.append(each))
     json.dumps(dataclasses.asdict(result))
-    assert (result.source, result.num_shards, result.batch, result.num_cpus, result.repeats) == ("exact", 2, 4, 2, 2)
+    assert (result.batch, result.num_cpus, result.repeats) == (4, 2, 2)
     with wdskit.LocalShard(str(pictures / "p-000.tar")) as one, wdskit.LocalShard(str(pictures / "p-001.tar")) as two:
         sizes = [sum(map(len, shard[at].values())) for shard in (one, two) for at in range(len(shard))]
     assert min(sizes) <= result.sample_bytes <= max(sizes)
@@ -79,33 +81,25 @@ def test_the_figures_of_a_result_agree_with_each_other(pictures: Path) -> None:
     assert result.limit == max(decoding, key=lambda rate: rate.median)
     assert [each.setting for each in result.loaders] == [(0, 1), (1, 1)]
     for each in result.loaders:
-        for measured in (each.alone, each.cpu_ms, each.first_batch_s, each.beside_python, each.headspace):
+        for measured in (each.samples_per_s, each.cpu_ms, each.first_batch_s):
             assert measured is not None
             assert 0 < measured.least <= measured.median <= measured.most
-        assert each.beside_training is not None
-        assert each.limit_ratio.least <= each.alone.most / result.limit.least
-        assert each.limit_ratio.most >= each.alone.least / result.limit.most
+        assert each.limit_ratio.least <= each.samples_per_s.most / result.limit.least
+        assert each.limit_ratio.most >= each.samples_per_s.least / result.limit.most
     chosen = next(each for each in result.loaders if each.setting == result.advice.setting)
     assert result.advice.limit_ratio == chosen.limit_ratio.median
-    assert result.training_step_s is not None
-    assert [done for _, done, _ in told] == list(range(len(told)))
-    assert told[-1] == ("done", told[-1][2], 2 * (6 + 2 * 2))
+    assert [done for _, done, _ in calls] == list(range(len(calls)))
+    assert calls[-1] == ("done", calls[-1][2], 2 * (6 + 2))
 
 
 def test_the_advice_is_yaml_that_keeps_what_the_configuration_says(pictures: Path, tmp_path: Path) -> None:
     config = config_of(pictures, workers=3, threads=1, prefetch=7, start_method="fork")
-    result = wdskit.bench(config, **QUICK | {"workers": [1], "threads": [2]}, alone=True)
+    result = wdskit.bench(config, **QUICK | {"workers": [1], "threads": [2]})
     assert result.advice.setting == Setting(1, 2)
     assert result.configured == Setting(3, 1)
     assert result.advice.yaml == "loader: {workers: 1, threads: 2, prefetch: 7, start_method: fork}"
     (tmp_path / "a.yaml").write_text(f"version: 1\npipeline: [exact: x]\n{result.advice.yaml}\n")
     assert load_config(tmp_path / "a.yaml").loader.threads == 2
-
-
-def test_alone_leaves_out_what_keeps_the_process_busy(numbers: str) -> None:
-    result = wdskit.bench(Pipeline().exact(numbers).decode().batched(3), **QUICK, alone=True)
-    assert result.training_step_s is result.configured is None
-    assert [(each.beside_python, each.beside_training) for each in result.loaders] == [(None, None)] * 2
 
 
 def first_two(samples):
@@ -133,9 +127,9 @@ PIPELINES = {
 
 @pytest.mark.parametrize("make", PIPELINES.values(), ids=PIPELINES)
 def test_every_kind_of_planned_pipeline_is_measured_beyond_its_epoch(make: Any, numbers: str) -> None:
-    result = wdskit.bench(make(numbers), **QUICK, alone=True)
+    result = wdskit.bench(make(numbers), **QUICK)
     assert [each.setting for each in result.loaders] == [(0, 1), (1, 1)]
-    assert all(each.headspace.median > 0 for each in result.loaders)
+    assert all(each.samples_per_s.median > 0 for each in result.loaders)
 
 
 def test_nothing_is_left_behind_and_nothing_is_written(tmp_path: Path) -> None:
@@ -175,14 +169,14 @@ def test_one_rank_of_several_is_measured_only_when_asked_for(numbers: str, monke
     pipe = Pipeline().exact(numbers).batched(global_size=6)
     with pytest.raises(PipelineError, match=r"bench measures one rank, and here are 2.*\n.*world_size=2"):
         wdskit.bench(pipe, **QUICK)
-    result = wdskit.bench(pipe, **QUICK, world_size=2, alone=True)
+    result = wdskit.bench(pipe, **QUICK, world_size=2)
     assert (result.world_size, result.batch) == (2, 3)
 
 
 def test_functions_of_the_users_are_measured_in_one_thread_a_process_unless_threads_are_asked_for(numbers: str) -> None:
     """Several threads would call them at the same time, in the loaders and in what decodes without one."""
     pipe = Pipeline().exact(numbers).map(key_of).batched(4)
-    result = wdskit.bench(pipe, seconds=0.01, repeats=1, alone=True)
+    result = wdskit.bench(pipe, seconds=0.01, repeats=1)
     assert [each.setting for each in result.loaders] == [(0, 1), (1, 1), (2, 1)]
     assert {each.threads for each in result.parts if each.what == "decode"} == {1}
     assert "functions of yours run in one thread a process" in result.advice.warnings[0]
@@ -197,10 +191,10 @@ def test_a_setting_that_cannot_run_is_an_error_if_asked_for_and_left_out_if_not(
         wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
     stages = [{"exact": numbers}, {"map": {"fn": "f", "global_rng": True}}, {"batched": 4}]
     threaded = {"version": 1, "pipeline": stages, "loader": {"threads": 2}}
-    result = wdskit.bench(threaded, transforms={"f": key_of}, seconds=0.01, repeats=1, alone=True)
-    assert [each.setting for each in result.loaders] == [(0, 1), (1, 1), (2, 1)]
-    assert [each.setting for each in result.refused] == [(0, 2), (1, 2)]
-    assert all("global_rng" in each.reason for each in result.refused)
+    result = wdskit.bench(threaded, transforms={"f": key_of}, seconds=0.01, repeats=1)
+    assert [each.setting for each in result.loaders] == [(0, 1), (2, 1)]
+    assert [setting for setting, _ in result.refused] == [(0, 2), (1, 2)]
+    assert all("global_rng" in reason for _, reason in result.refused)
     with pytest.raises(PipelineError, match="cannot reach workers under 'spawn'"):
         wdskit.bench(
             {
@@ -260,109 +254,83 @@ def test_arguments_out_of_range_are_refused_by_name(wrong: dict[str, Any], numbe
         wdskit.bench(Pipeline().exact(numbers), **wrong)
 
 
-def endless_pipeline(pattern: str) -> Any:
-    return Pipeline().exact(pattern).decode().batched(4).with_epoch(10**9)
+def rate(value: float, *others: float) -> Measured:
+    return Measured.of([value, *others])
 
 
-def test_reading_reads_and_decoding_does_not(tmp_path: Path) -> None:
-    pattern = write_numbers(tmp_path / "data", [10])
-    index_folder(tmp_path / "data", workers=1)
-    pipeline = endless_pipeline(pattern).build()
-    with Parts(pipeline, 2, "fork") as parts:
-        os.truncate(tmp_path / "data" / "s-000.tar", 0)  # of a file that is gone, what is open could still be read
-        done = parts.run("decode", processes=2, threads=2, seconds=0.01)
-        assert done.num_samples % 4 == 0
-        assert done.num_samples >= 2 * 2 * 4
-        assert done.cpu_s > 0
-        with pytest.raises(wdskit.WdskitError, match=r"s-000\.tar"):
-            parts.run("read", processes=1, threads=1, seconds=0.01)
+def loader(workers: int, threads: int, samples_per_s: float) -> LoaderBench:
+    return LoaderBench(Setting(workers, threads), rate(samples_per_s), rate(0.9), rate(1), rate(1))
 
 
-def test_what_is_decoded_goes_on_where_the_last_run_ended(numbers: str) -> None:
-    pipeline = endless_pipeline(numbers).build()
-    with Parts(pipeline, 1, "fork") as parts:
-        steps = [parts.run("read", processes=1, threads=2, seconds=0.005).step for _ in range(3)]
-    assert 0 < steps[0] < steps[1] < steps[2]
+def part(what: str, processes: int, threads: int, samples_per_s: float, cpu_ms: float = 1.0) -> PartBench:
+    return PartBench(what, processes, threads, rate(samples_per_s), rate(cpu_ms))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_free_batches_are_like_the_real_ones_and_read_nothing(workers: int, tmp_path: Path) -> None:
-    write_pictures(tmp_path / "data", [9])
-    index_folder(tmp_path / "data", workers=1)
-    pipe = Pipeline().sequential(str(tmp_path / "data")).decode("rgb8").center_crop(8).to_tuple("jpg;png", "cls", "txt")
-    pipe = pipe.batched(4)
-    real = next(iter(pipe.loader(workers=0)))
-    loader: Any = pipe.loader(workers=workers)
-    item = ready_item(pipe.build())
-    shutil.rmtree(tmp_path / "data")
-    make_free(loader, item)
-    free = next(iter(loader))
-    assert [type(each) for each in free] == [type(each) for each in real]
-    for one, other in zip(free, real, strict=True):
-        if isinstance(one, torch.Tensor):
-            assert (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
-    assert free[2] == real[2]
+PARTS = [part("read", 1, 1, 20_000), part("decode", 1, 1, 700), part("decode", 1, 4, 2700), part("decode", 4, 1, 2900)]
 
 
-def test_a_rate_counts_samples_in_whole_rounds_of_the_workers(numbers: str) -> None:
-    """Batches of several workers come in bursts."""
-    loader: Any = endless_pipeline(numbers).loader(workers=2)
-    watch = Watch(loader, 0.01)
-    watch.first()
-    watch._ahead = 0
-    taken: list[int] = []
-    rate, cpu_ms = watch.rate(step=lambda: taken.append(1))
-    watch.close()
-    assert rate > 0
-    assert cpu_ms is not None
-    assert len(taken) >= 2
-    assert len(taken) % 2 == 0
+def test_the_settings_for_four_cpus() -> None:
+    assert default_settings(4) == [(0, 1), (0, 4), (1, 4), (2, 2), (4, 1)]
+    assert default_settings(4, one_thread=True) == [(0, 1), (1, 1), (2, 1), (4, 1)]
 
 
-def test_the_busy_thread_is_busy_and_ends() -> None:
-    num_threads = threading.active_count()
-    start = time.thread_time(), time.process_time()
-    with busy_python():
-        assert threading.active_count() == num_threads + 1
-        while time.process_time() - start[1] < 0.05:
-            time.thread_time()
-    assert threading.active_count() == num_threads
+@pytest.mark.parametrize("num_cpus", [*range(1, 40), 64, 128, 192])
+def test_settings_use_at_most_all_cpus_and_one_of_them_uses_all(num_cpus: int) -> None:
+    settings = default_settings(num_cpus)
+    used = [max(1, each.workers) * each.threads for each in settings]
+    assert max(used) == num_cpus
+    assert min(used) >= 1
+    assert len(set(settings)) == len(settings)
+    assert {(0, 1), (0, num_cpus), (1, num_cpus)} <= set(settings)
+    assert max(each.workers for each in settings) <= 16
 
 
-def test_a_training_step_leaves_torchs_threads_as_they_were() -> None:
-    before = torch.get_num_threads()
-    step = TrainingStep(0.001)
-    assert step.seconds > 0
-    assert torch.get_num_threads() == before
+def test_of_those_as_good_the_one_with_fewest_processes_is_taken_but_not_none() -> None:
+    """Without workers the threads are the training process's own, which stop while it runs Python code."""
+    assert choose([loader(0, 4, 1200), loader(1, 4, 980), loader(2, 2, 1010), loader(4, 1, 990)]).setting == (1, 4)
+    assert choose([loader(0, 4, 1400), loader(1, 4, 1000)]).setting == (0, 4)
+    assert choose([loader(1, 2, 960), loader(1, 4, 1000)]).setting == (1, 2)
+    assert choose([loader(0, 1, 5)]).setting == (0, 1)
 
 
-def test_cpu_time_of_the_tree_counts_children_that_run() -> None:
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
+def test_each_reason_is_given() -> None:
+    slow = [part("read", 1, 1, 500), part("decode", 1, 1, 2000)]
+    disk = [loader(0, 1, 400), loader(1, 4, 480)]
+    assert (
+        explain(disk[1], disk, slow) == "reading is what limits: it gives 500 samples/s where 2,000 could be decoded."
+    )
+    locked = [*PARTS[:2], part("decode", 1, 4, 900), part("decode", 4, 1, 2900)]
+    python = [loader(1, 4, 880), loader(4, 1, 2800)]
+    assert explain(python[1], python, locked) == (
+        "the stages wait for Python's lock (GIL): threads of one process decode 900 samples/s, as many processes 2,900."
+    )
+    assert explain(python[1], python, PARTS) == (
+        "it is the fastest: 2,800 samples/s, and 880 with workers: 1, threads: 4."
+    )
+    near = [loader(1, 4, 980), loader(4, 1, 1000)]
+    assert explain(near[0], near, PARTS) == (
+        "nothing is faster by more than 5%, and of those as fast it needs the fewest processes."
+    )
+    here = [loader(0, 4, 1200), loader(1, 4, 1000)]
+    assert explain(here[1], here, PARTS) == (
+        "workers: 0, threads: 4 gives 1,200 samples/s and this 1,000, but threads of the training process stop while "
+        "it runs Python code."
+    )
+    assert explain(near[0], near[:1], PARTS) == "no other was tried."
 
-    def burn() -> None:
-        while time.process_time() < 0.2:
-            np.arange(1000).sum()
-        there.send("done")
-        there.recv()
 
-    before = processes.cpu_s_of_tree()
-    process = context.Process(target=burn)
-    process.start()
-    here.recv()
-    after = processes.cpu_s_of_tree()
-    here.send("end")
-    process.join()
-    assert before is not None
-    assert after is not None
-    assert after - before >= 0.15
+def test_what_makes_the_figures_doubtful_is_a_warning() -> None:
+    quiet = [loader(1, 4, 1000)]
+    assert [*warn(quiet, PARTS, num_cpus=4)] == []
+    assert [*warn(quiet, PARTS, num_cpus=8)] == ["no setting that was tried uses all 8 CPUs; the decode limit does."]
+    (warning,) = warn(quiet, [part("read", 1, 1, 9, 0.05), part("decode", 1, 1, 9, 0.018)], num_cpus=4)
+    assert warning.startswith("reading a sample takes 0.05 ms of CPU and decoding it 0.018: reading decides here")
+    noisy = [dataclasses.replace(quiet[0], samples_per_s=rate(100, 140, 90))]
+    (warning,) = warn(noisy, PARTS, num_cpus=4)
+    assert warning.startswith("repeats of one setting differ by up to 40%")
 
 
-def test_a_picture_is_drawn(numbers: str, tmp_path: Path) -> None:
-    result = wdskit.bench(Pipeline().exact(numbers).decode().batched(4), **QUICK, alone=True, plot=tmp_path / "a.png")
-    assert isinstance(result, BenchResult)
-    assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(PipelineError, match=r"a\.gif: a picture is drawn as"):
-        wdskit.bench(Pipeline().exact(numbers), plot=tmp_path / "a.gif")
-    with pytest.raises(StorageError, match=r"none/a\.png: the picture cannot be written: No such file"):
-        wdskit.bench(Pipeline().exact(str(tmp_path / "none")), plot=tmp_path / "none" / "a.png")  # before any is read
+def test_the_spread_is_that_of_the_repeat_furthest_away() -> None:
+    assert rate(100, 90, 130).spread_ratio == pytest.approx(0.3)
+    assert rate(100).spread_ratio == 0
+    assert rate(0).spread_ratio == 0

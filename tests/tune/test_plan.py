@@ -13,8 +13,8 @@ from shards import write_numbers
 import wdskit
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
-from wdskit.loader.plan_epoch import fitting_lanes
 from wdskit.shards.index import index_folder
+from wdskit.tune.plan import fitting_lanes
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +55,21 @@ def numbers_of(folder, options, rank, world_size, epoch=0, kind="exact", batch=4
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 @pytest.mark.parametrize("world_size", [1, 3, 8])
 def test_steps_and_tail_are_the_loaders(folder, kind, tail, world_size):
-    told = plan(folder, kind=kind, options={"tail": tail}, world_size=world_size)
+    found = plan(folder, kind=kind, options={"tail": tail}, world_size=world_size)
     there = [numbers_of(folder, {"tail": tail}, rank, world_size, kind=kind) for rank in range(world_size)]
-    assert {steps for _, steps in there} == {told.steps}
+    assert {steps for _, steps in there} == {found.steps}
     num_read = sum(len(numbers) for numbers, _ in there)
-    assert told.num_samples == 100
-    assert told.num_dropped == 100 - num_read
-    assert told.num_padded == told.steps * told.global_batch - num_read if tail == "pad" else told.num_padded == 0
-    assert told.global_batch == 4 * world_size
+    assert found.num_samples == 100
+    assert found.num_dropped == 100 - num_read
+    assert found.num_padded == found.steps * found.global_batch - num_read if tail == "pad" else found.num_padded == 0
+    assert found.global_batch == 4 * world_size
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
 @pytest.mark.parametrize("world_size", [1, 2, 6])
 def test_shards_and_bytes_of_a_rank_are_those_it_reads(folder, world_size, epoch):
     """R divides the lanes here, so the closed form is exact."""
-    told = plan(folder, options={"tail": "pad"}, world_size=world_size, epoch=epoch)
+    found = plan(folder, options={"tail": "pad"}, world_size=world_size, epoch=epoch)
     stops = np.cumsum([9, 0, 30, 14, 7, 40])
     sizes = np.array([(folder / f"s-{at:03d}.tar").stat().st_size for at in range(6)])
     shards, num_bytes = [], []
@@ -78,19 +78,19 @@ def test_shards_and_bytes_of_a_rank_are_those_it_reads(folder, world_size, epoch
         at = np.searchsorted(stops, numbers, side="right")
         shards.append(len(set(at.tolist())))
         num_bytes.append((sizes / [9, 1, 30, 14, 7, 40])[at].sum())
-    assert told.rank_shards == pytest.approx((min(shards), np.mean(shards), max(shards)))
-    assert told.rank_bytes == pytest.approx((min(num_bytes), np.mean(num_bytes), max(num_bytes)))
-    assert told.num_shards == 5  # one is empty
-    assert told.num_bytes == pytest.approx(sizes.sum() - sizes[1], abs=1)
+    assert found.rank_shards == pytest.approx((min(shards), np.mean(shards), max(shards)))
+    assert found.rank_bytes == pytest.approx((min(num_bytes), np.mean(num_bytes), max(num_bytes)))
+    assert found.num_shards == 5  # one is empty
+    assert found.num_bytes == pytest.approx(sizes.sum() - sizes[1], abs=1)
 
 
 def test_lanes_that_ranks_share_are_a_warning(folder):
-    told = plan(folder, world_size=8, batch=1)
-    assert (told.lanes.num_lanes, told.lanes.per_rank, told.lanes.fitting) == (12, 3, (12,))
-    assert told.warnings == ()
-    told = plan(folder, world_size=5, batch=1)
-    assert (told.lanes.per_rank, told.lanes.fitting) == (12, (10, 15))
-    (warning,) = told.warnings
+    found = plan(folder, world_size=8, batch=1)
+    assert (found.lanes.num_lanes, found.lanes.per_rank, found.lanes.fitting) == (12, 3, (12,))
+    assert found.warnings == ()
+    found = plan(folder, world_size=5, batch=1)
+    assert (found.lanes.per_rank, found.lanes.fitting) == (12, (10, 15))
+    (warning,) = found.warnings
     what, way_out = warning.split("\n")
     assert what.startswith("a rank takes from 12 of 12 lanes, more than twice 12 / 5, and shares each with other ranks")
     assert way_out == "  Before a run begins, set `lanes: 10 or 15`: another number is another order."
@@ -106,21 +106,21 @@ def test_fitting_lanes_fit_and_none_nearer_does():
             assert min(each for each in fits if each >= num_lanes) in near
 
 
-def test_a_mixture_tells_shares_and_repeats(folder):
+def test_a_mixture_has_shares_and_repeats(folder):
     parts = [
         {"shards": str(folder), "weight": 3, "range": ["0%", "50%"]},
         {"shards": str(folder / "s-005.tar"), "weight": 2},
     ]
     source = {"mixture": parts, "lanes": 12, "window": 5}
-    told = wdskit.plan(config({"batched": 4}, {"with_epoch": 50}, exact=source), world_size=3)
-    assert [part.name for part in told.parts] == [f"{folder} range 0% to 50%", str(folder / "s-005.tar")]
-    assert [part.share_ratio for part in told.parts] == [0.6, 0.4]
-    assert [part.repeats for part in told.parts] == [360 / 50, 240 / 40]
-    assert [part.num_samples for part in told.parts] == [50, 40]
-    assert [part.num_shards for part in told.parts] == [3, 1]
-    assert (told.steps, told.num_samples) == (50, 600)
-    assert told.rank_shards == pytest.approx((4, 4, 4), abs=0.1)
-    assert told.rank_bytes.mean == pytest.approx(sum(p.num_bytes * p.repeats for p in told.parts) / 3, rel=0.02)
+    found = wdskit.plan(config({"batched": 4}, {"with_epoch": 50}, exact=source), world_size=3)
+    assert [part.name for part in found.parts] == [f"{folder} range 0% to 50%", str(folder / "s-005.tar")]
+    assert [part.share_ratio for part in found.parts] == [0.6, 0.4]
+    assert [part.repeats for part in found.parts] == [360 / 50, 240 / 40]
+    assert [part.num_samples for part in found.parts] == [50, 40]
+    assert [part.num_shards for part in found.parts] == [3, 1]
+    assert (found.steps, found.num_samples) == (50, 600)
+    assert found.rank_shards == pytest.approx((4, 4, 4), abs=0.1)
+    assert found.rank_bytes.mean == pytest.approx(sum(p.num_bytes * p.repeats for p in found.parts) / 3, rel=0.02)
 
 
 def test_a_schedule_makes_epochs_differ(folder):
@@ -135,28 +135,28 @@ def test_a_schedule_makes_epochs_differ(folder):
 
 def test_repeats_of_a_finite_mixture(folder):
     parts = [{"shards": str(folder), "repeat": 2}, {"shards": str(folder / "s-005.tar"), "repeat": 1}]
-    told = wdskit.plan(config({"batched": 4}, exact={"mixture": parts, "tail": "pad"}))
-    assert [part.repeats for part in told.parts] == [2, 1]
-    assert told.num_samples == 240
+    found = wdskit.plan(config({"batched": 4}, exact={"mixture": parts, "tail": "pad"}))
+    assert [part.repeats for part in found.parts] == [2, 1]
+    assert found.num_samples == 240
 
 
 def test_parts_in_step_with_the_ranks_are_a_warning(folder):
     parts = [{"shards": str(folder), "weight": 1}, {"shards": str(folder / "s-005.tar"), "weight": 1}]
     stages = ({"batched": 4}, {"with_epoch": 50})
-    told = wdskit.plan(config(*stages, exact={"mixture": parts}), world_size=2)
-    assert any(f"rank 0 takes 100% of its samples from {folder}, all ranks together 50%" in w for w in told.warnings)
-    assert told.rank_bytes.mean == pytest.approx(told.parts[0].num_bytes * 2, rel=0.02)
+    found = wdskit.plan(config(*stages, exact={"mixture": parts}), world_size=2)
+    assert any(f"rank 0 takes 100% of its samples from {folder}, all ranks together 50%" in w for w in found.warnings)
+    assert found.rank_bytes.mean == pytest.approx(found.parts[0].num_bytes * 2, rel=0.02)
     parts[0]["weight"], parts[1]["weight"] = 50, 51
-    told = wdskit.plan(config(*stages, exact={"mixture": parts}), world_size=2)
-    assert not any("takes" in warning and "samples from" in warning for warning in told.warnings)
+    found = wdskit.plan(config(*stages, exact={"mixture": parts}), world_size=2)
+    assert not any("takes" in warning and "samples from" in warning for warning in found.warnings)
 
 
 def test_too_many_open_shards_and_a_large_tail_are_warnings(tmp_path):
     write_numbers(tmp_path, [1] * 600)
     index_folder(tmp_path, workers=1)
-    told = wdskit.plan(config({"batched": 320}, exact=str(tmp_path)))
-    assert told.open_shards == 600
-    opened, dropped = (warning.split(".")[0] for warning in told.warnings)
+    found = wdskit.plan(config({"batched": 320}, exact=str(tmp_path)))
+    assert found.open_shards == 600
+    opened, dropped = (warning.split(".")[0] for warning in found.warnings)
     assert opened.startswith("a rank reads from 600 shards at a time, and a process keeps 512 open where `ulimit -n`")
     assert [dropped] == [
         "47% of each epoch is dropped, since it fills no batch of 320 on all ranks",
@@ -164,10 +164,10 @@ def test_too_many_open_shards_and_a_large_tail_are_warnings(tmp_path):
 
 
 def test_a_node_holds_the_windows_of_its_ranks(folder):
-    told = plan(folder, world_size=12, gpus_per_node=3, batch=1, options={"window": 100})
+    found = plan(folder, world_size=12, gpus_per_node=3, batch=1, options={"window": 100})
     alone = plan(folder, world_size=12, gpus_per_node=1, batch=1, options={"window": 100})
     every = plan(folder, world_size=12, gpus_per_node=99, batch=1, options={"window": 100})
-    assert alone.node_shards == alone.open_shards <= told.node_shards <= every.node_shards == 5
+    assert alone.node_shards == alone.open_shards <= found.node_shards <= every.node_shards == 5
     assert every.gpus_per_node == 12
     assert every.node_bytes == every.num_bytes
 
@@ -196,24 +196,24 @@ def test_a_plan_of_many_shards_is_quick(tmp_path):
     seconds = []
     for _ in range(5):  # the machine may be busy with something else, but not each time
         start = time.process_time()
-        told = wdskit.plan(config({"batched": 64}, exact=str(tmp_path)), world_size=64)
+        found = wdskit.plan(config({"batched": 64}, exact=str(tmp_path)), world_size=64)
         seconds.append(time.process_time() - start)
         if seconds[-1] < 0.5:
             break
     assert min(seconds) < 0.5
-    assert told.num_samples == sum(entry.num_samples for entry in entries)
-    assert told.rank_shards.least > 100_001 / 16
+    assert found.num_samples == sum(entry.num_samples for entry in entries)
+    assert found.rank_shards.least > 100_001 / 16
 
 
-def test_streams_tell_shards_of_ranks_and_workers(folder):
+def test_streams_have_shards_of_ranks_and_workers(folder):
     stages = ["split_by_node", "split_by_worker", {"map": "unheard_of"}, {"batched": 4}, {"with_epoch": 7}]
-    told = wdskit.plan(config(*stages, stream=str(folder)), world_size=2, workers=2)
-    assert (told.num_shards, told.rank_shards, told.worker_shards, told.steps) == (6, (3, 3), (1, 2), 7)
+    found = wdskit.plan(config(*stages, stream=str(folder)), world_size=2, workers=2)
+    assert (found.num_shards, found.rank_shards, found.worker_shards, found.steps) == (6, (3, 3), (1, 2), 7)
     resampled = {"shards": str(folder), "resampled": True}
-    told = wdskit.plan(config(*stages, stream=resampled), world_size=2, workers=2)
-    assert (told.resampled, told.rank_shards, told.worker_shards, told.batch) == (True, None, None, 4)
-    told = wdskit.plan(wdskit.Pipeline().stream(str(folder)))
-    assert (told.rank_shards, told.worker_shards, told.steps) == ((6, 6), (6, 6), None)
+    found = wdskit.plan(config(*stages, stream=resampled), world_size=2, workers=2)
+    assert (found.resampled, found.rank_shards, found.worker_shards, found.batch) == (True, None, None, 4)
+    found = wdskit.plan(wdskit.Pipeline().stream(str(folder)))
+    assert (found.rank_shards, found.worker_shards, found.steps) == ((6, 6), (6, 6), None)
 
 
 def test_streams_that_would_be_refused_are_refused(folder):
@@ -247,10 +247,9 @@ def test_errors_come_before_numbers(folder, tmp_path):
         wdskit.plan(config(exact=str(tmp_path)))
 
 
-def test_the_workers_are_the_configurations_unless_told(folder):
-    told = config(exact=str(folder))
-    told["loader"] = {"workers": 3}
-    assert (wdskit.plan(told).workers, wdskit.plan(told, workers=5).workers) == (3, 5)
+def test_the_workers_are_the_configurations_unless_given(folder):
+    configured = config(exact=str(folder)) | {"loader": {"workers": 3}}
+    assert (wdskit.plan(configured).workers, wdskit.plan(configured, workers=5).workers) == (3, 5)
 
 
 def test_planning_a_planned_source_does_not_wait_for_torch(folder, script_environment):
