@@ -254,7 +254,7 @@ ALLOWED = {
     ("__init__.py", "importlib.import_module"),  # our own modules, by the table of lazy names
     ("loader/factory.py", "importlib.import_module"),  # plugins, named in Python
     ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
-    ("packing/select.py", "shlex"),  # quotes a command that is shown, and runs none
+    ("packing/samples/select.py", "shlex"),  # quotes a command that is shown, and runs none
     ("loader/messages.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
     ("loader/failures.py", "pickle.loads"),  # their errors, from the same processes; and where they are made, as a test
 }
