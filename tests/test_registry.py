@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 
 import pytest
+from shards import write_numbers
 
-from wdskit.errors import PipelineError
+import wdskit
+from wdskit.errors import ConfigError, PipelineError
 from wdskit.pipeline import registry
+from wdskit.shards.index import index_folder
 
 
 @pytest.fixture(autouse=True)
@@ -88,3 +92,98 @@ def test_an_unknown_name_gets_the_nearest_and_the_way_out() -> None:
         registry.resolve("your_augmnt", {"your_augment": other})
     with pytest.raises(PipelineError, match=r"is registered\.\n"):
         registry.resolve("zzz", {})
+
+
+# Stages of the user's own.
+
+
+class Shift:
+    """Adds to the number of a sample, and a draw by its position."""
+
+    def __init__(self, by=1, *, draws=False):
+        if by < 0:
+            raise ValueError("`by` is negative")
+        self.by, self.draws = by, draws
+
+    def __call__(self, sample, rng):
+        return {**sample, "cls": int(sample["cls"]) + self.by + (int(rng.integers(1 << 30)) if self.draws else 0)}
+
+
+def add(sample, by=0):
+    return {**sample, "cls": int(sample["cls"]) + by}
+
+
+def batches(folder, *stages, **settings):
+    source = {"exact": {"shards": folder, "seed": 3}}
+    config = {"pipeline": [source, *stages, {"to_tuple": ["__key__", "cls"]}, {"batched": 4}]}
+    return [(keys, labels.tolist()) for keys, labels in wdskit.make_loader(config, workers=0, **settings)]
+
+
+@pytest.fixture
+def numbers(tmp_path) -> str:
+    write_numbers(tmp_path / "numbers", [9, 8])
+    index_folder(tmp_path / "numbers", workers=1)
+    return str(tmp_path / "numbers")
+
+
+def test_a_class_is_a_stage_with_settings_and_draws_by_position(numbers):
+    registry.register("shift")(Shift)
+    registry.register("add")(add)
+    plain = dict(zip(*map(sum_of, zip(*batches(numbers, {"add": {}}), strict=True)), strict=True))
+    shifted = dict(zip(*map(sum_of, zip(*batches(numbers, {"shift": {"by": 5}}), strict=True)), strict=True))
+    assert shifted == {key: label + 5 for key, label in plain.items()}
+    assert (
+        batches(numbers, {"shift": {"by": 5}})
+        == batches(numbers, {"add": {"by": 5}})
+        == batches(numbers, {"map": Shift(5)})
+    )
+    assert batches(numbers, "shift") == batches(numbers, {"map": "shift"}) == batches(numbers, {"add": {"by": 1}})
+    drawn = {"shift": {"draws": True}}
+    assert batches(numbers, drawn) == batches(numbers, drawn, threads=3) != batches(numbers, "shift")
+    config = {"pipeline": [{"exact": numbers}, drawn, {"to_tuple": ["cls"]}, {"batched": 4}]}
+    loaders = [wdskit.make_loader(config, workers=workers) for workers in (0, 2)]
+    one, two = ([labels.tolist() for (labels,) in loader] for loader in loaders)
+    assert one == two
+
+
+def sum_of(lists):
+    return [item for part in lists for item in part]
+
+
+def test_what_is_handed_over_is_a_stage_too(numbers):
+    assert batches(numbers, {"mine": {"by": 2}}, transforms={"mine": Shift})[0][1] is not None
+    with pytest.raises(ConfigError, match="`mine` is no stage"):
+        batches(numbers, {"mine": {"by": 2}})
+
+
+def test_a_stage_of_ones_own_stands_in_yaml_and_in_streams(numbers, tmp_path):
+    registry.register("shift")(Shift)
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        f"version: 1\npipeline:\n  - stream: {{shards: {numbers}, split: none}}\n"
+        "  - shift: {by: 7}\n  - to_tuple: [cls]\n"
+    )
+    assert sorted(label for (label,) in wdskit.make_loader(path, workers=0)) == list(range(7, 24))
+    config = wdskit.load_config(path, overrides=["pipeline.shift.by=8"])
+    changed = wdskit.make_loader(path, workers=0, overrides=["pipeline.shift.by=8"])
+    assert min(label for (label,) in changed) == 8
+    again = tmp_path / "again.yaml"
+    again.write_text(config.to_yaml())
+    assert wdskit.load_config(again) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("stage", "problem"),
+    [
+        ({"shift": {"bye": 1}}, r"shift: no such setting. Did you mean `by`\?"),
+        ({"shift": {"by": -1}}, "shift: it cannot be made with these settings: `by` is negative"),
+        ({"shift": 3}, r"settings of `shift` are a mapping, as in \{strength: 3\}"),
+        ({"add": {"much": 1}}, r"add: no such setting. `add` has `sample` and `by`"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(numbers, stage, problem):
+    registry.register("shift")(Shift)
+    registry.register("add")(add)
+    with pytest.raises((PipelineError, ConfigError), match=problem):
+        batches(numbers, stage)

@@ -160,7 +160,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def unknown_stage(name: str, stages: Iterable[str]) -> str:
     """The message for a stage that does not exist."""
-    hint = did_you_mean(name, stages) or " A function of your own is called by `- map: its_name`."
+    own = " One of your own is called by its name once it is registered, or by `- map: its_name`."
+    hint = did_you_mean(name, stages) or own
     return f"{show(name)} is no stage.{hint}"
 
 

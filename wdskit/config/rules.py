@@ -9,9 +9,6 @@ from wdskit.config.messages import Flaw, Path
 from wdskit.dataset.braces import expand_parts
 from wdskit.errors import StorageError
 
-_NEED_NO_DICT = {"map", "map_tuple"}
-"""One-to-one stages that take what is no sample."""
-
 _ONCE = {"splitter", "open", "epoch"}
 """Kinds of stages of which a pipeline has each at most once."""
 
@@ -75,8 +72,9 @@ class _Walk:
         """What is wrong with the stage at this place, or ""; what it does to the values is known from then on."""
         name, kind = getattr(stage, "name", None), getattr(stage, "kind", None)
         if isinstance(name, str) and isinstance(kind, str):
-            rule = self._rule(index, name, kind)
-            self._advance(index, name, kind)
+            takes_any = getattr(stage, "takes_any", False)
+            rule = self._rule(index, name, kind, takes_any=takes_any)
+            self._advance(index, name, kind, takes_any=takes_any)
             return rule
         self.opened = self.shape = self.batched_at = None
         self.may_be_batched = True
@@ -85,7 +83,7 @@ class _Walk:
         rule = f"behind `{self.source}` each sample stays one sample, which nobody knows of this stage."
         return f"{rule} Call it with `map`, or use the source `stream`."
 
-    def _rule(self, index: int, name: str, kind: str) -> str:
+    def _rule(self, index: int, name: str, kind: str, *, takes_any: bool) -> str:
         if index == 0 and kind != "source":
             return f"`{name}` cannot be first. A pipeline starts with a source, such as `stream: SHARDS`."
         if kind == "source":
@@ -108,7 +106,7 @@ class _Walk:
             return "`unbatched` undoes `batched`, but no `batched` stands before it."
         if name == "map_tuple" and self.shape == "dict":
             return "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
-        if kind != "each" or name in _NEED_NO_DICT:
+        if kind != "each" or takes_any or name == "map_tuple":
             return ""
         if self.batched_at is not None:
             way_out = "Put it before `batched`, or `unbatched` between."
@@ -118,13 +116,13 @@ class _Walk:
             return f"`{name}` takes samples (dicts), but {made}. Put it before `to_tuple`."
         return ""
 
-    def _advance(self, index: int, name: str, kind: str) -> None:
+    def _advance(self, index: int, name: str, kind: str, *, takes_any: bool) -> None:
         self.seen.setdefault(name, index)
         if self.opened == "" and kind not in {"source", "splitter"}:
             self.opened = name
         if name == "to_tuple":
             self.shape = "tuple"
-        elif name == "map":
+        elif takes_any:
             self.shape = None  # a function may make anything of anything
         elif kind == "batch":
             self.batched_at = index

@@ -25,6 +25,7 @@ class StageSpec(BaseModel):
         shorthand: The field that a bare value fills (`shuffle: 200`); None where the stage takes no arguments.
         is_mapping: Whether YAML's whole mapping is the value of `shorthand` (`rename: {image: jpg}`).
         is_starred: What the items of `shorthand` are called where Python's method takes them one by one; else empty.
+        takes_any: Whether it maps a value of any kind to one of any kind, as a user's function may.
         is_planned: Whether it is a source that knows every sample's position beforehand.
         items: Models of the items of settings that are lists of mappings.
     """
@@ -36,6 +37,7 @@ class StageSpec(BaseModel):
     shorthand: ClassVar[str | None] = None
     is_mapping: ClassVar[bool] = False
     is_starred: ClassVar[str] = ""
+    takes_any: ClassVar[bool] = False
     is_planned: ClassVar[bool] = False
     items: ClassVar[dict[str, type[BaseModel]]] = {}
 

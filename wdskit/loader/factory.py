@@ -50,7 +50,7 @@ def make_loader(
         config: A YAML file, the same as a dict, or a `Pipeline`.
         pipeline: Which of a configuration's pipelines; may be left out where there is one.
         overrides: `a.b.c=VALUE` each, as `wdskit config check --set` takes them.
-        transforms: Functions by name, for `map` and the others, before those registered.
+        transforms: Functions and classes by name, for `map` and the others or as stages, before those registered.
         plugins: Modules to import first, so that they register their functions. Never taken from a configuration.
         rank: With `world_size`. Without: the process group given, torch.distributed, torchrun's environment, Slurm's.
         world_size: With `rank`.
@@ -83,7 +83,7 @@ def make_loader(
     """
     _check_functions(transforms)
     _import_plugins(plugins)
-    pipe, name, spec, forgiven = _read(config, pipeline, overrides)
+    pipe, name, spec, forgiven = _read(config, pipeline, overrides, transforms or {})
     said = {
         "workers": workers,
         "threads": threads,
@@ -123,7 +123,9 @@ def make_loader(
     return PlannedLoader(built, spec, forgiven, **origin)
 
 
-def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[Pipeline, str, LoaderSpec, ErrorsSpec]:
+def _read(
+    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str]
+) -> tuple[Pipeline, str, LoaderSpec, ErrorsSpec]:
     """The pipeline, its name, and how it is run."""
     if isinstance(config, Pipeline):
         if pipeline is not None or overrides:
@@ -131,7 +133,7 @@ def _read(config: Any, pipeline: str | None, overrides: Sequence[str]) -> tuple[
         return config, "pipeline", LoaderSpec(), ErrorsSpec()
     from wdskit.pipeline.settings import load_config  # a pipeline built in Python needs no YAML
 
-    loaded = load_config(config, overrides=overrides)
+    loaded = load_config(config, overrides=overrides, functions=functions)
     stages = loaded.pipeline(pipeline)
     return Pipeline(stages), pipeline or next(iter(loaded.pipelines)), loaded.loader, loaded.errors
 

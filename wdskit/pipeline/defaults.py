@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wdskit.pipeline.field_specs import UserSpec
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.source_specs import PlannedSpec
 
@@ -77,7 +78,9 @@ def choose_crew(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, s
 def calls_functions(stages: Sequence[Any]) -> bool:
     """Whether a pipeline with a planned source calls functions of the user's, to make samples or batches."""
     return any(
-        getattr(stage, "name", None) in _CALLS or getattr(stage, "collate", None) is not None
+        getattr(stage, "name", None) in _CALLS
+        or isinstance(stage, UserSpec)
+        or getattr(stage, "collate", None) is not None
         for stage in _at_work(stages)
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, PlainValidator, WithJsonSchema, field_validator
 
-from wdskit.config.messages import listing, show, wrong_kind
+from wdskit.config.messages import describe, listing, show, wrong_kind
 from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.config.values import (
     Alternatives,
@@ -63,6 +64,7 @@ class MapSpec(StageSpec):
 
     name: ClassVar[str] = "map"
     kind: ClassVar[Kind] = "each"
+    takes_any: ClassVar[bool] = True
     shorthand: ClassVar[str | None] = "fn"
 
     fn: Function = Field(
@@ -146,3 +148,44 @@ class ToDictSpec(StageSpec):
         if twice:
             raise refuse(f"{listing(twice)} would stand twice in the dict; `rename` one first.")
         return fields
+
+
+class UserSpec(StageSpec):
+    """A function or class of the user's under the name it was registered by: `- my_augment: {strength: 3}`.
+
+    A function gets the settings as keyword arguments in each call; of a class an instance is made with them once in
+    each process, which is called with each value.
+    """
+
+    kind: ClassVar[Kind] = "each"
+    shorthand: ClassVar[str | None] = "settings"
+    is_mapping: ClassVar[bool] = True
+    takes_any: ClassVar[bool] = True
+
+    settings: dict[str, Any] = Field({}, description="Its keyword arguments.")
+
+    @classmethod
+    def expand(cls, value: object) -> dict[str, Any]:
+        """The settings that stand behind the name: none, or a mapping."""
+        if value is not None and not isinstance(value, Mapping):
+            raise ValueError(f"{describe(value)}; settings of `{cls.name}` are a mapping, as in {{strength: 3}}.")
+        return {} if value is None else {"settings": dict(value)}
+
+    def __reduce__(self) -> tuple[object, tuple[str, dict[str, Any]]]:
+        """Its name and settings: the class is made when it is asked for."""
+        return _make_user_spec, (self.name, self.settings)
+
+
+@functools.cache
+def user_spec(called: str) -> type[UserSpec]:
+    """The settings of what is registered under a name."""
+
+    class Registered(UserSpec):
+        __doc__ = f"The registered `{called}`."
+        name: ClassVar[str] = called
+
+    return Registered
+
+
+def _make_user_spec(name: str, settings: dict[str, Any]) -> UserSpec:
+    return user_spec(name)(settings=settings)

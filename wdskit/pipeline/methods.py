@@ -467,7 +467,7 @@ class StageMethods(ABC):
         """The loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.
 
         Args:
-            transforms: Functions by name, for `map` and the others, before those registered.
+            transforms: Functions and classes by name, for `map` and the others or as stages, before those registered.
             plugins: Modules to import first, so that they register their functions. Never taken from a configuration.
             rank: With `world_size`. Without: the process group given, torch.distributed, torchrun's environment,
                 Slurm's.

@@ -15,11 +15,16 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
 
 def register(name: str) -> Callable[[F], F]:
-    """Decorator that makes a function known as `name`, for `- map: name` in YAML and `.map("name")` in Python.
+    """Decorator that makes a function or class known as `name`, for `- map: name` in YAML and `.map("name")` in Python.
+
+    In YAML it is a stage of its own too, with settings: a function gets them as keyword arguments, a class is made with
+    them and its instance is called. One with a parameter `rng` gets a numpy Generator of the sample's position.
 
     ```python
-    @wdskit.register("my_augment")
-    def my_augment(sample): ...
+    @wdskit.register("brighten")  # - brighten: {by: 0.2}
+    class Brighten:
+        def __init__(self, by=0.1): ...
+        def __call__(self, sample, rng): ...
     ```
 
     Running the same definition again (a notebook cell, a reloaded module) replaces the function.

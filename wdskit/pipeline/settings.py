@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,16 @@ from wdskit.config import export
 from wdskit.config.load import Models, Stage, load
 from wdskit.config.messages import did_you_mean, listing, show
 from wdskit.errors import ConfigError, Problem
+from wdskit.pipeline.field_specs import user_spec
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
+from wdskit.pipeline.registry import registered_names
 from wdskit.pipeline.specs import STAGES
 
-MODELS = Models(STAGES, {"loader": LoaderSpec, "errors": ErrorsSpec})
+
+def models(functions: Iterable[str] = ()) -> Models:
+    """What configurations are checked against: wdskit's stages, what is registered, and these functions by name."""
+    own = {name: user_spec(name) for name in (*registered_names(), *functions) if name not in STAGES}
+    return Models({**STAGES, **own}, {"loader": LoaderSpec, "errors": ErrorsSpec})
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,9 @@ class Config:
         return export.to_yaml(self.pipelines, changed, self.origin)
 
 
-def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    source: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = (), functions: Iterable[str] = ()
+) -> Config:
     """Read and check a configuration.
 
     Args:
@@ -70,12 +78,13 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any], *, overrides
             may be an item of a pipeline, and `version` may be left out.
         overrides: `a.b.c=VALUE` each, applied in order before anything is checked. VALUE is YAML; a list's item is
             named by its position, or a stage by its name where it stands once: `pipelines.train.stream.seed=3`.
+        functions: Names that may stand for stages, besides wdskit's and those that are registered.
 
     Raises:
         ConfigError: It has problems; all of them are listed.
         StorageError: The file cannot be read.
     """
-    pipelines, sections, origin = load(source, overrides, MODELS)
+    pipelines, sections, origin = load(source, overrides, models(functions))
     return Config(pipelines, sections["loader"], sections["errors"], origin)
 
 
@@ -84,4 +93,4 @@ def json_schema() -> dict[str, Any]:
 
     It knows names, kinds and ranges; `wdskit config check` knows the order of stages too.
     """
-    return export.json_schema(MODELS)
+    return export.json_schema(models())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from wdskit.codecs.formats import is_image_field
+from wdskit.config.messages import unknown_setting
 from wdskit.errors import PipelineError
 from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import Each, Step
+from wdskit.pipeline.field_specs import UserSpec
 from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
 from wdskit.pipeline.fuse_plan import FusedSpec
 from wdskit.pipeline.fused import fused_step
@@ -57,6 +61,10 @@ class StepMaker:
             steps = [self.step(stage) for stage in spec.stages]
             return fused_step(spec.stages, steps, frozenset(self._images))
         ordinal = self._seen[spec.name]
+        if isinstance(spec, UserSpec):
+            function = with_settings(spec.name, self.resolve(spec.name, spec.name), spec.settings)
+            label = self.label(spec)
+            return Step(spec.name, Call(self.run, label, function, is_map=True, layouts=self._layouts), ordinal)
         return Step(spec.name, self._function(spec, self.label(spec)), ordinal)
 
     def together(self, steps: list[Step]) -> Each:
@@ -79,9 +87,10 @@ class StepMaker:
         if not isinstance(fn, str):
             return fn  # type: ignore[no-any-return]  # the spec has checked that it is callable
         try:
-            return resolve(fn, self.functions)
+            found = resolve(fn, self.functions)
         except PipelineError as err:
             raise PipelineError(f"{stage}: {err}") from err
+        return with_settings(stage, found, {}) if isinstance(found, type) and stage != fn else found
 
     def _function(self, spec: Any, label: str) -> Any:
         match spec.name:
@@ -135,6 +144,27 @@ class StepMaker:
 
     def _is_image(self, names: str) -> bool:
         return any(name in self._images or is_image_field(name) for name in names.split(";"))
+
+
+def with_settings(name: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """A registered function with settings as keyword arguments, or an instance of a registered class.
+
+    Raises:
+        PipelineError: It does not take them.
+    """
+    known = list(inspect.signature(function).parameters)
+    unknown = next((each for each in settings if each not in known and "kwargs" not in known), None)
+    if unknown is not None:
+        raise PipelineError(f"{name}: {unknown_setting(unknown, f'`{name}`', known)}")
+    if not isinstance(function, type):
+        return functools.partial(function, **settings) if settings else function
+    try:
+        made = function(**settings)
+    except (TypeError, ValueError) as err:
+        raise PipelineError(f"{name}: it cannot be made with these settings: {err}") from err
+    if not callable(made):
+        raise PipelineError(f"{name}: an instance of {function.__name__} cannot be called. Give it `__call__`.")
+    return cast("Callable[..., Any]", made)
 
 
 def _masks_of(specs: Sequence[Any]) -> frozenset[str]:
