@@ -11,23 +11,23 @@ from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.pipeline.field_specs import DecodeSpec, MapSpec, RenameSpec, ToTupleSpec
 from wdskit.pipeline.fuse_plan import FusedSpec, fuse
 from wdskit.pipeline.specs import STAGES, BatchedSpec, ShuffleSpec, StreamSpec
-from wdskit.pipeline.transform_specs import (
-    CenterCropSpec,
-    NormalizeSpec,
-    RandomFlipSpec,
-    RandomResizedCropSpec,
-    ResizeSpec,
-    ToTensorSpec,
+from wdskit.pipeline.transforms import (
+    CenterCrop,
+    Normalize,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
 )
 
 STREAM = StreamSpec(shards="a.tar")
 DECODE = DecodeSpec(images="rgb8")
-RRC = RandomResizedCropSpec(size=224)
-RESIZE = ResizeSpec(size=256)
-CENTER = CenterCropSpec(size=224)
-FLIP = RandomFlipSpec()
-NORMALIZE = NormalizeSpec(preset="imagenet")
-TENSOR = ToTensorSpec()
+RRC = RandomResizedCrop(size=224)
+RESIZE = Resize(size=256)
+CENTER = CenterCrop(size=224)
+FLIP = RandomFlip()
+NORMALIZE = Normalize(preset="imagenet")
+TENSOR = ToTensor()
 MAP = MapSpec(fn="my_augment")
 TUPLE = ToTupleSpec(fields=["jpg;png", "cls"])
 
@@ -95,9 +95,9 @@ def test_a_run_ends_where_something_else_comes(specs, expected):
         [RRC, DECODE],
         [DecodeSpec(), RRC],
         [DecodeSpec(images="rgb8", fuse=False), RRC, NORMALIZE],
-        [DECODE, RandomResizedCropSpec(size=224, masks="seg.png"), FLIP],
-        [DECODE, ResizeSpec(size=224, fields="jpg", masks="png"), CENTER],
-        [DECODE, RandomResizedCropSpec(size=224, fields="left.jpg right.jpg"), FLIP],
+        [DECODE, RandomResizedCrop(size=224, masks="seg.png"), FLIP],
+        [DECODE, Resize(size=224, fields="jpg", masks="png"), CENTER],
+        [DECODE, RandomResizedCrop(size=224, fields="left.jpg right.jpg"), FLIP],
     ],
 )
 def test_what_stands_between_and_what_acts_on_several_fields_stays_apart(specs):
@@ -119,7 +119,7 @@ def test_the_stages_of_a_run_name_the_same_field():
     assert lengths(DECODE, named(RRC, "jpg"), named(FLIP, "png")) == [2, 1]
     assert lengths(DECODE, RRC, named(FLIP, "jpg")) == [2, 1]
     assert lengths(DECODE, named(RESIZE, "jpg"), CENTER) == [2, 1]
-    assert lengths(DECODE, RRC, RandomFlipSpec(masks="seg.png"), NORMALIZE) == [2, 1, 1]
+    assert lengths(DECODE, RRC, RandomFlip(masks="seg.png"), NORMALIZE) == [2, 1, 1]
 
 
 def test_the_plan_is_no_stage_that_a_user_can_name():

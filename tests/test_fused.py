@@ -16,10 +16,10 @@ from wdskit.pipeline.each import Each
 from wdskit.pipeline.field_specs import DecodeSpec, RenameSpec
 from wdskit.pipeline.run import Place
 from wdskit.pipeline.specs import StreamSpec
-from wdskit.pipeline.transform_specs import (
-    CenterCropSpec,
-    RandomResizedCropSpec,
-    ResizeSpec,
+from wdskit.pipeline.transforms import (
+    CenterCrop,
+    RandomResizedCrop,
+    Resize,
 )
 
 
@@ -68,13 +68,13 @@ def test_every_kind_of_file_gives_the_same_pixels(name, crop):
     """Orientation is not applied, grey is three times grey, alpha is dropped, CMYK is Pillow's, 16 bits keep the upper
     8; none of these is large enough to be decoded at a smaller scale.
     """
-    specs = CROPS[crop] if crop == "random" else [ResizeSpec(size=30), CenterCropSpec(size=20)]
+    specs = CROPS[crop] if crop == "random" else [Resize(size=30), CenterCrop(size=20)]
     one, apart = each_of(*specs), each_of(*specs, fuse=False)
     for a, b in zip(results(one, {"jpg": WHOLE[name]}, 3), results(apart, {"jpg": WHOLE[name]}, 3), strict=True):
         assert_same(a, b)
 
 
-SMALL = [RandomResizedCropSpec(size=2, scale=[0.5, 1.0])]  # of 21x34: a half, a quarter, an eighth
+SMALL = [RandomResizedCrop(size=2, scale=[0.5, 1.0])]  # of 21x34: a half, a quarter, an eighth
 
 
 @pytest.mark.parametrize("name", sorted(name for name in WHOLE if name not in FILES or name.startswith("jpeg")))
@@ -106,7 +106,7 @@ def test_a_scan_that_ends_early_is_the_same_error_at_every_scale():
     data = FILES["jpeg 4:4:4"]
     cut = data[: len(data) - 200] + b"\xff\xd9"
     for size in (30, 12, 5, 2, 1):
-        found = [failure(each_of(ResizeSpec(size=size), fuse=fuse), {"jpg": cut}) for fuse in (True, False)]
+        found = [failure(each_of(Resize(size=size), fuse=fuse), {"jpg": cut}) for fuse in (True, False)]
         assert found[0] == found[1]
         assert "not one complete JPEG image" in found[0][1]
 
@@ -200,7 +200,7 @@ def test_what_is_no_sample_is_the_same_error(value):
 def test_samples_of_every_make_up_give_the_same_or_fail_alike(sample, fields, only):
     outcomes = []
     for fuse in (True, False):
-        each = each_of(RandomResizedCropSpec(size=8, fields=fields), fuse=fuse, only=only)
+        each = each_of(RandomResizedCrop(size=8, fields=fields), fuse=fuse, only=only)
         try:
             outcomes.append(each.apply(dict(sample), at()))
         except (SampleError, PipelineError) as err:
@@ -218,7 +218,7 @@ def test_samples_of_every_make_up_give_the_same_or_fail_alike(sample, fields, on
 
 def test_a_field_renamed_before_decode_counts_as_an_image():
     """Beside it stands another one, and which is meant nobody has said: the same as without fusing."""
-    specs = [RenameSpec(names={"photo": "jpg"}), DecodeSpec(images="rgb8"), RandomResizedCropSpec(size=8)]
+    specs = [RenameSpec(names={"photo": "jpg"}), DecodeSpec(images="rgb8"), RandomResizedCrop(size=8)]
     stages = compose([StreamSpec(shards=__file__), *specs], place=Place(0, 1)).pipeline
     [each] = [stage for stage in stages if isinstance(stage, Each)]
     result = each.apply({"jpg": PICTURE, "png": PICTURE}, at())

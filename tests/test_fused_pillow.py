@@ -14,7 +14,7 @@ from PIL import Image
 
 from wdskit.errors import DecodeError, SampleError
 from wdskit.pipeline.geometry import draw_crop
-from wdskit.pipeline.transform_specs import RandomFlipSpec, RandomResizedCropSpec, ResizeSpec
+from wdskit.pipeline.transforms import RandomFlip, RandomResizedCrop, Resize
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
@@ -29,7 +29,7 @@ def rgb_of(data):
 
 def compare(data, size, count=2, decoded=None):
     """The largest difference in levels over some positions, mirrored and not; nothing is decoded at a smaller scale."""
-    step = each_of(RandomResizedCropSpec(size=size), RandomFlipSpec(p=0.5)).steps[0].function
+    step = each_of(RandomResizedCrop(size=size), RandomFlip(p=0.5)).steps[0].function
     image = decoded or rgb_of(data)
     worst = 0
     for number in range(count):
@@ -102,9 +102,9 @@ def test_many_sizes_and_crops_are_within_one_level_of_pillow():
 
 def test_a_truncated_file_is_bad_whatever_is_wanted_of_it():
     """Where Pillow would raise, or paint the rest grey: also a crop that ends above the cut."""
-    step = each_of(RandomResizedCropSpec(size=16)).steps[0].function
+    step = each_of(RandomResizedCrop(size=16)).steps[0].function
     assert step({"jpg": KINDS["PNG"]}, at())["jpg"].shape == (16, 16, 3)
-    each = each_of(RandomResizedCropSpec(size=16))
+    each = each_of(RandomResizedCrop(size=16))
     for name in ("grey", "CMYK", "progressive", "PNG", "WebP", "subsampling 4:2:0"):
         data = KINDS[name]
         for cut in (len(data) // 2, len(data) - 30):
@@ -116,7 +116,7 @@ def test_a_truncated_file_is_bad_whatever_is_wanted_of_it():
 
 def test_an_image_that_needs_no_resize_is_its_pixels():
     """Nothing of a thread's memory goes out: the next image does not change this one."""
-    each = each_of(ResizeSpec(size=[21, 34]))
+    each = each_of(Resize(size=[21, 34]))
     first = each.apply({"jpg": FILES["jpeg"]}, at())["jpg"]
     kept = first.copy()
     each.apply({"jpg": encoded(pixels(21, 34, 3), "JPEG")}, at(1))

@@ -16,12 +16,12 @@ from wdskit.codecs.images import decode_image
 from wdskit.pipeline import framing
 from wdskit.pipeline.each import StepFailed
 from wdskit.pipeline.geometry import draw_crop
-from wdskit.pipeline.transform_specs import (
-    CenterCropSpec,
-    RandomFlipSpec,
-    RandomResizedCropSpec,
-    ResizeSpec,
-    ToTensorSpec,
+from wdskit.pipeline.transforms import (
+    CenterCrop,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
 )
 
 # --- draws
@@ -39,7 +39,7 @@ def test_the_draws_are_those_of_the_stages_at_each_position(monkeypatch):
             return box
 
         monkeypatch.setattr("wdskit.pipeline.geometry.draw_crop", spy)
-        each = each_of(RandomResizedCropSpec(size=12), RandomFlipSpec(p=0.5), fuse=fuse)
+        each = each_of(RandomResizedCrop(size=12), RandomFlip(p=0.5), fuse=fuse)
         for number in range(40):
             flips[fuse].append(each.apply({"jpg": FILES["jpeg"]}, at(number))["jpg"].tobytes())
     assert boxes[True] == boxes[False]
@@ -49,7 +49,7 @@ def test_the_draws_are_those_of_the_stages_at_each_position(monkeypatch):
 
 def test_a_second_run_draws_with_its_own_ordinal():
     """random_flip:1 is another stage than random_flip:0, fused or not."""
-    specs = [RandomResizedCropSpec(size=12), FLIP, ToTensorSpec(), FLIP]
+    specs = [RandomResizedCrop(size=12), FLIP, ToTensor(), FLIP]
     first, second = each_of(*specs).steps
     assert first.function.transforms["random_flip"].stage == "random_flip:0"
     assert second.function.stage == "random_flip:1"
@@ -212,7 +212,7 @@ def pictures(load_tool):
 def test_photographs_decoded_whole_are_within_one_level_of_pillow(name, pictures):
     data = encoded(pictures[name].resize((455, 385), Image.Resampling.BICUBIC), "JPEG", quality=95)
     image = Image.fromarray(decode_image(data, "rgb8", max_pixels=10**6))
-    each = each_of(RandomResizedCropSpec(size=224))
+    each = each_of(RandomResizedCrop(size=224))
     rng = each.steps[0].function.transforms["random_resized_crop"]
     for number in range(8):
         top, left, height, width = draw_crop(rng.rng_at(at(number)), 385, 455, (0.08, 1.0), (3 / 4, 4 / 3))
@@ -220,7 +220,7 @@ def test_photographs_decoded_whole_are_within_one_level_of_pillow(name, pictures
         expected = np.asarray(part.resize((224, 224), Image.Resampling.BILINEAR))
         result = each.apply({"jpg": data}, at(number))["jpg"]
         assert np.abs(result.astype(int) - expected).max() <= 1
-    middle = each_of(ResizeSpec(size=256), CenterCropSpec(size=224)).apply({"jpg": data}, at())["jpg"]
+    middle = each_of(Resize(size=256), CenterCrop(size=224)).apply({"jpg": data}, at())["jpg"]
     expected = np.asarray(image.resize((302, 256), Image.Resampling.BILINEAR))[16:240, 39:263]
     assert np.abs(middle.astype(int) - expected).max() <= 1
 
@@ -238,10 +238,10 @@ def test_photographs_decoded_at_a_smaller_scale_are_close(quality, pictures):
     for name, picture in pictures.items():
         sample = {"jpg": encoded(picture, "JPEG", quality=quality, subsampling=0 if quality == 75 else 2)}
         for specs in (
-            [RandomResizedCropSpec(size=64, scale=[0.2, 1.0])],
-            [RandomResizedCropSpec(size=112, scale=[0.5, 1.0])],
-            [ResizeSpec(size=110), CenterCropSpec(size=96)],
-            [ResizeSpec(size=[60, 70])],
+            [RandomResizedCrop(size=64, scale=[0.2, 1.0])],
+            [RandomResizedCrop(size=112, scale=[0.5, 1.0])],
+            [Resize(size=110), CenterCrop(size=96)],
+            [Resize(size=[60, 70])],
         ):
             one, apart = (each_of(*specs, fuse=fuse) for fuse in (True, False))
             pairs = zip(results(one, sample, 3), results(apart, sample, 3), strict=True)

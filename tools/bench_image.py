@@ -43,8 +43,7 @@ from wdskit.pipeline.each import Each
 from wdskit.pipeline.field_specs import DecodeSpec
 from wdskit.pipeline.run import Origin, Place
 from wdskit.pipeline.specs import StreamSpec
-from wdskit.pipeline.transform_specs import NormalizeSpec, RandomFlipSpec, RandomResizedCropSpec
-from wdskit.pipeline.transforms import IMAGENET_MEAN, IMAGENET_STD
+from wdskit.pipeline.transforms import IMAGENET_MEAN, IMAGENET_STD, Normalize, RandomFlip, RandomResizedCrop
 
 BATCH = 64
 MIN_ROUNDS = 7
@@ -218,9 +217,9 @@ def each(*, fuse: bool, floats: bool = False) -> Each:
     specs = [
         StreamSpec(shards=__file__, seed=7),
         DecodeSpec(images="rgb8", fuse=fuse),
-        RandomResizedCropSpec(size=TARGET),
-        RandomFlipSpec(),
-        *([NormalizeSpec(preset="imagenet")] if floats else []),
+        RandomResizedCrop(size=TARGET),
+        RandomFlip(),
+        *([Normalize(preset="imagenet")] if floats else []),
     ]
     found = [stage for stage in compose(specs, place=Place(0, 1)).pipeline if isinstance(stage, Each)]
     return found[0]

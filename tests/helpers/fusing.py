@@ -12,29 +12,29 @@ from wdskit.pipeline.field_specs import DecodeSpec
 from wdskit.pipeline.fused import FusedStep
 from wdskit.pipeline.run import Origin, Place
 from wdskit.pipeline.specs import StreamSpec
-from wdskit.pipeline.transform_specs import (
-    CenterCropSpec,
-    NormalizeSpec,
-    RandomFlipSpec,
-    RandomResizedCropSpec,
-    ResizeSpec,
-    ToTensorSpec,
+from wdskit.pipeline.transforms import (
+    CenterCrop,
+    Normalize,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
 )
 
 SPECS = ["rgb8", "rgb", "torchrgb8", "torchrgb"]
 CROPS = {
-    "random": [RandomResizedCropSpec(size=12)],
-    "random wide": [RandomResizedCropSpec(size=[7, 15], scale=[0.3, 0.9])],
-    "resize": [ResizeSpec(size=14)],
-    "resize both": [ResizeSpec(size=[11, 18])],
-    "middle": [ResizeSpec(size=14), CenterCropSpec(size=12)],
-    "middle padded": [ResizeSpec(size=8), CenterCropSpec(size=[12, 6])],
+    "random": [RandomResizedCrop(size=12)],
+    "random wide": [RandomResizedCrop(size=[7, 15], scale=[0.3, 0.9])],
+    "resize": [Resize(size=14)],
+    "resize both": [Resize(size=[11, 18])],
+    "middle": [Resize(size=14), CenterCrop(size=12)],
+    "middle padded": [Resize(size=8), CenterCrop(size=[12, 6])],
 }
-FLIP, NORMALIZE, TENSOR = RandomFlipSpec(), NormalizeSpec(preset="imagenet"), ToTensorSpec()
+FLIP, NORMALIZE, TENSOR = RandomFlip(), Normalize(preset="imagenet"), ToTensor()
 ENDINGS = {
     "": [],
     "flip": [FLIP],
-    "normalize": [NormalizeSpec(mean=[0.4], std=[0.3])],
+    "normalize": [Normalize(mean=[0.4], std=[0.3])],
     "tensor": [TENSOR],
     "flip normalize tensor": [FLIP, NORMALIZE, TENSOR],
     "flip tensor normalize": [FLIP, TENSOR, NORMALIZE],

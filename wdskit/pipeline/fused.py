@@ -26,7 +26,7 @@ from wdskit.pipeline.framing import Ending, Plan, as_value, decode_part, finish,
 from wdskit.pipeline.functions import Decode, check_dict
 from wdskit.pipeline.run import Origin
 from wdskit.pipeline.scaling import Axis, Frame
-from wdskit.pipeline.transforms import mean_and_std, pair, resized
+from wdskit.pipeline.transforms import pair, resized
 
 _Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
 _MAX_ROLES = 64  # samples of so many make-ups are known at a time
@@ -82,7 +82,7 @@ class FusedStep:
             is_array=image.kind == "numpy",
             is_float=image.is_float,
             to_tensor="to_tensor" in self.specs,
-            normalize=mean_and_std(normalize) if normalize else None,
+            normalize=normalize.numbers if normalize else None,
         )
         self.out_ending = self.ending
 

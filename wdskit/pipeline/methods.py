@@ -332,7 +332,7 @@ class StageMethods(ABC):
         scale: Sequence[float] = (0.08, 1.0),
         ratio: Sequence[float] = (0.75, 1.3333333333333333),
     ) -> Self:
-        """A random part of images, resized.
+        """A random part of images, resized: the same part of all fields.
 
         Args:
             size: Both sides of the result in pixels, or [height, width].
@@ -352,7 +352,7 @@ class StageMethods(ABC):
         fields: Fields | None = None,
         masks: Fields | None = None,
     ) -> Self:
-        """Mirror images left to right.
+        """Mirror images left to right: all fields or none.
 
         Args:
             p: Probability of mirroring.
@@ -365,19 +365,19 @@ class StageMethods(ABC):
         self,
         preset: Literal["imagenet"] | None = None,
         *,
+        fields: Fields | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        fields: Fields | None = None,
     ) -> Self:
         """(image in 0..1 - mean) / std, as float32.
 
         Args:
             preset: Mean and std of ImageNet's training images.
+            fields: The image fields to transform. Without: the sample's one image field.
             mean: 1 or 3 numbers, for values in 0..1. Needs `std`.
             std: 1 or 3 numbers, for values in 0..1. Needs `mean`.
-            fields: The image fields to transform. Without: the sample's one image field.
         """
-        return self._with("normalize", {"preset": preset, "mean": mean, "std": std, "fields": fields})
+        return self._with("normalize", {"preset": preset, "fields": fields, "mean": mean, "std": std})
 
     def to_tensor(self, fields: Fields | None = None) -> Self:
         """Images as torch float32 (C, H, W) in 0..1.

@@ -22,7 +22,7 @@ from wdskit.config.values import (
 )
 from wdskit.dataset.braces import parse_factors
 from wdskit.errors import PipelineError
-from wdskit.pipeline import field_specs, source_specs, transform_specs
+from wdskit.pipeline import field_specs, source_specs, transforms
 from wdskit.pipeline.field_specs import Function
 
 __all__ = [
@@ -270,12 +270,12 @@ STAGES: dict[str, type[StageSpec]] = {
         field_specs.MapDictSpec,
         field_specs.MapTupleSpec,
         field_specs.RenameSpec,
-        transform_specs.ResizeSpec,
-        transform_specs.CenterCropSpec,
-        transform_specs.RandomResizedCropSpec,
-        transform_specs.RandomFlipSpec,
-        transform_specs.NormalizeSpec,
-        transform_specs.ToTensorSpec,
+        transforms.Resize,
+        transforms.CenterCrop,
+        transforms.RandomResizedCrop,
+        transforms.RandomFlip,
+        transforms.Normalize,
+        transforms.ToTensor,
         field_specs.ToTupleSpec,
         field_specs.ToDictSpec,
         BatchedSpec,

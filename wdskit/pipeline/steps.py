@@ -21,7 +21,7 @@ from wdskit.pipeline.fused import fused_step
 from wdskit.pipeline.layouts import NOTHING_KNOWN
 from wdskit.pipeline.registry import resolve
 from wdskit.pipeline.run import Run
-from wdskit.pipeline.transforms import Stored, make_transform
+from wdskit.pipeline.transforms import Stored
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -124,7 +124,7 @@ class StepMaker:
                 return OnValue(ToDict(spec.fields))
             case _:
                 self._layouts = self._layouts.handled((*(spec.fields or ()), *(getattr(spec, "masks", None) or ())))
-                return Transform(self.run, label, make_transform(spec, frozenset(self._images), self._stored))
+                return Transform(self.run, label, spec.bind(frozenset(self._images), self._stored))
 
     def _places(self, name: str) -> list[str | int]:
         """Where a field stands in a sample: its name, or its places in a tuple."""

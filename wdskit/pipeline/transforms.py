@@ -1,22 +1,31 @@
-"""The built-in transforms: which fields of a sample they touch, and the draw that these fields share."""
+"""The image transforms, each in one place: its settings, its line of YAML, and what it does to a sample.
+
+They act on a sample's one image field, or on those that `fields` names; `masks` share the draw and keep their numbers.
+A transform of yours to copy is `CenterCrop`: settings, then `apply`.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+from pydantic import Field, Strict, model_validator
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import INDEX_SPEC
+from wdskit.config.messages import listing
+from wdskit.config.spec import Kind, StageSpec, refuse
+from wdskit.config.values import Channels, FieldChoices, PositiveChannels, Range, ShareRange, Size
 from wdskit.errors import PipelineError
-from wdskit.pipeline import geometry
 
 Sample: TypeAlias = dict[str, Any]
 Rng: TypeAlias = Callable[[], np.random.Generator]
-Transform: TypeAlias = Callable[[Sample, Rng], Sample]
+
+_FIELDS = "The image fields to transform. Without: the sample's one image field."
+_MASKS = "Fields transformed with the same draws and nearest neighbour, such as segmentation masks."
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -58,24 +67,8 @@ class Stored:
         return replace(self, numbers=(self.numbers - {*names}) | held, others=self.others | ({*names} - held))
 
 
-def make_transform(spec: Any, image_fields: frozenset[str], stored: Stored | None = None) -> Transform:
-    """The function `(sample, rng) -> sample` of a transform spec.
-
-    Args:
-        spec: By `spec.name` one of resize, center_crop, random_resized_crop, random_flip, normalize, to_tensor.
-        image_fields: Fields that hold images whatever their names say (after a rename).
-        stored: Those that hold stored numbers: resized as masks are, and never taken for colours.
-
-    Returns:
-        Gives a shallow copy of the sample with the fields changed. `rng`, called only by transforms that draw and then
-        once, gives the Generator of the sample's position. It raises PipelineError where the sample has no image
-        field or several, or an undecoded one. It can be pickled, for workers that are not forked.
-    """
-    return functools.partial(_TRANSFORMS[spec.name], spec, _Fields.of(spec, image_fields, stored or Stored()))
-
-
 @dataclass(frozen=True)
-class _Fields:
+class Fields:
     """Finds the image fields and mask fields of a sample, for the transform `name`."""
 
     name: str
@@ -83,11 +76,6 @@ class _Fields:
     fields: tuple[str, ...]
     masks: tuple[str, ...]
     stored: Stored
-
-    @classmethod
-    def of(cls, spec: Any, image_fields: frozenset[str], stored: Stored) -> _Fields:
-        masks = tuple(getattr(spec, "masks", None) or ())
-        return cls(spec.name, image_fields, tuple(spec.fields or ()), masks, stored)
 
     def of_masks(self, sample: Sample) -> list[str]:
         """The mask fields, none unless the spec names some."""
@@ -103,6 +91,8 @@ class _Fields:
 
     def of_images(self, sample: Sample) -> list[str]:
         """The fields that the spec names, or else the one image field."""
+        from wdskit.pipeline import geometry
+
         masks = self.of_masks(sample)
         if self.fields:
             named = [self._named(sample, field) for field in self.fields]
@@ -130,6 +120,8 @@ class _Fields:
 
     def _named(self, sample: Sample, field: str) -> str:
         """The field of the sample that `a;b` names: the first one that is there."""
+        from wdskit.pipeline import geometry
+
         for name in field.split(";"):
             if name in sample:
                 if not geometry.is_image(sample[name]):
@@ -149,6 +141,168 @@ def _names(sample: Mapping[str, Any]) -> str:
     return ", ".join(field for field in sample if not field.startswith("__")) or "none"
 
 
+class ImageTransform(StageSpec):
+    """What the image transforms share."""
+
+    kind: ClassVar[Kind] = "each"
+
+    fields: FieldChoices | None = Field(None, description=_FIELDS)
+
+    def bind(self, image_fields: frozenset[str], stored: Stored | None = None) -> Callable[[Sample, Rng], Sample]:
+        """The function `(sample, rng) -> sample` of a pipeline.
+
+        Args:
+            image_fields: Fields that hold images whatever their names say (after a rename).
+            stored: Those that hold stored numbers: resized as masks are, and never taken for colours.
+
+        Returns:
+            Gives a shallow copy of the sample with the fields changed. `rng`, called only by transforms that draw and
+            then once, gives the Generator of the sample's position. It raises PipelineError where the sample has no
+            image field or several, or an undecoded one. It can be pickled, for workers that are not forked.
+        """
+        masks = tuple(getattr(self, "masks", None) or ())
+        find = Fields(self.name, image_fields, tuple(self.fields or ()), masks, stored or Stored())
+        return functools.partial(self.apply, find)
+
+    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:
+        """A copy of a sample, transformed."""
+        raise NotImplementedError
+
+
+class GeometricTransform(ImageTransform):
+    """What the transforms share that move pixels."""
+
+    masks: FieldChoices | None = Field(None, description=_MASKS)
+
+    @model_validator(mode="after")
+    def _check_masks(self) -> GeometricTransform:
+        both = [name for name in self.masks or () if name in (self.fields or ())]
+        if both:
+            raise refuse(f"{listing(both)} cannot be in `fields` and in `masks`.")
+        return self
+
+
+class Resize(GeometricTransform):
+    """Resize images, antialiased."""
+
+    name: ClassVar[str] = "resize"
+    shorthand: ClassVar[str | None] = "size"
+
+    size: Size = Field(description="The shorter side in pixels, aspect kept, or [height, width].", examples=[256])
+
+    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
+        """As `ImageTransform.apply`."""
+        from wdskit.pipeline import geometry
+
+        def function(image: Any, *, nearest: bool = False) -> Any:
+            return geometry.resize(image, resized(self.size, *geometry.image_size(image)), nearest=nearest)
+
+        return _resized(sample, find, find.of_images(sample), find.of_masks(sample), function)
+
+
+class CenterCrop(GeometricTransform):
+    """The middle of images; a smaller image is padded with zeros."""
+
+    name: ClassVar[str] = "center_crop"
+    shorthand: ClassVar[str | None] = "size"
+
+    size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
+
+    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
+        """As `ImageTransform.apply`."""
+        from wdskit.pipeline import geometry
+
+        size = pair(self.size)
+        fields = find.of_images(sample) + find.of_masks(sample)
+        return _changed(sample, fields, lambda image: geometry.center_crop(image, size))
+
+
+class RandomResizedCrop(GeometricTransform):
+    """A random part of images, resized: the same part of all fields."""
+
+    name: ClassVar[str] = "random_resized_crop"
+    shorthand: ClassVar[str | None] = "size"
+
+    size: Size = Field(description="Both sides of the result in pixels, or [height, width].", examples=[224])
+    scale: ShareRange = Field((0.08, 1.0), description="Share of the image's area to crop, [low, high].")
+    ratio: Range = Field((3 / 4, 4 / 3), description="Width over height of the crop, [low, high].")
+
+    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:
+        """As `ImageTransform.apply`."""
+        from wdskit.pipeline import geometry
+
+        size = pair(self.size)
+        images, masks = find.of_images(sample), find.of_masks(sample)
+        height, width = _common_size(sample, images + masks)
+        box = geometry.draw_crop(rng(), height, width, self.scale, self.ratio)
+
+        def function(image: Any, *, nearest: bool = False) -> Any:
+            return geometry.resize(geometry.crop(image, *box), size, nearest=nearest)
+
+        return _resized(sample, find, images, masks, function)
+
+
+class RandomFlip(GeometricTransform):
+    """Mirror images left to right: all fields or none."""
+
+    name: ClassVar[str] = "random_flip"
+    shorthand: ClassVar[str | None] = "p"
+
+    p: Annotated[float, Strict(), Field(ge=0, le=1)] = Field(0.5, description="Probability of mirroring.")
+
+    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:
+        """As `ImageTransform.apply`."""
+        from wdskit.pipeline import geometry
+
+        fields = find.of_images(sample) + find.of_masks(sample)
+        return _changed(sample, fields, geometry.flip) if rng().random() < self.p else dict(sample)
+
+
+class Normalize(ImageTransform):
+    """(image in 0..1 - mean) / std, as float32."""
+
+    name: ClassVar[str] = "normalize"
+    shorthand: ClassVar[str | None] = "preset"
+
+    preset: Literal["imagenet"] | None = Field(None, description="Mean and std of ImageNet's training images.")
+    mean: Channels | None = Field(None, description="1 or 3 numbers, for values in 0..1. Needs `std`.")
+    std: PositiveChannels | None = Field(None, description="1 or 3 numbers, for values in 0..1. Needs `mean`.")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Normalize:
+        if self.preset and (self.mean or self.std):
+            raise refuse("`preset` and `mean` with `std` exclude each other; remove one of the two.")
+        if not self.preset and not (self.mean and self.std):
+            raise refuse("it needs `imagenet`, or both `mean` and `std`. Write `normalize: imagenet`.")
+        if self.mean and self.std and len(self.mean) != len(self.std):
+            raise refuse(f"`mean` has {len(self.mean)} items and `std` {len(self.std)}; both need 1 or both 3.")
+        return self
+
+    @property
+    def numbers(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and standard deviation, for values 0..1."""
+        return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
+
+    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
+        """As `ImageTransform.apply`."""
+        from wdskit.pipeline import geometry
+
+        return _changed(sample, find.of_colours(sample), lambda image: geometry.normalize(image, *self.numbers))
+
+
+class ToTensor(ImageTransform):
+    """Images as torch float32 (C, H, W) in 0..1."""
+
+    name: ClassVar[str] = "to_tensor"
+    shorthand: ClassVar[str | None] = "fields"
+
+    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
+        """As `ImageTransform.apply`."""
+        from wdskit.pipeline import geometry
+
+        return _changed(sample, find.of_colours(sample), geometry.to_tensor)
+
+
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
     """Height and width."""
     return (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -159,49 +313,23 @@ def _changed(sample: Sample, fields: list[str], function: Callable[[Any], Any]) 
     return {**sample, **{field: function(sample[field]) for field in fields}}
 
 
-def _resized(
-    sample: Sample, find: _Fields, images: list[str], masks: list[str], function: Callable[..., Any]
-) -> Sample:
+def _resized(sample: Sample, find: Fields, images: list[str], masks: list[str], function: Callable[..., Any]) -> Sample:
     """The sample with images resized smoothly; masks, and images that hold stored numbers, by nearest."""
     smooth = [field for field in images if not find.stored.holds(field)]
     others = [field for field in (*images, *masks) if field not in smooth]
     return _changed(_changed(sample, smooth, function), others, functools.partial(function, nearest=True))
 
 
-def _resize(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
-    """A number is the length of the shorter side."""
-
-    def function(image: Any, *, nearest: bool = False) -> Any:
-        return geometry.resize(image, resized(spec.size, *geometry.image_size(image)), nearest=nearest)
-
-    return _resized(sample, find, find.of_images(sample), find.of_masks(sample), function)
-
-
 def resized(size: int | list[int] | tuple[int, int], height: int, width: int) -> tuple[int, int]:
     """Height and width that `resize: size` makes of an image's."""
+    from wdskit.pipeline import geometry
+
     return geometry.shorter_side(height, width, size) if isinstance(size, int) else pair(size)
 
 
-def _center_crop(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
-    size = pair(spec.size)
-    fields = find.of_images(sample) + find.of_masks(sample)
-    return _changed(sample, fields, lambda image: geometry.center_crop(image, size))
-
-
-def _random_resized_crop(spec: Any, find: _Fields, sample: Sample, rng: Rng) -> Sample:
-    """One part for all fields, cut out and resized."""
-    size = pair(spec.size)
-    images, masks = find.of_images(sample), find.of_masks(sample)
-    height, width = _common_size(sample, images + masks)
-    box = geometry.draw_crop(rng(), height, width, spec.scale, spec.ratio)
-
-    def function(image: Any, *, nearest: bool = False) -> Any:
-        return geometry.resize(geometry.crop(image, *box), size, nearest=nearest)
-
-    return _resized(sample, find, images, masks, function)
-
-
 def _common_size(sample: Sample, fields: list[str]) -> tuple[int, int]:
+    from wdskit.pipeline import geometry
+
     sizes = {field: geometry.image_size(sample[field]) for field in fields}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"`{field}` {height} x {width}" for field, (height, width) in sizes.items())
@@ -209,32 +337,3 @@ def _common_size(sample: Sample, fields: list[str]) -> tuple[int, int]:
             f"random_resized_crop: fields that share one draw differ in height x width: {listed}. Resize them first"
         )
     return sizes[fields[0]]
-
-
-def _random_flip(spec: Any, find: _Fields, sample: Sample, rng: Rng) -> Sample:
-    """All fields or none."""
-    fields = find.of_images(sample) + find.of_masks(sample)
-    return _changed(sample, fields, geometry.flip) if rng().random() < spec.p else dict(sample)
-
-
-def _normalize(spec: Any, find: _Fields, sample: Sample, _: Rng) -> Sample:
-    return _changed(sample, find.of_colours(sample), lambda image: geometry.normalize(image, *mean_and_std(spec)))
-
-
-def mean_and_std(spec: Any) -> tuple[Sequence[float], Sequence[float]]:
-    """Those of a normalize spec, for values 0..1."""
-    return (IMAGENET_MEAN, IMAGENET_STD) if spec.preset == "imagenet" else (spec.mean, spec.std)
-
-
-def _to_tensor(_: Any, find: _Fields, sample: Sample, __: Rng) -> Sample:
-    return _changed(sample, find.of_colours(sample), geometry.to_tensor)
-
-
-_TRANSFORMS: dict[str, Callable[[Any, _Fields, Sample, Rng], Sample]] = {
-    "resize": _resize,
-    "center_crop": _center_crop,
-    "random_resized_crop": _random_resized_crop,
-    "random_flip": _random_flip,
-    "normalize": _normalize,
-    "to_tensor": _to_tensor,
-}
