@@ -694,3 +694,14 @@ def test_fields_that_cannot_be_made_of_json_are_refused(tmp_path, options, probl
         with pytest.raises((PackError, RowError), match=problem):
             function(shard, tmp_path / "out", **options)
         assert not list((tmp_path / "out").glob("*.tar"))
+
+
+def test_a_finished_run_knows_the_fields_that_it_made(tmp_path):
+    shard = write_shard(tmp_path / "in.tar", {"k": {"json": b'{"a": "1", "b": "2"}'}})
+    reshard(shard, tmp_path / "out", fields=["txt=a"])
+    assert reshard(shard, tmp_path / "out", fields=["txt=a"]).was_done
+    with pytest.raises(PackError, match=r"fields was \{'txt': 'a'\} and is \{'txt': 'b'\}"):
+        reshard(shard, tmp_path / "out", fields=["txt=b"])
+    reshard(shard, tmp_path / "numbers", fields=["cls=a"], classes=["1", "x"])
+    with pytest.raises(PackError, match=r"classes was \['1', 'x'\] and is \['x', '1'\]"):
+        reshard(shard, tmp_path / "numbers", fields=["cls=a"], classes=["x", "1"])

@@ -135,7 +135,7 @@ CHANGES = {
     "split_name": ({"split_name": "x"}, "split_name was '' and is 'x'."),
 }
 AS_IN_PACK = {"split", "validate", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background"}
-AS_IN_PACK |= {"image_fields", "derive", "max_pixels"}
+AS_IN_PACK |= {"image_fields", "derive", "max_pixels", "fields", "classes"}
 NO_OPTIONS_OF_SHARDS = {
     "on",
     "part",
