@@ -130,7 +130,7 @@ def test_after_a_jump_nothing_of_before_is_delivered(folder):
 def test_where_samples_differ_less_and_less_is_read_in_vain(tmp_path, calls, monkeypatch):
     """A field more in one sample: what was read at once is of no use. It is never given up, and never costs much."""
     monkeypatch.setattr(read_ahead, "_SAMPLES", NUM)
-    pipe = Pipeline().exact(str(folder_of(tmp_path, export=7)), seed=3).to_dict("__key__", "json").batched(10)
+    pipe = Pipeline().exact(str(folder_of(tmp_path, also=7)), seed=3).to_dict("__key__", "json").batched(10)
     found = keys(pipe, epochs=60)
     for first in range(0, 300, 5):
         assert sorted(itertools.chain(*found[first : first + 5])) == [f"k{at:02d}" for at in range(NUM)]

@@ -42,7 +42,7 @@ def test_rows_that_share_8_bytes_of_their_digests_are_compared_whole(monkeypatch
 
 def test_a_line_says_which_rows_and_what():
     (one,) = found_in(rows_of([b"x", b"x"]))
-    assert one.told() == {
+    assert one.to_dict() == {
         "key": "k1",
         "where": "row 1",
         "first_key": "k0",

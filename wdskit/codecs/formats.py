@@ -9,7 +9,8 @@ from wdskit.files import Buffer
 
 JPEG_START = b"\xff\xd8"
 PNG_START = b"\x89PNG\r\n\x1a\n"
-
+INDEX_SPEC = "index"
+"""What `codecs.images.decode_index` gives; no image spec of webdataset's."""
 
 _STARTS = {
     "JPEG": (JPEG_START,),

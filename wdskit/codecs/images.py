@@ -72,9 +72,6 @@ IMAGE_SPECS: dict[str, ImageSpec] = {
 }
 """webdataset's image specs: numpy is HWC, torch CHW; without colour there is no channel axis."""
 
-INDEX_SPEC = "index"
-"""What `decode_index` gives; no spec of webdataset's."""
-
 _PLUGINS: dict[str, Callable[[io.BytesIO], ImageFile]] = {
     "JPEG": JpegImagePlugin.JpegImageFile,
     "PNG": PngImagePlugin.PngImageFile,

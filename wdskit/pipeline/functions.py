@@ -11,8 +11,8 @@ from typing import Any
 from numpy.random import Generator
 
 from wdskit.codecs.fields import decode_field
-from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.images import INDEX_SPEC, decode_image, decode_index, stores_other_numbers
+from wdskit.codecs.formats import INDEX_SPEC, is_image_field
+from wdskit.codecs.images import decode_image, decode_index, stores_other_numbers
 from wdskit.errors import DecodeError, PipelineError, WdskitError
 from wdskit.pipeline.each import Function
 from wdskit.pipeline.layouts import NOTHING_KNOWN, Layouts, unmarked

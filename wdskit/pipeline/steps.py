@@ -90,7 +90,7 @@ class StepMaker:
             found = resolve(fn, self.functions)
         except PipelineError as err:
             raise PipelineError(f"{stage}: {err}") from err
-        return with_settings(stage, found, {}) if isinstance(found, type) and stage != fn else found
+        return with_settings(stage, found, {}) if makes_functions(found) and stage != fn else found
 
     def _function(self, spec: Any, label: str) -> Any:
         match spec.name:
@@ -152,19 +152,22 @@ def with_settings(name: str, function: Callable[..., Any], settings: Mapping[str
     Raises:
         PipelineError: It does not take them.
     """
-    known = list(inspect.signature(function).parameters)
-    unknown = next((each for each in settings if each not in known and "kwargs" not in known), None)
-    if unknown is not None:
-        raise PipelineError(f"{name}: {unknown_setting(unknown, f'`{name}`', known)}")
-    if not isinstance(function, type):
+    if settings:
+        known = list(inspect.signature(function).parameters)
+        unknown = next((each for each in settings if each not in known and "kwargs" not in known), None)
+        if unknown is not None:
+            raise PipelineError(f"{name}: {unknown_setting(unknown, f'`{name}`', known)}")
+    if not makes_functions(function):
         return functools.partial(function, **settings) if settings else function
     try:
-        made = function(**settings)
+        return cast("Callable[..., Any]", function(**settings))
     except (TypeError, ValueError) as err:
         raise PipelineError(f"{name}: it cannot be made with these settings: {err}") from err
-    if not callable(made):
-        raise PipelineError(f"{name}: an instance of {function.__name__} cannot be called. Give it `__call__`.")
-    return cast("Callable[..., Any]", made)
+
+
+def makes_functions(function: Callable[..., Any]) -> bool:
+    """Whether it is a class whose instances are called, and not one as `int`, which is called itself."""
+    return isinstance(function, type) and any("__call__" in base.__dict__ for base in function.__mro__)
 
 
 def _masks_of(specs: Sequence[Any]) -> frozenset[str]:

@@ -14,8 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from pydantic import Field, Strict, model_validator
 
-from wdskit.codecs.formats import is_image_field
-from wdskit.codecs.images import INDEX_SPEC
+from wdskit.codecs.formats import INDEX_SPEC, is_image_field
 from wdskit.config.messages import listing
 from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.config.values import Channels, FieldChoices, PositiveChannels, Range, ShareRange, Size
