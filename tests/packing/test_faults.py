@@ -37,7 +37,7 @@ from wdskit import PackError, WdskitError, pack
 from wdskit.dataset.index import read_index
 from wdskit.dataset.lock import hold
 from wdskit.export.api import export_folder
-from wdskit.files import Disk, TempFile
+from wdskit.files import TEMP_SUFFIX, Disk, TempFile
 from wdskit.packing import fill, journal, staging
 from wdskit.packing import run as packing_run
 
