@@ -254,14 +254,15 @@ def scan_shard(path: str, *, name: str, members: ShardMembers | None = None) -> 
     """
 
     def add(member: str, split: object, start: int, data: bytes) -> None:  # noqa: ARG001
-        if members is not None:
-            members.add(member, reader.offset - padded(size_of(data)), data)
+        assert members is not None
+        members.add(member, reader.offset - padded(size_of(data)), data)
 
     shard = DigestedFile(path)
     fields: set[str] = set()
     with contextlib.closing(shard.file):
         identity = FileIdentity.of(shard.file.fd)
-        reader = ShardReader(shard.read, shard=path, on_member=add, hold_bytes=MAX_HELD_BYTES)
+        on_member = None if members is None else add
+        reader = ShardReader(shard.read, shard=path, on_member=on_member, hold_bytes=MAX_HELD_BYTES)
         for sample in reader:
             fields.update(sample)
     offsets = array("Q", (*reader.starts, reader.stop))
