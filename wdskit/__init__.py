@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
     from wdskit.loader.peers import check_same_batches
-    from wdskit.loader.stats_types import LoaderStats, StageStats
+    from wdskit.loader.stats import LoaderStats, StageStats
     from wdskit.packing.api import finish_pack, pack
     from wdskit.packing.options import PackOptions, ReshardOptions
     from wdskit.packing.reshard import ReshardResult, reshard
@@ -133,8 +133,8 @@ _HOMES = {
     "ShardRow": "wdskit.shards.inspect",
     "ls": "wdskit.shards.inspect",
     "Finding": "wdskit.checking.findings",
-    "LoaderStats": "wdskit.loader.stats_types",
-    "StageStats": "wdskit.loader.stats_types",
+    "LoaderStats": "wdskit.loader.stats",
+    "StageStats": "wdskit.loader.stats",
     "LocalShard": "wdskit.dataset.shard",
     "Pipeline": "wdskit.pipeline.builder",
     "bench": "wdskit.tune.bench",

@@ -8,16 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wdskit.errors import PipelineError, RankError
-from wdskit.loader.advice import Setting
-from wdskit.loader.prometheus import metrics_text
-from wdskit.loader.reports import Reports
-from wdskit.loader.stats import Stats
-from wdskit.loader.stats_types import LoaderStats
+from wdskit.loader.meter import Meter
+from wdskit.loader.metrics import metrics_text, serve
+from wdskit.loader.stats import LoaderStats, Setting
 from wdskit.pipeline.defaults import local_ranks, usable_cores
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.ranks import group_place, initialised_place
 from wdskit.pipeline.run import Run
-from wdskit.pipeline.timings import Timings
 
 _MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are the epoch's
 
@@ -38,7 +35,7 @@ class Loader(ABC):
         told: Whether they were the caller's word alone, which no process group overrules.
 
     Raises:
-        PipelineError: What it is to tell of itself cannot be told.
+        PipelineError: What `stats` asks for cannot be had: its file, its port, or prometheus_client.
     """
 
     batch_sampler = None
@@ -65,8 +62,9 @@ class Loader(ABC):
         self._next_epoch: int | None = None  # what `set_epoch` said meanwhile
         num_cpus = max(1, usable_cores() // local_ranks())
         setting = Setting(spec.workers, run.num_threads, prefetch, capacity, num_cpus, one_thread)
-        self._stats = Stats(name=name, rank=run.place.rank, setting=setting)
-        self._reports = None if spec.stats is None else Reports(self._stats, spec.stats, owner=self)
+        self._meter = Meter(name=name, rank=run.place.rank, setting=setting, spec=spec.stats)
+        if spec.stats is not None and spec.stats.port is not None:
+            serve(self._meter, spec.stats.host, spec.stats.port)
 
     @property
     @abstractmethod
@@ -102,11 +100,15 @@ class Loader(ABC):
 
         It counts always, and costs less than 1 % of the work. For a person: `print(loader.stats())`.
         """
-        return self._stats.stats()
+        return self._meter.stats()
 
     def prometheus_text(self) -> str:
-        """All counters since the loader was made, as Prometheus reads them; what `stats: {port: 9400}` serves."""
-        return metrics_text([self._stats])
+        """All counters since the loader was made, as Prometheus reads them; what `stats: {port: 9400}` serves.
+
+        Raises:
+            PipelineError: prometheus_client is not installed.
+        """
+        return metrics_text(self._meter)
 
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` >= 0 the one that the next iteration runs; a loaded one keeps its position.
@@ -162,14 +164,6 @@ class Loader(ABC):
             yield from items
         finally:
             self._leave()
-
-    def _note_received(
-        self, samples: int, *, ready: int, steps: int = 1, replaced: int = 0, timings: Timings | None = None
-    ) -> None:
-        """Count items that the consumer is about to get, and report if it is time."""
-        self._stats.received(samples, steps=steps, ready=ready, replaced=replaced, timings=timings)
-        if self._reports is not None:
-            self._reports.step()
 
     def _check_rank(self) -> None:
         """Compare the captured rank with the process group that exists now.

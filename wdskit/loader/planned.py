@@ -109,7 +109,7 @@ class PlannedLoader(Loader):
         num_steps = len(running.steps)
         step = 0
         taken = self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job))
-        self._stats.begin(running.epoch)
+        self._meter.begin(running.epoch)
         try:
             for made in taken if self._mover is None else hand_over(taken, self._mover):
                 self._count(running, step, made)
@@ -123,7 +123,7 @@ class PlannedLoader(Loader):
                     yield item
                     del item
                 del made
-                self._stats.asked()
+                self._meter.asked()
         finally:
             if not self.spec.persistent_workers:
                 self._ahead.close()
@@ -143,7 +143,7 @@ class PlannedLoader(Loader):
         positions = running.steps.range(self._place.rank, step, step + num_steps)
         num_samples = len(range(positions.start, min(positions.stop, running.steps.num_samples), positions.step))
         ready = self._ahead.num_ready
-        self._note_received(num_samples, steps=num_steps, ready=ready, replaced=len(made.bad), timings=made.timings)
+        self._meter.received(num_samples, steps=num_steps, ready=ready, replaced=len(made.bad), timings=made.timings)
 
     def _of_steps(self, running: Pass, step: int, made: Made) -> Iterator[tuple[Any, Sequence[Bad]]]:
         """The items of a job, each with its bad samples; the first is that of `step`."""

@@ -178,7 +178,7 @@ class StreamLoader(Loader):
         shift = self._tell(epoch)
         wanted = self._num_items()
         num_items = sum(self._received)
-        self._stats.begin(epoch)
+        self._meter.begin(epoch)
         ready = 0
         items = iter(self._workers)
         for process, item, timings in items:
@@ -190,9 +190,9 @@ class StreamLoader(Loader):
                 num_items += sum(1 for _ in items)  # none; but each worker has said then where it stands at the end
                 self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
-            self._note_received(num_samples(item, self.pipeline.layout.batch), ready=ready, timings=timings)
+            self._meter.received(num_samples(item, self.pipeline.layout.batch), ready=ready, timings=timings)
             yield item
-            self._stats.asked()
+            self._meter.asked()
             ready = self._num_ready(epoch)
         if wanted is None:
             self._end(epoch, num_items)

@@ -13,7 +13,7 @@ from wdskit.pipeline.collate import Collate
 from wdskit.pipeline.each import note_place, stage_error
 from wdskit.pipeline.memory import FRESH, Memory
 from wdskit.pipeline.run import Origin, Run
-from wdskit.pipeline.timings import Timings
+from wdskit.pipeline.timings import Pace
 
 _WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
 
@@ -145,6 +145,7 @@ class Batched:
         self.collate = collate
         self.size = size
         self.partial = partial
+        self._pace = Pace()
 
     def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
         """Yield batches; the last may be shorter where `partial` allows it.
@@ -164,11 +165,12 @@ class Batched:
             yield self._timed(values, origins)
 
     def _timed(self, values: list[Any], origins: list[Origin]) -> Any:
-        timings = Timings()
-        timings.start()
+        timings = self._pace.begin()
         batch, self.run.origin = self.collated(values, origins)
-        timings.lap("batched")
-        self.run.keep_timings(timings)
+        if timings is not None:
+            timings.lap("batched")
+            self._pace.end(timings)
+            self.run.keep_timings(timings)
         return batch
 
     def collated(

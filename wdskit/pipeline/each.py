@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import PipelineError, SampleError, WdskitError
-from wdskit.pipeline.pacing import Pace
 from wdskit.pipeline.run import Origin, Run
-from wdskit.pipeline.timings import Timings
+from wdskit.pipeline.timings import Pace, Timings
 
 if TYPE_CHECKING:
     import torch

@@ -27,9 +27,9 @@ from wdskit.pipeline.functions import OnValue, Rename, ToDict, ToTuple
 from wdskit.pipeline.fused import FusedStep
 from wdskit.pipeline.jobs import Job, Made
 from wdskit.pipeline.memory import FRESH, Memory
-from wdskit.pipeline.pacing import Pace
 from wdskit.pipeline.run import Run
 from wdskit.pipeline.shards import OpenShards
+from wdskit.pipeline.timings import Pace
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,12 @@ class Run:
         """Add what was measured in this thread."""
         self.timings.merge(timings)
 
-    def take_timings(self) -> Timings:
-        """What was measured since this was called last."""
-        timings, self.timings = self.timings, Timings()
+    def take_timings(self) -> Timings | None:
+        """What was measured since this was called last; None where nothing was, as of most small samples."""
+        timings = self.timings
+        if not timings.stages and not timings.bytes_read:
+            return None
+        self.timings = Timings()
         return timings
 
     def rng_of(self, stage: str) -> Callable[[Origin], Generator]:

@@ -1,19 +1,18 @@
-"""How long each stage takes, as measured while batches are made.
+"""How long each stage takes, measured while batches are made, at less than 1 % of the work's own time.
 
-Clocks cost, so where work is short only some of it is timed, and counts for what was not (`pacing.Pace`). The clock of
-a thread's own CPU time is a system call: 0.7 us on a quiet machine, up to 150 where many threads start and stop, with
-Python's lock held. So it runs in every eighth piece that is timed.
+A lap of the wall clock costs 1 to 3 us, a small sample 6. So where work is short, `Pace` times only some of it, with a
+weight for what it left out. The clock of a thread's own CPU time is a system call: 0.7 us on a quiet machine, up to 150
+where many threads start and stop, with Python's lock held. So it runs in every eighth task that is timed.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from time import perf_counter, thread_time
-from typing import Any, NamedTuple
-
-from typing_extensions import Self
+from typing import Any
 
 LEAST_S = 1e-7
 BUCKETS_AN_OCTAVE = 8
@@ -21,11 +20,24 @@ NUM_BUCKETS = 240
 """Log-spaced from 100 ns to 107 s; what is shorter or longer stands in the first or the last."""
 
 CPU_STRIDE = 8
-"""Of the pieces that are timed, every so many have their CPU time taken too."""
+"""Of the tasks that are timed, every so many have their CPU time taken too."""
+
+LAP_S = 3e-6
+"""What a lap costs where clocks are slow: four of them, and a bucket."""
+
+TASK_S = 10e-6
+"""What timing a task costs beside its laps."""
+
+MAX_SHARE = 0.001
+"""Of the time that work takes, for timing it."""
+
+MAX_STRIDE = 4096
 
 _started = itertools.count()
+_END = object()
 
 
+@dataclass(slots=True)
 class Histogram:
     """Durations in log-spaced buckets, with their exact sum.
 
@@ -33,28 +45,18 @@ class Histogram:
         num: How many.
         total_s: Their sum.
         clocked_s: The sum of those whose CPU time was taken.
-        cpu_s: What the thread was running of these; in the rest it waited, for a disk, a lock, the GIL or a free CPU.
+        cpu_s: Of these, the time in which the thread ran; in the rest it waited, for a disk, a lock, the GIL or a CPU.
         buckets: Durations in each bucket that has any, by its number.
     """
 
-    __slots__ = ("buckets", "clocked_s", "cpu_s", "num", "total_s")
+    num: int = 0
+    total_s: float = 0.0
+    clocked_s: float = 0.0
+    cpu_s: float = 0.0
+    buckets: dict[int, int] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        num: int = 0,
-        total_s: float = 0.0,
-        clocked_s: float = 0.0,
-        cpu_s: float = 0.0,
-        buckets: Mapping[int, int] | None = None,
-    ) -> None:
-        self.num = num
-        self.total_s = total_s
-        self.clocked_s = clocked_s
-        self.cpu_s = cpu_s
-        self.buckets: dict[int, int] = dict(buckets or {})
-
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        return type(self), (self.num, self.total_s, self.clocked_s, self.cpu_s, self.buckets)
+    def __reduce__(self) -> tuple[type[Histogram], tuple[Any, ...]]:
+        return Histogram, (self.num, self.total_s, self.clocked_s, self.cpu_s, self.buckets)
 
     def add(self, seconds: float, *, cpu_s: float | None = None, num: int = 1) -> None:
         """Count `num` durations of `seconds` each."""
@@ -63,7 +65,8 @@ class Histogram:
         if cpu_s is not None:
             self.clocked_s += seconds * num
             self.cpu_s += cpu_s * num
-        bucket = _bucket(seconds)
+        octaves = math.log2(seconds / LEAST_S) if seconds > LEAST_S else 0.0  # some machines' clocks step back
+        bucket = min(NUM_BUCKETS - 1, int(octaves * BUCKETS_AN_OCTAVE))
         self.buckets[bucket] = self.buckets.get(bucket, 0) + num
 
     def merge(self, other: Histogram) -> None:
@@ -75,27 +78,6 @@ class Histogram:
         for bucket, num in other.buckets.items():
             self.buckets[bucket] = self.buckets.get(bucket, 0) + num
 
-    def since(self, earlier: Histogram) -> Histogram:
-        """What was counted after a copy of this was taken.
-
-        Where no CPU time was taken since, as of a few pieces, what was known before stands for it.
-        """
-        clocked_s, cpu_s = self.clocked_s - earlier.clocked_s, self.cpu_s - earlier.cpu_s
-        if clocked_s <= 0:
-            clocked_s, cpu_s = self.clocked_s, self.cpu_s
-        left = ((bucket, num - earlier.buckets.get(bucket, 0)) for bucket, num in self.buckets.items())
-        return Histogram(
-            self.num - earlier.num,
-            max(0.0, self.total_s - earlier.total_s),
-            clocked_s,
-            max(0.0, cpu_s),
-            {bucket: num for bucket, num in left if num},
-        )
-
-    def copy(self) -> Histogram:
-        """One that stays as it is."""
-        return Histogram(self.num, self.total_s, self.clocked_s, self.cpu_s, self.buckets)
-
     @property
     def mean_s(self) -> float:
         """The mean, exact; 0 of none."""
@@ -103,7 +85,7 @@ class Histogram:
 
     @property
     def cpu_ratio(self) -> float:
-        """The share of their time in which the thread was running; 0 where that was not taken."""
+        """The share of their time in which the thread ran; 0 where that was not taken."""
         return min(1.0, self.cpu_s / self.clocked_s) if self.clocked_s else 0.0
 
     def quantile_s(self, share: float) -> float:
@@ -116,30 +98,33 @@ class Histogram:
         return 0.0
 
 
+def edge_s(bucket: float) -> float:
+    """Where a bucket begins."""
+    return float(LEAST_S * 2 ** (bucket / BUCKETS_AN_OCTAVE))
+
+
 class Timings:
     """What one thread measures: laps between stages, and bytes. Not locked; `merge` joins those of several.
 
     Args:
-        weight: How many times what is timed here is to count, since as much was not timed.
-
-    Attributes:
-        stages: A histogram for each stage, in the order in which they were first met.
+        weight: How many times each lap counts: it stands for tasks that were not timed.
         bytes_read: From shards.
+        stages: A histogram for each stage, in the order in which they were first met.
     """
 
     __slots__ = ("_cpu", "_takes_cpu", "_wall", "bytes_read", "num_laps", "stages", "weight")
 
-    def __init__(self, *, weight: int = 1) -> None:
-        self.stages: dict[str, Histogram] = {}
-        self.bytes_read = 0
+    def __init__(self, weight: int = 1, bytes_read: int = 0, stages: dict[str, Histogram] | None = None) -> None:
         self.weight = weight
+        self.bytes_read = bytes_read
+        self.stages: dict[str, Histogram] = {} if stages is None else stages
         self.num_laps = 0
         self._wall = self._cpu = 0.0
         self._takes_cpu = False
 
-    def __reduce__(self) -> tuple[Callable[..., Timings], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type[Timings], tuple[Any, ...]]:
         """Some hundred bytes: it travels with each batch of a worker."""
-        return _restored, (self.bytes_read, self.stages)
+        return Timings, (1, self.bytes_read, self.stages)
 
     def start(self) -> None:
         """Begin the first lap."""
@@ -157,9 +142,7 @@ class Timings:
         self._wall = perf_counter()
 
     def lap(self, stage: str, num: int = 1) -> None:
-        """End a lap in which the work of a stage was done on `num` values, and begin the next; what this takes is in
-        neither.
-        """
+        """End a lap in which a stage worked on `num` values, and begin the next; what this takes is in neither."""
         wall_s = perf_counter() - self._wall
         cpu_s = min(thread_time() - self._cpu, wall_s) if self._takes_cpu else None
         self.add(stage, wall_s, num, cpu_s=cpu_s)
@@ -168,66 +151,91 @@ class Timings:
     def add(self, stage: str, seconds: float, num: int = 1, *, cpu_s: float | None = None) -> None:
         """Count that a stage took `seconds` for `num` values together, `cpu_s` of it on a CPU where that is known."""
         self.num_laps += 1
-        known = self.stages.get(stage)
-        if known is None:
-            known = self.stages[stage] = Histogram()
-        known.add(seconds / num, cpu_s=None if cpu_s is None else cpu_s / num, num=num * self.weight)
+        cpu_each_s = None if cpu_s is None else cpu_s / num
+        self._histogram(stage).add(seconds / num, cpu_s=cpu_each_s, num=num * self.weight)
 
     def merge(self, other: Timings) -> None:
         """Count what another has counted."""
         self.bytes_read += other.bytes_read
         for stage, histogram in other.stages.items():
-            known = self.stages.get(stage)
-            if known is None:
-                self.stages[stage] = histogram.copy()
-            else:
-                known.merge(histogram)
+            self._histogram(stage).merge(histogram)
 
-    def since(self, earlier: Timings) -> Timings:
-        """What was counted after a copy of this was taken; stages without anything are left out."""
-        none = Histogram()
-        found = ((stage, each.since(earlier.stages.get(stage, none))) for stage, each in self.stages.items())
-        return _restored(self.bytes_read - earlier.bytes_read, {stage: each for stage, each in found if each.num})
-
-    def copy(self) -> Timings:
-        """One that stays as it is."""
-        return _restored(self.bytes_read, {stage: each.copy() for stage, each in self.stages.items()})
-
-
-class Bucket(NamedTuple):
-    """A power of four of durations: those of at most `edge_s`, from the shortest on."""
-
-    edge_s: float
-    num: int
-
-
-def cumulated(histogram: Histogram) -> Iterator[Bucket]:
-    """How many durations are at most 0.4 us, 1.6 us, 6.4 us, ... 107 s: what a monitoring system keeps."""
-    num = 0
-    for first in range(0, NUM_BUCKETS, 2 * BUCKETS_AN_OCTAVE):
-        num += sum(histogram.buckets.get(first + at, 0) for at in range(2 * BUCKETS_AN_OCTAVE))
-        yield Bucket(edge_s(first + 2 * BUCKETS_AN_OCTAVE), num)
-
-
-def edge_s(bucket: float) -> float:
-    """Where a bucket begins."""
-    return float(LEAST_S * 2 ** (bucket / BUCKETS_AN_OCTAVE))
+    def _histogram(self, stage: str) -> Histogram:
+        return self.stages.get(stage) or self.stages.setdefault(stage, Histogram())
 
 
 def started(weight: int) -> Timings:
     """A clock whose first lap has begun."""
-    timings = Timings(weight=weight)
+    timings = Timings(weight)
     timings.start()
     return timings
 
 
-def _bucket(seconds: float) -> int:
-    if seconds <= LEAST_S:
-        return 0
-    return min(NUM_BUCKETS - 1, int(math.log2(seconds / LEAST_S) * BUCKETS_AN_OCTAVE))
+class Pace:
+    """Decides which tasks are timed, so that timing takes no more than `MAX_SHARE` of the work's own time.
+
+    A task that is timed counts for those before it that were not. How many that would be was drawn before it began, so
+    long tasks count for no more than short ones, and those that come every so often (the first of a batch) for no more
+    than others. Threads may share a pace: what they lose to each other is the place of the next task.
+
+    Attributes:
+        stride: How many tasks further on the next one is timed, on average.
+    """
+
+    __slots__ = ("_left", "_random", "_weight", "stride")
+
+    def __init__(self) -> None:
+        self._left = self._weight = self.stride = self._random = 1
+
+    def begin(self) -> Timings | None:
+        """A clock that has started, for the task that begins now; None where it is not to be timed."""
+        self._left -= 1
+        if self._left > 0:
+            return None
+        timings = started(self._weight)
+        self._left = self._weight = self.gap()
+        return timings
+
+    def pick(self, num: int) -> dict[int, int]:
+        """Of the next `num` tasks those that are to be timed, each with its weight for `started`."""
+        picked, before = {}, 0
+        while before + self._left <= num:
+            before += self._left
+            picked[before - 1] = self._weight
+            self._left = self._weight = self.gap()
+        self._left -= num - before
+        return picked
+
+    def gap(self) -> int:
+        """Draw how many tasks further on the next one is timed: 1 to twice the stride, less 1."""
+        self._random = (self._random * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) % 2**64  # Knuth's MMIX
+        return 1 + (self._random >> 33) % (2 * self.stride - 1)
+
+    def end(self, timings: Timings) -> None:
+        """Learn how long a task took."""
+        total_s = sum(each.total_s for each in timings.stages.values()) / timings.weight
+        wanted = (TASK_S + timings.num_laps * LAP_S) / (MAX_SHARE * max(total_s, LEAST_S))
+        self.stride = max(1, min(MAX_STRIDE, math.ceil(wanted)))
 
 
-def _restored(bytes_read: int, stages: dict[str, Histogram]) -> Timings:
-    timings = Timings()
-    timings.bytes_read, timings.stages = bytes_read, stages
-    return timings
+def clocked(values: Iterable[Any], stage: str, keep: Callable[[Timings], None]) -> Iterator[Any]:
+    """The values of an iterator whose work it is to make them, some of them timed.
+
+    Args:
+        values: What the stage yields.
+        stage: Its name.
+        keep: Is given what was measured, in this thread.
+    """
+    pace, weight = Pace(), 1
+    values = iter(values)
+    while True:
+        timings = started(weight)
+        value = next(values, _END)
+        if value is _END:
+            return
+        timings.lap(stage)
+        pace.end(timings)
+        keep(timings)
+        yield value
+        weight = pace.gap()
+        yield from itertools.islice(values, weight - 1)

@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit.pipeline import pacing
 from wdskit.pipeline import timings as module
-from wdskit.pipeline.pacing import Pace, clocked
-from wdskit.pipeline.timings import CPU_STRIDE, LEAST_S, Histogram, Timings, cumulated, started
+from wdskit.pipeline.timings import (
+    CPU_STRIDE,
+    LAP_S,
+    LEAST_S,
+    MAX_SHARE,
+    MAX_STRIDE,
+    TASK_S,
+    Histogram,
+    Pace,
+    Timings,
+    clocked,
+    started,
+)
 
 DURATIONS = st.floats(1e-7, 100.0)
 SOME = st.lists(DURATIONS, min_size=1, max_size=60)
@@ -26,12 +36,12 @@ def histogram_of(durations: list[float]) -> Histogram:
     return found
 
 
-def facts(found: Histogram) -> tuple[object, ...]:
+def counts_of(found: Histogram) -> tuple[object, ...]:
     return found.num, pytest.approx(found.total_s), pytest.approx(found.cpu_s), found.buckets
 
 
 class Clock:
-    """Stands for both clocks: it goes on when it is told."""
+    """Stands for both clocks: it goes on when a test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall = self.cpu = 0.0
@@ -65,52 +75,14 @@ def test_nothing_has_no_mean():
 def test_durations_beyond_both_ends_are_counted(seconds):
     """A clock may stand still or, on some machines, step back."""
     found = histogram_of([seconds])
-    assert (found.num, sum(found.buckets.values()), list(cumulated(found))[-1].num) == (1, 1, 1)
+    assert (found.num, sum(found.buckets.values())) == (1, 1)
 
 
 @given(SOME, SOME)
 def test_merging_is_counting_together(first, second):
     merged = histogram_of(first)
     merged.merge(histogram_of(second))
-    assert facts(merged) == facts(histogram_of(first + second))
-
-
-@given(st.lists(DURATIONS, max_size=20), SOME)
-def test_what_came_since_a_copy(first, second):
-    found = histogram_of(first)
-    copy = found.copy()
-    for seconds in second:
-        found.add(seconds, cpu_s=seconds / 2)
-    since = found.since(copy)
-    assert since.num == len(second)
-    assert since.total_s == pytest.approx(sum(second))
-    assert since.cpu_s == pytest.approx(sum(second) / 2)
-    assert since.buckets == histogram_of(second).buckets
-    assert facts(copy) == facts(histogram_of(first))
-
-
-def test_a_short_epoch_without_a_cpu_time_of_its_own_takes_what_was_known_before():
-    """Every eighth piece is clocked: a stage of a few pieces is not one that never ran, which would mislead advice."""
-    found = Histogram()
-    found.add(1.0, cpu_s=0.75)
-    before = found.copy()
-    found.add(1.0)
-    assert found.since(before).cpu_ratio == 0.75
-    found.add(1.0, cpu_s=0.25)
-    assert found.since(before).cpu_ratio == 0.25
-    assert Histogram().since(Histogram()).cpu_ratio == 0
-
-
-@given(SOME)
-def test_cumulated_counts_are_those_below_each_edge(durations):
-    buckets = list(cumulated(histogram_of(durations)))
-    assert [bucket.edge_s for bucket in buckets] == sorted(bucket.edge_s for bucket in buckets)
-    for edge_s, num in buckets:
-        clear = [seconds for seconds in durations if not math.isclose(seconds, edge_s, rel_tol=1e-9)]
-        assert (
-            sum(seconds < edge_s for seconds in clear) <= num <= sum(seconds <= edge_s * 1.01 for seconds in durations)
-        )
-    assert buckets[-1].num == len(durations)
+    assert counts_of(merged) == counts_of(histogram_of(first + second))
 
 
 def test_laps_say_what_stands_between_them(clock):
@@ -151,18 +123,6 @@ def test_merging_leaves_the_other_alone():
     assert (second.stages["read"].num, second.bytes_read) == (1, 5)
 
 
-def test_what_came_since_a_copy_of_all_stages():
-    timings = Timings()
-    timings.add("read", 1.0)
-    timings.bytes_read = 5
-    copy = timings.copy()
-    timings.add("map", 2.0)
-    timings.bytes_read += 2
-    since = timings.since(copy)
-    assert (list(since.stages), since.bytes_read) == (["map"], 2)
-    assert not timings.since(timings.copy()).stages
-
-
 def test_what_travels_with_a_batch_is_small():
     """Six stages, each spread over an octave; and of small samples, hardly ever timed, next to nothing."""
     timings = Timings(weight=3)
@@ -171,15 +131,17 @@ def test_what_travels_with_a_batch_is_small():
     sent = pickle.dumps(timings, protocol=5)
     assert len(sent) < 1000
     received = pickle.loads(sent)
-    assert [facts(each) for each in received.stages.values()] == [facts(each) for each in timings.stages.values()]
+    assert [counts_of(each) for each in received.stages.values()] == [
+        counts_of(each) for each in timings.stages.values()
+    ]
     assert len(pickle.dumps(Timings(), protocol=5)) < 100
 
 
 @pytest.mark.parametrize("seconds", [6e-6, 5e-5, 1e-3, 1e-2, 1.0])
 def test_timing_takes_less_than_its_share(clock, seconds):
-    """As many laps as a sample has, against the work that they time; and all pieces are counted."""
-    pace, num_laps, num_pieces, told = Pace(), 0, int(min(50_000, max(2_000, 2 / seconds))), Timings()
-    for _ in range(num_pieces):
+    """As many laps as a sample has, against the work that they time; and all tasks are counted."""
+    pace, num_laps, num_tasks, counted = Pace(), 0, int(min(50_000, max(2_000, 2 / seconds))), Timings()
+    for _ in range(num_tasks):
         timings = pace.begin()
         clock.work(seconds)
         if timings is not None:
@@ -187,27 +149,27 @@ def test_timing_takes_less_than_its_share(clock, seconds):
                 timings.lap(stage)
             pace.end(timings)
             num_laps += timings.num_laps
-            told.merge(timings)
+            counted.merge(timings)
     assert num_laps >= 30
-    piece_s = pacing.PIECE_S + 3 * pacing.LAP_S
-    assert num_laps / 3 * piece_s <= 1.1 * pacing.MAX_SHARE * seconds * num_pieces + 10 * piece_s
-    assert num_pieces - 2 * pacing.MAX_STRIDE <= told.stages["read"].num <= num_pieces
-    assert told.stages["read"].mean_s == pytest.approx(seconds)
+    task_s = TASK_S + 3 * LAP_S
+    assert num_laps / 3 * task_s <= 1.1 * MAX_SHARE * seconds * num_tasks + 10 * task_s
+    assert num_tasks - 2 * MAX_STRIDE <= counted.stages["read"].num <= num_tasks
+    assert counted.stages["read"].mean_s == pytest.approx(seconds)
 
 
 @given(st.lists(st.integers(0, 40), max_size=60), st.integers(1, 30))
-def test_pieces_are_picked_as_if_one_by_one(sizes, stride):
-    """Jobs of any number of pieces: the same pieces are timed, with the same weights."""
+def test_tasks_are_picked_as_if_one_by_one(sizes, stride):
+    """Jobs of any number of tasks: the same tasks are timed, with the same weights."""
     one_by_one, in_jobs = Pace(), Pace()
     one_by_one.stride = in_jobs.stride = stride
     expected = []
-    for piece in range(sum(sizes)):
+    for task in range(sum(sizes)):
         timings = one_by_one.begin()
         if timings is not None:
-            expected.append((piece, timings.weight))
+            expected.append((task, timings.weight))
     found, before = [], 0
     for size in sizes:
-        found += [(before + piece, weight) for piece, weight in in_jobs.pick(size).items()]
+        found += [(before + task, weight) for task, weight in in_jobs.pick(size).items()]
         before += size
     assert found == expected
 
@@ -222,9 +184,9 @@ def test_long_work_is_always_timed(clock):
         pace.end(timings)
 
 
-def share_told(clock) -> float:
-    """What a pace tells of work of which one piece in a hundred takes a hundred times as long, to what it is."""
-    pace, told, total_s = Pace(), Timings(), 0.0
+def share_counted(clock) -> float:
+    """What a pace counts of work of which one task in a hundred takes a hundred times as long, to what it is."""
+    pace, counted, total_s = Pace(), Timings(), 0.0
     for number in range(400_000):
         seconds = 1e-3 if number % 101 == 7 else 1e-5
         timings = pace.begin()
@@ -233,15 +195,15 @@ def share_told(clock) -> float:
         if timings is not None:
             timings.lap("decode")
             pace.end(timings)
-            told.merge(timings)
-    return told.stages["decode"].total_s / total_s
+            counted.merge(timings)
+    return counted.stages["decode"].total_s / total_s
 
 
-def test_rare_long_pieces_count_for_what_they_are(clock):
-    assert share_told(clock) == pytest.approx(1, rel=0.3)
+def test_rare_long_tasks_count_for_what_they_are(clock):
+    assert share_counted(clock) == pytest.approx(1, rel=0.3)
 
 
-def test_weights_settled_by_a_pieces_own_length_are_seen(clock, monkeypatch):
+def test_weights_settled_by_a_tasks_own_length_are_seen(clock, monkeypatch):
     """Were they, long ones would count for too little."""
     end = Pace.end
 
@@ -251,7 +213,7 @@ def test_weights_settled_by_a_pieces_own_length_are_seen(clock, monkeypatch):
             each.total_s *= self.stride / timings.weight
 
     monkeypatch.setattr(Pace, "end", weighed)
-    assert share_told(clock) != pytest.approx(1, rel=0.3)
+    assert share_counted(clock) != pytest.approx(1, rel=0.3)
 
 
 @pytest.mark.parametrize("num", [0, 1, 2, 3, 1000, 5000])
@@ -262,16 +224,16 @@ def test_clocked_values_are_the_values(clock, num, seconds):
             clock.work(seconds)
             yield number
 
-    told = Timings()
+    counted = Timings()
     got = []
-    for value in clocked(values(), "read", told.merge):
+    for value in clocked(values(), "read", counted.merge):
         clock.work(seconds)  # what the consumer does is none of its business
         got.append(value)
     assert got == list(range(num))
-    assert bool(num) == bool(told.stages)
+    assert bool(num) == bool(counted.stages)
     if num:
-        assert told.stages["read"].mean_s == pytest.approx(seconds)
-        assert num - 2 * pacing.MAX_STRIDE <= told.stages["read"].num <= num
+        assert counted.stages["read"].mean_s == pytest.approx(seconds)
+        assert num - 2 * MAX_STRIDE <= counted.stages["read"].num <= num
 
 
 def test_clocked_values_are_made_only_when_they_are_asked_for():
@@ -289,7 +251,7 @@ def test_clocked_values_are_made_only_when_they_are_asked_for():
 
 
 def test_real_clocks_run():
-    """That of CPU time in one of eight pieces."""
+    """That of CPU time in one of eight tasks."""
     clocked = []
     for _ in range(CPU_STRIDE):
         timings = started(1)
@@ -305,7 +267,7 @@ def test_real_clocks_run():
     assert clocked[0].cpu_s > 0
 
 
-def test_the_share_of_cpu_time_is_that_of_the_pieces_where_it_was_taken():
+def test_the_share_of_cpu_time_is_that_of_the_tasks_where_it_was_taken():
     """Whatever stands beside them."""
     found = Histogram()
     found.add(3.0, num=5)
@@ -315,5 +277,4 @@ def test_the_share_of_cpu_time_is_that_of_the_pieces_where_it_was_taken():
     other.add(1.0, cpu_s=0.75)
     found.merge(other)
     assert (found.cpu_ratio, found.total_s, found.clocked_s) == (0.5, 17.0, 2.0)
-    assert found.since(other).cpu_ratio == 0.25
     assert pickle.loads(pickle.dumps(found)).cpu_ratio == 0.5

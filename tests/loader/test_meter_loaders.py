@@ -8,9 +8,8 @@ import pytest
 from shards import write_numbers, write_pictures, write_shard
 
 from wdskit import Pipeline
-from wdskit.loader.stats import Stats
-from wdskit.pipeline.pacing import Pace
-from wdskit.pipeline.timings import Timings
+from wdskit.loader.meter import Meter
+from wdskit.pipeline.timings import Pace, Timings
 from wdskit.shards.index import index_folder
 
 WAYS = [(0, 1), (0, 4), (1, 1), (2, 2)]
@@ -72,8 +71,8 @@ def test_what_is_counted_is_what_was_delivered(folder, workers, threads):
         assert found.capacity == (0 if (workers, threads) == (0, 1) else 4)
         assert 0 <= found.ready_mean <= found.capacity + 1
         consistent(found)
-    assert loader._stats.stats("life").samples == 128
-    assert 'wdskit_samples_total{loader="pipeline",rank="0"} 128\n' in loader.prometheus_text()
+    assert loader._meter.stats("life").samples == 128
+    assert 'wdskit_samples_total{loader="pipeline",rank="0"} 128.0\n' in loader.prometheus_text()
 
 
 def consistent(found):
@@ -133,7 +132,7 @@ def test_items_that_are_samples_are_counted_one_by_one(folder, workers, threads)
 
 
 @pytest.mark.parametrize(("workers", "threads"), WAYS)
-def test_replaced_samples_are_told_and_padding_is_not_counted(tmp_path, workers, threads):
+def test_replaced_samples_are_counted_and_padding_is_not_counted(tmp_path, workers, threads):
     samples = {f"k{at:03d}": {"cls": b"x" if at % 10 == 3 else b"%d" % at} for at in range(50)}
     write_shard(tmp_path / "s-000.tar", samples)
     index_folder(str(tmp_path))
@@ -167,8 +166,8 @@ class Gate:
 def test_a_consumer_that_finds_nothing_ready_waits_each_time(folder, threads, monkeypatch):
     """Samples come only once they are asked for: nothing is ever ready, and all of the stage's time is waited for."""
     gate = Gate()
-    monkeypatch.setattr(Stats, "asked", asking(Stats.asked, gate))
-    monkeypatch.setattr(Stats, "begin", asking(Stats.begin, gate))
+    monkeypatch.setattr(Meter, "asked", asking(Meter.asked, gate))
+    monkeypatch.setattr(Meter, "begin", asking(Meter.begin, gate))
     pipe = Pipeline().exact(str(folder), seed=3).map(gate).to_tuple("cls").batched(8)
     for _ in (loader := pipe.loader(workers=0, threads=threads, prefetch=1)):
         gate.is_asked.clear()
@@ -178,15 +177,15 @@ def test_a_consumer_that_finds_nothing_ready_waits_each_time(folder, threads, mo
 
 
 def asking(method, gate):
-    def told(self, *args):
+    def noted(self, *args):
         method(self, *args)
         gate.is_asked.set()
 
-    return told
+    return noted
 
 
 @pytest.mark.parametrize(("workers", "threads"), WAYS[1:])
-def test_a_slow_consumer_finds_all_ready_and_is_told_nothing(folder, workers, threads):
+def test_a_slow_consumer_finds_all_ready(folder, workers, threads):
     """It asks only when the loader has made as much ahead as it may; then there is nothing to change."""
     loader = pictures(folder, workers=workers, threads=threads)
     ahead = loader._ahead
@@ -244,7 +243,7 @@ def test_a_loader_that_is_not_asked_measures_all_the_same(tmp_path):
     sizes = []
     for _ in range(3):
         list(loader)
-        life = loader._stats.totals("life")
+        life = loader._meter.totals("life")
         sizes.append(len(life.timings.stages))
         assert isinstance(life.timings, Timings)
     assert sizes == [1, 1, 1]
