@@ -1,8 +1,7 @@
 """wdskit beside other loaders: the same samples, the same crop, one interleaved run.
 
     python tools/bench_peers.py [--only NAME ...] [--rounds N] [--parts bytes,small,images] [--quick]
-                                [--folder DIR] [--venvs DIR] [--json FILE] [--markdown]
-    python tools/bench_peers.py --show FILE ... [--markdown]
+                                [--folder DIR] [--venvs DIR] [--no-install] [--json FILE]
 
 Needs the extras `bench` and `dev`, and some 10 GB below --folder. Each contestant stands in tools/peers/ and runs in
 its own process, those with requirements of their own in an environment made below --venvs; one that cannot be
@@ -30,7 +29,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +36,7 @@ from peers import install, report
 from peers.catalogue import CONTESTANTS, Contestant
 from peers.job import Job
 from peers.parts import PARTS, Entry, Part, parts
-from peers.results import Line, problems
-from rich.console import Console
+from peers.report import Line, problems
 
 TOOLS = Path(__file__).resolve().parent
 MIN_ROUNDS = 5
@@ -57,11 +54,10 @@ class Driver:
     Args:
         pythons: The interpreter of each contestant that is there.
         rounds: How many.
-        tell: Takes a line about what is going on.
     """
 
-    def __init__(self, pythons: dict[str, str], rounds: int, tell: Callable[[str], object]) -> None:
-        self.pythons, self.rounds, self.tell = pythons, rounds, tell
+    def __init__(self, pythons: dict[str, str], rounds: int) -> None:
+        self.pythons, self.rounds = pythons, rounds
         self.versions: dict[str, str] = {}
         self.written: dict[tuple[str, str], str] = {}
 
@@ -75,7 +71,7 @@ class Driver:
                 line = lines[entry.key]
                 if line.problem:
                     continue
-                self.tell(f"{part.key}, round {number + 1} of {self.rounds}: {entry.title}")
+                log(f"{part.key}, round {number + 1} of {self.rounds}: {entry.title}")
                 try:
                     result = self.run(entry, entry.job(part.job, launched=time.monotonic()))
                 except Failed as error:
@@ -88,9 +84,9 @@ class Driver:
         for line in lines.values():
             wrong = [text for result in line.rounds for text in problems(part.job, result, bare)]
             line.problem = line.problem or "; ".join(wrong[:2])
-        told = [{"key": key, "problem": line.problem} | line.summary(base) for key, line in lines.items()]
+        summaries = [{"key": key, "problem": line.problem} | line.summary(base) for key, line in lines.items()]
         runs = {key: line.rounds for key, line in lines.items()}
-        return {"key": part.key, "title": part.title, "lines": told, "runs": runs}
+        return {"key": part.key, "title": part.title, "lines": summaries, "runs": runs}
 
     def prepared(self, part: Part, entries: list[Entry], lines: dict[str, Line]) -> list[Entry]:
         """Those whose data is written; the bare loop's first, which others are written from."""
@@ -108,7 +104,7 @@ class Driver:
         """Write the samples in the contestant's format unless they are; why that failed, or nothing."""
         done = (part.job.folder, contestant.name)
         if done not in self.written:
-            self.tell(f"{part.key}: the data of {contestant.title}")
+            log(f"{part.key}: the data of {contestant.title}")
             entry = Entry(contestant, next(iter(contestant.alone + contestant.images)))
             self.written[done] = ""
             try:
@@ -120,7 +116,7 @@ class Driver:
     def run(self, entry: Entry, job: Job) -> dict[str, Any]:
         """One process."""
         name = entry.contestant.name
-        command = [self.pythons.get(name, sys.executable), "-m", f"peers.{name}", job.text()]
+        command = [self.pythons.get(name, sys.executable), "-m", "peers.harness", name, job.text()]
         paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         timeout = TIMEOUT_S if job.mode == "run" else 4 * TIMEOUT_S
@@ -142,6 +138,11 @@ class Driver:
             raise Failed(install.last_line(stderr.splitlines()))
         result: dict[str, Any] = json.loads(stdout)
         return result
+
+
+def log(text: str) -> None:
+    """Print what is going on, beside the tables."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def end_group(leader: int) -> None:
@@ -181,8 +182,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--venvs", type=Path, default=Path(".bench"), help="for the contestants' environments")
     parser.add_argument("--no-install", action="store_true", help="take only those who are installed already")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every number of every run")
-    parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="what --json kept, instead of a run")
-    parser.add_argument("--markdown", action="store_true", help="tables for a README")
     options = parser.parse_args()
     if options.rounds < MIN_ROUNDS and not options.quick:
         parser.error(f"--rounds is {MIN_ROUNDS} or more")
@@ -192,20 +191,20 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def measure(options: argparse.Namespace, tell: Callable[[str], object]) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Install and measure."""
     wanted = [contestant for contestant in CONTESTANTS if contestant.name in options.only]
     pythons: dict[str, str] = {}
     missing: dict[str, str] = {}
     for contestant in wanted:
         try:
-            tell(f"the environment of {contestant.title}")
+            log(f"the environment of {contestant.title}")
             venvs = options.venvs.resolve() / "venvs"
             pythons[contestant.name] = install.python_of(contestant, venvs, install=not options.no_install)
         except install.NotInstalled as error:
             missing[contestant.title] = str(error)
     there = [contestant for contestant in wanted if contestant.name in pythons]
-    driver = Driver(pythons, options.rounds, tell)
+    driver = Driver(pythons, options.rounds)
     data = str(options.folder.resolve() / "data")
     found: dict[str, Any] = {"machine": report.machine(), "rounds": options.rounds, "missing": missing, "parts": []}
     for part in parts(options.parts, data, quick=options.quick, seconds=options.seconds):
@@ -216,31 +215,5 @@ def measure(options: argparse.Namespace, tell: Callable[[str], object]) -> dict[
     return found
 
 
-def kept(files: list[Path]) -> dict[str, Any]:
-    """The parts of several runs; machine and rounds are the first one's."""
-    found, *others = [json.loads(path.read_text()) for path in files]
-    for other in others:
-        found["parts"] += other["parts"]
-        found["versions"] |= other["versions"]
-        found["missing"] |= other["missing"]
-    whole: dict[str, Any] = found
-    return whole
-
-
-def main() -> None:
-    """Measure, or take what was measured, and show it."""
-    options = arguments()
-    errors = Console(stderr=True)
-    found = (
-        kept(options.show)
-        if options.show
-        else measure(options, lambda text: errors.print(text, highlight=False, markup=False))
-    )
-    if options.markdown:
-        print(report.markdown(found))
-    else:
-        report.show(found, Console(width=160 if not sys.stdout.isatty() else None))
-
-
 if __name__ == "__main__":
-    main()
+    print(report.markdown(measure(arguments())))
