@@ -60,7 +60,7 @@ def main(name: str, text: str) -> None:
 
 def run(job: Job, epoch: Epoch, imported: float) -> dict[str, Any]:
     """Measure."""
-    memory: list[dict[str, float]] = []
+    memory: list[float] = []
     every = max(job.steps // PSS_SAMPLES, 1)
 
     def sample_memory(step: int) -> None:
@@ -83,7 +83,7 @@ def run(job: Job, epoch: Epoch, imported: float) -> dict[str, Any]:
         "first_s": warm.first - imported,
         "start_s": warm.first - job.launched,
         "next_epoch_s": epochs[0].first - warm.last,
-        "pss_mb": max(memory, key=lambda parts: parts["Pss"]),
+        "pss_mb": max(memory),
         "tallies": [one.tally for one in [warm, *epochs]],
     }
 

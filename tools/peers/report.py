@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from peers.job import Job
+from peers.parts import Entry
 
 Found = dict[str, Any]
 
@@ -24,31 +24,18 @@ METRICS = ("samples_per_s", "cpu_ms", "first_s", "start_s", "next_epoch_s", "pss
 COLUMNS = ("samples/s", "x bare", "CPU ms", "x bare", "first batch s", "from start s", "next epoch s", "PSS MB")
 
 
-@dataclass
-class Line:
-    """What is known of an entry: a result a round, and why there are no more."""
-
-    title: str
-    rounds: list[dict[str, Any]] = field(default_factory=list)
-    problem: str = ""
-
-    def values(self, metric: str) -> list[float]:
-        """One a round."""
-        found = [result[metric] for result in self.rounds]
-        return [one["Pss"] for one in found] if metric == "pss_mb" else found
-
-    def summary(self, base: Line | None) -> dict[str, Any]:
-        """Medians, and the medians of the ratios to another line's values of the same rounds."""
-        if self.problem or not self.rounds:
-            return {"title": self.title, "problem": self.problem}
-        found: dict[str, Any] = {"title": self.title, "rounds": len(self.rounds)}
-        for metric in METRICS:
-            found[metric] = statistics.median(self.values(metric))
-        for metric in ("samples_per_s", "cpu_ms"):
-            if base is not None and len(base.rounds) == len(self.rounds):
-                pairs = zip(self.values(metric), base.values(metric), strict=True)
-                found[f"{metric}_ratio"] = statistics.median(mine / bare for mine, bare in pairs)
+def summary(entry: Entry, base: Entry | None) -> Found:
+    """Medians of an entry, and the medians of its ratios to the bare loop's values of the same rounds."""
+    found: Found = {"key": entry.key, "title": entry.title, "problem": entry.problem}
+    if entry.problem or not entry.rounds:
         return found
+    for metric in METRICS:
+        found[metric] = statistics.median(one[metric] for one in entry.rounds)
+    for metric in ("samples_per_s", "cpu_ms"):
+        if base is not None and len(base.rounds) == len(entry.rounds):
+            pairs = zip(entry.rounds, base.rounds, strict=True)
+            found[f"{metric}_ratio"] = statistics.median(mine[metric] / bare[metric] for mine, bare in pairs)
+    return found
 
 
 def problems(job: Job, result: dict[str, Any], bare: dict[str, Any] | None) -> list[str]:
