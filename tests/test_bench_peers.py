@@ -83,7 +83,7 @@ def test_who_delivers_something_else_is_found_out(kind: str, cheats: dict, repos
         assert bool(found) == (name != "nothing"), (name, found)
 
 
-def test_a_reason_tells_no_place_of_this_machine(repository: Path) -> None:
+def test_a_reason_names_no_place_of_this_machine(repository: Path) -> None:
     """Of paths the last part stays, of addresses nothing."""
     code = "import sys; from peers.install import reason; print(reason(sys.argv[1]))"
     lines = [

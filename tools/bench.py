@@ -182,7 +182,7 @@ def consume(read: Callable[[Path], Iterable[object]], path: Path) -> None:
 def bench_small(folder: Path, scale: float) -> Iterator[Case]:
     """Samples of a few kB, in one process, without workers and threads."""
     for size, with_json in ((3_000, False), (2_000, True)):
-        num = int(200 * scale) * SMALL_BATCH
+        num = max(int(80 * scale), 1) * SMALL_BATCH
         shards = pack_samples(folder / str(size), num, size, max_samples=2_000, with_json=with_json)
         source = Pipeline().exact(str(folder / str(size)), seed=1)
         loader = (source.decode() if with_json else source).batched(SMALL_BATCH).loader(workers=0, threads=1)
@@ -552,7 +552,7 @@ def bench_treat(folder: Path, scale: float) -> Iterator[Case]:
     for size in ("500x375@90", "1600x1200@90"):
         width, height, quality = map(int, size.replace("@", "x").split("x"))
         files = [encode(photo.resize((width, height)), quality) for photo in load_photos().values()]
-        num = int(4_000 * scale)
+        num = int(2_000 * scale)
         source.mkdir()
         for number in range(num):
             (source / f"{number:06d}.jpg").write_bytes(files[number % len(files)])

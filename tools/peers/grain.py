@@ -24,7 +24,7 @@ PACKAGES = ("grain", "array-record", "numpy", "pillow")
 
 WRITER = "group_size:1,uncompressed"  # random access; the samples are not to be compressed
 READER = "readahead_buffer_size:0"
-HEAD = 4  # bytes in front of a record's first field that tell its size
+HEAD = 4  # bytes in front of a record's first field that hold its size
 
 
 def prepare(job: Job) -> None:
