@@ -45,7 +45,7 @@ class Part:
     Args:
         key: In the JSON.
         title: Above the table.
-        settings: Which of a contestant's settings: "alone", "workers" or "images".
+        settings: Which of a contestant's settings: "alone" or "images".
         job: What is common to all jobs.
         quick: Whether the first setting of each will do.
     """
@@ -72,11 +72,8 @@ def parts(names: list[str], folder: str, *, quick: bool, seconds: float) -> list
         for size, num in ((3_000, 16_384), (100_000, 2_048)):
             num = 512 if quick else num
             job = Job("run", "bytes", f"{folder}/bytes-{size}-{num}", num, size, 16 if quick else 64, seconds=seconds)
-            title = f"bytes only, {size // 1000} kB, batches of {job.batch}"
-            found += [
-                Part(f"bytes-{size}-alone", f"{title}, one process", "alone", job, quick),
-                Part(f"bytes-{size}-workers", f"{title}, {DECODERS} workers", "workers", job, quick),
-            ]
+            title = f"bytes only, {size // 1000} kB, batches of {job.batch}, one process"
+            found.append(Part(f"bytes-{size}", title, "alone", job, quick))
     if "small" in names:
         num = 1_024 if quick else 16_384
         job = Job("run", "small", f"{folder}/small-{num}", num, 2_000, 32 if quick else 256, seconds=seconds)
