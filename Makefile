@@ -20,7 +20,7 @@ help:
 	@echo "make sizes   every writer and reader at real sizes on busy cores, each payload compared, in full"
 	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
 	@echo "make peers   what other programs read and write, in full"
-	@echo "make bench   speed of the tar reader beside webdataset's, of verify beside sha256sum, of packing beside tar, cost of images and order"
+	@echo "make bench   speed of each part beside what it is to be measured by: webdataset, tar, sha256sum, the bare chain"
 	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
 	@echo "make clean   remove what the other commands made, .venv included"
 
@@ -83,17 +83,7 @@ demo: $(DEMO_STAMP)
 		tools/train_ddp.py --config configs/demo.yaml --epochs 2 --expect-lower-loss
 
 bench: $(STAMP)
-	$(BIN)/python tools/bench_tar.py
-	$(BIN)/python tools/bench_verify.py
-	$(BIN)/python tools/bench_pack.py
-	$(BIN)/python tools/bench_reshard.py
-	$(BIN)/python tools/bench_treat.py
-	$(BIN)/python tools/bench_image.py
-	$(BIN)/python tools/bench_order.py
-	$(BIN)/python tools/bench_engine.py
-	$(BIN)/python tools/bench_engine.py --float
-	$(BIN)/python tools/bench_small.py --bytes 3000
-	$(BIN)/python tools/bench_small.py --bytes 2048 --json
+	$(BIN)/python tools/bench.py
 
 bench-peers: $(STAMP)
 	$(BIN)/python tools/bench_peers.py

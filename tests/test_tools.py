@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -47,78 +46,41 @@ def test_all_photographs_are_in_the_installed_package(load_tool) -> None:
     assert len(load_tool("make_photos").load_photos()) >= 8
 
 
-def test_the_tar_bench_compares_at_both_sizes(repository: Path) -> None:
-    """One line a size, each with four positive numbers. What they are is for a quiet machine."""
-    command = [sys.executable, "tools/bench_tar.py", "--rounds", "5", "--megabytes", "1"]
+BENCH_WAYS = {
+    "tar": {"webdataset", "wdskit"},
+    "small": {"webdataset", "wdskit", "order alone", "pread alone", "headers and keys alone"},
+    "engine": {"bare, 4 threads", "0 x 4", "1 x 4", "2 x 2", "4 x 1"},
+    "image": {"bare", "Pillow", "fused", "apart"},
+    "order": {"exact", "exact, 1 of 8 workers", "resampled", "mixture"},
+    "pack": {"tar cf, sync", "ShardWriter", "wdskit pack"},
+    "reshard": {"webdataset", "merge", "shuffle", "drop cls", "filter"},
+    "verify": {"sha256sum", "hashlib", "index", "verify --images none", "verify"},
+}
+"""All parts but `treat`, whose processes take a minute to start."""
+
+
+@pytest.mark.parametrize(("part", "ways"), BENCH_WAYS.items(), ids=BENCH_WAYS)
+def test_each_part_of_the_bench_compares_all_ways(part: str, ways: set[str], repository: Path, tmp_path: Path) -> None:
+    """Every line has four positive numbers, and no file is left. What they are is for a quiet machine."""
+    command = [sys.executable, "-W", "ignore", "tools/bench.py", part, "--quick", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
-    lines = [[float(cell.replace(",", "")) for cell in line.split()] for line in done.stdout.splitlines()[1:]]
-    assert [line[0] for line in lines] == [3_000, 100_000]
-    assert all(len(line) == 5 and min(line) > 0 for line in lines)
-
-
-def test_the_packing_bench_compares_every_case(repository: Path, tmp_path: Path) -> None:
-    """One line a case, all its numbers over 0, and no file left. What they are is for a quiet machine."""
-    command = [sys.executable, "-W", "ignore", "tools/bench_pack.py", "--rounds", "3", "--megabytes", "1", "--json"]
-    done = subprocess.run(
-        [*command, "--folder", str(tmp_path)], cwd=repository, check=True, capture_output=True, text=True
-    )
-    lines = json.loads(done.stdout)["lines"]
-    sizes = ("2.6 kB", "97.1 kB")
-    cases = [
-        "pack 100 kB",
-        "pack 3 kB",
-        *(f"{way} {size}" for size in sizes for way in ("index", "verify")),
-    ]
-    assert [line["case"] for line in lines] == cases
-    assert all(value > 0 for line in lines for value in line.values() if isinstance(value, float))
+    found = set()
+    for table in done.stdout.strip().split("\n\n"):
+        title, _, *lines = table.splitlines()
+        assert title.startswith(f"{part}: ")
+        rows = {name: cells for name, *cells in (re.split(r"\s{2,}", line) for line in lines)}
+        assert all(len(cells) == 4 and float(cells[0].replace(",", "")) > 0 for cells in rows.values())
+        assert [next(iter(rows.values()))[at] for at in (1, 3)] == ["1.00", "1.00"]
+        found |= rows.keys()
+    assert found == ways
     assert [*tmp_path.iterdir()] == []
 
 
-def test_the_image_bench_compares_all_chains(repository: Path) -> None:
-    """Uint8 and float, each with three positive numbers; in threads with images/s and their ratio as well."""
-    command = [sys.executable, "tools/bench_image.py", "--rounds", "7", "--num", "2", "--size", "90x80@90"]
-    done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
-    lines = [line.split("  ") for line in done.stdout.splitlines() if line.startswith("  ") and "x bare" not in line]
-    chains = ["bare", "fused", "fused, into a batch", "fused, by eights", "apart", "Pillow"]
-    assert [line[1] for line in lines[:6]] == chains
-    assert len(lines) == 12 + 6
-    cells = [" ".join(line[2:]).split() for line in lines]
-    assert [len(row) for row in cells] == [3] * 12 + [5] * 6
-    assert all(float(cell) > 0 for row in cells for cell in row)
-
-
-def test_the_engine_bench_tells_where_the_time_goes(load_tool, capsys, monkeypatch) -> None:
-    """A line a part whose shares are of the whole, and a line for each way of running the loader."""
-    tool = load_tool("bench_engine")
-    monkeypatch.setattr(tool, "COMBINATIONS", ((0, 1), (0, 2)))
-    monkeypatch.setattr(tool, "WARM", 1)
-    monkeypatch.setattr(sys, "argv", ["bench_engine.py", "--rounds", "1", "--epochs", "1", "--num", "128"])
-    tool.main()
-    lines = capsys.readouterr().out.splitlines()
-    parts = [line.rsplit("%", 1)[0].split() for line in lines[1:7]]
-    assert [line[0] for line in lines[1:7]] == ["o", "r", "i", "d", "s", "w"]
-    us = [float(cells[-2]) for cells in parts]
-    assert sum(us[:-1]) == pytest.approx(us[-1], abs=5)
-    assert parts[-1][-1] == "100"
-    ways = [line.split() for line in lines[8:]]
-    assert [" ".join(cells[:3]) for cells in ways] == ["0 x 1", "0 x 2"]
-    assert all(float(cell.replace(",", "")) > 0 for cells in ways for cell in cells[3:7])
-
-
-def test_the_order_bench_tells_all_costs(load_tool, capsys, monkeypatch) -> None:
-    """A line for each number of ranks, and one for the start of an epoch. What the times are is for a quiet machine."""
-    tool = load_tool("bench_order")
-    monkeypatch.setattr(tool, "RANKS", (1000, 3000))
-    monkeypatch.setattr(tool, "MIN_STEPS", 1)
-    monkeypatch.setattr(sys, "argv", ["bench_order.py", "--rounds", "5", "--shards", "1000"])
-    tool.main()
-    head, titles, *lines, start = capsys.readouterr().out.splitlines()
-    assert "1,000,000 samples in 1,000 shards, batches of 256" in head
-    assert titles.split() == ["ranks", "exact", "1", "of", "8", "workers", "resampled", "mixture"]
-    cells = [[float(cell.rstrip("%")) for cell in line.split()] for line in lines]
-    assert [line[0] for line in cells] == [1000, 3000]
-    assert all(len(line) == 9 and min(line) > 0 for line in cells)
-    assert re.fullmatch(r"start of an epoch, .*: \d+\.\d\d s, \d+ MB", start)
+def test_the_bench_refuses_too_few_rounds_and_unknown_parts(repository: Path) -> None:
+    for words, message in (("tar --rounds 4", "--rounds: 4: fewer than 5"), ("tra", "tra: no such part")):
+        command = [sys.executable, "tools/bench.py", *words.split()]
+        done = subprocess.run(command, cwd=repository, check=False, capture_output=True, text=True)
+        assert (done.returncode, message in done.stderr) == (2, True)
 
 
 def test_train_ddp_stays_small(repository: Path) -> None:
@@ -133,8 +95,8 @@ def test_ci_runs_make_test(repository: Path) -> None:
     assert "make test" in script.read_text().splitlines()
 
 
-def test_each_make_target_can_be_planned_and_is_told_by_make_help_and_the_readme(repository: Path) -> None:
-    """`make -n` plans it; those that set up and tell need not be told."""
+def test_each_make_target_can_be_planned_and_is_in_make_help_and_the_readme(repository: Path) -> None:
+    """`make -n` plans it; `make help` and `make setup` need not be named there."""
     environment = {**os.environ, "MAKEFLAGS": ""}
 
     def make(*words: str) -> str:
@@ -144,10 +106,10 @@ def test_each_make_target_can_be_planned_and_is_told_by_make_help_and_the_readme
         return done.stdout
 
     [targets] = re.findall(r"^\.PHONY: (.*)$", (repository / "Makefile").read_text(), re.MULTILINE)
-    told, readme = make("help"), (repository / "README.md").read_text()
+    listed, readme = make("help"), (repository / "README.md").read_text()
     for target in {*targets.split()} - {"help", "setup"}:
         assert make("-n", target)
-        assert re.search(rf"^make {target} ", told, re.MULTILINE), target
+        assert re.search(rf"^make {target} ", listed, re.MULTILINE), target
         assert re.search(rf"^make {target}\b", readme, re.MULTILINE), target
 
 

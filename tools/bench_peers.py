@@ -1,8 +1,7 @@
 """wdskit beside other loaders: the same samples, the same crop, one interleaved run.
 
     python tools/bench_peers.py [--only NAME ...] [--rounds N] [--parts bytes,small,images] [--quick]
-                                [--folder DIR] [--venvs DIR] [--json FILE] [--markdown]
-    python tools/bench_peers.py --show FILE ... [--markdown]
+                                [--folder DIR] [--venvs DIR] [--no-install] [--json FILE]
 
 Needs the extras `bench` and `dev`, and some 10 GB below --folder. Each contestant stands in tools/peers/ and runs in
 its own process, those with requirements of their own in an environment made below --venvs; one that cannot be
@@ -30,126 +29,97 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from peers import install, report
-from peers.catalogue import CONTESTANTS, Contestant
+from peers.catalogue import CONTESTANTS
 from peers.job import Job
 from peers.parts import PARTS, Entry, Part, parts
-from peers.results import Line, problems
-from rich.console import Console
 
 TOOLS = Path(__file__).resolve().parent
 MIN_ROUNDS = 5
 TIMEOUT_S = 300
-BASE = "bare"
+BARE = next(contestant for contestant in CONTESTANTS if contestant.name == "bare")
 
 
 class Failed(Exception):
     """A run that gave no result, and why."""
 
 
-class Driver:
-    """Runs the contestants.
-
-    Args:
-        pythons: The interpreter of each contestant that is there.
-        rounds: How many.
-        tell: Takes a line about what is going on.
-    """
-
-    def __init__(self, pythons: dict[str, str], rounds: int, tell: Callable[[str], object]) -> None:
-        self.pythons, self.rounds, self.tell = pythons, rounds, tell
-        self.versions: dict[str, str] = {}
-        self.written: dict[tuple[str, str], str] = {}
-
-    def measure(self, part: Part, contestants: list[Contestant]) -> dict[str, Any]:
-        """One table."""
-        lines = {entry.key: Line(entry.title) for entry in part.entries(contestants)}
-        entries = self.prepared(part, part.entries(contestants), lines)
-        warm_cache(Path(part.job.folder))
-        for number in range(self.rounds):
-            for entry in turned(entries, number):
-                line = lines[entry.key]
-                if line.problem:
-                    continue
-                self.tell(f"{part.key}, round {number + 1} of {self.rounds}: {entry.title}")
+def run_part(part: Part, pythons: dict[str, str], rounds: int) -> dict[str, Any]:
+    """Measure one table: every round runs all entries, each in a fresh process."""
+    entries = part.entries([contestant for contestant in CONTESTANTS if contestant.name in pythons])
+    prepare(part, entries, pythons)
+    for number in range(rounds):
+        for entry in turned(entries, number):
+            if not entry.problem:
+                log(f"{part.key}, round {number + 1} of {rounds}: {entry.title}")
                 try:
-                    result = self.run(entry, entry.job(part.job, launched=time.monotonic()))
+                    entry.rounds.append(run(entry, part.job, pythons, launched=time.monotonic()))
                 except Failed as error:
-                    line.problem = f"failed: {error}"
-                    continue
-                line.rounds.append(result)
-                self.versions |= result["versions"]
-        base = next((lines[entry.key] for entry in entries if entry.contestant.name == BASE), None)
-        bare = base.rounds[0] if base is not None and base.rounds else None
-        for line in lines.values():
-            wrong = [text for result in line.rounds for text in problems(part.job, result, bare)]
-            line.problem = line.problem or "; ".join(wrong[:2])
-        told = [{"key": key, "problem": line.problem} | line.summary(base) for key, line in lines.items()]
-        runs = {key: line.rounds for key, line in lines.items()}
-        return {"key": part.key, "title": part.title, "lines": told, "runs": runs}
+                    entry.problem = f"failed: {error}"
+    base = next((entry for entry in entries if entry.contestant == BARE), None)
+    bare = base.rounds[0] if base is not None and base.rounds else None
+    for entry in entries:
+        wrong = [text for result in entry.rounds for text in report.problems(part.job, result, bare)]
+        entry.problem = entry.problem or "; ".join(wrong[:2])
+    summaries = [report.summary(entry, base) for entry in entries]
+    runs = {entry.key: entry.rounds for entry in entries}
+    return {"key": part.key, "title": part.title, "lines": summaries, "runs": runs}
 
-    def prepared(self, part: Part, entries: list[Entry], lines: dict[str, Line]) -> list[Entry]:
-        """Those whose data is written; the bare loop's first, which others are written from."""
-        Path(part.job.folder).mkdir(parents=True, exist_ok=True)
-        bare = next(one for one in CONTESTANTS if one.name == BASE)
-        why: dict[str, str] = {}
-        for contestant in [bare, *(entry.contestant for entry in entries)]:
-            if contestant.name not in why:
-                why[contestant.name] = self.prepare(part, contestant) if contestant.writes else why[BASE]
-        for entry in entries:
-            lines[entry.key].problem = why[entry.contestant.name]
-        return [entry for entry in entries if not why[entry.contestant.name]]
 
-    def prepare(self, part: Part, contestant: Contestant) -> str:
-        """Write the samples in the contestant's format unless they are; why that failed, or nothing."""
-        done = (part.job.folder, contestant.name)
-        if done not in self.written:
-            self.tell(f"{part.key}: the data of {contestant.title}")
-            entry = Entry(contestant, next(iter(contestant.alone + contestant.images)))
-            self.written[done] = ""
+def prepare(part: Part, entries: list[Entry], pythons: dict[str, str]) -> None:
+    """Write the samples, unless they are: for the bare loop, which all start from, then in each one's own format."""
+    folder = Path(part.job.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    problems = {contestant.name: "" for contestant in [BARE, *(entry.contestant for entry in entries)]}
+    for contestant in CONTESTANTS:
+        if contestant.name in problems and contestant.writes:
+            log(f"{part.key}: the data of {contestant.title}")
             try:
-                self.run(entry, entry.job(part.job, mode="prepare"))
+                run(Entry(contestant), part.job, pythons, mode="prepare")
             except Failed as error:
-                self.written[done] = f"failed to write its data: {error}"
-        return self.written[done]
-
-    def run(self, entry: Entry, job: Job) -> dict[str, Any]:
-        """One process."""
-        name = entry.contestant.name
-        command = [self.pythons.get(name, sys.executable), "-m", f"peers.{name}", job.text()]
-        paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        timeout = TIMEOUT_S if job.mode == "run" else 4 * TIMEOUT_S
-        with subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                raise Failed(f"no result within {timeout} s") from None
-            finally:
-                end_group(process.pid)
-        if process.returncode or not stdout.strip():
-            raise Failed(install.last_line(stderr.splitlines()))
-        result: dict[str, Any] = json.loads(stdout)
-        return result
+                problems[contestant.name] = f"failed to write its data: {error}"
+    for entry in entries:
+        entry.problem = problems[BARE.name] or problems[entry.contestant.name]
+    for path in folder.rglob("*"):  # into the page cache
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(1 << 22):
+                    pass
 
 
-def end_group(leader: int) -> None:
-    """Kill what is left of a contestant, its workers included."""
-    try:
-        os.killpg(leader, 9)
-    except ProcessLookupError:
-        return
+def run(entry: Entry, common: Job, pythons: dict[str, str], **changes: Any) -> dict[str, Any]:
+    """Run a contestant in a process of its own; its result. Raises Failed."""
+    name, setting = entry.contestant.name, entry.setting
+    job = replace(common, workers=setting.workers, threads=setting.threads, chain=setting.chain, **changes)
+    command = [pythons.get(name, sys.executable), "-m", "peers.harness", name, job.text()]
+    paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    timeout = TIMEOUT_S if job.mode == "run" else 4 * TIMEOUT_S
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"no result within {timeout} s") from None
+        finally:
+            with suppress(ProcessLookupError):  # what is left of it, its workers included
+                os.killpg(process.pid, 9)
+    if process.returncode or not stdout.strip():
+        raise Failed(install.last_line(stderr.splitlines()))
+    result: dict[str, Any] = json.loads(stdout)
+    return result
+
+
+def log(text: str) -> None:
+    """Print what is going on, beside the tables."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def turned(entries: list[Entry], number: int) -> list[Entry]:
@@ -157,15 +127,6 @@ def turned(entries: list[Entry], number: int) -> list[Entry]:
     start = number * max(len(entries) // MIN_ROUNDS, 1) % max(len(entries), 1)
     order = entries[start:] + entries[:start]
     return order[::-1] if number % 2 else order
-
-
-def warm_cache(folder: Path) -> None:
-    """Read everything once."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                while file.read(1 << 22):
-                    pass
 
 
 def arguments() -> argparse.Namespace:
@@ -181,8 +142,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--venvs", type=Path, default=Path(".bench"), help="for the contestants' environments")
     parser.add_argument("--no-install", action="store_true", help="take only those who are installed already")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every number of every run")
-    parser.add_argument("--show", type=Path, nargs="+", metavar="FILE", help="what --json kept, instead of a run")
-    parser.add_argument("--markdown", action="store_true", help="tables for a README")
     options = parser.parse_args()
     if options.rounds < MIN_ROUNDS and not options.quick:
         parser.error(f"--rounds is {MIN_ROUNDS} or more")
@@ -192,55 +151,27 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def measure(options: argparse.Namespace, tell: Callable[[str], object]) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Install and measure."""
-    wanted = [contestant for contestant in CONTESTANTS if contestant.name in options.only]
+    found: dict[str, Any] = {"machine": report.machine(), "rounds": options.rounds, "missing": {}, "parts": []}
     pythons: dict[str, str] = {}
-    missing: dict[str, str] = {}
-    for contestant in wanted:
-        try:
-            tell(f"the environment of {contestant.title}")
+    for contestant in CONTESTANTS:
+        if contestant.name in options.only:
+            log(f"the environment of {contestant.title}")
             venvs = options.venvs.resolve() / "venvs"
-            pythons[contestant.name] = install.python_of(contestant, venvs, install=not options.no_install)
-        except install.NotInstalled as error:
-            missing[contestant.title] = str(error)
-    there = [contestant for contestant in wanted if contestant.name in pythons]
-    driver = Driver(pythons, options.rounds, tell)
+            try:
+                pythons[contestant.name] = install.python_of(contestant, venvs, install=not options.no_install)
+            except install.NotInstalled as error:
+                found["missing"][contestant.title] = str(error)
     data = str(options.folder.resolve() / "data")
-    found: dict[str, Any] = {"machine": report.machine(), "rounds": options.rounds, "missing": missing, "parts": []}
     for part in parts(options.parts, data, quick=options.quick, seconds=options.seconds):
-        found["parts"].append(driver.measure(part, there))
-        found["versions"] = driver.versions
+        found["parts"].append(run_part(part, pythons, options.rounds))
+        results = [result for one in found["parts"] for rounds in one["runs"].values() for result in rounds]
+        found["versions"] = {name: version for result in results for name, version in result["versions"].items()}
         if options.json:  # after each part: all of them take an hour, and may be stopped
             options.json.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
-def kept(files: list[Path]) -> dict[str, Any]:
-    """The parts of several runs; machine and rounds are the first one's."""
-    found, *others = [json.loads(path.read_text()) for path in files]
-    for other in others:
-        found["parts"] += other["parts"]
-        found["versions"] |= other["versions"]
-        found["missing"] |= other["missing"]
-    whole: dict[str, Any] = found
-    return whole
-
-
-def main() -> None:
-    """Measure, or take what was measured, and show it."""
-    options = arguments()
-    errors = Console(stderr=True)
-    found = (
-        kept(options.show)
-        if options.show
-        else measure(options, lambda text: errors.print(text, highlight=False, markup=False))
-    )
-    if options.markdown:
-        print(report.markdown(found))
-    else:
-        report.show(found, Console(width=160 if not sys.stdout.isatty() else None))
-
-
 if __name__ == "__main__":
-    main()
+    print(report.markdown(measure(arguments())))

@@ -303,15 +303,3 @@ def test_the_error_of_a_function_behind_names_the_first_and_the_last_sample(fold
         told.append(str(caught.value))
     assert told[0] == told[1]
     assert "k000 to k003: map failed" in told[0]
-
-
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves files open
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("with_json", [False, True])
-def test_the_bench_measures_what_is_made_by_columns(tmp_path: Path, load_tool, with_json: bool) -> None:
-    """What its figures are is for a quiet machine."""
-    bench = load_tool("bench_small")
-    bench.write_shards(tmp_path, shards=2, samples=256, num_bytes=80, with_json=with_json)
-    found = bench.compare(tmp_path, decode=with_json, rounds=1, num_batches=2)
-    assert [*found] == ["order", "pread", "parse", "read_many", "make", "whole", "webdataset"]
-    assert min(found.values()) > 0

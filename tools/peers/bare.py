@@ -14,9 +14,11 @@ import orjson
 import torch
 
 from peers.data import make_photos, make_shards, shards
-from peers.harness import Batch, Opened, main
+from peers.harness import Batch, Epoch
 from peers.job import Job
 from peers.recipes import draw
+
+PACKAGES = ("simplejpeg", "torch", "numpy", "orjson")
 
 Piece = tuple[int, int, int]  # file descriptor, offset, bytes
 
@@ -44,7 +46,7 @@ def find_pieces(job: Job) -> dict[str, np.ndarray[Any, Any]]:
         return dict(arrays)
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """The loop for the kind."""
     files = [os.open(path, os.O_RDONLY) for path in shards(job)]
     places = {
@@ -52,8 +54,9 @@ def open_(job: Job) -> Opened:
         for name, rows in find_pieces(job).items()
     }
     if job.kind == "images":
-        return Images(job, places["jpg"]).opened()
-    return Opened(lambda: read(job, places))
+        images = Images(job, places["jpg"])
+        return images.threaded if job.threads else images.plain
+    return lambda: read(job, places)
 
 
 def orders(job: Job) -> list[list[int]]:
@@ -90,10 +93,6 @@ class Images:
         self.free = [bare.new_batch(job.batch, dtype) for _ in range(job.threads + 2)]
         self.pool = ThreadPoolExecutor(max(job.threads, 1))
 
-    def opened(self) -> Opened:
-        """Threads, or none."""
-        return Opened(self.threaded if self.job.threads else self.plain, self.pool.shutdown)
-
     def fill(self, batch: torch.Tensor, numbers: list[int]) -> Batch:
         """One batch."""
         for out, number in zip(batch, numbers, strict=True):
@@ -121,7 +120,3 @@ class Images:
         batch = waiting.pop(0).result()
         yield batch
         self.free.append(batch[0])
-
-
-if __name__ == "__main__":
-    main(prepare, open_, ("simplejpeg", "torch", "numpy", "orjson"))

@@ -38,7 +38,6 @@ class Contestant:
         title: In the table.
         install: What pip installs into an environment of its own; nothing where the project's own will do.
         alone: Settings for one process that only reads; none if it cannot.
-        workers: For four processes or threads that only read.
         images: For four decoders.
         writes: Whether it reads a format of its own, not the shards that the bare loop reads too.
         build: What must be on the machine to build it, for the line that says why it is not there.
@@ -48,7 +47,6 @@ class Contestant:
     title: str
     install: tuple[str, ...] = ()
     alone: tuple[Setting, ...] = ALONE
-    workers: tuple[Setting, ...] = WORKERS
     images: tuple[Setting, ...] = WORKERS
     writes: bool = True
     build: str = ""
@@ -58,14 +56,12 @@ CONTESTANTS = (
     Contestant(
         "bare",
         "bare loop",
-        workers=(),
         images=(Setting(f"{DECODERS} threads", threads=DECODERS), Setting("1 thread")),
     ),
     Contestant(
         "wdskit",
         "wdskit",
         writes=False,
-        workers=(Setting("4 x 1", workers=4, threads=1),),
         images=tuple(
             Setting(f"{workers} x {threads}", workers=workers, threads=threads)
             for workers, threads in ((0, 4), (1, 4), (2, 2), (4, 1))
@@ -84,16 +80,14 @@ CONTESTANTS = (
         "array_record",
         ("grain==0.2.18", "array-record==0.8.6"),
         alone=(Setting("grain"), Setting("DataLoader", chain="torch")),
-        workers=(Setting("grain", workers=DECODERS), Setting("DataLoader", workers=DECODERS, chain="torch")),
         images=(Setting("grain", workers=DECODERS),),
     ),
     Contestant("energon", "Megatron energon", ("megatron-energon==7.4.1",)),
-    Contestant("dali", "DALI on the CPU", ("nvidia-dali-cuda120==2.4.0",), workers=THREADS, images=THREADS),
+    Contestant("dali", "DALI on the CPU", ("nvidia-dali-cuda120==2.4.0",), images=THREADS),
     Contestant(
         "ffcv",
         "FFCV",
         ("ffcv==1.0.2",),
-        workers=THREADS,
         images=THREADS,
         build="it is built here, and needs a C++ compiler, pkg-config and the headers of OpenCV and libturbojpeg",
     ),
@@ -101,7 +95,6 @@ CONTESTANTS = (
         "spdl",
         "SPDL",
         ("spdl==0.8.0", "spdl-io==0.8.0", "spdl-core==0.8.0"),
-        workers=THREADS,
         images=THREADS,
         writes=False,
     ),

@@ -13,8 +13,10 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from peers.data import once, shards
-from peers.harness import Batch, Opened, main
+from peers.harness import Batch, Epoch
 from peers.job import Job
+
+PACKAGES = ("nvidia-dali-cuda120", "torch")
 
 SHUFFLE = 1000
 FIELDS = {"images": ["jpg", "cls"], "small": ["bin", "json"], "bytes": ["bin"]}
@@ -64,7 +66,7 @@ def pipeline(job: Job) -> Any:
     return images, fn.pad(found[1], fill_value=ord(" "))
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """Its own threads, and no GPU."""
     graph = pipeline(job, batch_size=job.batch, num_threads=max(job.threads, 1), device_id=None, seed=7)
     loader = DALIGenericIterator(
@@ -81,8 +83,4 @@ def open_(job: Job) -> Opened:
                 texts = [orjson.loads(bytes(row)) for row in rest[0].numpy()] if rest else None
                 yield list(first.numpy()), texts
 
-    return Opened(epoch)
-
-
-if __name__ == "__main__":
-    main(prepare, open_, ("nvidia-dali-cuda120", "torch"))
+    return epoch

@@ -22,9 +22,11 @@ from megatron.energon import (
 )
 
 from peers.data import once, shards
-from peers.harness import Opened, main
+from peers.harness import Epoch
 from peers.job import Job
 from peers.recipes import batches, collate, decoded
+
+PACKAGES = ("megatron-energon", "torch", "pillow")
 
 SHUFFLE = 1000
 SEQUENCE = 100
@@ -81,7 +83,7 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]  # untyped
         return collate(self.job)(samples)
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """An epoch that ends; its loader keeps the workers."""
     dataset = get_train_dataset(
         job.path / "energon",
@@ -93,8 +95,4 @@ def open_(job: Job) -> Opened:
         repeat=False,
     )
     loader = get_loader(dataset)
-    return Opened(lambda: batches(loader))
-
-
-if __name__ == "__main__":
-    main(prepare, open_, ("megatron-energon", "torch", "pillow"))
+    return lambda: batches(loader)

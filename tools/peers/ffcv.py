@@ -19,8 +19,10 @@ from ffcv.writer import DatasetWriter
 from PIL import Image
 
 from peers.data import PHOTO_QUALITY, once, sample
-from peers.harness import Batch, Opened, main
+from peers.harness import Batch, Epoch
 from peers.job import Job
+
+PACKAGES = ("ffcv", "torch", "numba")
 
 
 class Rows:
@@ -71,7 +73,7 @@ def pipelines(job: Job) -> dict[str, list[Any]]:
     return {name: [BytesDecoder()] for name in (["bin", "json"] if job.kind == "small" else ["bin"])}
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """Its threads; with one, they are one."""
     loader = Loader(
         str(job.path / "ffcv" / "all.beton"),
@@ -92,8 +94,4 @@ def open_(job: Job) -> Opened:
             else:
                 yield list(batch[0]), JSONField.unpack(batch[1])
 
-    return Opened(epoch)
-
-
-if __name__ == "__main__":
-    main(prepare, open_, ("ffcv", "torch", "numba"))
+    return epoch

@@ -16,13 +16,15 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from torch.utils.data import DataLoader, Dataset
 
 from peers.data import once, samples
-from peers.harness import Batch, Opened, main
+from peers.harness import Batch, Epoch
 from peers.job import Job
 from peers.recipes import batches, columns, decoded
 
+PACKAGES = ("grain", "array-record", "numpy", "pillow")
+
 WRITER = "group_size:1,uncompressed"  # random access; the samples are not to be compressed
 READER = "readahead_buffer_size:0"
-HEAD = 4  # bytes in front of a record's first field that tell its size
+HEAD = 4  # bytes in front of a record's first field that hold its size
 
 
 def prepare(job: Job) -> None:
@@ -68,7 +70,7 @@ class Rows(Dataset[Any]):
         return [row(self.job, record) for record in self.reader.read(numbers)]
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """Grain's own loader, or torch's."""
     if job.chain != "torch":
         return open_grain(job)
@@ -80,10 +82,10 @@ def open_(job: Job) -> Opened:
         collate_fn=columns,
         persistent_workers=job.workers > 0,
     )
-    return Opened(lambda: batches(loader))
+    return lambda: batches(loader)
 
 
-def open_grain(job: Job) -> Opened:
+def open_grain(job: Job) -> Epoch:
     """One endless sequence of epochs, so that workers stay."""
     source = grain.ArrayRecordDataSource(str(job.path / "grain" / "all.array_record"))
     dataset = grain.MapDataset.source(source).shuffle(seed=7).repeat().map(partial(row, job))
@@ -98,11 +100,6 @@ def open_grain(job: Job) -> Opened:
     def epoch() -> Iterator[Batch]:
         if not endless:
             endless.append(iter(parts))
-        for batch in islice(endless[0], job.steps):
-            yield (batch[0], None) if job.kind == "bytes" else (batch[0], batch[1])
+        yield from batches(islice(endless[0], job.steps))
 
-    return Opened(epoch)
-
-
-if __name__ == "__main__":
-    main(prepare, open_, ("grain", "array-record", "numpy", "pillow"))
+    return epoch

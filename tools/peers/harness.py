@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -18,21 +19,11 @@ from peers.tally import Tally
 Batch = tuple[Any, Any]
 """Images and labels, or a list of bytes and their JSON documents (None without)."""
 
+Epoch = Callable[[], Iterable[Batch]]
+"""What `open_` of a contestant returns: each call gives the batches of one more epoch."""
+
 PSS_SAMPLES = 8
 EDGE = 6  # the part of an epoch's batches at either end that the rate of image batches leaves out, as 1/EDGE
-
-
-@dataclass
-class Opened:
-    """A contestant's loader.
-
-    Args:
-        epoch: Gives the batches of one more epoch.
-        close: Ends what it started.
-    """
-
-    epoch: Callable[[], Iterable[Batch]]
-    close: Callable[[], object] = lambda: None
 
 
 @dataclass
@@ -47,18 +38,19 @@ class Measured:
     tally: dict[str, Any] = field(default_factory=dict)
 
 
-def main(prepare: Callable[[Job], object], open_: Callable[[Job], Opened], packages: tuple[str, ...] = ()) -> None:
-    """Do the job on the command line. What packages print goes to stderr; the result alone to stdout."""
-    imported = time.monotonic()
+def main(name: str, text: str) -> None:
+    """Do a job, as JSON, with a contestant. What packages print goes to stderr; the result alone to stdout."""
     stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    job = Job(**json.loads(sys.argv[1]))
+    peer = importlib.import_module(f"peers.{name}")
+    imported = time.monotonic()
+    job = Job(**json.loads(text))
     result: dict[str, Any] = {}
     if job.mode == "prepare":
-        prepare(job)
+        peer.prepare(job)
     else:
-        result = run(job, open_, imported)
-        result["versions"] = {name: version(name) for name in packages}
+        result = run(job, peer.open_(job), imported)
+        result["versions"] = {package: version(package) for package in peer.PACKAGES}
     stdout.write(json.dumps(result) + "\n")
     stdout.close()
     sys.stderr.flush()
@@ -66,25 +58,23 @@ def main(prepare: Callable[[Job], object], open_: Callable[[Job], Opened], packa
     os._exit(0)  # what a peer does at its end is no part of this, and some hang there
 
 
-def run(job: Job, open_: Callable[[Job], Opened], imported: float) -> dict[str, Any]:
+def run(job: Job, epoch: Epoch, imported: float) -> dict[str, Any]:
     """Measure."""
-    opened = open_(job)
-    memory: list[dict[str, float]] = []
+    memory: list[float] = []
     every = max(job.steps // PSS_SAMPLES, 1)
 
     def sample_memory(step: int) -> None:
         if step % every == every - 1:
             memory.append(measure.pss_mb())
 
-    warm = one_epoch(job, opened, sample_memory, digests=True)
+    warm = one_epoch(job, epoch, sample_memory, digests=True)
     epochs: list[Measured] = []
     start, cpu = time.monotonic(), measure.cpu_s()
     while not epochs or epochs[-1].last - start < job.seconds:
-        epochs.append(one_epoch(job, opened))
+        epochs.append(one_epoch(job, epoch))
     cpu_s = measure.cpu_s() - cpu
     memory.append(measure.pss_mb())
-    opened.close()
-    samples: int = sum(epoch.tally["samples"] for epoch in epochs)
+    samples: int = sum(one.tally["samples"] for one in epochs)
     return {
         "samples": samples,
         "epochs": len(epochs),
@@ -93,8 +83,8 @@ def run(job: Job, open_: Callable[[Job], Opened], imported: float) -> dict[str, 
         "first_s": warm.first - imported,
         "start_s": warm.first - job.launched,
         "next_epoch_s": epochs[0].first - warm.last,
-        "pss_mb": max(memory, key=lambda parts: parts["Pss"]),
-        "tallies": [epoch.tally for epoch in [warm, *epochs]],
+        "pss_mb": max(memory),
+        "tallies": [one.tally for one in [warm, *epochs]],
     }
 
 
@@ -105,19 +95,19 @@ def rate(job: Job, epochs: list[Measured], start: float) -> float:
     is not, so it is left out; memory that only reads can be read in advance, so there it must not be.
     """
     if job.kind == "images":
-        return sum(epoch.middle_samples for epoch in epochs) / sum(epoch.middle_s for epoch in epochs)
-    samples: int = sum(epoch.tally["samples"] for epoch in epochs)
+        return sum(one.middle_samples for one in epochs) / sum(one.middle_s for one in epochs)
+    samples: int = sum(one.tally["samples"] for one in epochs)
     return samples / (epochs[-1].last - start)
 
 
 def one_epoch(
-    job: Job, opened: Opened, at_step: Callable[[int], object] | None = None, *, digests: bool = False
+    job: Job, epoch: Epoch, at_step: Callable[[int], object] | None = None, *, digests: bool = False
 ) -> Measured:
     """All batches of an epoch."""
     measured, tally = Measured(), Tally(job.kind, job.num, digests=digests)
     begin, end = max(job.steps // EDGE, 1), job.steps - max(job.steps // EDGE, 1)
     begun = 0.0
-    for step, (values, labels) in enumerate(opened.epoch()):
+    for step, (values, labels) in enumerate(epoch()):
         now = time.monotonic()
         if step == 0:
             measured.first = now
@@ -131,3 +121,7 @@ def one_epoch(
     measured.last = time.monotonic()
     measured.tally = tally.found()
     return measured
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -79,8 +79,8 @@ def pip(python: Path, *words: str) -> None:
 def reason(stderr: str) -> str:
     """The line of an output that says why, without places of this machine or addresses."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if re.match(r"(ERROR|error|fatal|\w*(Error|Exception|NotFound))\b", line)]
-    return scrub((telling or lines or ["no reason given"])[-1 if not telling else 0])[:200]
+    errors = [line for line in lines if re.match(r"(ERROR|error|fatal|\w*(Error|Exception|NotFound))\b", line)]
+    return scrub(errors[0] if errors else (lines or ["no reason given"])[-1])[:200]
 
 
 def scrub(text: str) -> str:

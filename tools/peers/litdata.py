@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 from litdata import StreamingDataLoader, StreamingDataset, optimize
 
 from peers.data import once, sample
-from peers.harness import Batch, Opened, main
+from peers.harness import Epoch
 from peers.job import Job
 from peers.recipes import batches, collate, decoded
+
+PACKAGES = ("litdata", "torch", "pillow")
 
 
 def prepare(job: Job) -> None:
@@ -36,7 +37,7 @@ def row(job: Job, number: int) -> dict[str, Any]:
     return fields | {"cls": number} if job.kind == "images" else fields
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """Workers that stay, as in all that follow torch."""
     dataset = StreamingDataset(
         str(job.path / "litdata" / "chunks"), shuffle=True, drop_last=False, transform=partial(decoded, job=job)
@@ -45,12 +46,4 @@ def open_(job: Job) -> Opened:
     loader = StreamingDataLoader(
         dataset, batch_size=job.batch, num_workers=job.workers, collate_fn=collate(job), **more
     )
-
-    def epoch() -> Iterator[Batch]:
-        yield from batches(loader)
-
-    return Opened(epoch)
-
-
-if __name__ == "__main__":
-    main(prepare, open_, ("litdata", "torch", "pillow"))
+    return lambda: batches(loader)

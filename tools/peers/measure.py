@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 
-PSS_PARTS = ("Pss", "Pss_Anon", "Pss_File", "Pss_Shmem")
-
 
 def below() -> Iterator[psutil.Process]:
     """All living processes below this one."""
@@ -28,16 +26,15 @@ def cpu_s() -> float:
     return total
 
 
-def pss_mb() -> dict[str, float]:
-    """Proportional set size of the tree in megabytes, and its parts: shared pages count once."""
-    parts = dict.fromkeys(PSS_PARTS, 0.0)
+def pss_mb() -> float:
+    """Proportional set size of the tree in megabytes: shared pages count once."""
+    total = 0
     for process in [psutil.Process(), *below()]:
         with suppress(OSError, psutil.NoSuchProcess):
             for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-                name, _, value = line.partition(":")
-                if name in parts:
-                    parts[name] += int(value.split()[0]) * 1024 / 1e6
-    return parts
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total / 1e6
 
 
 def end_below() -> None:

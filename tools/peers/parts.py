@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 from peers.catalogue import DECODERS, Contestant, Setting
 from peers.job import Job
 
 PARTS = ("bytes", "small", "images")
+
+
+@dataclass
+class Entry:
+    """A contestant in one of its settings: a line of a table.
+
+    Args:
+        contestant: Who.
+        setting: Its workers, threads and chain.
+        rounds: A result a round.
+        problem: Why there are no more, or what was wrong with them.
+    """
+
+    contestant: Contestant
+    setting: Setting = field(default_factory=Setting)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    problem: str = ""
+
+    @property
+    def title(self) -> str:
+        """In the table."""
+        return ", ".join(filter(None, (self.contestant.title, self.setting.label)))
+
+    @property
+    def key(self) -> str:
+        """In the JSON."""
+        return " ".join(filter(None, (self.contestant.name, self.setting.label)))
 
 
 @dataclass(frozen=True)
@@ -17,7 +45,7 @@ class Part:
     Args:
         key: In the JSON.
         title: Above the table.
-        settings: Which of a contestant's settings: "alone", "workers" or "images".
+        settings: Which of a contestant's settings: "alone" or "images".
         job: What is common to all jobs.
         quick: Whether the first setting of each will do.
     """
@@ -37,47 +65,15 @@ class Part:
         ]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A contestant in one of its settings: a line of the table."""
-
-    contestant: Contestant
-    setting: Setting
-
-    @property
-    def title(self) -> str:
-        """In the table."""
-        return ", ".join(filter(None, (self.contestant.title, self.setting.label)))
-
-    @property
-    def key(self) -> str:
-        """In the JSON."""
-        return " ".join(filter(None, (self.contestant.name, self.setting.label)))
-
-    def job(self, common: Job, **changes: object) -> Job:
-        """What it is asked to do."""
-        setting = self.setting
-        return replace(
-            common,
-            workers=setting.workers,
-            threads=setting.threads,
-            chain=setting.chain,
-            **changes,  # type: ignore[arg-type]
-        )
-
-
 def parts(names: list[str], folder: str, *, quick: bool, seconds: float) -> list[Part]:
-    """The tables of some parts; `quick` ones are so small that they tell nothing."""
+    """The tables of some parts; `quick` ones are so small that their numbers say nothing."""
     found: list[Part] = []
     if "bytes" in names:
         for size, num in ((3_000, 16_384), (100_000, 2_048)):
             num = 512 if quick else num
             job = Job("run", "bytes", f"{folder}/bytes-{size}-{num}", num, size, 16 if quick else 64, seconds=seconds)
-            title = f"bytes only, {size // 1000} kB, batches of {job.batch}"
-            found += [
-                Part(f"bytes-{size}-alone", f"{title}, one process", "alone", job, quick),
-                Part(f"bytes-{size}-workers", f"{title}, {DECODERS} workers", "workers", job, quick),
-            ]
+            title = f"bytes only, {size // 1000} kB, batches of {job.batch}, one process"
+            found.append(Part(f"bytes-{size}", title, "alone", job, quick))
     if "small" in names:
         num = 1_024 if quick else 16_384
         job = Job("run", "small", f"{folder}/small-{num}", num, 2_000, 32 if quick else 256, seconds=seconds)

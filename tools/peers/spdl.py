@@ -18,9 +18,11 @@ from bare import MEAN, STD, TARGET
 from spdl.pipeline import PipelineBuilder
 
 from peers.data import photo_path, shards
-from peers.harness import Batch, Opened, main
+from peers.harness import Batch, Epoch
 from peers.job import Job
 from peers.recipes import draw
+
+PACKAGES = ("spdl", "torch")
 
 SINK = 2
 _SCALE = torch.tensor([1 / (255 * std) for std in STD]).view(3, 1, 1)
@@ -62,7 +64,7 @@ def read(job: Job, path: Path) -> list[Batch]:
     return [([row["bin"] for row in part], [orjson.loads(row["json"]) for row in part]) for part in parts]
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """One pipeline without an end."""
     threads = max(job.threads, 1)
     if job.kind == "images":
@@ -81,12 +83,4 @@ def open_(job: Job) -> Opened:
             batches.append(iter(pipeline))
         yield from islice(batches[0], job.steps)
 
-    return Opened(epoch, pipeline.stop)
-
-
-def prepare(job: Job) -> None:
-    """Nothing: it reads the photographs and shards that are there."""
-
-
-if __name__ == "__main__":
-    main(prepare, open_, ("spdl", "torch"))
+    return epoch

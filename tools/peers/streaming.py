@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +11,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from peers.data import once, samples
-from peers.harness import Batch, Opened, main
+from peers.harness import Epoch
 from peers.job import Job
 from peers.recipes import batches, collate, decoded
 
@@ -30,6 +29,8 @@ for name, attributes in {
 
 from streaming import MDSWriter, StreamingDataset  # noqa: E402  # after torchvision's stand-in
 from streaming.base.util import clean_stale_shared_memory  # noqa: E402
+
+PACKAGES = ("mosaicml-streaming", "torch", "pillow")
 
 COLUMNS = {
     "images": {"jpg": "bytes", "cls": "int"},
@@ -68,7 +69,7 @@ class Decoded(StreamingDataset):  # type: ignore[misc]  # untyped
         return (row["bin"], row["json"]) if self.job.kind == "small" else decoded(row, self.job)
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """Workers that stay."""
     clean_stale_shared_memory()
     loader: DataLoader[Any] = DataLoader(
@@ -78,12 +79,4 @@ def open_(job: Job) -> Opened:
         persistent_workers=job.workers > 0,
         collate_fn=collate(job),
     )
-
-    def epoch() -> Iterator[Batch]:
-        yield from batches(loader)
-
-    return Opened(epoch)
-
-
-if __name__ == "__main__":
-    main(prepare, open_, ("mosaicml-streaming", "torch", "pillow"))
+    return lambda: batches(loader)

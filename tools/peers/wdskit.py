@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch  # noqa: F401  # its import is no part of the first batch, here as with the others
 
 import wdskit.loader.planned  # noqa: F401  # 0.3 s with pydantic: wdskit imports it when a loader is built
-from peers.data import make_shards
-from peers.harness import Batch, Opened, main
+from peers.harness import Epoch
 from peers.job import Job
+from peers.recipes import batches
 from wdskit import Pipeline
+
+PACKAGES = ("wdskit", "simplejpeg", "torch")
 
 
 def pipeline(job: Job) -> Pipeline:
@@ -26,16 +26,7 @@ def pipeline(job: Job) -> Pipeline:
     return images.to_tuple("jpg", "cls").batched(job.batch)
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """A loader that goes on to the next epoch by itself."""
     loader = pipeline(job).loader(workers=job.workers, threads=max(job.threads, 1))
-
-    def epoch() -> Iterator[Batch]:
-        for batch in loader:
-            yield (batch[0], None) if job.kind == "bytes" else (batch[0], batch[1])
-
-    return Opened(epoch)
-
-
-if __name__ == "__main__":
-    main(make_shards, open_, ("wdskit", "simplejpeg", "torch"))
+    return lambda: batches(loader)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 import webdataset as wds
 
-from peers.data import make_shards, shards
-from peers.harness import Batch, Opened, main
+from peers.data import shards
+from peers.harness import Epoch
 from peers.job import Job
-from peers.recipes import crop_pillow, fast
+from peers.recipes import batches, crop_pillow, fast
+
+PACKAGES = ("webdataset", "torch", "pillow")
 
 SHUFFLE = 1000
 
@@ -38,7 +39,7 @@ def same(value: Any) -> Any:
     return value
 
 
-def open_(job: Job) -> Opened:
+def open_(job: Job) -> Epoch:
     """Without workers the pipeline itself."""
     source = pipeline(job)
     loader = (
@@ -47,13 +48,4 @@ def open_(job: Job) -> Opened:
         else source
     )
     torch.set_num_threads(1)
-
-    def epoch() -> Iterator[Batch]:
-        for batch in loader:
-            yield (batch[0], None) if job.kind == "bytes" else (batch[0], batch[1])
-
-    return Opened(epoch)
-
-
-if __name__ == "__main__":
-    main(make_shards, open_, ("webdataset", "torch", "pillow"))
+    return lambda: batches(loader)
