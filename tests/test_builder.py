@@ -15,7 +15,7 @@ from shards import number_of, write_numbers
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
 from wdskit.pipeline.settings import load_config
-from wdskit.pipeline.specs import STAGES, ShuffleSpec
+from wdskit.stages.specs import STAGES, ShuffleSpec
 
 BASE = Pipeline().stream("a.tar")
 TUPLES = BASE.to_tuple("jpg")

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from wdskit.errors import PipelineError
-from wdskit.pipeline.collate import collate
-from wdskit.pipeline.layouts import Layouts
+from wdskit.stages.collate import collate
+from wdskit.stages.layouts import Layouts
 
 LAST = torch.channels_last
 

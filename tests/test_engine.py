@@ -23,14 +23,14 @@ from leaks import leftovers, memory_of, open_things, start_endless
 from shards import fail_on_7, number_of, write_numbers, write_pictures, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
+from wdskit.engine.jobs import Job
+from wdskit.engine.making import Making
 from wdskit.loader import crew as crew_module
 from wdskit.loader.failures import WorkerTraceback
 from wdskit.loader.handover import finish_numbers
 from wdskit.order.steps import Steps
-from wdskit.pipeline.fused import FusedStep
-from wdskit.pipeline.jobs import Job
-from wdskit.pipeline.making import Making
 from wdskit.shards.index import index_folder
+from wdskit.stages.images.fused import FusedStep
 
 WAYS = [
     {"workers": 0, "threads": 1},

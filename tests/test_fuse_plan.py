@@ -8,10 +8,10 @@ import pytest
 
 from wdskit import Pipeline
 from wdskit.codecs.images import IMAGE_SPECS
-from wdskit.pipeline.field_specs import DecodeSpec, MapSpec, RenameSpec, ToTupleSpec
-from wdskit.pipeline.fuse_plan import FusedSpec, fuse
-from wdskit.pipeline.specs import STAGES, BatchedSpec, ShuffleSpec, StreamSpec
-from wdskit.pipeline.transforms import (
+from wdskit.stages.field_specs import DecodeSpec, MapSpec, RenameSpec, ToTupleSpec
+from wdskit.stages.fuse_plan import FusedSpec, fuse
+from wdskit.stages.specs import STAGES, BatchedSpec, ShuffleSpec, StreamSpec
+from wdskit.stages.transforms import (
     CenterCrop,
     Normalize,
     RandomFlip,

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from images import EXTRANEOUS, FILES, encoded, palette_image, pixels
 from PIL import Image
 
+from wdskit.engine.sample import Each
 from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
 from wdskit.pipeline.compose import compose
-from wdskit.pipeline.each import Each
-from wdskit.pipeline.field_specs import DecodeSpec, RenameSpec
-from wdskit.pipeline.run import Place
-from wdskit.pipeline.specs import StreamSpec
-from wdskit.pipeline.transforms import (
+from wdskit.stages.base import Place
+from wdskit.stages.field_specs import DecodeSpec, RenameSpec
+from wdskit.stages.specs import StreamSpec
+from wdskit.stages.transforms import (
     CenterCrop,
     RandomResizedCrop,
     Resize,
@@ -157,7 +157,7 @@ def test_what_fails_behind_decoding_is_told_as_the_crops(monkeypatch):
 
     for fuse in (True, False):
         each = each_of(*CROPS["random"], fuse=fuse)
-        monkeypatch.setattr("wdskit.pipeline.scaling._resize" if fuse else "torch.nn.functional.interpolate", fail)
+        monkeypatch.setattr("wdskit.stages.images.scaling._resize" if fuse else "torch.nn.functional.interpolate", fail)
         with pytest.raises(SampleError, match=r"a.tar: k0: random_resized_crop failed: MemoryError: no room") as caught:
             each.apply({"jpg": FILES["jpeg"]}, at())
         monkeypatch.undo()

@@ -13,8 +13,8 @@ from images import EXTRANEOUS, FILES, encoded, palette_image, photo, pixels
 from PIL import Image
 
 from wdskit.errors import DecodeError, SampleError
-from wdskit.pipeline.geometry import draw_crop
-from wdskit.pipeline.transforms import RandomFlip, RandomResizedCrop, Resize
+from wdskit.stages.images.geometry import draw_crop
+from wdskit.stages.transforms import RandomFlip, RandomResizedCrop, Resize
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 

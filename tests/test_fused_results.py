@@ -13,10 +13,10 @@ from PIL import Image
 from shards import listed, write_shard
 
 from wdskit.codecs.images import decode_image
-from wdskit.pipeline import framing
-from wdskit.pipeline.each import StepFailed
-from wdskit.pipeline.geometry import draw_crop
-from wdskit.pipeline.transforms import (
+from wdskit.stages.base import StepFailed
+from wdskit.stages.images import framing
+from wdskit.stages.images.geometry import draw_crop
+from wdskit.stages.transforms import (
     CenterCrop,
     RandomFlip,
     RandomResizedCrop,
@@ -38,7 +38,7 @@ def test_the_draws_are_those_of_the_stages_at_each_position(monkeypatch):
             boxes[fuse].append(box)
             return box
 
-        monkeypatch.setattr("wdskit.pipeline.geometry.draw_crop", spy)
+        monkeypatch.setattr("wdskit.stages.images.geometry.draw_crop", spy)
         each = each_of(RandomResizedCrop(size=12), RandomFlip(p=0.5), fuse=fuse)
         for number in range(40):
             flips[fuse].append(each.apply({"jpg": FILES["jpeg"]}, at(number))["jpg"].tobytes())

@@ -15,10 +15,10 @@ from leaks import open_things
 from shards import fail_on_7, number_of, write_numbers, write_pictures
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError
+from wdskit.engine.jobs import Made
 from wdskit.loader import handover
 from wdskit.loader import planned as planned_module
 from wdskit.loader.handover import finish_numbers, hand_over, make_mover, map_tensors
-from wdskit.pipeline.jobs import Made
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.shards.index import index_folder
 

@@ -53,7 +53,7 @@ ALLOWED = [
     ("packing/a.py", "from wdskit.shards.verify import verify\nfrom wdskit.errors import PackError"),
     ("shards/a.py", "from wdskit.loader.factory import make_loader"),
     ("loader/a.py", "import torch\nfrom wdskit.pipeline.builder import Pipeline"),
-    ("pipeline/a.py", "from wdskit.order.keys import philox\nfrom wdskit.pipeline import specs"),
+    ("pipeline/a.py", "from wdskit.order.keys import philox\nfrom wdskit.stages import specs"),
     (
         "order/a.py",
         "import math, numpy as np\nfrom wdskit.order.keys import philox\nfrom wdskit.errors import WdskitError",

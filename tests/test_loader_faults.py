@@ -27,14 +27,14 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import wdskit
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
+from wdskit.engine.by_columns import begin
+from wdskit.engine.jobs import Job
 from wdskit.loader import worker as worker_module
 from wdskit.loader import workers as workers_module
 from wdskit.loader.failures import Failure, WorkerTraceback
 from wdskit.loader.worker import Order
-from wdskit.pipeline.by_columns import begin
-from wdskit.pipeline.jobs import Job
-from wdskit.pipeline.memory import FRESH
 from wdskit.shards.index import index_folder
+from wdskit.stages.memory import FRESH
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
 

@@ -17,12 +17,12 @@ from shards import draw, number_of, write_numbers, write_pictures
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
+from wdskit.engine.streaming import StreamPipeline
 from wdskit.order.draws import Draws
-from wdskit.pipeline import registry
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.reading import SplitByNode, SplitByWorker
 from wdskit.pipeline.settings import load_config
-from wdskit.pipeline.streaming import StreamPipeline
+from wdskit.stages import registry
+from wdskit.stages.reading import SplitByNode, SplitByWorker
 
 COUNTS = [4, 5, 6, 7, 8, 9]
 TEXT = """\

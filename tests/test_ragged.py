@@ -15,10 +15,10 @@ from shards import write_shard
 
 from tests.codecs.test_columns import npy
 from wdskit import ConfigError, Pipeline, PipelineError, Ragged, WdskitError, load_config
-from wdskit.pipeline.collate import collate
-from wdskit.pipeline.memory import FRESH
-from wdskit.pipeline.ragged import make_ragged
 from wdskit.shards.index import index_folder
+from wdskit.stages.collate import collate
+from wdskit.stages.memory import FRESH
+from wdskit.stages.ragged import make_ragged
 
 LENGTHS = [3, 0, 1, 7, 2, 2, 5, 0]
 

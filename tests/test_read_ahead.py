@@ -10,13 +10,13 @@ import pytest
 from shards import write_shard
 
 from wdskit import Pipeline
+from wdskit.engine import read_ahead
+from wdskit.engine.jobs import Job
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.read_ahead import ReadAhead
+from wdskit.engine.shards import OpenShards
 from wdskit.errors import SampleError
 from wdskit.loader.makers import InThisThread
-from wdskit.pipeline import read_ahead
-from wdskit.pipeline.jobs import Job
-from wdskit.pipeline.planned import PlannedPipeline
-from wdskit.pipeline.read_ahead import ReadAhead
-from wdskit.pipeline.shards import OpenShards
 from wdskit.shards.index import index_folder
 
 NUM = 50

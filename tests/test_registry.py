@@ -10,8 +10,8 @@ from shards import write_numbers
 
 import wdskit
 from wdskit.errors import ConfigError, PipelineError
-from wdskit.pipeline import registry
 from wdskit.shards.index import index_folder
+from wdskit.stages import registry
 
 
 @pytest.fixture(autouse=True)

@@ -43,8 +43,8 @@ def told(tmp_path_factory, script_environment):
 
 OWN_EVENTS = {
     "pickle.find_class ('torch.utils.data._utils.worker', '_IterableDatasetStopIteration')",
-    "pickle.find_class ('wdskit.pipeline.timings', 'Histogram')",
-    "pickle.find_class ('wdskit.pipeline.timings', 'Timings')",
+    "pickle.find_class ('wdskit.stages.timing', 'Histogram')",
+    "pickle.find_class ('wdskit.stages.timing', 'Timings')",
 }
 """What torch itself sends from a worker process to say that it is done, and we to say how long stages took."""
 

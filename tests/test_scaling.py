@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from images import pixels
 
 from wdskit.codecs.images import STEPS
-from wdskit.pipeline import geometry
-from wdskit.pipeline.scaling import Axis, Decoded, Frame, choose_step, find_grid, resizes_evenly, take, take_scaled
+from wdskit.stages.images import geometry
+from wdskit.stages.images.scaling import Axis, Decoded, Frame, choose_step, find_grid, resizes_evenly, take, take_scaled
 
 SHIFT = 1 / 16  # of a decoded pixel, the most that a result may stand beside its place
 

@@ -15,8 +15,8 @@ import webdataset
 from shards import write_numbers, write_shard
 
 from wdskit import Pipeline, PipelineError, StateError
+from wdskit.engine.marks import Marks
 from wdskit.loader import stream as stream_module
-from wdskit.pipeline.marks import Marks
 from wdskit.testing import assert_resumes_exactly
 
 SIZES = [5, 1, 9, 4, 7, 3]

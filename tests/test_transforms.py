@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from wdskit.errors import PipelineError
-from wdskit.pipeline import geometry
-from wdskit.pipeline.transforms import (
+from wdskit.stages.images import geometry
+from wdskit.stages.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     CenterCrop,

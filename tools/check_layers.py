@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "wdskit"
 LAYERS = [
-    "testing", "cli", "tune", "packing", "checking", "statistics", "shards", "export", "loader", "engine", "pipeline",
+    "testing", "cli", "tune", "packing", "checking", "statistics", "shards", "export", "loader", "pipeline", "engine",
     "stages", "config", "order", "codecs", "dataset", "storage", "tar",
 ]  # fmt: skip
 BASE = {"errors", "files", "limits", "processes", "text"}

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from wdskit.config.spec import StageSpec
 from wdskit.loader.factory import make_loader
-from wdskit.pipeline.specs import STAGES
+from wdskit.stages.specs import STAGES
 
 PATH = Path(__file__).parents[1] / "wdskit" / "pipeline" / "methods.py"
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult, reshard
     from wdskit.packing.samples.select import SelectResult, select
     from wdskit.pipeline.builder import Pipeline
-    from wdskit.pipeline.ragged import Ragged
-    from wdskit.pipeline.registry import register
     from wdskit.pipeline.settings import load_config
     from wdskit.shards.diff import DiffResult, diff
     from wdskit.shards.extract import Extracted, cat, extract
@@ -50,6 +48,8 @@ if TYPE_CHECKING:
     from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow, Summary, info, ls
     from wdskit.shards.repair import RepairResult, repair
     from wdskit.shards.split import split
+    from wdskit.stages.ragged import Ragged
+    from wdskit.stages.registry import register
     from wdskit.statistics.collect import stats
     from wdskit.statistics.result import ShardStats
     from wdskit.tune.bench import bench
@@ -140,7 +140,7 @@ _HOMES = {
     "bench": "wdskit.tune.bench",
     "check_same_batches": "wdskit.loader.peers",
     "gather_valid": "wdskit.loader.gather",
-    "Ragged": "wdskit.pipeline.ragged",
+    "Ragged": "wdskit.stages.ragged",
     "ReshardResult": "wdskit.packing.reshard",
     "RepairResult": "wdskit.shards.repair",
     "VerifyResult": "wdskit.checking.findings",
@@ -154,7 +154,7 @@ _HOMES = {
     "SelectResult": "wdskit.packing.samples.select",
     "select": "wdskit.packing.samples.select",
     "plan": "wdskit.tune.plan",
-    "register": "wdskit.pipeline.registry",
+    "register": "wdskit.stages.registry",
     "ShardStats": "wdskit.statistics.result",
     "split": "wdskit.shards.split",
     "stats": "wdskit.statistics.collect",

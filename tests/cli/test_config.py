@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from wdskit.cli.config import app
-from wdskit.pipeline import registry
 from wdskit.pipeline.settings import json_schema
+from wdskit.stages import registry
 
 GOOD = """\
 version: 1

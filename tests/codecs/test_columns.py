@@ -20,9 +20,9 @@ from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.columns import Spans
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.shards import OpenShards
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
-from wdskit.pipeline.planned import PlannedPipeline
-from wdskit.pipeline.shards import OpenShards
 from wdskit.shards.index import index_folder
 
 

@@ -17,8 +17,8 @@ from wdskit.dataset.braces import expand_parts
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.settings import json_schema, load_config
-from wdskit.pipeline.specs import STAGES
 from wdskit.pipeline.stats_spec import StatsSpec
+from wdskit.stages.specs import STAGES
 
 SCHEMA = json_schema()
 KINDS = {

@@ -14,7 +14,7 @@ from configs import TEXT, load
 from wdskit.errors import ConfigError, StorageError
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.settings import Config, load_config
-from wdskit.pipeline.specs import STAGES, parse_stage
+from wdskit.stages.specs import STAGES, parse_stage
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from configs import TEXT, load
 from wdskit.errors import ConfigError
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.settings import load_config
-from wdskit.pipeline.specs import parse_stage
+from wdskit.stages.specs import parse_stage
 
 
 @pytest.fixture

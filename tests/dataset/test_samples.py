@@ -18,7 +18,7 @@ from wdskit import Pipeline
 from wdskit.dataset import samples as grouping
 from wdskit.dataset.samples import ShardReader
 from wdskit.errors import ShardError
-from wdskit.pipeline import reading
+from wdskit.stages import reading
 from wdskit.tar.reader import TarReader
 
 # Names of members, one letter of content each; the samples that come out as {key: fields}, and how many members belong

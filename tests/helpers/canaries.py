@@ -302,7 +302,7 @@ def map_by_import_path() -> None:
     """A name that is not registered is imported."""
     import importlib
 
-    from wdskit.pipeline import steps
+    from wdskit.stages import steps
 
     resolve = steps.resolve
 

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from images import encoded, pixels
 
+from wdskit.engine.sample import Each
 from wdskit.pipeline.compose import compose
-from wdskit.pipeline.each import Each
-from wdskit.pipeline.field_specs import DecodeSpec
-from wdskit.pipeline.fused import FusedStep
-from wdskit.pipeline.run import Origin, Place
-from wdskit.pipeline.specs import StreamSpec
-from wdskit.pipeline.transforms import (
+from wdskit.stages.base import Origin, Place
+from wdskit.stages.field_specs import DecodeSpec
+from wdskit.stages.images.fused import FusedStep
+from wdskit.stages.specs import StreamSpec
+from wdskit.stages.transforms import (
     CenterCrop,
     Normalize,
     RandomFlip,

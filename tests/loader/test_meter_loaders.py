@@ -9,8 +9,8 @@ from shards import write_numbers, write_pictures, write_shard
 
 from wdskit import Pipeline
 from wdskit.loader.meter import Meter
-from wdskit.pipeline.timings import Pace, Timings
 from wdskit.shards.index import index_folder
+from wdskit.stages.timing import Pace, Timings
 
 WAYS = [(0, 1), (0, 4), (1, 1), (2, 2)]
 NUM = 70

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wdskit.pipeline import timings as module
-from wdskit.pipeline.timings import (
+from wdskit.stages import timing as module
+from wdskit.stages.timing import (
     CPU_STRIDE,
     LAP_S,
     LEAST_S,

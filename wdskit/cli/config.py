@@ -77,7 +77,7 @@ def _load(file: Path, overrides: list[str] | None) -> Config:
 
 def _unregistered(config: Config) -> list[str]:
     """Names of functions that pipelines call and nobody has registered, in the order of the file."""
-    from wdskit.pipeline.registry import registered_names
+    from wdskit.stages.registry import registered_names
 
     called = [name for stages in config.pipelines.values() for stage in stages for name in _called(stage)]
     return [name for name in dict.fromkeys(called) if name not in registered_names()]

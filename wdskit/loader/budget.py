@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
+from wdskit.engine.jobs import Bad
 from wdskit.errors import SampleError
 from wdskit.files import append_lines, make_folders
-from wdskit.pipeline.jobs import Bad
 from wdskit.pipeline.loader_specs import ErrorsSpec
 
 

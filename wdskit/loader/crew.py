@@ -15,12 +15,12 @@ from typing import Any
 
 import torch.multiprocessing
 
+from wdskit.engine.jobs import Job, Made
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure
 from wdskit.loader.memory import Bytes, lent
 from wdskit.loader.messages import Message, unpack
 from wdskit.loader.worker import Order, Reply, serve
-from wdskit.pipeline.jobs import Job, Made
 from wdskit.processes import block_sigint
 
 _PATIENCE_S = 1.0  # for a worker that is in the midst of a batch when it is told to go; then it is killed

@@ -10,6 +10,7 @@ from typing import Any
 
 from wdskit.config.messages import show, wrong_kind
 from wdskit.config.spec import parse_settings
+from wdskit.engine.streaming import StreamPipeline
 from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.loader import Loader
 from wdskit.loader.planned import PlannedLoader
@@ -18,8 +19,7 @@ from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.defaults import choose_crew
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.ranks import find_place
-from wdskit.pipeline.registry import is_function_name
-from wdskit.pipeline.streaming import StreamPipeline
+from wdskit.stages.names import is_function_name
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from wdskit.engine.streaming import StreamPipeline
 from wdskit.errors import PipelineError
-from wdskit.pipeline.streaming import StreamPipeline
 
 
 @dataclass(frozen=True)

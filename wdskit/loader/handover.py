@@ -10,12 +10,12 @@ from typing import Any, Protocol
 
 import torch
 
+from wdskit.engine.jobs import Made
+from wdskit.engine.planned import PlannedPipeline
 from wdskit.errors import PipelineError
-from wdskit.pipeline.framing import Ending, finish_batch
-from wdskit.pipeline.jobs import Made
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.planned import PlannedPipeline
-from wdskit.pipeline.ragged import Ragged
+from wdskit.stages.images.framing import Ending, finish_batch
+from wdskit.stages.ragged import Ragged
 
 _NUM_AHEAD = 2  # one that is being moved while the other waits to be taken
 

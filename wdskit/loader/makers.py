@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from wdskit.engine.by_columns import begin
+from wdskit.engine.jobs import Job, Made
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.read_ahead import ReadAhead
 from wdskit.loader.crew import Crew
 from wdskit.loader.memory import Ring
 from wdskit.loader.threads import Task, Threads, run_here
-from wdskit.pipeline.by_columns import begin
-from wdskit.pipeline.jobs import Job, Made
-from wdskit.pipeline.planned import PlannedPipeline
-from wdskit.pipeline.read_ahead import ReadAhead
 
 
 class Maker(Protocol):

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from wdskit.errors import PipelineError
 from wdskit.loader.meter import Meter, Totals
-from wdskit.pipeline.timings import BUCKETS_AN_OCTAVE, NUM_BUCKETS, Histogram, edge_s
+from wdskit.stages.timing import BUCKETS_AN_OCTAVE, NUM_BUCKETS, Histogram, edge_s
 
 logger = logging.getLogger(__name__)
 

@@ -7,15 +7,15 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from wdskit.engine.jobs import Bad, Job, Made
+from wdskit.engine.planned import PlannedPipeline
 from wdskit.loader.budget import Budget
 from wdskit.loader.handover import hand_over, make_mover
 from wdskit.loader.loader import Loader
 from wdskit.loader.makers import Ahead, InThisThread, make_maker
 from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.starting import start_method_of
-from wdskit.pipeline.jobs import Bad, Job, Made
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.pipeline.planned import PlannedPipeline
 
 STEPS_A_JOB = 64
 """Steps that are made together where an item is a sample: one by one, the way between processes costs 0.2 ms each."""

@@ -6,17 +6,17 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from wdskit.engine.footing import keeping
+from wdskit.engine.marks import How, Marks, Start
+from wdskit.engine.splits import check_splits
+from wdskit.engine.streaming import StreamPipeline
 from wdskit.errors import PipelineError, StateError
 from wdskit.loader.failures import Shipped
 from wdskit.loader.loader import Loader
 from wdskit.loader.passes import beside, unused_state
 from wdskit.loader.stream_state import StreamState, read_state
 from wdskit.loader.workers import Workers
-from wdskit.pipeline.footing import keeping
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.marks import How, Marks, Start
-from wdskit.pipeline.splits import check_splits
-from wdskit.pipeline.streaming import StreamPipeline
 
 
 class StreamLoader(Loader):

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from wdskit.engine.board import Standing
+from wdskit.engine.marks import How, Mark, Start
 from wdskit.errors import StateError
 from wdskit.loader.passes import compare_fingerprints
-from wdskit.pipeline.board import Standing
-from wdskit.pipeline.marks import How, Mark, Start
 
 STATE_VERSION = 1
 _MAX_NUMBERS = 1 << 26

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from wdskit.pipeline.by_columns import Work
-from wdskit.pipeline.jobs import Made
+from wdskit.engine.by_columns import Work
+from wdskit.engine.jobs import Made
 
 _JOIN_S = 5.0  # a thread is in the midst of a sample, unless a function of the user's hangs
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from wdskit.engine.by_columns import Work, begin
+from wdskit.engine.jobs import Job, Made
+from wdskit.engine.read_ahead import Read, ReadAhead
 from wdskit.loader.failures import Failure
 from wdskit.loader.memory import Ring, SharedBlock
 from wdskit.loader.messages import Message, pack
 from wdskit.loader.threads import Task, Threads, run_here
-from wdskit.pipeline.by_columns import Work, begin
-from wdskit.pipeline.jobs import Job, Made
-from wdskit.pipeline.read_ahead import Read, ReadAhead
 from wdskit.processes import end_with_parent
 
 

@@ -10,14 +10,14 @@ from typing_extensions import Self
 from wdskit.config.rules import check_order
 from wdskit.config.spec import parse_settings
 from wdskit.errors import PipelineError
-from wdskit.pipeline.foreign import check_stage
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.methods import StageMethods
-from wdskit.pipeline.specs import parse_stage
+from wdskit.stages.foreign import check_stage
+from wdskit.stages.specs import parse_stage
 
 if TYPE_CHECKING:
-    from wdskit.pipeline.planned import PlannedPipeline
-    from wdskit.pipeline.streaming import StreamPipeline
+    from wdskit.engine.planned import PlannedPipeline
+    from wdskit.engine.streaming import StreamPipeline
 
 
 class Pipeline(StageMethods):

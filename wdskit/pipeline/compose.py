@@ -12,24 +12,24 @@ from wdskit.dataset.braces import parse_factors
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
+from wdskit.engine.board import Board
+from wdskit.engine.footing import keeping
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.sample import Each, together
+from wdskit.engine.splits import Layout
+from wdskit.engine.streaming import StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
-from wdskit.pipeline.board import Board
-from wdskit.pipeline.buffering import Batched, EpochCut, Renumber, Select, Shuffle, Slice, Unbatched
 from wdskit.pipeline.counting import count_of, patience_of
-from wdskit.pipeline.each import Each, Step
-from wdskit.pipeline.footing import keeping
-from wdskit.pipeline.foreign import is_webdatasets, opens_shards, takes_shards
-from wdskit.pipeline.fuse_plan import fuse
 from wdskit.pipeline.loader_specs import ErrorsSpec
-from wdskit.pipeline.planned import PlannedPipeline
-from wdskit.pipeline.planned_data import ORDER_VERSION
 from wdskit.pipeline.planning import compose_planned
-from wdskit.pipeline.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
-from wdskit.pipeline.run import Place, Run
-from wdskit.pipeline.splits import Layout
-from wdskit.pipeline.steps import Functions, StepMaker
-from wdskit.pipeline.streaming import StreamPipeline
+from wdskit.stages.base import Place, Run, Step
+from wdskit.stages.buffering import Batched, EpochCut, Renumber, Select, Shuffle, Slice, Unbatched
+from wdskit.stages.foreign import is_webdatasets, opens_shards, takes_shards
+from wdskit.stages.fuse_plan import fuse
+from wdskit.stages.planned_data import ORDER_VERSION
+from wdskit.stages.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
+from wdskit.stages.steps import Functions, StepMaker
 
 _UNKNOWN_SHARDS = 1000  # what a source that does not say is taken to have, before silence is an error
 _MAX_PASSES = 64  # times as many draws as shards, at random, before those that never came are given up
@@ -124,7 +124,7 @@ class _Composer:
     def _flush(self) -> None:
         """Run the one-to-one stages collected so far as one."""
         if self.steps:
-            self.stages.append(self.maker.together(self.steps))
+            self.stages.append(together(self.run, self.steps))
             self.steps = []
 
     def _add_foreign(self, stage: Any, at: int) -> None:

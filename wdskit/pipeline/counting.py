@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wdskit.config.spec import StageSpec
+from wdskit.engine.sample import Each
 from wdskit.order.draws import share
-from wdskit.pipeline.buffering import Batched, EpochCut, Shuffle, Slice
-from wdskit.pipeline.each import Each
+from wdskit.stages.buffering import Batched, EpochCut, Shuffle, Slice
 
 _FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from wdskit.pipeline.field_specs import UserSpec
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.source_specs import PlannedSpec
+from wdskit.stages.field_specs import UserSpec
+from wdskit.stages.source_specs import PlannedSpec
 
 MAX_THREADS = 8
 """More in one process wait for Python's lock: a tenth of a decode and crop holds it."""

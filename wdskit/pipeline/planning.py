@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wdskit.pipeline.buffering import Batched
-from wdskit.pipeline.each import Each, Step
-from wdskit.pipeline.fuse_plan import fuse
+from wdskit.engine.planned import Plan, PlannedPipeline
+from wdskit.engine.sample import Each, together
+from wdskit.engine.shards import OpenShards
 from wdskit.pipeline.loader_specs import ErrorsSpec
-from wdskit.pipeline.planned import Plan, PlannedPipeline
-from wdskit.pipeline.planned_data import PlannedData, epoch_length, plan_data
-from wdskit.pipeline.run import Place, Run
-from wdskit.pipeline.shards import OpenShards
-from wdskit.pipeline.steps import Functions, StepMaker
+from wdskit.stages.base import Place, Run, Step
+from wdskit.stages.buffering import Batched
+from wdskit.stages.fuse_plan import fuse
+from wdskit.stages.planned_data import PlannedData, epoch_length, plan_data
+from wdskit.stages.steps import Functions, StepMaker
 
 
 def compose_planned(
@@ -50,7 +50,7 @@ def compose_planned(
     each = Each(run, "-".join(step.name for step in steps), steps, parts if any(parts) else ())
     plan = _plan(specs, data, place, batched, errors)
     return PlannedPipeline(
-        OpenShards(data.tables, data.parts), each, batched, maker.together(behind) if behind else None, run, plan
+        OpenShards(data.tables, data.parts), each, batched, together(run, behind) if behind else None, run, plan
     )
 
 

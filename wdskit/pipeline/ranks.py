@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from wdskit.errors import RankError
-from wdskit.pipeline.run import Place
+from wdskit.stages.base import Place
 
 logger = logging.getLogger(__name__)
 

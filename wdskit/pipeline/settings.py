@@ -11,10 +11,10 @@ from wdskit.config import export
 from wdskit.config.load import Models, Stage, load
 from wdskit.config.messages import did_you_mean, listing, show
 from wdskit.errors import ConfigError, Problem
-from wdskit.pipeline.field_specs import user_spec
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.pipeline.registry import registered_names
-from wdskit.pipeline.specs import STAGES
+from wdskit.stages.field_specs import user_spec
+from wdskit.stages.registry import registered_names
+from wdskit.stages.specs import STAGES
 
 
 def models(functions: Iterable[str] = ()) -> Models:

@@ -18,8 +18,8 @@ from wdskit.loader.starting import choose_start_method
 from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.defaults import ONE_THREAD, calls_functions, choose_crew, usable_cores
 from wdskit.pipeline.ranks import find_place
-from wdskit.pipeline.source_specs import PlannedSpec
-from wdskit.pipeline.specs import WithEpochSpec
+from wdskit.stages.source_specs import PlannedSpec
+from wdskit.stages.specs import WithEpochSpec
 from wdskit.tune.measure import LoaderRate, Part, Parts, measure_loader
 
 Progress = Callable[[str, int, int], None]

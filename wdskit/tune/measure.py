@@ -16,14 +16,14 @@ import torch
 from typing_extensions import Self
 
 from wdskit.dataset.columns import Ints, Spans
+from wdskit.engine.jobs import Job
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.shards import ManySamples
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure
 from wdskit.loader.memory import Ring
 from wdskit.loader.planned import PlannedLoader
 from wdskit.order.steps import Steps
-from wdskit.pipeline.jobs import Job
-from wdskit.pipeline.planned import PlannedPipeline
-from wdskit.pipeline.shards import ManySamples
 from wdskit.processes import block_sigint, cpu_s_of_tree, end_with_parent
 
 HELD_SAMPLES = 256

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from wdskit.config.spec import parse_settings
+from wdskit.engine.shards import USUAL_OPEN_SHARDS
 from wdskit.errors import PipelineError
 from wdskit.loader.opening import open_config
 from wdskit.order.mixture import MixtureOrder
@@ -18,9 +19,8 @@ from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.defaults import choose_crew
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.pipeline.planned_data import PlannedData, epoch_length, plan_data
-from wdskit.pipeline.shards import USUAL_OPEN_SHARDS
-from wdskit.pipeline.source_specs import PartSpec, PlannedSpec
+from wdskit.stages.planned_data import PlannedData, epoch_length, plan_data
+from wdskit.stages.source_specs import PartSpec, PlannedSpec
 from wdskit.tune.mixing import QualityPlan, check_picture, draw, measure_quality
 from wdskit.tune.reads import Spread, find_uneven_rank, read_epoch
 
@@ -313,8 +313,8 @@ def _warnings(
 
 def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
     """Plan a source that is no planned one: it is built as for a run, but without the user's functions."""
-    from wdskit.pipeline.splits import check_splits, splitters_of  # these import torch, a planned source needs none
-    from wdskit.pipeline.streaming import StreamPipeline
+    from wdskit.engine.splits import check_splits, splitters_of  # these import torch, a planned source needs none
+    from wdskit.engine.streaming import StreamPipeline
 
     built = pipe.build(rank=0, world_size=world_size, max_workers=workers, transforms=_AnyFunction(), errors=errors)
     assert isinstance(built, StreamPipeline)

@@ -12,16 +12,15 @@ from typing import Any, cast
 from wdskit.codecs.formats import is_image_field
 from wdskit.config.messages import unknown_setting
 from wdskit.errors import PipelineError
-from wdskit.pipeline.collate import Collate
-from wdskit.pipeline.each import Each, Step
-from wdskit.pipeline.field_specs import UserSpec
-from wdskit.pipeline.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
-from wdskit.pipeline.fuse_plan import FusedSpec
-from wdskit.pipeline.fused import fused_step
-from wdskit.pipeline.layouts import NOTHING_KNOWN
-from wdskit.pipeline.registry import resolve
-from wdskit.pipeline.run import Run
-from wdskit.pipeline.transforms import Stored
+from wdskit.stages.base import Run, Step
+from wdskit.stages.collate import Collate
+from wdskit.stages.field_specs import UserSpec
+from wdskit.stages.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
+from wdskit.stages.fuse_plan import FusedSpec
+from wdskit.stages.images.fused import fused_step
+from wdskit.stages.layouts import NOTHING_KNOWN
+from wdskit.stages.registry import resolve
+from wdskit.stages.transforms import Stored
 
 Functions = Mapping[str, Callable[..., Any]]
 
@@ -66,10 +65,6 @@ class StepMaker:
             label = self.label(spec)
             return Step(spec.name, Call(self.run, label, function, is_map=True, layouts=self._layouts), ordinal)
         return Step(spec.name, self._function(spec, self.label(spec)), ordinal)
-
-    def together(self, steps: list[Step]) -> Each:
-        """Stages that stand side by side, as one."""
-        return Each(self.run, "-".join(step.name for step in steps), tuple(steps))
 
     def call(self, stage: str, fn: Any, label: str) -> Call:
         """A user's function as a step, which may want random numbers."""

@@ -14,9 +14,8 @@ from wdskit.codecs.fields import decode_field
 from wdskit.codecs.formats import INDEX_SPEC, is_image_field
 from wdskit.codecs.images import decode_image, decode_index, stores_other_numbers
 from wdskit.errors import DecodeError, PipelineError, WdskitError
-from wdskit.pipeline.each import Function
-from wdskit.pipeline.layouts import NOTHING_KNOWN, Layouts, unmarked
-from wdskit.pipeline.run import Origin, Run
+from wdskit.stages.base import Function, Origin, Run
+from wdskit.stages.layouts import NOTHING_KNOWN, Layouts, unmarked
 
 Rng = Callable[[Origin], Any]
 _HIDDEN = "__"

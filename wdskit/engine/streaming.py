@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 import webdataset
 
+from wdskit.engine.board import Board, Standing
+from wdskit.engine.footing import Footing, clear
+from wdskit.engine.marks import How, Mark, Marks, Start
+from wdskit.engine.splits import Layout, check_splits
 from wdskit.errors import PipelineError
-from wdskit.pipeline.board import Board, Standing
-from wdskit.pipeline.footing import Footing, clear
-from wdskit.pipeline.marks import How, Mark, Marks, Start
-from wdskit.pipeline.run import Run
-from wdskit.pipeline.splits import Layout, check_splits
+from wdskit.stages.base import Run
 
 logger = logging.getLogger(__name__)
 

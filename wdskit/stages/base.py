@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from numpy.random import Generator
 
+from wdskit.errors import PipelineError, SampleError, WdskitError
 from wdskit.order.keys import PositionRng
-from wdskit.pipeline.timings import Timings
+from wdskit.stages.timing import Timings
 
 
 class Place(NamedTuple):
@@ -121,3 +123,52 @@ class Run:
         if rng is None:
             rng = known[stage] = PositionRng(self.seed, stage)
         return lambda origin: rng.at(origin.major, origin.minor, origin.part)
+
+
+Function = Callable[[Any, Origin], Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A one-to-one stage.
+
+    Attributes:
+        name: As the user wrote it.
+        function: What it does to a value of known origin.
+        ordinal: How many of this name stand before it in the pipeline.
+    """
+
+    name: str
+    function: Function
+    ordinal: int = 0
+
+    @property
+    def label(self) -> str:
+        """Name in statistics: the second `map` is `map:1`, as for its random numbers."""
+        return f"{self.name}:{self.ordinal}" if self.ordinal else self.name
+
+
+class StepFailed(Exception):
+    """Tells which of several stages that run as one step failed, and what it raised."""
+
+    def __init__(self, stage: str, err: Exception) -> None:
+        super().__init__(stage, err)
+        self.stage = stage
+        self.err = err
+
+
+def stage_error(stage: str, origin: Origin, err: Exception) -> WdskitError:
+    """The error of a stage that failed on one value, with shard and key; a PipelineError stays one."""
+    if isinstance(err, PipelineError):
+        return PipelineError(f"{origin}: {err}")
+    told = str(err) if isinstance(err, WdskitError) else f"{type(err).__name__}: {err}"
+    return SampleError(f"{origin}: {stage} failed: {told}", stage=stage, shard=origin.url, key=origin.key)
+
+
+def note_place(stage: str, origin: Origin, err: BaseException) -> None:
+    """Add what `stage_error` says to an exception that stays as it is: asyncio.CancelledError, SystemExit and others.
+    Nothing to KeyboardInterrupt, which is no sample's fault.
+    """
+    add_note = getattr(err, "add_note", None)  # from Python 3.11 on
+    if add_note is not None and not isinstance(err, KeyboardInterrupt):
+        add_note(f"{origin}: {stage} failed")

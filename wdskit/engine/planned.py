@@ -14,22 +14,22 @@ from typing import Any
 import torch
 import webdataset
 
+from wdskit.engine.by_columns import begin
+from wdskit.engine.columns import columns_of
+from wdskit.engine.jobs import Job, Made
+from wdskit.engine.sample import Each
+from wdskit.engine.shards import OpenShards
 from wdskit.errors import PipelineError
 from wdskit.order.base import Order
 from wdskit.order.steps import Steps, Tail
-from wdskit.pipeline.buffering import Batched
-from wdskit.pipeline.by_columns import begin
-from wdskit.pipeline.collate import Collate
-from wdskit.pipeline.columns import columns_of
-from wdskit.pipeline.each import Each, Step
-from wdskit.pipeline.framing import Ending
-from wdskit.pipeline.functions import OnValue, Rename, ToDict, ToTuple
-from wdskit.pipeline.fused import FusedStep
-from wdskit.pipeline.jobs import Job, Made
-from wdskit.pipeline.memory import FRESH, Memory
-from wdskit.pipeline.run import Run
-from wdskit.pipeline.shards import OpenShards
-from wdskit.pipeline.timings import Pace
+from wdskit.stages.base import Run, Step
+from wdskit.stages.buffering import Batched
+from wdskit.stages.collate import Collate
+from wdskit.stages.functions import OnValue, Rename, ToDict, ToTuple
+from wdskit.stages.images.framing import Ending
+from wdskit.stages.images.fused import FusedStep
+from wdskit.stages.memory import FRESH, Memory
+from wdskit.stages.timing import Pace
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from wdskit.codecs.images import decode_image, decode_jpeg, jpeg_size
-from wdskit.pipeline import geometry
-from wdskit.pipeline.run import Origin
-from wdskit.pipeline.scaling import Decoded, Frame, Grid, Part, choose_step, take, take_scaled
+from wdskit.stages.base import Origin
+from wdskit.stages.images import geometry
+from wdskit.stages.images.scaling import Decoded, Frame, Grid, Part, choose_step, take, take_scaled
 
 FrameOf: TypeAlias = Callable[[int, int, Origin], Frame]
 

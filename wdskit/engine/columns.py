@@ -17,16 +17,16 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.columns import Spans
+from wdskit.engine.sample import Each
+from wdskit.engine.shards import ManySamples, OpenShards
 from wdskit.order.base import Ints
-from wdskit.pipeline.buffering import Batched
-from wdskit.pipeline.collate import Collate, collate
-from wdskit.pipeline.each import Each
-from wdskit.pipeline.functions import Decode, OnValue, Rename, ToDict, ToTuple
-from wdskit.pipeline.layouts import Layouts
-from wdskit.pipeline.memory import FRESH, Memory
-from wdskit.pipeline.ragged import Ragged, make_ragged, offsets_of
-from wdskit.pipeline.run import Origin
-from wdskit.pipeline.shards import ManySamples, OpenShards
+from wdskit.stages.base import Origin
+from wdskit.stages.buffering import Batched
+from wdskit.stages.collate import Collate, collate
+from wdskit.stages.functions import Decode, OnValue, Rename, ToDict, ToTuple
+from wdskit.stages.layouts import Layouts
+from wdskit.stages.memory import FRESH, Memory
+from wdskit.stages.ragged import Ragged, make_ragged, offsets_of
 
 Column: TypeAlias = Spans | NpyColumn | list[Any]
 """One field of all samples: bytes that are still where they were read, arrays that are, or values."""

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from wdskit.dataset.columns import LARGE_BYTES
+from wdskit.engine.jobs import Job
+from wdskit.engine.making import places_of
+from wdskit.engine.shards import ManySamples
 from wdskit.order.base import Ints
-from wdskit.pipeline.jobs import Job
-from wdskit.pipeline.making import places_of
-from wdskit.pipeline.shards import ManySamples
 
 if TYPE_CHECKING:
-    from wdskit.pipeline.planned import PlannedPipeline
+    from wdskit.engine.planned import PlannedPipeline
 
 _SAMPLES = 512
 """Read at once, and more only for one batch. Bytes of 3 KB in batches of 64 take 18 us a sample without, 10 with it."""

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from wdskit.engine.jobs import Job, Made
+from wdskit.engine.making import Making, find, is_sample, run_behind, with_mask
+from wdskit.engine.read_ahead import Read
+from wdskit.engine.shards import ManySamples
 from wdskit.order.base import Ints
-from wdskit.pipeline.jobs import Job, Made
-from wdskit.pipeline.making import Making, find, is_sample, run_behind, with_mask
-from wdskit.pipeline.memory import Memory
-from wdskit.pipeline.read_ahead import Read
-from wdskit.pipeline.run import Origin
-from wdskit.pipeline.shards import ManySamples
-from wdskit.pipeline.timings import Timings
+from wdskit.stages.base import Origin
+from wdskit.stages.memory import Memory
+from wdskit.stages.timing import Timings
 
 if TYPE_CHECKING:
-    from wdskit.pipeline.columns import Columns
-    from wdskit.pipeline.planned import PlannedPipeline
+    from wdskit.engine.columns import Columns
+    from wdskit.engine.planned import PlannedPipeline
 
 
 class ByColumns:

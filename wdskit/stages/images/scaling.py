@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from wdskit.codecs.images import STEPS
-from wdskit.pipeline import geometry
+from wdskit.stages.images import geometry
 
 Pixels = NDArray[np.uint8]
 

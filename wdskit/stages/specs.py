@@ -22,8 +22,8 @@ from wdskit.config.values import (
 )
 from wdskit.dataset.braces import parse_factors
 from wdskit.errors import PipelineError
-from wdskit.pipeline import field_specs, source_specs, transforms
-from wdskit.pipeline.field_specs import Function
+from wdskit.stages import field_specs, source_specs, transforms
+from wdskit.stages.names import Function
 
 __all__ = [
     "STAGES",

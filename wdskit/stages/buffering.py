@@ -9,11 +9,10 @@ from typing import Any, Protocol
 from wdskit.errors import PipelineError
 from wdskit.order.draws import share
 from wdskit.order.keys import philox
-from wdskit.pipeline.collate import Collate
-from wdskit.pipeline.each import note_place, stage_error
-from wdskit.pipeline.memory import FRESH, Memory
-from wdskit.pipeline.run import Origin, Run
-from wdskit.pipeline.timings import Pace
+from wdskit.stages.base import Origin, Run, note_place, stage_error
+from wdskit.stages.collate import Collate
+from wdskit.stages.memory import FRESH, Memory
+from wdskit.stages.timing import Pace
 
 _WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
 

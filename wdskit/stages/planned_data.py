@@ -18,7 +18,7 @@ from wdskit.order.keys import philox
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
-from wdskit.pipeline.source_specs import PartSpec, PlannedSpec, bound_of
+from wdskit.stages.source_specs import PartSpec, PlannedSpec, bound_of
 
 ORDER_VERSION = 1
 """Part of each state: raised when the same settings give another sequence of samples."""

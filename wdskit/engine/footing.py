@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from wdskit.engine.board import Standing
+from wdskit.engine.sample import Each
+from wdskit.engine.splits import Layout
 from wdskit.errors import PipelineError
-from wdskit.pipeline.board import Standing
-from wdskit.pipeline.buffering import EpochCut, Keeps, Shuffle
-from wdskit.pipeline.each import Each
-from wdskit.pipeline.reading import OpenTars, StreamSource
-from wdskit.pipeline.run import NOWHERE, Origin, Run
-from wdskit.pipeline.splits import Layout
+from wdskit.stages.base import NOWHERE, Origin, Run
+from wdskit.stages.buffering import EpochCut, Keeps, Shuffle
+from wdskit.stages.reading import OpenTars, StreamSource
 
 
 class Footing:

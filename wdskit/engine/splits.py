@@ -8,8 +8,8 @@ from typing import Any
 
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
-from wdskit.pipeline.foreign import splits_nodes, splits_workers
-from wdskit.pipeline.reading import SplitByNode, SplitByWorker
+from wdskit.stages.foreign import splits_nodes, splits_workers
+from wdskit.stages.reading import SplitByNode, SplitByWorker
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from wdskit.pipeline.timings import Timings
+from wdskit.stages.timing import Timings
 
 
 class Job(NamedTuple):

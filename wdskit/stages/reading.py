@@ -13,8 +13,8 @@ from wdskit.dataset.samples import ShardReader, refuse_divided
 from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import PipelineError, ShardError
 from wdskit.order.draws import Draws
-from wdskit.pipeline.run import Origin, Run
-from wdskit.pipeline.timings import clocked
+from wdskit.stages.base import Origin, Run
+from wdskit.stages.timing import clocked
 from wdskit.storage.urls import LocalFile, Stream, is_local, local_path, open_stream
 
 DRAW = "__draw__"

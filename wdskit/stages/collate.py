@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 
 from wdskit.errors import PipelineError
-from wdskit.pipeline.layouts import IMAGE_CHANNELS, NOTHING_KNOWN, Layouts, mark_of, may_be_image
-from wdskit.pipeline.memory import FRESH, Memory
-from wdskit.pipeline.ragged import make_ragged
+from wdskit.stages.layouts import IMAGE_CHANNELS, NOTHING_KNOWN, Layouts, mark_of, may_be_image
+from wdskit.stages.memory import FRESH, Memory
+from wdskit.stages.ragged import make_ragged
 
 _NUMBERS = "biufc"  # kinds of numpy dtypes that torch has
 

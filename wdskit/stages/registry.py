@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import keyword
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from wdskit.errors import PipelineError
+from wdskit.stages.names import is_function_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -71,11 +71,6 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
 def registered_names() -> tuple[str, ...]:
     """All registered names, sorted."""
     return tuple(sorted(_FUNCTIONS))
-
-
-def is_function_name(name: object) -> bool:
-    """Whether a function may be registered as `name`."""
-    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
 
 
 def _is_same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from wdskit.errors import PipelineError
-from wdskit.pipeline.memory import Memory
+from wdskit.stages.memory import Memory
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from wdskit.pipeline.board import Standing, standing_size
+from wdskit.engine.board import Standing, standing_size
 
 _SHIFT_HEAD = 3  # epoch + 1, shift of the workers' numbers, and what `give` notes
 _EPOCH_SHIFT = 33  # bits of the items of an epoch, in what `give` notes

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, PlainValidator, WithJsonSchema, field_validator
+from pydantic import Field, field_validator
 
-from wdskit.config.messages import describe, listing, show, wrong_kind
+from wdskit.config.messages import describe, listing
 from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.config.values import (
     Alternatives,
@@ -21,20 +21,8 @@ from wdskit.config.values import (
     Items,
 )
 from wdskit.limits import MAX_PIXELS
-from wdskit.pipeline.registry import is_function_name
+from wdskit.stages.names import Function
 
-
-def _check_function(value: object) -> object:
-    if isinstance(value, str):
-        if not is_function_name(value):
-            raise refuse(f"{show(value)} is no name that a function can be registered under (letters, digits, _).")
-        return value
-    if callable(value):
-        return value
-    raise refuse(wrong_kind(value, "the name of a registered function is needed"))
-
-
-Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), WithJsonSchema({"type": "string"})]
 Functions = Annotated[tuple[Function | None, ...], Field(min_length=1), Items]
 
 

@@ -90,7 +90,7 @@ class Fields:
 
     def of_images(self, sample: Sample) -> list[str]:
         """The fields that the spec names, or else the one image field."""
-        from wdskit.pipeline import geometry
+        from wdskit.stages.images import geometry
 
         masks = self.of_masks(sample)
         if self.fields:
@@ -119,7 +119,7 @@ class Fields:
 
     def _named(self, sample: Sample, field: str) -> str:
         """The field of the sample that `a;b` names: the first one that is there."""
-        from wdskit.pipeline import geometry
+        from wdskit.stages.images import geometry
 
         for name in field.split(";"):
             if name in sample:
@@ -191,7 +191,7 @@ class Resize(GeometricTransform):
 
     def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.apply`."""
-        from wdskit.pipeline import geometry
+        from wdskit.stages.images import geometry
 
         def function(image: Any, *, nearest: bool = False) -> Any:
             return geometry.resize(image, resized(self.size, *geometry.image_size(image)), nearest=nearest)
@@ -209,7 +209,7 @@ class CenterCrop(GeometricTransform):
 
     def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.apply`."""
-        from wdskit.pipeline import geometry
+        from wdskit.stages.images import geometry
 
         size = pair(self.size)
         fields = find.of_images(sample) + find.of_masks(sample)
@@ -228,7 +228,7 @@ class RandomResizedCrop(GeometricTransform):
 
     def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:
         """As `ImageTransform.apply`."""
-        from wdskit.pipeline import geometry
+        from wdskit.stages.images import geometry
 
         size = pair(self.size)
         images, masks = find.of_images(sample), find.of_masks(sample)
@@ -251,7 +251,7 @@ class RandomFlip(GeometricTransform):
 
     def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:
         """As `ImageTransform.apply`."""
-        from wdskit.pipeline import geometry
+        from wdskit.stages.images import geometry
 
         fields = find.of_images(sample) + find.of_masks(sample)
         return _changed(sample, fields, geometry.flip) if rng().random() < self.p else dict(sample)
@@ -284,7 +284,7 @@ class Normalize(ImageTransform):
 
     def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.apply`."""
-        from wdskit.pipeline import geometry
+        from wdskit.stages.images import geometry
 
         return _changed(sample, find.of_colours(sample), lambda image: geometry.normalize(image, *self.numbers))
 
@@ -297,7 +297,7 @@ class ToTensor(ImageTransform):
 
     def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.apply`."""
-        from wdskit.pipeline import geometry
+        from wdskit.stages.images import geometry
 
         return _changed(sample, find.of_colours(sample), geometry.to_tensor)
 
@@ -321,13 +321,13 @@ def _resized(sample: Sample, find: Fields, images: list[str], masks: list[str], 
 
 def resized(size: int | list[int] | tuple[int, int], height: int, width: int) -> tuple[int, int]:
     """Height and width that `resize: size` makes of an image's."""
-    from wdskit.pipeline import geometry
+    from wdskit.stages.images import geometry
 
     return geometry.shorter_side(height, width, size) if isinstance(size, int) else pair(size)
 
 
 def _common_size(sample: Sample, fields: list[str]) -> tuple[int, int]:
-    from wdskit.pipeline import geometry
+    from wdskit.stages.images import geometry
 
     sizes = {field: geometry.image_size(sample[field]) for field in fields}
     if len(set(sizes.values())) > 1:

@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from wdskit.engine.jobs import Bad, Job, Made
+from wdskit.engine.shards import ManySamples
 from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.order.base import Ints
-from wdskit.pipeline.fused import names_image
-from wdskit.pipeline.jobs import Bad, Job, Made
-from wdskit.pipeline.memory import Memory
-from wdskit.pipeline.run import Origin
-from wdskit.pipeline.shards import ManySamples
-from wdskit.pipeline.timings import Timings, started
+from wdskit.stages.base import Origin
+from wdskit.stages.images.fused import names_image
+from wdskit.stages.memory import Memory
+from wdskit.stages.timing import Timings, started
 
 if TYPE_CHECKING:
-    from wdskit.pipeline.planned import PlannedPipeline
+    from wdskit.engine.planned import PlannedPipeline
 
 VALID = "__valid__"
 

@@ -20,13 +20,12 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.config.spec import StageSpec
 from wdskit.errors import DecodeError
-from wdskit.pipeline import geometry
-from wdskit.pipeline.each import Step, StepFailed
-from wdskit.pipeline.framing import Ending, Plan, as_value, decode_part, finish, plan_jpeg, write
-from wdskit.pipeline.functions import Decode, check_dict
-from wdskit.pipeline.run import Origin
-from wdskit.pipeline.scaling import Axis, Frame
-from wdskit.pipeline.transforms import pair, resized
+from wdskit.stages.base import Origin, Step, StepFailed
+from wdskit.stages.functions import Decode, check_dict
+from wdskit.stages.images import geometry
+from wdskit.stages.images.framing import Ending, Plan, as_value, decode_part, finish, plan_jpeg, write
+from wdskit.stages.images.scaling import Axis, Frame
+from wdskit.stages.transforms import pair, resized
 
 _Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
 _MAX_ROLES = 64  # samples of so many make-ups are known at a time

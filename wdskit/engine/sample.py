@@ -2,50 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from wdskit.errors import PipelineError, SampleError, WdskitError
-from wdskit.pipeline.run import Origin, Run
-from wdskit.pipeline.timings import Pace, Timings
+from wdskit.stages.base import Origin, Run, Step, StepFailed, note_place, stage_error
+from wdskit.stages.timing import Pace, Timings
 
 if TYPE_CHECKING:
     import torch
 
-    from wdskit.pipeline.fused import FusedStep
-
-Function = Callable[[Any, Origin], Any]
-
-
-@dataclass(frozen=True)
-class Step:
-    """A one-to-one stage.
-
-    Attributes:
-        name: As the user wrote it.
-        function: What it does to a value of known origin.
-        ordinal: How many of this name stand before it in the pipeline.
-    """
-
-    name: str
-    function: Function
-    ordinal: int = 0
-
-    @property
-    def label(self) -> str:
-        """Name in statistics: the second `map` is `map:1`, as for its random numbers."""
-        return f"{self.name}:{self.ordinal}" if self.ordinal else self.name
-
-
-class StepFailed(Exception):
-    """Tells which of several stages that run as one step failed, and what it raised."""
-
-    def __init__(self, stage: str, err: Exception) -> None:
-        super().__init__(stage, err)
-        self.stage = stage
-        self.err = err
+    from wdskit.stages.images.fused import FusedStep
 
 
 class Each:
@@ -185,18 +152,6 @@ class Each:
         return done
 
 
-def stage_error(stage: str, origin: Origin, err: Exception) -> WdskitError:
-    """The error of a stage that failed on one value, with shard and key; a PipelineError stays one."""
-    if isinstance(err, PipelineError):
-        return PipelineError(f"{origin}: {err}")
-    told = str(err) if isinstance(err, WdskitError) else f"{type(err).__name__}: {err}"
-    return SampleError(f"{origin}: {stage} failed: {told}", stage=stage, shard=origin.url, key=origin.key)
-
-
-def note_place(stage: str, origin: Origin, err: BaseException) -> None:
-    """Add what `stage_error` says to an exception that stays as it is: asyncio.CancelledError, SystemExit and others.
-    Nothing to KeyboardInterrupt, which is no sample's fault.
-    """
-    add_note = getattr(err, "add_note", None)  # from Python 3.11 on
-    if add_note is not None and not isinstance(err, KeyboardInterrupt):
-        add_note(f"{origin}: {stage} failed")
+def together(run: Run, steps: list[Step]) -> Each:
+    """Stages that stand side by side, as one."""
+    return Each(run, "-".join(step.name for step in steps), tuple(steps))

@@ -1,0 +1,1 @@
+"""The executor: what makes samples and batches of a built pipeline."""

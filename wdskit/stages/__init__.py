@@ -1,0 +1,1 @@
+"""Stages: what stands in a pipeline, one class each."""

@@ -1,0 +1,1 @@
+"""Image transforms, and decoding fused with the crop behind it."""
