@@ -23,13 +23,14 @@ from leaks import leftovers, memory_of, open_things, start_endless
 from shards import fail_on_7, number_of, write_numbers, write_pictures, write_shard
 
 from wdskit import Pipeline, PipelineError, SampleError, ShardError
-from wdskit.engine.jobs import Job
-from wdskit.engine.making import Making
-from wdskit.loader import crew as crew_module
-from wdskit.loader.failures import WorkerTraceback
-from wdskit.loader.handover import finish_numbers
+from wdskit.engine.batch import make_batches
+from wdskit.engine.outcome import WorkerTraceback
+from wdskit.engine.program import Job
+from wdskit.loader import process_pool as pool_module
+from wdskit.loader.device import finish_numbers
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
+from wdskit.stages.buffering import Batched
 from wdskit.stages.images.fused import FusedStep
 
 WAYS = [
@@ -114,7 +115,7 @@ def test_images_are_written_where_their_batch_stands(pictures):
     """Nobody touches them between; with a function between, they are copied."""
     for name, is_written in (("uint8 tuples", True), ("dicts", True), ("a function behind", False)):
         built = SHAPES[name](exact(pictures)).batched(16).build()
-        assert (built.each.writer is not None) == is_written, name
+        assert (built.program.writer is not None) == is_written, name
 
 
 @pytest.mark.parametrize("fields", [("cls", "__key__"), ("jpg;png", "jpg;png"), ("jpg;png",)], ids=str)
@@ -139,18 +140,20 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
     cropped = Pipeline().exact(mixture=parts, seed=3).decode(kind).random_resized_crop(200)
     pipe = (cropped.normalize("imagenet") if is_float else cropped).to_tuple("jpg;png", "cls").batched(4).with_epoch(30)
     built = pipe.build()
-    built.each.writer = None
+    object.__setattr__(built.program, "writer", None)
     wanted = [plain(batch) for batch in built]
     carried, in_place = [], []
-    carry_out, together = FusedStep.carry_out, Making._together
+    carry_out, collated = FusedStep.carry_out, Batched.collated
     monkeypatch.setattr(FusedStep, "carry_out", lambda *given: carried.append(1) or carry_out(*given))
-    monkeypatch.setattr(Making, "_together", lambda *given: in_place.append(given[3]) or together(*given))
+    note = lambda *given: in_place.append(next(iter(given[4]), None)) or collated(*given)  # noqa: E731
+    monkeypatch.setattr(Batched, "collated", note)
     for leaves_numbers in (False, True):
-        built = pipe.build()
-        ending = built.leave_numbers() if leaves_numbers else None
+        program, ending = pipe.build().program, None
+        if leaves_numbers:
+            program, ending = program.without_numbers()
         steps = Steps(120, 4, 1, "drop")
-        made = [built.make(Job(0, steps.range(0, step, step + 1), 120)) for step in range(30)]
-        found = [finish_numbers(each, ending).value for each in made]
+        jobs = [Job(0, steps.range(0, step, step + 1), 120) for step in range(30)]
+        found = [finish_numbers(each, ending).value for job in jobs for each in make_batches(program, job).result()]
         assert [plain(batch) for batch in found] == wanted
     assert 30 < in_place.count(0) < len(in_place) == 60
     assert len(carried) == 4 * 60
@@ -412,9 +415,9 @@ def test_workers_do_not_outlive_a_killed_main_process(python, numbers, tmp_path,
 
 
 def test_a_worker_that_does_not_end_is_killed(numbers, tmp_path, monkeypatch):
-    monkeypatch.setattr(crew_module, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(pool_module, "_PATIENCE_S", 0.1)
     loader = exact(numbers).map(functools.partial(hang, str(tmp_path / "hangs"))).batched(3).loader(workers=1)
-    loader._ahead._maker.submit(next(loader._jobs(loader._passes.begin())))
+    loader._prefetch._pool.submit(next(loader._jobs(loader._passes.begin())))
     while not (tmp_path / "hangs").exists():
         pass
     [worker] = [child.pid for child in multiprocessing.active_children()]

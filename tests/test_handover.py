@@ -15,10 +15,11 @@ from leaks import open_things
 from shards import fail_on_7, number_of, write_numbers, write_pictures
 
 from wdskit import Pipeline, PipelineError, Ragged, SampleError
-from wdskit.engine.jobs import Made
-from wdskit.loader import handover
+from wdskit.engine.batch import Batch
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.loader import device
 from wdskit.loader import planned as planned_module
-from wdskit.loader.handover import finish_numbers, hand_over, make_mover, map_tensors
+from wdskit.loader.device import finish_numbers, hand_over, make_mover, map_tensors
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.shards.index import index_folder
 
@@ -149,10 +150,10 @@ def test_images_cross_as_uint8_and_become_the_same_numbers_behind(pictures, endi
     pipe = SHAPES[shape](ENDINGS[ending](Pipeline().exact(pictures, seed=1))).batched(8)
     place = 1 if shape == "tuple" else "image"
     built = pipe.build()
-    left = built.leave_numbers()
+    program, left = built.program.without_numbers()
     assert left is not None
-    loader = planned_module.PlannedLoader(built, LoaderSpec(workers=0, threads=2))
-    taken = loader._ahead.take(loader._jobs(loader._passes.begin()), 4)
+    loader = planned_module.PlannedLoader(PlannedPipeline(program), LoaderSpec(workers=0, threads=2))
+    taken = loader._prefetch.take(loader._jobs(loader._passes.begin()), 4)
     for made, expected in zip(taken, pipe.loader(workers=0), strict=True):
         assert made.value[place].dtype == torch.uint8
         finished = finish_numbers(made, left).value
@@ -170,12 +171,12 @@ def test_images_cross_as_uint8_and_become_the_same_numbers_behind(pictures, endi
     ],
 )
 def test_where_somebody_else_sees_the_numbers_they_are_made_before(pictures, build):
-    assert build(Pipeline().exact(pictures)).batched(4).build().leave_numbers() is None
+    assert build(Pipeline().exact(pictures)).batched(4).build().program.without_numbers()[1] is None
 
 
 def test_a_function_behind_the_batch_gets_numbers(pictures):
     pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).map(lambda batch: batch)
-    assert pipe.build().leave_numbers() is None
+    assert pipe.build().program.without_numbers()[1] is None
 
 
 def test_a_device_that_is_not_there_is_refused(numbers):
@@ -207,7 +208,7 @@ class FakeCuda:
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(handover, "pinned", lambda tensor: self.seen.append("pinned") or Moving(tensor, self))
+        monkeypatch.setattr(device, "pinned", lambda tensor: self.seen.append("pinned") or Moving(tensor, self))
 
     def __enter__(self) -> None:
         self.current = "side"
@@ -234,7 +235,7 @@ def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(
         cuda.seen.clear()
         mover = make_mover(pipe, LoaderSpec(device=name))
         assert mover is not None
-        sent = mover.send(Made((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), (), 0))
+        sent = mover.send(Batch((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), 2, (), 0))
         received = mover.receive(sent)
         assert received.value[0].dtype == torch.float32
         assert cuda.seen == [
@@ -252,5 +253,5 @@ def test_without_a_device_batches_are_pinned_where_there_is_one(pictures, monkey
     cuda = FakeCuda(monkeypatch)
     mover = make_mover(built, LoaderSpec(pin_memory=True))
     assert mover is not None
-    mover.receive(mover.send(Made([torch.zeros(3)], ())))
+    mover.receive(mover.send(Batch([torch.zeros(3)], 3)))
     assert cuda.seen == ["pinned"]

@@ -51,7 +51,7 @@ ALLOWED = [
     ("cli/a.py", "def f():\n    import torch\n    from wdskit.packing.api import pack\n    print(pack)"),
     ("cli/a.py", "import typer\nfrom rich.table import Table"),
     ("packing/a.py", "from wdskit.shards.verify import verify\nfrom wdskit.errors import PackError"),
-    ("shards/a.py", "from wdskit.loader.factory import make_loader"),
+    ("shards/a.py", "from wdskit.loader.make import make_loader"),
     ("loader/a.py", "import torch\nfrom wdskit.pipeline.builder import Pipeline"),
     ("pipeline/a.py", "from wdskit.order.keys import philox\nfrom wdskit.stages import specs"),
     (
@@ -121,7 +121,7 @@ def test_an_exception_is_for_one_import_of_one_file(load_tool, repository: Path)
         tree = ast.parse((repository / "wdskit" / inside).read_text())
         assert module in {item.module for item in tool.imports_of(tree, inside)}
         assert list(tool.check_source("pipeline/other.py", f"import {module}"))
-    assert list(tool.check_source("pipeline/builder.py", "import wdskit.loader.factory"))
+    assert list(tool.check_source("pipeline/builder.py", "import wdskit.loader.make"))
 
 
 def test_wdskit_keeps_its_layers(load_tool, repository: Path) -> None:

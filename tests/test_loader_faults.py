@@ -12,10 +12,8 @@ import select
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,16 +21,13 @@ import pytest
 import torch
 from leaks import leftovers, memory_of, open_things, start_endless
 from shards import fail_on_7, number_of, write_numbers, write_shard
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import wdskit
 from wdskit import DecodeError, Pipeline, PipelineError, SampleError, ShardError, StorageError
-from wdskit.engine.by_columns import begin
-from wdskit.engine.jobs import Job
-from wdskit.loader import worker as worker_module
-from wdskit.loader import workers as workers_module
-from wdskit.loader.failures import Failure, WorkerTraceback
-from wdskit.loader.worker import Order
+from wdskit.engine.outcome import Outcome, WorkerTraceback
+from wdskit.engine.program import Job
+from wdskit.loader import process_pool
+from wdskit.loader.process_pool import Request
 from wdskit.shards.index import index_folder
 from wdskit.stages.memory import FRESH
 
@@ -72,7 +67,7 @@ def kill(pid: int) -> None:
 
 @pytest.mark.parametrize("is_waited_for", [False, True])
 def test_a_worker_that_is_killed_between_epochs_is_named_by_the_next_one(six, is_waited_for):
-    """And nowhere before: torch raises its RuntimeError in the midst of whatever the consumer does meanwhile."""
+    """And nowhere before."""
     loader = split(six).map(number_of).loader(workers=2, start_method="fork")
     others = set(multiprocessing.active_children())
     assert sorted(loader) == list(range(39))
@@ -80,7 +75,7 @@ def test_a_worker_that_is_killed_between_epochs_is_named_by_the_next_one(six, is
     kill(workers[0].pid)
     if is_waited_for:
         workers[0].join()
-    with pytest.raises(PipelineError, match=rf"^a worker process died: .*pid {workers[0].pid}.* is killed by signal"):
+    with pytest.raises(PipelineError, match=rf"^a worker process died: .*pid {workers[0].pid}.* was killed by SIGKILL"):
         list(loader)
     assert not set(multiprocessing.active_children()) - others
     assert sorted(loader) == list(range(39))
@@ -106,16 +101,14 @@ def kill_me() -> None:
 @pytest.mark.parametrize(
     ("start_method", "persistent"), [("fork", True), ("fork", False), ("forkserver", True)], ids=str
 )
-def test_a_killed_worker_is_an_error_and_then_replaced(six, tmp_path, monkeypatch, start_method, persistent):
+def test_a_killed_worker_is_an_error_and_then_replaced(six, tmp_path, start_method, persistent):
     """As the kernel kills for memory: an error that says so, no hang; the same epoch then runs in new processes."""
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # else 5 s a look
     function = functools.partial(die_once, str(tmp_path / "died"), kill_me)
     loader = split(six).map(function).loader(workers=2, start_method=start_method, persistent_workers=persistent)
     others = set(multiprocessing.active_children())
-    with pytest.raises(PipelineError, match=r"^a worker process died: .*worker.*\.\n  Often memory ran out") as caught:
+    with pytest.raises(PipelineError, match=r"^a worker process died: .*worker.*\.\n  Often memory ran out"):
         list(loader)
     assert (tmp_path / "died").exists()
-    assert caught.value.__cause__ is not None
     assert not set(multiprocessing.active_children()) - others, "the other worker goes on while the error is held"
     assert sorted(loader) == list(range(39))
     assert loader.epoch == 1
@@ -431,26 +424,23 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
 
     built = Pipeline().sequential(pattern, tail="drop").map(wait).batched(4).build(threads=2)
     ticket = Ticket(1)
-    orders = iter([Order(1, Job(0, range(4), 4), (), ()), Order(-1, None, (ticket,), ()), None])
+    requests = iter([Request(1, Job(0, range(4), 4), (), ()), Request(-1, None, (ticket,), ()), None])
 
-    class Office:
-        """The worker's side of its channel, with what the main process says written down."""
+    class Channel:
+        """The worker's side, with what the main process says written down."""
 
-        pipeline = built
+        memory = FRESH
 
-        def order(self):
-            order = next(orders)
-            if order is None:
+        def request(self):
+            request = next(requests)
+            if request is None:
                 go_on.set()
-            return order
+            return request
 
-        def making(self, job):
-            return begin(built, job, FRESH)
-
-        def answer(self, number, make):
+        def answer(self, number, outcome):
             finished.set()
 
-    worker_module._serve_threads(Office())
+    process_pool._serve_threads(Channel(), built.start(0, 1), 2)
 
 
 def test_no_queue_is_asked_for_its_size():
@@ -522,11 +512,13 @@ def test_a_dropped_loader_leaves_nothing(six, end, settings):
 def test_the_check_of_leftovers_catches_an_error_that_holds_its_loader(six, monkeypatch):
     """An error refers to its frames, and they to the error: a cycle."""
 
-    def throw(self):
-        error = self._error()
-        raise error
+    def result(self):
+        error = self.error
+        if error is not None:
+            raise error
+        return self.value
 
-    monkeypatch.setattr(Failure, "throw", throw)
+    monkeypatch.setattr(Outcome, "result", result)
     assert leftovers(lambda: ENDS["an error"](split(six)).loader(workers=1)).keys() >= {"loader", "children", "files"}
 
 
@@ -541,10 +533,9 @@ def hold_error(pipe: Pipeline) -> SampleError:
 
 
 def killed_workers(six: str, monkeypatch) -> list[int]:
-    """The workers that torch kills when a loader is garbage, because they did not end when they were told."""
+    """The workers that are killed when a loader is garbage, because they did not end when they were asked to."""
     killed = []
-    kill = lambda worker: (killed.append(worker.pid), worker.kill())  # noqa: E731
-    monkeypatch.setattr(multiprocessing.process.BaseProcess, "terminate", kill)
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "kill", lambda worker: killed.append(worker.pid))
     gc.collect()
     gc.disable()
     try:
@@ -562,16 +553,8 @@ def killed_workers(six: str, monkeypatch) -> list[int]:
     return killed
 
 
-def test_workers_of_a_loader_that_is_garbage_are_told_to_end(six, monkeypatch):
-    """Torch alone leaves them waiting, and kills each after five seconds."""
+def test_workers_of_a_loader_that_is_garbage_are_asked_to_end(six, monkeypatch):
     assert killed_workers(six, monkeypatch) == []
-
-
-def test_the_check_of_garbage_catches_workers_that_nobody_tells(six, monkeypatch):
-    without = SimpleNamespace(ref=weakref.ref, finalize=lambda *_: SimpleNamespace())
-    monkeypatch.setattr(workers_module, "weakref", without)
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
-    assert len(killed_workers(six, monkeypatch)) == 1
 
 
 @pytest.mark.parametrize("settings", WAYS, ids=str)
@@ -597,7 +580,6 @@ def test_many_epochs_leak_nothing(six, settings):
 
 
 def test_a_loader_used_in_another_thread_works_and_leaves_nothing(six):
-    """Torch sees dead workers by a signal, which only a main thread can take; that is no reason to fail."""
     items: list[int] = []
 
     def work() -> None:

@@ -17,7 +17,7 @@ from shards import draw, number_of, write_numbers, write_pictures
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
-from wdskit.engine.streaming import StreamPipeline
+from wdskit.engine.stream import StreamPipeline
 from wdskit.order.draws import Draws
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.settings import load_config

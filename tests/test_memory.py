@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from wdskit.loader import memory as memory_module
-from wdskit.loader import messages as messages_module
-from wdskit.loader.memory import MIN_BYTES, Block, Ring, SharedBlock, lent
-from wdskit.loader.messages import Message, pack, unpack
+from wdskit.loader import shared_memory as memory_module
+from wdskit.loader.shared_memory import MIN_BYTES, Block, Message, Ring, SharedBlock, borrow, pack, unpack
 
 SHAPE = (4, 3, 64, 96)
 
@@ -114,7 +112,7 @@ def test_the_check_of_sharing_catches_a_ring_that_takes_back_too_early(monkeypat
         back.append(number)
         return np.frombuffer(memory, np.uint8)
 
-    monkeypatch.setattr(memory_module, "lent", early)
+    monkeypatch.setattr(memory_module, "borrow", early)
     with pytest.raises(AssertionError, match="lent again"):
         test_memory_comes_back_with_the_last_that_shares_it_and_not_before("a row")
 
@@ -163,7 +161,7 @@ def same(one: Any, other: Any) -> bool:
 
 def unpacked(message: Message, ring: Ring) -> Any:
     """In the same process: blocks by number."""
-    return unpack(message, lambda number: lent(ring._lent[number].memory, ring._back, number))
+    return unpack(message, lambda number: borrow(ring._lent[number].memory, ring._back, number))
 
 
 @pytest.mark.parametrize("name", values())
@@ -210,7 +208,7 @@ def test_large_pickles_travel_in_shared_memory_and_small_ones_in_the_pipe():
     large = pack(values()["dicts"] * 10, ring)
     assert not isinstance(large.pickled, bytes)
     assert len(pickle.dumps(large)) < 1000
-    assert messages_module._INLINE_BYTES <= 1 << 14, "a pipe holds 64 KiB"
+    assert memory_module._INLINE_BYTES <= 1 << 14, "a pipe holds 64 KiB"
 
 
 def test_shared_blocks_have_no_name_and_leave_no_descriptor():

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from wdskit.config.spec import StageSpec
-from wdskit.loader.factory import make_loader
+from wdskit.loader.make import make_loader
 from wdskit.stages.specs import STAGES
 
 PATH = Path(__file__).parents[1] / "wdskit" / "pipeline" / "methods.py"
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import TypeAlias
 
-    from wdskit.loader.loader import Loader
+    from wdskit.loader.base import Loader
 
     Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
     Function: TypeAlias = str | Callable[..., Any]

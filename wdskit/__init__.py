@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from wdskit.checking.api import verify
     from wdskit.checking.findings import Finding, VerifyResult
     from wdskit.dataset.shard import LocalShard
-    from wdskit.loader.factory import make_loader
     from wdskit.loader.gather import gather_valid
+    from wdskit.loader.make import make_loader
     from wdskit.loader.peers import check_same_batches
     from wdskit.loader.stats import LoaderStats, StageStats
     from wdskit.packing.api import finish_pack, pack
@@ -145,7 +145,7 @@ _HOMES = {
     "RepairResult": "wdskit.shards.repair",
     "VerifyResult": "wdskit.checking.findings",
     "load_config": "wdskit.pipeline.settings",
-    "make_loader": "wdskit.loader.factory",
+    "make_loader": "wdskit.loader.make",
     "pack": "wdskit.packing.api",
     "finish_pack": "wdskit.packing.api",
     "PackOptions": "wdskit.packing.options",

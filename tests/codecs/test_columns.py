@@ -21,7 +21,7 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.columns import Spans
 from wdskit.engine.planned import PlannedPipeline
-from wdskit.engine.shards import OpenShards
+from wdskit.engine.shard_cache import ShardCache
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
 from wdskit.shards.index import index_folder
 
@@ -73,14 +73,27 @@ def equal(a: Any, b: Any) -> bool:
 
 def both(pipe: Pipeline, **options: Any) -> tuple[list[Any], list[Any], int]:
     """An epoch by columns and one sample by sample, and how many batches were made by columns."""
-    found = []
     built: PlannedPipeline = pipe.build(rank=0, world_size=1, **options)
-    assert built.columns is not None
-    found.append(list(built))
-    num_made = built.columns.num_made
+    made = count_made(built)
+    by_columns = list(built)
     apart: PlannedPipeline = pipe.build(rank=0, world_size=1, **options)
-    apart.columns = None
-    return found[0], list(apart), num_made
+    object.__setattr__(apart.program, "columns", None)
+    return by_columns, list(apart), sum(made)
+
+
+def count_made(built: PlannedPipeline) -> list[int]:
+    """Filled with the number of batches of each job that is made by columns."""
+    columns, made = built.program.columns, []
+    assert columns is not None
+    make = columns.make
+
+    def counted(*job: Any) -> Any:
+        batches = make(*job)
+        made.append(len(batches or ()))
+        return batches
+
+    columns.make = counted
+    return made
 
 
 def check(pipe: Pipeline, **options: Any) -> None:
@@ -123,23 +136,22 @@ def test_every_kind_of_pipeline(folder: Path, name: str, source: str) -> None:
 def test_images_functions_and_other_collates_are_left_to_samples_one_by_one(folder: Path, tmp_path: Path) -> None:
     base = Pipeline().exact(str(folder))
     for pipe in (base.map(key_of).batched(4), base.batched(4, collate=len), base, base.map_dict(cls=int).batched(4)):
-        assert pipe.build(rank=0, world_size=1).columns is None
+        assert pipe.build(rank=0, world_size=1).program.columns is None
     png = png_of(np.zeros((2, 3, 3), np.uint8))
     write_shard(tmp_path / "s.tar", {f"k{at}": {"png": png, "cls": b"%d" % at} for at in range(4)})
     index_folder(tmp_path, workers=1)
     images = Pipeline().sequential(str(tmp_path))
     check(images.decode("rgb8", only="cls").batched(2))
-    by_columns, apart, num_made = both(images.decode("rgb8").batched(2))
-    assert equal(by_columns, apart)
-    assert num_made == 0
+    assert images.decode("rgb8").batched(2).build(rank=0, world_size=1).program.columns is None
 
 
 def test_a_pipeline_that_travels_still_makes_columns(folder: Path) -> None:
     built = Pipeline().sequential(str(folder)).decode().batched(4).build(rank=0, world_size=1)
     copy = pickle.loads(pickle.dumps(built))
+    made = count_made(copy)
     assert equal(list(copy), list(built))
-    assert copy.columns.num_made == built.columns.num_made > 0
-    assert copy.columns.shards is copy.shards
+    assert sum(made) > 0
+    assert copy.program.columns.shards is copy.program.shards
 
 
 def test_mixtures_and_splits_and_ranges(folder: Path, tmp_path: Path) -> None:
@@ -281,8 +293,8 @@ def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path
         samples[f"c{at:03d}"] = {"cls": b"1", "txt": b"", "npy": npy(np.zeros(3))}
     write_shard(tmp_path / "s.tar", dict(sorted(samples.items())))
     index_folder(tmp_path, workers=1)
-    read, alone = OpenShards.read, []
-    monkeypatch.setattr(OpenShards, "read", lambda *place: alone.append(1) or read(*place))
+    read, alone = ShardCache.read, []
+    monkeypatch.setattr(ShardCache, "read", lambda *place: alone.append(1) or read(*place))
     pipe = Pipeline().sequential(str(tmp_path)).decode("rgb8").to_tuple("cls", "__key__").batched(3)
     for threads in (1, 2):
         built = pipe.build(rank=0, world_size=1, threads=threads)

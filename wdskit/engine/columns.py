@@ -1,8 +1,7 @@
 """A batch by columns: where nothing but built-in field stages stand before `batched`, one loop a field, not a sample.
 
-It gives what the same stages give sample by sample. Each batch decides for itself: where its samples differ in their
-fields, have images to decode, or one is bad, the samples are made one by one, of the bytes that were read: then the
-error, or the sample that stands in for a bad one, is theirs.
+It gives what the same stages give sample by sample. Where the samples of a batch differ in their fields, or one is bad,
+they are made one by one: then the error, or the sample that stands in for a bad one, is theirs.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import NPY_FIELDS
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.columns import Spans
-from wdskit.engine.sample import Each
-from wdskit.engine.shards import ManySamples, OpenShards
+from wdskit.engine.sample import SampleStages
+from wdskit.engine.shard_cache import ManySamples, ShardCache
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
 from wdskit.stages.buffering import Batched
 from wdskit.stages.collate import Collate, collate
 from wdskit.stages.functions import Decode, OnValue, Rename, ToDict, ToTuple
 from wdskit.stages.layouts import Layouts
-from wdskit.stages.memory import FRESH, Memory
+from wdskit.stages.memory import Memory
 from wdskit.stages.ragged import Ragged, make_ragged, offsets_of
 
 Column: TypeAlias = Spans | NpyColumn | list[Any]
@@ -46,49 +45,35 @@ class Columns:
         shards: Where samples are read.
         steps: The stages before `batched`.
         collate: The default one.
-
-    Attributes:
-        num_made: Batches that were made so.
     """
 
     def __init__(
-        self, shards: OpenShards, steps: Sequence[Decode | Rename | ToTuple | ToDict], collate: Collate
+        self, shards: ShardCache, steps: Sequence[Decode | Rename | ToTuple | ToDict], collate: Collate
     ) -> None:
         self.shards = shards
         self.steps = tuple(steps)
         self.collate = collate
-        self.num_made = 0
 
-    def read(self, shards: Ints, samples: Ints) -> ManySamples | None:
-        """The samples, as `make` takes them."""
-        return self.shards.read_many(shards, samples, viewed=_is_viewed)
-
-    def fits(self, found: ManySamples) -> bool:
-        """Whether samples have no image to decode, whose pixels are for several threads."""
-        columns: Any = dict.fromkeys(["__key__", "__url__", *found.fields])
-        for step in self.steps:
-            if not isinstance(step, Decode):
-                columns = step(columns)
-            elif step.spec and any(is_image_field(name) and step.takes(name, b"") for name in columns):
-                return False
-        return True
-
-    def make(self, places: Ints, shards: Ints, found: ManySamples, memory: Memory = FRESH) -> tuple[Any, Origin] | None:
-        """The batch of some samples and its origin, whose `members` are the first and the last; None where it has to be
-        made of samples one by one.
+    def make(
+        self, places: Ints, shards: Ints, samples: Ints, bounds: Sequence[slice], memory: Memory
+    ) -> list[tuple[Any, Origin]] | None:
+        """Batches and their origins, whose `members` are the first and the last; None where their samples have to be
+        made one by one, which tells what is wrong with one.
 
         Args:
             places: Positions in the endless sequence, (n,).
-            shards: Their shards.
-            found: The samples, as they were read.
+            shards: Their shards, (n,).
+            samples: Their numbers in these, (n,).
+            bounds: Which of them are the samples of each batch.
             memory: Where tensors are written.
         """
         try:
-            made = self._make(places, shards, found, memory)
-        except Exception:  # noqa: BLE001 (it comes again sample by sample, where it is told or forgiven)
+            found = self.shards.read_many(shards, samples, viewed=_is_viewed)
+            if found is None:
+                return None
+            return [self._make(places[at], shards[at], found.part(at), memory) for at in bounds]
+        except Exception:  # noqa: BLE001 (it comes again sample by sample)
             return None
-        self.num_made += 1
-        return made
 
     def _make(self, places: Ints, shards: Ints, found: ManySamples, memory: Memory) -> tuple[Any, Origin]:
         columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
@@ -114,13 +99,21 @@ class Columns:
         return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
 
 
-def columns_of(shards: OpenShards, each: Each, batched: Batched | None) -> Columns | None:
-    """What makes the batches of a planned pipeline by columns; None where its stages or its collate are not such."""
-    if batched is None or not isinstance(batched.collate, Collate) or each.parts:
+def columns_of(shards: ShardCache, stages: SampleStages, batched: Batched | None) -> Columns | None:
+    """What makes the batches of a planned pipeline by columns; None where its stages or its collate are not such, or
+    where images are decoded, whose pixels are for several threads.
+    """
+    if batched is None or not isinstance(batched.collate, Collate) or stages.parts:
         return None
-    steps = [step.function.function if isinstance(step.function, OnValue) else None for step in each.steps]
+    steps = [step.function.function if isinstance(step.function, OnValue) else None for step in stages.steps]
     fit = [step for step in steps if isinstance(step, (Decode, Rename, ToTuple, ToDict))]
-    return Columns(shards, fit, batched.collate) if len(fit) == len(steps) else None
+    if len(fit) < len(steps) or any(isinstance(step, Decode) and _decodes_images(step) for step in fit):
+        return None
+    return Columns(shards, fit, batched.collate)
+
+
+def _decodes_images(decode: Decode) -> bool:
+    return decode.spec is not None and (not decode.only or any(map(is_image_field, decode.only)))
 
 
 def _is_viewed(field: str) -> bool:

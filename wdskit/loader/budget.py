@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
-from wdskit.engine.jobs import Bad
+from wdskit.engine.batch import Bad
 from wdskit.errors import SampleError
 from wdskit.files import append_lines, make_folders
 from wdskit.pipeline.loader_specs import ErrorsSpec

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdskit.engine.jobs import Bad, Job, Made
 from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.program import Job
+from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
-from wdskit.loader.handover import hand_over, make_mover
-from wdskit.loader.loader import Loader
-from wdskit.loader.makers import Ahead, InThisThread, make_maker
+from wdskit.loader.device import hand_over, make_mover
 from wdskit.loader.passes import Pass, Passes
+from wdskit.loader.prefetch import Prefetch, make_pool
 from wdskit.loader.starting import start_method_of
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-
-STEPS_A_JOB = 64
-"""Steps that are made together where an item is a sample: one by one, the way between processes costs 0.2 ms each."""
 
 
 class PlannedLoader(Loader):
@@ -45,10 +42,11 @@ class PlannedLoader(Loader):
         errors: ErrorsSpec | None = None,
         **origin: Any,
     ) -> None:
-        num_ahead = _num_ahead(spec, pipeline.run.num_threads)
+        num_ahead = _num_ahead(spec, pipeline.num_threads)
         super().__init__(pipeline.run, spec, prefetch=num_ahead, capacity=num_ahead, **origin)
-        self.pipeline = pipeline
-        plan = pipeline.plan
+        self._mover, program = make_mover(pipeline.program, spec)
+        self.pipeline = PlannedPipeline(program)
+        plan = program.plan
         self._passes = Passes(
             epoch_samples=plan.epoch_samples,
             batch=plan.batch,
@@ -56,15 +54,13 @@ class PlannedLoader(Loader):
             tail=plan.tail,
             fingerprint=plan.fingerprint,
         )
-        self._steps_a_job = 1 if plan.is_batched else STEPS_A_JOB
+        self._steps_a_job = program.batches_a_job
         num_samples = len(self._passes) * plan.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
-        start_method = functools.partial(start_method_of, pipeline.pipeline, spec.start_method)
+        start_method = functools.partial(start_method_of, self.pipeline.pipeline, spec.start_method)
         if spec.workers:
             start_method()
-        self._mover = make_mover(pipeline, spec)
-        maker = make_maker(pipeline, spec.workers, start_method)
-        self._ahead = Ahead(maker, max(num_ahead, maker.num_ahead) if isinstance(maker, InThisThread) else num_ahead)
+        self._prefetch = Prefetch(make_pool(self.pipeline, spec.workers, start_method), num_ahead)
 
     @property
     def epoch(self) -> int:
@@ -107,26 +103,27 @@ class PlannedLoader(Loader):
         if not running.steps.consumed:
             budget.count = 0
         num_steps = len(running.steps)
-        step = 0
-        taken = self._ahead.take(self._jobs(running), -(-num_steps // self._steps_a_job))
+        taken = self._prefetch.take(self._jobs(running), -(-num_steps // self._steps_a_job))
         self._meter.begin(running.epoch)
+        step = 0
         try:
-            for made in taken if self._mover is None else hand_over(taken, self._mover):
-                self._count(running, step, made)
-                for item, bad in self._of_steps(running, step, made):
-                    budget.spend(running.epoch, bad)
-                    self._passes.received(running, step)
-                    step += 1
-                    if step == num_steps:
-                        budget.count = 0
-                        self._leave()
-                    yield item
-                    del item
-                del made
+            for batch in taken if self._mover is None else hand_over(taken, self._mover):
+                ready = self._prefetch.num_ready
+                self._meter.received(batch.num_samples, ready=ready, replaced=len(batch.bad), timings=batch.timings)
+                budget.spend(running.epoch, batch.bad)
+                self._passes.received(running, step)
+                step += 1
+                if step == num_steps:
+                    budget.count = 0
+                    self._leave()
+                value = batch.value
+                del batch
+                yield value
+                del value
                 self._meter.asked()
         finally:
             if not self.spec.persistent_workers:
-                self._ahead.close()
+                self._prefetch.close()
         assert step == num_steps
 
     def _jobs(self, running: Pass) -> Iterator[Job]:
@@ -137,27 +134,9 @@ class PlannedLoader(Loader):
                 stop = min(first + self._steps_a_job, len(steps))
                 yield Job(start, steps.range(self._place.rank, first, stop), steps.num_samples)
 
-    def _count(self, running: Pass, step: int, made: Made) -> None:
-        """Count the items of a job, the first of which is that of `step`."""
-        num_steps = 1 if self.pipeline.plan.is_batched else len(made.value)
-        positions = running.steps.range(self._place.rank, step, step + num_steps)
-        num_samples = len(range(positions.start, min(positions.stop, running.steps.num_samples), positions.step))
-        ready = self._ahead.num_ready
-        self._meter.received(num_samples, steps=num_steps, ready=ready, replaced=len(made.bad), timings=made.timings)
-
-    def _of_steps(self, running: Pass, step: int, made: Made) -> Iterator[tuple[Any, Sequence[Bad]]]:
-        """The items of a job, each with its bad samples; the first is that of `step`."""
-        if self.pipeline.plan.is_batched:
-            yield made.value, made.bad
-            return
-        bad = {each.position: each for each in made.bad}
-        for number, item in enumerate(made.value):
-            position = int(running.steps.positions(self._place.rank, step + number)[0]) if bad else -1
-            yield item, [bad[position]] if position in bad else []
-
 
 def _num_ahead(spec: LoaderSpec, num_threads: int) -> int:
-    """Jobs at work or ready ahead of the consumer: none in its own thread, and each process has work to go on with."""
-    if not spec.workers and num_threads == 1:
-        return 0
-    return max(spec.prefetch, 2 * spec.workers)
+    """Jobs that are at work or ready beside the one that is waited for."""
+    if spec.workers:
+        return max(spec.prefetch, 2 * spec.workers)
+    return spec.prefetch if num_threads > 1 else 0

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
+import functools
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from wdskit.engine.footing import keeping
-from wdskit.engine.marks import How, Marks, Start
-from wdskit.engine.splits import check_splits
-from wdskit.engine.streaming import StreamPipeline
+from wdskit.engine.batch import Batch
+from wdskit.engine.stream import Progress, StreamJob, StreamPipeline, check_splits
+from wdskit.engine.stream_position import STATE_VERSION, How, Start, StreamState
 from wdskit.errors import PipelineError, StateError
-from wdskit.loader.failures import Shipped
-from wdskit.loader.loader import Loader
-from wdskit.loader.passes import beside, unused_state
-from wdskit.loader.stream_state import StreamState, read_state
-from wdskit.loader.workers import Workers
+from wdskit.loader.base import Loader
+from wdskit.loader.device import hand_over, pin_mover
+from wdskit.loader.prefetch import make_pool
+from wdskit.loader.process_pool import ProcessPool
+from wdskit.loader.starting import start_method_of
+from wdskit.loader.states import beside, compare_fingerprints, unused_state
 from wdskit.pipeline.loader_specs import LoaderSpec
 
 
@@ -25,7 +26,7 @@ class StreamLoader(Loader):
     `len(loader)` is the number of items of an epoch where that follows from the pipeline.
 
     Args:
-        pipeline: Built for this rank, for at least `spec.workers` workers.
+        pipeline: Built for this rank.
         spec: Workers, prefetch and the rest.
         origin: Name of the pipeline, where the rank comes from, and the rest that `Loader` takes.
 
@@ -38,18 +39,20 @@ class StreamLoader(Loader):
         super().__init__(pipeline.run, spec, prefetch=spec.prefetch, capacity=capacity, **origin)
         self.pipeline = pipeline
         self._epoch = 0
-        self._num_rows = max(1, spec.workers)
-        self._next_worker = 0
+        self._num_workers = max(1, spec.workers)
         self._loaded: StreamState | None = None
         self._finished = -1  # the epoch that the consumer has had to its end last
         self._begun: int | None = None  # the one that it has begun last, and
-        self._begun_as: tuple[Start, ...] = (Start(How.RESUME),) * self._num_rows  # how, and
-        self._received = [0] * self._num_rows  # what it has had of that from each worker
+        self._begun_as: tuple[Start, ...] = (Start(How.RESUME),) * self._num_workers  # how, and
+        self._received = [0] * self._num_workers  # what it has had of that from each worker, and
+        self._next_worker = 0  # whose turn it is
+        self._progress = [Progress()] * self._num_workers  # what each has said in it last
         self._check()
-        self._marks = pipeline.marks = Marks(
-            self._num_rows, *keeping(pipeline.pipeline), batch=pipeline.layout.batch, ahead=spec.prefetch
-        )
-        self._workers = Workers(Shipped(pipeline), spec, stages=pipeline.pipeline)
+        start_method = functools.partial(start_method_of, pipeline.pipeline, spec.start_method)
+        if spec.workers:
+            start_method()
+        self._pool = make_pool(pipeline, spec.workers, start_method)
+        self._mover = pin_mover(spec)
 
     @property
     def _setting(self) -> dict[str, int]:
@@ -74,14 +77,14 @@ class StreamLoader(Loader):
         elif loaded is not None and epoch != self._epoch:
             raise unused_state(epoch, self._epoch)
         if epoch == self._finished and epoch != self._epoch:
-            self._received = [0] * self._num_rows  # the same once more
+            self._received = [0] * self._num_workers  # the same once more
         self._epoch = epoch
 
     def _left(self, loaded: StreamState) -> StreamState:
         """The beginning of the next epoch, where a loaded one is left."""
         epoch = loaded.epoch + 1
         if self.pipeline.layout.cut is None:
-            return StreamState(epoch, 0, (Start(How.ANEW, epoch),) * self._num_rows)
+            return StreamState(epoch, 0, (Start(How.ANEW, epoch),) * self._num_workers)
         is_resumed = (How.LEAVE if start.how is How.RESUME else start.how for start in loaded.workers)
         starts = zip(loaded.workers, is_resumed, strict=True)
         return StreamState(epoch, 0, tuple(start._replace(how=how) for start, how in starts))
@@ -113,10 +116,11 @@ class StreamLoader(Loader):
         Raises:
             StateError: A stage holds what cannot be saved.
         """
-        if self.pipeline.layout.unsaved:
-            msg = f"this stream cannot be resumed: {self.pipeline.layout.unsaved} holds what cannot be read again."
+        layout = self.pipeline.layout
+        if layout.unsaved:
+            msg = f"this stream cannot be resumed: {layout.unsaved} holds what cannot be read again."
             raise StateError(f"{msg}\n  Use a planned source (exact, resampled), or leave that stage out.")
-        return self._state().to_json(self._setting, self.pipeline.layout.fingerprint)
+        return {**self._state().to_json(), "setting": self._setting, "fingerprint": dict(layout.fingerprint)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state says, with the next iteration.
@@ -128,19 +132,29 @@ class StreamLoader(Loader):
         Raises:
             StateError: It is no state, or one of other ranks, workers or data; what differs is named.
         """
-        loaded = read_state(state, self._setting, self.pipeline.layout.fingerprint, strict=strict)
-        if len(loaded.workers) != self._num_rows:
-            raise StateError(f"state: it is damaged: {len(loaded.workers)} of {self._num_rows} workers.")
+        given: Any = state
+        if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION or "workers" not in given:
+            raise StateError(f"this is no state of a stream of version {STATE_VERSION}.")
+        there, here = state.get("setting"), self._setting
+        if there != here:
+            msg = f"a stream goes on with the ranks, workers and threads that it was stopped with: {there} in the state"
+            raise StateError(f"{msg}, {here} here.\n  Use the same, or a planned source, which takes any.")
+        if not isinstance(state.get("fingerprint"), Mapping):
+            raise StateError("state: fingerprint is missing.")
+        compare_fingerprints(self.pipeline.layout.fingerprint, state["fingerprint"], strict=strict)
+        loaded = StreamState.of_json(state)
+        if len(loaded.workers) != self._num_workers:
+            raise StateError(f"state: it is damaged: {len(loaded.workers)} of {self._num_workers} workers.")
         self._loaded = loaded
         self._epoch = loaded.epoch
         self._is_inside = False
 
     def _state(self) -> StreamState:
-        """What the marks say now; before the first item of a loaded epoch, what was loaded."""
+        """Where the workers stand behind what was received; before the first item of a loaded epoch, as loaded."""
         if self._loaded is not None:
             return self._loaded
         is_running = self._epoch == self._begun and any(self._received)
-        workers = tuple(map(self._state_of, range(self._num_rows)))
+        workers = tuple(map(self._state_of, range(self._num_workers)))
         return StreamState(self._epoch, self._next_worker if is_running else 0, workers)
 
     def _state_of(self, worker: int) -> Start:
@@ -154,7 +168,7 @@ class StreamLoader(Loader):
                 return begun  # it may not have come to it
             return self._behind(How.RESUME, worker, received)
         if epoch == self._finished + 1:
-            return Start(How.RESUME, epoch, begun=self.pipeline.start_of(worker, epoch, self._num_rows))
+            return Start(How.RESUME, epoch, begun=self._progress[worker].following)
         if self._begun is None or epoch != self._begun + 1 or layout.cut is None or layout.unsaved:
             return Start(How.ANEW, epoch)
         if begun.how is How.LEAVE and not received:
@@ -164,49 +178,88 @@ class StreamLoader(Loader):
     def _behind(self, how: How, worker: int, received: int) -> Start:
         """Behind items of the epoch that was begun last."""
         assert self._begun is not None
-        begun = self._begun_as[worker]
+        begun, progress = self._begun_as[worker], self._progress[worker]
         start = begun.begun
         if begun.how is not How.RESUME and received:  # where it began was for the worker to find out
-            start = self.pipeline.start_of(worker, self._begun, self._num_rows)
-        mark = self._marks.last(worker, self._begun, received)
-        if mark is None and begun.mark is not None and begun.how is How.RESUME and begun.mark.num_items <= received:
+            start = progress.begun
+        mark = progress.mark
+        if mark is None and begun.how is How.RESUME and begun.mark is not None and begun.mark.num_items <= received:
             mark = begun.mark  # it was resumed not long ago
         return Start(how, self._begun, received, mark, start)
 
     def _items(self) -> Any:
         epoch = self._epoch
-        shift = self._tell(epoch)
+        jobs, first = self._begin(epoch)
         wanted = self._num_items()
         num_items = sum(self._received)
         self._meter.begin(epoch)
-        ready = 0
-        items = iter(self._workers)
-        for process, item, timings in items:
-            worker = (process + shift) % self._num_rows
+        taken = self._take(jobs, first)
+        moved = taken if self._mover is None else hand_over(taken, self._mover)
+        for worker, batch, ready in moved:
+            self._keep(worker, batch.position)
+            if batch.position.is_end:
+                continue
             self._received[worker] += 1
-            self._next_worker = (worker + 1) % self._num_rows
+            self._next_worker = (worker + 1) % self._num_workers
             num_items += 1
             if num_items == wanted:  # before the last item is out, so that a checkpoint taken with it goes on
-                num_items += sum(1 for _ in items)  # none; but each worker has said then where it stands at the end
+                for other, end, _ in moved:  # each worker says where it stands at the end
+                    self._keep(other, end.position)
+                    num_items += not end.position.is_end
                 self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
-            self._meter.received(num_samples(item, self.pipeline.layout.batch), ready=ready, timings=timings)
-            yield item
+            self._meter.received(batch.num_samples, ready=ready, timings=batch.timings)
+            value = batch.value
+            del batch
+            yield value
+            del value
             self._meter.asked()
-            ready = self._num_ready(epoch)
         if wanted is None:
             self._end(epoch, num_items)
         else:
             self._check_length(epoch, num_items, wanted)
 
-    def _num_ready(self, epoch: int) -> int:
-        """Items that workers have made and nobody has taken yet; 0 without workers."""
-        if not self.spec.workers:
-            return 0
-        return sum(max(0, self._marks.given(at, epoch) - received) for at, received in enumerate(self._received))
+    def _take(self, jobs: list[StreamJob], first: int) -> Iterator[tuple[int, Batch, int]]:
+        """What the workers give in turns, from `first` on, with the number of items that are ready: the items of an
+        epoch, and the end of each worker.
+        """
+        pool = self._pool
+        submit = pool.submit if isinstance(pool, ProcessPool) else lambda job, _: pool.submit(job)
+        turns = [(first + turn) % self._num_workers for turn in range(self._num_workers)]
+        ended: set[int] = set()
+        waiting: deque[tuple[int, Any]] = deque()
+        following = StreamJob(jobs[0].epoch)
+        try:
+            waiting += [(worker, submit(jobs[worker], worker)) for worker in turns]
+            for _ in range(1, self.spec.prefetch if self.spec.workers else 1):
+                waiting += [(worker, submit(following, worker)) for worker in turns]
+            while waiting:
+                worker, ticket = waiting[0]
+                ready = sum(pool.is_ready(each) for other, each in waiting if other not in ended)
+                outcome = pool.take(ticket)
+                waiting.popleft()
+                batches = outcome.result()
+                if not batches:  # behind the end
+                    continue
+                if batches[0].position.is_end:
+                    ended.add(worker)
+                else:
+                    waiting.append((worker, submit(following, worker)))
+                yield worker, batches.pop(), ready  # not held here while it is used
+        finally:
+            pool.forget([ticket for _, ticket in waiting])
+            if not self.spec.persistent_workers:
+                pool.close()
 
-    def _tell(self, epoch: int) -> int:
-        """Say to the workers how the epoch starts, and return which of them is the first."""
+    def _keep(self, worker: int, said: Progress) -> None:
+        """Note what a worker says of its stream with an item that the consumer is about to get."""
+        known: Progress = self._progress[worker]
+        self._progress[worker] = Progress(
+            said.begun or known.begun, said.mark or known.mark, said.following or known.following
+        )
+
+    def _begin(self, epoch: int) -> tuple[list[StreamJob], int]:
+        """How each worker starts the epoch, and which of them is the first."""
         state, is_loaded = self._state(), self._loaded is not None
         starts = state.workers
         if not is_loaded and epoch == self._begun:  # it starts again
@@ -215,14 +268,12 @@ class StreamLoader(Loader):
                 for begun in self._begun_as
             )
         goes_on = not is_loaded and epoch != self._begun and epoch == self._finished + 1
-        for worker, start in enumerate(starts):
-            self._marks.tell(worker, epoch, Start(How.NEXT) if goes_on else start)
-        shift = state.next_worker if is_loaded else 0
-        self._marks.set_shift(epoch, shift)
-        self.pipeline.set_epoch(epoch)
+        said = [start._replace(how=How.NEXT) if goes_on else start for start in starts]
         self._begun, self._begun_as, self._loaded = epoch, starts, None
         self._received = [start.num_items if start.how is How.RESUME else 0 for start in starts]
-        return shift
+        self._progress = [Progress()] * self._num_workers
+        last = self._finished
+        return [StreamJob(epoch, start, last) for start in said], state.next_worker if is_loaded else 0
 
     def _finish(self, epoch: int) -> None:
         if self._is_inside:  # no state was loaded meanwhile
@@ -254,15 +305,3 @@ class StreamLoader(Loader):
         if workers and layout.cut is not None and layout.stateless and not self.spec.persistent_workers:
             msg = f"workers that do not persist cannot take over what {layout.stateless} holds when an epoch ends."
             raise PipelineError(f"{msg}\n  Use persistent_workers: true.")
-
-
-def num_samples(item: Any, batch: int) -> int:
-    """Samples in what a stream yields, where `batch` are in its batches: the length of the first thing that has one."""
-    if batch == 1:
-        return 1
-    columns = item.values() if isinstance(item, Mapping) else item if isinstance(item, tuple) else (item,)
-    for column in columns:
-        if not isinstance(column, (str, bytes)):
-            with contextlib.suppress(TypeError):  # a tensor without axes
-                return len(column)
-    return batch

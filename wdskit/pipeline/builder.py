@@ -17,7 +17,7 @@ from wdskit.stages.specs import parse_stage
 
 if TYPE_CHECKING:
     from wdskit.engine.planned import PlannedPipeline
-    from wdskit.engine.streaming import StreamPipeline
+    from wdskit.engine.stream import StreamPipeline
 
 
 class Pipeline(StageMethods):
@@ -69,7 +69,7 @@ class Pipeline(StageMethods):
         transforms: Mapping[str, Callable[..., Any]] | None = None,
         errors: Mapping[str, Any] | ErrorsSpec | None = None,
     ) -> StreamPipeline | PlannedPipeline:
-        """The running form, a `webdataset.DataPipeline`, for this rank.
+        """The running form for this rank: of a stream a `webdataset.DataPipeline`.
 
         Args:
             rank: With `world_size`, else found as `pipeline.ranks` says.

@@ -12,12 +12,9 @@ from wdskit.dataset.braces import parse_factors
 from wdskit.dataset.classes import check_labels
 from wdskit.dataset.patterns import ShardList, list_shards
 from wdskit.dataset.unfinished import refuse_part
-from wdskit.engine.board import Board
-from wdskit.engine.footing import keeping
 from wdskit.engine.planned import PlannedPipeline
-from wdskit.engine.sample import Each, together
-from wdskit.engine.splits import Layout
-from wdskit.engine.streaming import StreamPipeline
+from wdskit.engine.sample import Each
+from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.pipeline.counting import count_of, patience_of
@@ -107,9 +104,7 @@ class _Composer:
             batch=next((stage.size for stage in self.stages if isinstance(stage, Batched)), 1),
             fingerprint=self._fingerprint(),
         )
-        num_keepers, capacity = keeping(self.stages[: self.cut])
-        board = Board(max(1, self.max_workers), num_keepers, capacity if self.cut is not None else 0)
-        return StreamPipeline(self.stages, self.run, layout, board)
+        return StreamPipeline(self.stages, self.run, layout, self.max_workers)
 
     def _add(self, spec: StageSpec) -> None:
         """Add one of our stages."""
@@ -124,7 +119,7 @@ class _Composer:
     def _flush(self) -> None:
         """Run the one-to-one stages collected so far as one."""
         if self.steps:
-            self.stages.append(together(self.run, self.steps))
+            self.stages.append(Each(self.run, self.steps))
             self.steps = []
 
     def _add_foreign(self, stage: Any, at: int) -> None:

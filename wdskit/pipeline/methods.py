@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import TypeAlias
 
-    from wdskit.loader.loader import Loader
+    from wdskit.loader.base import Loader
 
     Shards: TypeAlias = str | PathLike[str] | Sequence[str | PathLike[str]]
     Function: TypeAlias = str | Callable[..., Any]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wdskit.engine.planned import Plan, PlannedPipeline
-from wdskit.engine.sample import Each, together
-from wdskit.engine.shards import OpenShards
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.program import Plan, Program
+from wdskit.engine.sample import SampleStages
+from wdskit.engine.shard_cache import ShardCache
 from wdskit.pipeline.loader_specs import ErrorsSpec
 from wdskit.stages.base import Place, Run, Step
 from wdskit.stages.buffering import Batched
@@ -46,11 +47,15 @@ def compose_planned(
             (before if batched is None else behind).append(maker.step(spec))
         elif spec.kind == "batch":
             batched = Batched(run, maker.collate(spec), spec.size_on(place.world_size), partial=True)
-    steps = tuple(before)
-    each = Each(run, "-".join(step.name for step in steps), steps, parts if any(parts) else ())
-    plan = _plan(specs, data, place, batched, errors)
     return PlannedPipeline(
-        OpenShards(data.tables, data.parts), each, batched, together(run, behind) if behind else None, run, plan
+        Program(
+            shards=ShardCache(data.tables, data.parts),
+            stages=SampleStages(tuple(before), parts if any(parts) else ()),
+            batched=batched,
+            behind=SampleStages(tuple(behind)) if behind else None,
+            run=run,
+            plan=_plan(specs, data, place, batched, errors),
+        )
     )
 
 

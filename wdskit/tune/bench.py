@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from wdskit.config.export import settings_to_yaml
 from wdskit.errors import PipelineError
-from wdskit.loader.factory import make_loader
+from wdskit.loader.make import make_loader
 from wdskit.loader.opening import Opened, open_config
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.starting import choose_start_method
@@ -214,8 +214,8 @@ def bench(
     pairs = dict.fromkeys([(1, 1), (1, usable_cores()), (usable_cores(), 1)])
     wanted = [Part("read", *pair) for pair in pairs]
     wanted += [Part("decode", *pair) for pair in pairs if pair[1] == 1 or not one_thread]
-    pipe = subject.loader(Setting(0, 1)).pipeline
-    with Parts(pipe, usable_cores(), choose_start_method(subject.spec.start_method)) as processes:
+    program = subject.loader(Setting(0, 1)).pipeline.program
+    with Parts(program, usable_cores(), choose_start_method(subject.spec.start_method)) as processes:
         for part in wanted:
             processes.run(part, min(_WARM_UP_S, seconds))
         jobs: dict[Part | Setting, Callable[[], Any]] = {part: partial(processes.run, part, seconds) for part in wanted}
@@ -238,7 +238,7 @@ def bench(
     )
     return BenchResult(
         sample_bytes=processes.sample_bytes,
-        batch=pipe.plan.batch,
+        batch=program.plan.batch,
         world_size=subject.world_size,
         num_cpus=usable_cores(),
         repeats=repeats,

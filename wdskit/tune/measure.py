@@ -9,6 +9,7 @@ import multiprocessing
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,13 +17,13 @@ import torch
 from typing_extensions import Self
 
 from wdskit.dataset.columns import Ints, Spans
-from wdskit.engine.jobs import Job
-from wdskit.engine.planned import PlannedPipeline
-from wdskit.engine.shards import ManySamples
+from wdskit.engine.batch import make_batches
+from wdskit.engine.outcome import Outcome
+from wdskit.engine.program import Job, Program
+from wdskit.engine.shard_cache import ManySamples
 from wdskit.errors import PipelineError
-from wdskit.loader.failures import Failure
-from wdskit.loader.memory import Ring
 from wdskit.loader.planned import PlannedLoader
+from wdskit.loader.shared_memory import Ring
 from wdskit.order.steps import Steps
 from wdskit.processes import block_sigint, cpu_s_of_tree, end_with_parent
 
@@ -30,7 +31,7 @@ HELD_SAMPLES = 256
 HELD_BYTES = 32 << 20  # they are sent to each process where that is not forked
 
 Sample = tuple[str, str, int, dict[str, bytes]]
-"""What `OpenShards.read` gives: path, key, part, fields."""
+"""What `ShardCache.read` gives: path, key, part, fields."""
 
 
 class Part(NamedTuple):
@@ -52,7 +53,7 @@ class PartRate(NamedTuple):
 
 
 class HeldSamples:
-    """Stands in for `OpenShards`: whatever sample is asked for, one of a few in memory comes, in turns."""
+    """Stands in for `ShardCache`: whatever sample is asked for, one of a few in memory comes, in turns."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.samples = list(samples)
@@ -82,12 +83,16 @@ class HeldSamples:
         """Nothing is read."""
         return 0
 
+    def has_large_samples(self) -> bool:
+        """They are in memory."""
+        return False
+
 
 class Parts:
     """Processes that read and decode on demand. Use it with `with`.
 
     Args:
-        pipeline: Of one thread, with an epoch without end.
+        program: Of one thread, with an epoch without end.
         processes: How many at most.
         start_method: How they start.
 
@@ -98,13 +103,13 @@ class Parts:
         ShardError: A shard is invalid.
     """
 
-    def __init__(self, pipeline: PlannedPipeline, processes: int, start_method: str) -> None:
+    def __init__(self, program: Program, processes: int, start_method: str) -> None:
         samples: list[Sample] = []
         sizes: list[int] = []
-        for shard, sample in zip(*pipeline.plan.order.take(np.arange(HELD_SAMPLES)), strict=True):
+        for shard, sample in zip(*program.plan.order.take(np.arange(HELD_SAMPLES)), strict=True):
             if sum(sizes) > HELD_BYTES:
                 break
-            samples.append(pipeline.shards.read(int(shard), int(sample)))
+            samples.append(program.shards.read(int(shard), int(sample)))
             sizes.append(sum(map(len, samples[-1][3].values())))
         self.sample_bytes = sum(sizes) / len(sizes)
         self._step = 0
@@ -116,7 +121,7 @@ class Parts:
                 for _ in range(processes):
                     here, there = context.Pipe()
                     self._pipes.append(here)
-                    process = context.Process(target=_serve, args=(there, pipeline, HeldSamples(samples)), daemon=True)
+                    process = context.Process(target=_serve, args=(there, program, HeldSamples(samples)), daemon=True)
                     process.start()
                     self._processes.append(process)
                     there.close()
@@ -157,39 +162,31 @@ class Parts:
             raise PipelineError(
                 f"{msg}\n  Often memory ran out: try smaller batches, or fewer CPUs (taskset)."
             ) from err
-        for each in found:
-            if isinstance(each, Failure):
-                each.throw()
-        rates, samples, cpu_s, steps = zip(*found, strict=True)
+        rates, samples, cpu_s, steps = zip(*(each.result() for each in found), strict=True)
         self._step = max(steps)
         return PartRate(sum(rates), sum(cpu_s) * 1000 / sum(samples))
 
 
-def _serve(pipe: Any, pipeline: PlannedPipeline, held: HeldSamples) -> None:
+def _serve(pipe: Any, program: Program, held: HeldSamples) -> None:
     """A process: one measurement after the other, until it is killed."""
     end_with_parent()
     torch.set_num_threads(1)
-    rest = pipeline.each, pipeline.batched, pipeline.behind, pipeline.run, pipeline.plan
-    decoding = PlannedPipeline(held, *rest)  # type: ignore[arg-type]  # it stands in for the shards
+    decoding = replace(program, shards=held)  # type: ignore[arg-type]  # it stands in for the shards
     while True:
         try:
             part, seconds, first, every = pipe.recv()
         except EOFError:
             return
-        try:
-            pipe.send(_measure(pipeline if part.what == "read" else decoding, part, seconds, first, every))
-        except BaseException as err:  # noqa: BLE001 (every error is the main process's to see)
-            pipe.send(Failure.of(err, 0))
+        chosen = program if part.what == "read" else decoding
+        pipe.send(Outcome.of(_measure, chosen, part, seconds, first, every))
 
 
-def _measure(
-    pipeline: PlannedPipeline, part: Part, seconds: float, first: int, every: int
-) -> tuple[float, int, float, int]:
+def _measure(program: Program, part: Part, seconds: float, first: int, every: int) -> tuple[float, int, float, int]:
     """Samples/s, samples and CPU seconds of the threads of this process, and the step behind the last of all processes.
 
     Thread t begins with step `first + t` and goes on with every `every`-th.
     """
-    plan, place = pipeline.plan, pipeline.run.place
+    plan, place = program.plan, program.run.place
     steps = Steps(plan.epoch_samples, plan.batch, place.world_size, plan.tail)
 
     def run(step: int) -> tuple[int, float]:
@@ -197,9 +194,10 @@ def _measure(
         ring, num_samples, elapsed, start = Ring(), 0, 0.0, time.perf_counter()
         while elapsed < seconds:
             if part.what == "read":
-                _read(pipeline, steps.positions(place.rank, step))
+                _read(program, steps.positions(place.rank, step))
             else:
-                pipeline.make(Job(0, steps.range(place.rank, step, step + 1), steps.num_samples), ring)
+                job = Job(0, steps.range(place.rank, step, step + 1), steps.num_samples)
+                make_batches(program, job, ring).result()
             num_samples += plan.batch
             step += every
             elapsed = time.perf_counter() - start
@@ -214,14 +212,14 @@ def _measure(
     return rate, sum(num_samples for num_samples, _ in found), cpu_s, first + every * (1 + most)
 
 
-def _read(pipeline: PlannedPipeline, positions: Ints) -> None:
+def _read(program: Program, positions: Ints) -> None:
     """The fields of a batch, by columns where the pipeline makes its batches so."""
-    shards, samples = pipeline.plan.order.take(positions)
-    is_by_columns = pipeline.columns is not None
-    if is_by_columns and pipeline.shards.read_many(shards, samples, viewed=lambda _: False) is not None:
+    shards, samples = program.plan.order.take(positions)
+    is_by_columns = program.columns is not None
+    if is_by_columns and program.shards.read_many(shards, samples, viewed=lambda _: False) is not None:
         return
     for shard, sample in zip(shards.tolist(), samples.tolist(), strict=True):
-        pipeline.shards.read(shard, sample)
+        program.shards.read(shard, sample)
 
 
 class LoaderRate(NamedTuple):
@@ -234,7 +232,7 @@ class LoaderRate(NamedTuple):
 
 def measure_loader(loader: PlannedLoader, seconds: float) -> LoaderRate:
     """Run a loader that was not iterated yet and has an epoch without end."""
-    plan, workers = loader.pipeline.plan, loader.spec.workers
+    plan, workers = loader.pipeline.program.plan, loader.spec.workers
     round_size = max(1, workers)  # batches of several workers come in bursts of as many
     items = iter(loader)
     try:

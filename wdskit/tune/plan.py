@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from wdskit.config.spec import parse_settings
-from wdskit.engine.shards import USUAL_OPEN_SHARDS
+from wdskit.engine.shard_cache import USUAL_OPEN_SHARDS
 from wdskit.errors import PipelineError
 from wdskit.loader.opening import open_config
 from wdskit.order.mixture import MixtureOrder
@@ -313,8 +313,11 @@ def _warnings(
 
 def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSpec) -> StreamPlan:
     """Plan a source that is no planned one: it is built as for a run, but without the user's functions."""
-    from wdskit.engine.splits import check_splits, splitters_of  # these import torch, a planned source needs none
-    from wdskit.engine.streaming import StreamPipeline
+    from wdskit.engine.stream import (  # these import torch, a planned source needs none
+        StreamPipeline,
+        check_splits,
+        splitters_of,
+    )
 
     built = pipe.build(rank=0, world_size=world_size, max_workers=workers, transforms=_AnyFunction(), errors=errors)
     assert isinstance(built, StreamPipeline)

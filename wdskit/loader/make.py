@@ -10,9 +10,9 @@ from typing import Any
 
 from wdskit.config.messages import show, wrong_kind
 from wdskit.config.spec import parse_settings
-from wdskit.engine.streaming import StreamPipeline
+from wdskit.engine.stream import StreamPipeline
 from wdskit.errors import ConfigError, PipelineError, Problem
-from wdskit.loader.loader import Loader
+from wdskit.loader.base import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline

@@ -1,4 +1,4 @@
-"""The first stage of a planned pipeline: samples by (shard, sample), from files that stay open."""
+"""Samples by (shard, sample), from files that stay open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.dataset.binary import Verified
-from wdskit.dataset.columns import Run, Spans, read_samples
+from wdskit.dataset.columns import LARGE_BYTES, Run, Spans, read_samples
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.shard import LocalShard
 from wdskit.dataset.table import ShardTable
@@ -38,19 +38,12 @@ class ManySamples(NamedTuple):
     keys: list[str]
     fields: dict[str, Spans]
 
-    def one(self, at: int) -> tuple[str, str, dict[str, bytes]]:
-        """Path, key and fields of one of them."""
-        fields = {
-            name: bytes(spans.data[at][spans.starts[at] : spans.stops[at]]) for name, spans in self.fields.items()
-        }
-        return self.paths[at], self.keys[at], fields
-
     def part(self, at: slice) -> ManySamples:
         """Some of them."""
         return ManySamples(self.paths[at], self.keys[at], {name: each.part(at) for name, each in self.fields.items()})
 
 
-class OpenShards:
+class ShardCache:
     """Reads samples through the offsets of their shards. Safe to share between threads.
 
     Args:
@@ -108,9 +101,9 @@ class OpenShards:
         """Bytes of some samples in these shards, as many as each is named: that of the mean sample of each."""
         return int(self._means()[shards].sum())
 
-    def largest_mean(self) -> float:
-        """Bytes of the mean sample of the shard in which that is the largest."""
-        return float(self._means().max())
+    def has_large_samples(self) -> bool:
+        """Whether there is a shard whose mean sample is read by itself."""
+        return bool(self._means().max() > LARGE_BYTES)
 
     def _means(self) -> NDArray[np.float64]:
         if self._mean_bytes is None:

@@ -1,4 +1,6 @@
-"""Memory that is used again: a block comes back when the last tensor or array that shares it is collected.
+"""Memory of batches that is used again, and how batches travel in it from one process to another.
+
+A block comes back when the last tensor or array that shares it is collected.
 
 A float batch of 64 images in fresh memory costs 9,408 page faults, 0.44 ms of CPU an image; in a block that was used
 before, none.
@@ -10,12 +12,13 @@ import itertools
 import math
 import mmap
 import os
+import pickle
 import tempfile
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +29,8 @@ from wdskit.stages.memory import FRESH
 MIN_BYTES = 1 << 16
 """Less is left to malloc, which keeps what is given back to it."""
 
+_INLINE_BYTES = 1 << 12  # what is smaller travels in the pickle, and a small pickle in the pipe
+_ALIGNMENT = 64
 _UNUSED_FOR = 64  # blocks that were not wanted for so many others are given back to the system
 
 Bytes = NDArray[np.uint8]
@@ -119,7 +124,7 @@ class Ring:
             block.last_used = self._num_lent
             self._lent[block.number] = block
             block.holders += 1
-        return lent(block.memory, self._back, block.number)
+        return borrow(block.memory, self._back, block.number)
 
     def locate(self, address: int) -> tuple[int, int] | None:
         """The number of the lent block that holds an address, and the address's place in it; None where none does."""
@@ -163,7 +168,7 @@ class Ring:
         return found
 
 
-def lent(memory: Any, back: deque[int], number: int) -> Bytes:
+def borrow(memory: Any, back: deque[int], number: int) -> Bytes:
     """All of some memory; `number` is put into `back` when the last that shares the array is collected."""
     array: Bytes = np.frombuffer(memory, np.uint8)
     weakref.finalize(array, back.append, number).atexit = False
@@ -174,3 +179,129 @@ def _rounded(num_bytes: int) -> int:
     """So that sizes that vary a little find each other's blocks: up to an eighth more."""
     step = max(MIN_BYTES, 1 << max(0, num_bytes.bit_length() - 4))
     return -(-num_bytes // step) * step
+
+
+class Part(NamedTuple):
+    """Bytes of a block."""
+
+    block: int
+    start: int
+    num_bytes: int
+
+
+class Message(NamedTuple):
+    """A value: its pickle, or where that lies, and where its buffers lie."""
+
+    pickled: bytes | Part
+    buffers: tuple[Part, ...]
+
+    @property
+    def blocks(self) -> set[int]:
+        """The blocks that it lies in."""
+        parts = self.buffers if isinstance(self.pickled, bytes) else (*self.buffers, self.pickled)
+        return {part.block for part in parts}
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: object) -> Any:
+        return _reduce_tensor(value) if type(value) is torch.Tensor else NotImplemented
+
+
+class _Chunks(list[Any]):
+    """A file for a pickler, which gives it large bytes as they are."""
+
+    def write(self, data: Any) -> int:
+        """Keep what is written."""
+        self.append(data)
+        return len(data)
+
+
+def pack(value: Any, ring: Ring) -> Message:
+    """Put a value into a message.
+
+    Args:
+        value: Whatever pickles.
+        ring: Of shared blocks. A tensor or array that lies in one of them stays there; others of some size are copied
+            into another block, once. The blocks of the message are held once more: `ring.give_back` lets them go.
+    """
+    parts: list[Part | None] = []
+    copied: list[Bytes] = []
+
+    def take(buffer: pickle.PickleBuffer) -> bool:
+        raw = np.frombuffer(buffer.raw(), np.uint8)
+        if raw.nbytes < _INLINE_BYTES:
+            return True
+        found = ring.locate(raw.ctypes.data)
+        parts.append(Part(*found, raw.nbytes) if found else None)
+        if found is None:
+            copied.append(raw)
+        return False
+
+    chunks = _Chunks()
+    _Pickler(chunks, protocol=5, buffer_callback=take).dump(value)
+    pickled = b"".join(chunks) if sum(map(len, chunks)) < _INLINE_BYTES else None
+    array, places = _copy([] if pickled is not None else chunks, copied, ring)
+    message = Message(pickled or places.pop(0), tuple(part or places.pop(0) for part in parts))
+    for number in message.blocks:
+        ring.hold(number)
+    del array  # its block was lent until here
+    return message
+
+
+def _copy(chunks: list[Any], others: list[Bytes], ring: Ring) -> tuple[Bytes | None, list[Part]]:
+    """Copy chunks end to end and others behind them into one block: its memory, the part of all chunks if there are
+    any, and those of the others.
+    """
+    sizes = [sum(map(len, chunks))] * bool(chunks) + [len(other) for other in others]
+    if not sizes:
+        return None, []
+    stops = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).tolist()
+    array = ring.lend(stops[-1])
+    found = ring.locate(array.ctypes.data)
+    assert found is not None
+    parts = [Part(found[0], start, size) for start, size in zip([0, *stops], sizes, strict=False)]
+    at = 0
+    for chunk in chunks:
+        array[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        at += len(chunk)
+    for part, other in zip(parts[bool(chunks) :], others, strict=True):
+        array[part.start : part.start + part.num_bytes] = other
+    return array, parts
+
+
+def unpack(message: Message, borrowed: Callable[[int], Bytes]) -> Any:
+    """The value in a message.
+
+    Args:
+        message: From `pack`.
+        borrowed: Gives all bytes of a block by its number. Tensors and arrays of the value are views of them.
+    """
+    blocks = {number: borrowed(number) for number in message.blocks}
+
+    def find(part: Part) -> Bytes:
+        return blocks[part.block][part.start : part.start + part.num_bytes]
+
+    pickled = message.pickled if isinstance(message.pickled, bytes) else find(message.pickled).data
+    return pickle.loads(pickled, buffers=[find(part) for part in message.buffers])  # noqa: S301 (of a worker of ours)
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    """A tensor as its bytes, dtype, shape and strides; what is none of the usual is left to torch."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.requires_grad or tensor.is_quantized:
+        return NotImplemented
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    dense = tensor if _is_dense(tensor) else tensor.contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
+    return _tensor, (pickle.PickleBuffer(flat.data), tensor.dtype, tuple(dense.shape), dense.stride())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its values lie side by side, in whatever order."""
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def _tensor(buffer: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    if not memoryview(buffer):
+        return torch.empty_strided(shape, stride, dtype=dtype)
+    return torch.from_numpy(np.frombuffer(buffer, np.uint8)).view(dtype).as_strided(shape, stride)

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from wdskit.engine.jobs import Made
-from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.batch import Batch
+from wdskit.engine.outcome import Outcome
+from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.stages.images.framing import Ending, finish_batch
@@ -78,32 +79,38 @@ class ToDevice:
         return map_tensors(moved, note)
 
 
-def make_mover(pipeline: PlannedPipeline, spec: LoaderSpec) -> Mover | None:
-    """The one that a loader's settings ask for; None where batches stay as they are.
+def make_mover(program: Program, spec: LoaderSpec) -> tuple[Mover | None, Program]:
+    """The one that a loader's settings ask for, None where batches stay as they are; and what makes batches for it.
 
     Raises:
         PipelineError: There is no such device.
     """
     if spec.device is None:
-        return Pin() if spec.pin_memory and torch.cuda.is_available() else None
+        return pin_mover(spec), program
     index = torch.device(spec.device).index or 0
     if index >= torch.cuda.device_count():
         msg = f"device: {spec.device}, but torch sees {torch.cuda.device_count()} CUDA devices here."
         raise PipelineError(f"{msg}\n  Leave `device` out where there is no GPU: --set loader.device=null.")
     device = torch.device("cuda", index if ":" in spec.device else torch.cuda.current_device())
-    return ToDevice(device, functools.partial(finish_numbers, ending=pipeline.leave_numbers()))
+    program, ending = program.without_numbers()
+    return ToDevice(device, functools.partial(finish_numbers, ending=ending)), program
 
 
-def finish_numbers(made: Made, ending: Ending | None) -> Made:
+def pin_mover(spec: LoaderSpec) -> Mover | None:
+    """Into page-locked memory, where that is asked for and there is a GPU."""
+    return Pin() if spec.pin_memory and torch.cuda.is_available() else None
+
+
+def finish_numbers(batch: Batch, ending: Ending | None) -> Batch:
     """A batch whose images were left as uint8, with their numbers."""
-    if made.raw is None or ending is None:
-        return made
-    value, place = made.value, made.raw
+    if batch.raw is None or ending is None:
+        return batch
+    value, place = batch.value, batch.raw
     images = finish_batch(value[place], ending)
     if isinstance(value, tuple):
         assert isinstance(place, int)
-        return made._replace(value=(*value[:place], images, *value[place + 1 :]), raw=None)
-    return made._replace(value={**value, place: images}, raw=None)
+        return batch._replace(value=(*value[:place], images, *value[place + 1 :]), raw=None)
+    return batch._replace(value={**value, place: images}, raw=None)
 
 
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -128,80 +135,64 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
 
 def hand_over(source: Iterator[Any], mover: Mover) -> Iterator[Any]:
     """The values of `source`, each moved, in their order. `source` runs in a thread that ends with this iteration."""
-    way = _Way()
-    thread = threading.Thread(target=_send_all, args=(source, mover, way), name="wdskit-handover", daemon=True)
+    queue = _Queue()
+    thread = threading.Thread(target=_send_all, args=(source, mover, queue), name="wdskit-device", daemon=True)
     thread.start()
     try:
-        while (sent := way.next()) is not _END:
-            yield mover.receive(sent)
-            del sent
+        while (outcome := queue.get()) is not None:
+            yield mover.receive(outcome.result())
+            del outcome
     finally:
-        way.stop()
+        queue.end()
         thread.join()
-        way.clear()
+        queue.clear()
 
 
-_END = object()
-
-
-class _Way:
-    """Between the two threads."""
+class _Queue:
+    """Between the two threads: outcomes, and None behind the last."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._sent: deque[Any] = deque()
-        self._error: BaseException | None = None
+        self._waiting: deque[Outcome[Any]] = deque()
         self._is_over = False
 
-    def put(self, sent: Any) -> bool:
+    def put(self, outcome: Outcome[Any]) -> bool:
         """Wait for room. False when nobody wants any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or len(self._sent) < _NUM_AHEAD)
+            self._changed.wait_for(lambda: self._is_over or len(self._waiting) < _NUM_AHEAD)
             if not self._is_over:
-                self._sent.append(sent)
+                self._waiting.append(outcome)
                 self._changed.notify_all()
             return not self._is_over
 
-    def stop(self, error: BaseException | None = None) -> None:
+    def end(self) -> None:
         """There is no more, or no more is wanted."""
         with self._changed:
             self._is_over = True
-            self._error = self._error or error
             self._changed.notify_all()
 
-    def next(self) -> Any:
-        """What was sent next; raises what went wrong behind it; `_END` where there is no more."""
+    def get(self) -> Outcome[Any] | None:
+        """The next one; waits for it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or self._sent)
-            if self._sent:
-                sent = self._sent.popleft()
-                self._changed.notify_all()
-                return sent
-            error, self._error = self._error, None
-        if error is None:
-            return _END
-        try:
-            raise error
-        finally:
-            del error  # its traceback refers to this frame: a cycle would keep the loader alive
+            self._changed.wait_for(lambda: self._is_over or self._waiting)
+            self._changed.notify_all()
+            return self._waiting.popleft() if self._waiting else None
 
     def clear(self) -> None:
         """Let go of what nobody took."""
-        self._sent.clear()
-        self._error = None
+        self._waiting.clear()
 
 
-def _send_all(source: Iterator[Any], mover: Mover, way: _Way) -> None:
+def _send_all(source: Iterator[Any], mover: Mover, queue: _Queue) -> None:
     try:
         for value in source:
-            if not way.put(mover.send(value)):
+            if not queue.put(Outcome(mover.send(value))):
                 break
             del value
     except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
-        way.stop(err)
-    else:
-        way.stop()
+        queue.put(Outcome(error=err))
     finally:
+        queue.end()
         close = getattr(source, "close", None)
         if close is not None:
             close()

@@ -1,0 +1,149 @@
+"""Small batches of a job are made together, and nobody notices but the clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shards import write_shard
+
+from wdskit import Pipeline
+from wdskit.engine import program
+from wdskit.engine.shard_cache import ShardCache
+from wdskit.errors import SampleError
+from wdskit.shards.index import index_folder
+
+NUM = 50
+WAYS = [{"workers": 0, "threads": 1}, {"workers": 0, "threads": 3}, {"workers": 2, "threads": 1}]
+
+
+def folder_of(path: Path, bad: int | None = None, also: int | None = None) -> Path:
+    """Fifty small samples in three shards; of one the JSON is bad, or one has a field more."""
+    samples: dict[str, dict[str, bytes]] = {f"k{at:02d}": {"json": b'{"n": %d}' % at} for at in range(NUM)}
+    if bad is not None:
+        samples[f"k{bad:02d}"] = {"json": b"{"}
+    if also is not None:
+        samples[f"k{also:02d}"]["txt"] = b"more"
+    keys = list(samples)
+    for shard, part in enumerate((keys[:13], keys[13:31], keys[31:])):
+        write_shard(path / f"s-{shard}.tar", {key: samples[key] for key in part})
+    index_folder(path, workers=1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(tmp_path_factory.mktemp("ahead"))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many samples were read at once."""
+    sizes: list[int] = []
+    read_many = ShardCache.read_many
+
+    def counted(self: ShardCache, shards: Any, samples: Any, **options: Any) -> Any:
+        sizes.append(len(shards))
+        return read_many(self, shards, samples, **options)
+
+    monkeypatch.setattr(ShardCache, "read_many", counted)
+    return sizes
+
+
+def keys(pipe: Pipeline, epochs: int = 3, **options: Any) -> list[list[str]]:
+    loader = pipe.loader(**({"workers": 0, "threads": 1} | options), rank=0, world_size=1)
+    return [batch["__key__"] for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize("tail", ["drop", "pad"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 49, 50])
+def test_batches_are_those_that_are_made_one_by_one(folder, size, tail, monkeypatch):
+    pipe = Pipeline().exact(str(folder), seed=3, tail=tail).decode().batched(size)
+    together = keys(pipe)
+    monkeypatch.setattr(program, "_MOST_BATCHES_A_JOB", 1)
+    assert together == keys(pipe)
+
+
+@pytest.mark.parametrize("batches_a_job", [1, 2, 3, 16])
+def test_a_sample_with_a_field_more_changes_nothing_for_the_others(tmp_path, batches_a_job, monkeypatch):
+    monkeypatch.setattr(program, "_MOST_BATCHES_A_JOB", batches_a_job)
+    pipe = Pipeline().exact(str(folder_of(tmp_path, also=7)), seed=3).decode().to_dict("__key__", "json").batched(10)
+    found = keys(pipe, epochs=4)
+    for first in range(0, 20, 5):
+        assert sorted(sum(found[first : first + 5], [])) == [f"k{at:02d}" for at in range(NUM)]
+
+
+def test_so_many_samples_are_read_at_once(folder, calls, monkeypatch):
+    pipe = Pipeline().exact(str(folder), seed=3).batched(10)
+    assert len(keys(pipe, epochs=4)) == 20
+    assert calls == [50] * 4
+    calls.clear()
+    monkeypatch.setattr(program, "_SAMPLES_A_JOB", 30)
+    keys(Pipeline().exact(str(folder), seed=3).batched(7), epochs=2)
+    assert calls == [28, 21] * 2
+    calls.clear()
+    keys(Pipeline().exact(str(folder), seed=3).batched(25), epochs=2)
+    assert calls == [25] * 4
+
+
+def test_large_samples_are_not_made_together(tmp_path, calls):
+    write_shard(tmp_path / "a.tar", {f"k{at}": {"bin": bytes(33_000)} for at in range(12)})
+    index_folder(tmp_path, workers=1)
+    assert len(keys(Pipeline().exact(str(tmp_path), seed=1).batched(2), epochs=1)) == 6
+    assert set(calls) == {2}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("size", [None, 5])
+def test_an_error_comes_with_its_own_batch(tmp_path, way, size):
+    """All before it are delivered: also those that were made together with the bad one."""
+    source = Pipeline().exact(str(folder_of(tmp_path, bad=20)), seed=3)
+    right = [batch["__key__"] for batch in (source if size is None else source.batched(size)).loader(workers=0)]
+    pipe = source.decode() if size is None else source.decode().batched(size)
+    at = next(number for number, keys in enumerate(right) if "k20" in keys)
+    assert at > 0
+    found: list[list[str]] = []
+    loader = pipe.loader(**way, rank=0, world_size=1)
+    with pytest.raises(SampleError, match="k20"):
+        found.extend(batch["__key__"] for batch in loader)
+    assert found == right[:at]
+    assert loader.remaining == len(right) - at
+
+
+def test_a_function_behind_the_batches_runs_when_its_batch_is_asked_for(folder):
+    seen: list[str] = []
+
+    def look(batch):
+        seen.append(batch["__key__"][0])
+        return batch
+
+    loader = Pipeline().exact(str(folder), seed=3).batched(5).map(look).loader(workers=0, threads=1)
+    for number, _ in enumerate(loader, start=1):
+        assert len(seen) == number
+
+
+def test_after_a_jump_nothing_of_before_is_delivered(folder):
+    pipe = Pipeline().exact(str(folder), seed=3).batched(4)
+    whole = keys(pipe, epochs=6)
+    for way in WAYS:
+        loader = pipe.loader(**way, rank=0, world_size=1)
+        for epoch in (4, 0, 2):
+            loader.set_epoch(epoch)
+            batches = iter(loader)
+            first = [next(batches)["__key__"] for _ in range(3)]
+            assert first == whole[12 * epoch : 12 * epoch + 3]
+            batches.close()
+
+
+def test_it_resumes_inside_a_job(folder):
+    pipe = Pipeline().exact(str(folder), seed=3).batched(3)
+    whole = keys(pipe, epochs=2)
+    for stop in range(1, 16):
+        loader = pipe.loader(workers=0, threads=1, rank=0, world_size=1)
+        batches = iter(loader)
+        for _ in range(stop):
+            next(batches)
+        other = pipe.loader(workers=0, threads=1, rank=0, world_size=1)
+        other.load_state_dict(loader.state_dict())
+        assert [batch["__key__"] for batch in other] == (whole[stop:16] or whole[16:])

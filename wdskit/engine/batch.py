@@ -1,0 +1,354 @@
+"""Batches of a program: the only way in which they are made, in this thread, in threads or in worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from wdskit.engine.outcome import Outcome
+from wdskit.engine.program import Job, Program
+from wdskit.errors import PROCESS_ERRORS, SampleError
+from wdskit.stages.base import NOWHERE, Origin
+from wdskit.stages.images.fused import FusedStep, names_image
+from wdskit.stages.memory import FRESH, Memory
+from wdskit.stages.timing import Timings, started
+
+VALID = "__valid__"
+
+CHUNK = 8
+"""Samples that a thread takes at a time."""
+
+_FIELD_STAGES = frozenset({"decode", "to_tuple", "to_dict", "rename"})
+"""Stages whose failure means that a field is missing or cannot be decoded."""
+
+
+class Bad(NamedTuple):
+    """A sample that could not be had, and for which another stands."""
+
+    position: int
+    shard: str
+    key: str
+    reason: str
+
+
+class Batch(NamedTuple):
+    """One batch, or one sample where nothing is batched.
+
+    Attributes:
+        value: What the pipeline gives.
+        num_samples: Samples in it, without padding.
+        bad: Those that were bad.
+        raw: Field or place of images that are uint8 as yet, where numbers are to follow (`Program.without_numbers`).
+        timings: What it took to make it and those behind it in its job.
+        position: Of a stream: where it stands behind this value, now and then.
+    """
+
+    value: Any
+    num_samples: int
+    bad: tuple[Bad, ...] = ()
+    raw: int | str | None = None
+    timings: Timings | None = None
+    position: Any = None
+
+
+class Task(Protocol):
+    """Who works on a job.
+
+    Attributes:
+        is_cancelled: Whether nobody wants it any more.
+    """
+
+    is_cancelled: bool
+
+    def map(self, function: Callable[[int], None], num: int) -> None:
+        """Call a function, which raises nothing, with 0 to num - 1, in any threads and order."""
+        ...
+
+
+class Here:
+    """Works in this thread."""
+
+    is_cancelled = False
+
+    def map(self, function: Callable[[int], None], num: int) -> None:
+        """See `Task`."""
+        for number in range(num):
+            function(number)
+
+
+def make_batches(program: Program, job: Job, memory: Memory = FRESH, task: Task | None = None) -> Outcome[list[Batch]]:
+    """The batches of a job: the same whoever makes them. It raises nothing.
+
+    Args:
+        program: Of the pipeline.
+        job: Which batches.
+        memory: Where they are written.
+        task: Who works on it; this thread without.
+
+    Returns:
+        All batches; or those before the first that failed, with the error: a ShardError where a shard is damaged, a
+        SampleError where a stage failed on a sample and that is not forgiven.
+    """
+    batches: list[Batch] = []
+    try:
+        timings = _make(program, job, memory, task or Here(), batches)
+        batches[0] = batches[0]._replace(timings=timings)
+    except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+        return Outcome(batches, err)
+    return Outcome(batches)
+
+
+def _make(program: Program, job: Job, memory: Memory, task: Task, batches: list[Batch]) -> Timings:
+    """Add the batches of a job one by one."""
+    places, is_sample = job.places(), job.is_sample()
+    shards, samples = program.plan.order.take(places)
+    size = program.plan.batch
+    bounds = [slice(first, first + size) for first in range(0, len(places), size)]
+    total = Timings(bytes_read=program.shards.mean_bytes(shards))
+    columns, pace = program.columns, program.chunk_pace
+    timings = pace.begin() if columns is not None else None
+    columnar = None if columns is None else columns.make(places, shards, samples, bounds, memory)
+    if columnar is None:
+        rows = _Rows(program, job, list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True)), memory)
+        rows.make(bounds, task, total)
+        pace = program.batch_pace
+    elif timings is not None:
+        timings.lap("read-to-batched", len(places))
+    for number, bound in enumerate(bounds):
+        if columnar is None:
+            timings = pace.begin() if program.batched is not None else None
+            value, origin, good, bad, raw = rows.collate(number, bound)
+            if timings is not None:
+                timings.lap("batched")
+        else:
+            (value, origin), good, bad, raw = columnar[number], True, (), None
+        if program.behind is not None:
+            value = program.behind.apply(value, origin, timings=timings)
+        mask = is_sample[bound]
+        if program.plan.tail == "pad":
+            value = with_mask(value, torch.from_numpy(mask & good) if program.batched else bool((mask & good)[0]))
+        batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw))
+        if timings is not None and (columnar is None or number == len(bounds) - 1):
+            pace.end(timings)
+            total.merge(timings)
+    return total
+
+
+class _Rows:
+    """The samples of a job one by one, in chunks that any threads take in any order. Samples behind one that failed are
+    not begun.
+    """
+
+    def __init__(self, program: Program, job: Job, found: list[tuple[int, int, int]], memory: Memory) -> None:
+        self._program = program
+        self._job = job
+        self._found = found  # place, shard and sample of each
+        self._memory = memory
+        self._results: list[tuple[Any, Origin, str | None]] = [(None, NOWHERE, None)] * len(found)
+        self._errors: dict[int, BaseException] = {}
+        self._slots: list[torch.Tensor | None] = []  # of each batch: what its images are written into
+        self._images: list[torch.Tensor] = []  # of each sample: its own there
+
+    def make(self, bounds: list[slice], task: Task, total: Timings) -> None:
+        """Make all samples; what that took is added to `total`."""
+        program, num = self._program, len(self._found)
+        writer = program.writer
+        for bound in bounds:
+            slot = None
+            if writer is not None:
+                assert writer.out_shape is not None
+                shape = (len(range(*bound.indices(num))), *writer.out_shape)
+                slot = self._memory.empty(shape, writer.out_ending.dtype, channels_last=True)
+                self._images += slot.split(1)
+            self._slots.append(slot)
+        num_chunks = -(-num // CHUNK)
+        weights = program.chunk_pace.pick(num_chunks)
+        timed: list[Timings] = []  # each from one thread
+
+        def run(chunk: int) -> None:
+            timings = started(weights[chunk]) if chunk in weights else None
+            if self._run(range(chunk * CHUNK, min(num, (chunk + 1) * CHUNK)), task, timings) and timings is not None:
+                program.chunk_pace.end(timings)
+                timed.append(timings)
+
+        task.map(run, num_chunks)
+        for each in timed:
+            total.merge(each)
+
+    def _run(self, rows: range, task: Task, timings: Timings | None) -> bool:
+        """Make the samples of one chunk. False where one of them, or one before, failed."""
+        at = rows.start
+        try:
+            decoded = self._decode(rows, timings) if self._program.first is not None else {}
+            for at in rows:
+                if task.is_cancelled or (self._errors and min(self._errors.copy()) < at):
+                    return False
+                self._results[at] = self._one(at, timings, decoded.pop(at, None))
+        except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+            self._errors[at] = err
+            return False
+        return True
+
+    def _decode(self, rows: range, timings: Timings | None) -> dict[int, tuple[Any, Origin]]:
+        """Samples behind the first stage, which decodes an image: first all are read, then all prepared, then their
+        pixels follow. One by one, all of it would run with caches that a decoder has filled, and hold Python's lock
+        three to five times as long. What goes wrong with one is left to `_one`.
+        """
+        first, shards = self._program.first, self._program.shards
+        assert first is not None
+        read, prepared, decoded = [], [], {}
+        for at in rows:
+            place, shard, sample = self._found[at]
+            with contextlib.suppress(Exception):
+                path, key, part, fields = shards.read(shard, sample, names_image)
+                read.append((at, Origin(path, key, 0, place, part), fields))
+        if timings is not None:
+            timings.lap("read", len(rows))
+        for at, origin, fields in read:
+            with contextlib.suppress(Exception):
+                prepared.append((at, first.prepare({"__key__": origin.key, "__url__": origin.url, **fields}, origin)))
+        if timings is not None:
+            timings.lap("headers", len(rows))
+        label = self._program.stages.steps[0].label
+        for at, each in prepared:
+            with contextlib.suppress(Exception):
+                decoded[at] = first.carry_out(each, self._images[at] if self._images else None), each.origin
+                if timings is not None:
+                    timings.lap(label)
+        return decoded
+
+    def _one(
+        self, at: int, timings: Timings | None, decoded: tuple[Any, Origin] | None
+    ) -> tuple[Any, Origin, str | None]:
+        """A sample behind all one-to-one stages; with the origin of the bad one and the reason, where another stands
+        in for it.
+        """
+        place, shard, sample = self._found[at]
+        writer = self._program.writer
+        out = (writer, self._images[at]) if writer is not None else None
+        try:
+            if decoded is not None:
+                value, origin = decoded
+                return self._program.stages.apply(value, origin, None, timings, 1), origin, None
+            return *self._sample(place, shard, sample, out, timings), None
+        except SampleError as err:
+            if not self._forgives(err):
+                raise
+            return self._substitute(err.with_traceback(None), place, out, timings)
+
+    def _substitute(
+        self, bad: SampleError, place: int, out: tuple[FusedStep, torch.Tensor] | None, timings: Timings | None
+    ) -> tuple[Any, Origin, str]:
+        for attempt in itertools.count(1):
+            other = self._program.plan.order.substitute(place, attempt)
+            if other is None:
+                msg = f"{bad}\n  No sample near it can stand in for it: all {attempt} are bad."
+                raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
+            try:
+                value, _ = self._sample(place, *other, out, timings)
+            except SampleError as err:
+                if not self._forgives(err):
+                    raise
+            else:
+                return value, Origin(bad.shard, bad.key, 0, place, 0), str(bad)
+        raise AssertionError
+
+    def _sample(
+        self,
+        place: int,
+        shard: int,
+        sample: int,
+        out: tuple[FusedStep, torch.Tensor] | None,
+        timings: Timings | None,
+    ) -> tuple[Any, Origin]:
+        path, key, part, fields = self._program.shards.read(shard, sample)
+        if timings is not None:
+            timings.lap("read")
+        origin = Origin(path, key, 0, place, part)
+        return self._program.stages.apply({"__key__": key, "__url__": path, **fields}, origin, out, timings), origin
+
+    def _forgives(self, err: SampleError) -> bool:
+        plan = self._program.plan
+        if isinstance(err.__cause__, PROCESS_ERRORS):
+            return False
+        return plan.forgives and (err.stage in _FIELD_STAGES or plan.forgives_functions)
+
+    def collate(self, number: int, bound: slice) -> tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]:
+        """One batch, or one sample where nothing is batched; its origin, which of its samples are good, those that are
+        not, and where its images stand that are uint8 as yet.
+
+        Raises:
+            ShardError: A shard is damaged.
+            SampleError: A stage failed on a sample, and that is not forgiven.
+        """
+        self._raise_before(bound.stop)
+        values, origins, reasons = map(list, zip(*self._results[bound], strict=True))
+        good: Any = True
+        bad: tuple[Bad, ...] = ()
+        if any(reasons):
+            good = np.array([reason is None for reason in reasons])
+            bad = tuple(
+                Bad(position, origin.url, origin.key, reason)
+                for position, origin, reason in zip(self._job.positions[bound], origins, reasons, strict=True)
+                if reason is not None and position < self._job.num_samples
+            )
+        batched, writer = self._program.batched, self._program.writer
+        if batched is None:
+            return values[0], origins[0], good, bad, None
+        slot, images = self._slots[number], self._images[bound]
+        place = None if slot is None else _place_of(images, values)
+        if writer is not None and place is None:
+            values = [_own(value, image, writer) for value, image in zip(values, images, strict=True)]
+        batch, origin = batched.collated(values, origins, self._memory, {} if place is None else {place: slot})
+        is_raw = writer is not None and writer.out_ending != writer.ending
+        return batch, origin, good, bad, place if is_raw else None
+
+    def _raise_before(self, stop: int) -> None:
+        if not self._errors or min(self._errors) >= stop:
+            return
+        err = self._errors[min(self._errors)]
+        try:
+            raise err
+        finally:
+            self._errors.clear()  # its traceback refers to this frame: a cycle would keep the batch alive
+            del err
+
+
+def _place_of(images: list[torch.Tensor], values: list[Any]) -> int | str | None:
+    """The field or place at which each sample has its own image of the batch; None if there is no such."""
+    first = values[0]
+    items = first.items() if isinstance(first, dict) else enumerate(first) if isinstance(first, tuple) else ()
+    places = [place for place, value in items if value is images[0]]
+    if len(places) != 1 or any(type(value) is not type(first) for value in values):
+        return None
+    [place] = places
+    try:
+        written = all(value[place] is image for value, image in zip(values, images, strict=True))
+    except (KeyError, IndexError):
+        return None
+    return place if written else None
+
+
+def _own(sample: Any, image: torch.Tensor, writer: FusedStep) -> Any:
+    """A sample with its image as each stage by itself gives it, for batches in which not all stand where they were
+    written: one of the samples is not the common case (two images, or one that is decoded already).
+    """
+    if isinstance(sample, dict):
+        return {name: writer.value_of(image) if value is image else value for name, value in sample.items()}
+    if isinstance(sample, tuple):
+        return tuple(writer.value_of(image) if value is image else value for value in sample)
+    return sample
+
+
+def with_mask(value: Any, mask: Any) -> Any:
+    """A batch or sample that carries its mask: as `__valid__` in a dict, as the last element of a tuple."""
+    if isinstance(value, Mapping):
+        return {**value, VALID: mask}
+    if isinstance(value, tuple):
+        return (*value, mask)
+    return (value, mask)

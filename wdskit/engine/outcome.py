@@ -1,0 +1,107 @@
+"""What came of a piece of work: a value, an error, or both, as it crosses from a thread or process to another."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from wdskit.errors import PipelineError
+
+T = TypeVar("T")
+
+
+class Outcome(Generic[T]):
+    """The result of some work. Pickled, an error arrives as the exception that it was, with its traceback as cause; one
+    that does not survive that arrives as a PipelineError that says the same.
+
+    Args:
+        value: What was made; beside an error, what was made before it.
+        error: What went wrong, whatever it is; None where nothing did.
+        where: The process that it went wrong in, for the traceback; empty for this one.
+    """
+
+    __slots__ = ("error", "value", "where")
+
+    def __init__(self, value: T | None = None, error: BaseException | None = None, where: str = "") -> None:
+        self.value = value
+        self.error = error
+        self.where = where
+
+    @classmethod
+    def of(cls, function: Callable[..., T], *args: Any) -> Outcome[T]:
+        """What a call gives or raises."""
+        try:
+            return cls(function(*args))
+        except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
+            return cls(error=err)
+
+    def result(self) -> T | None:
+        """The value, once.
+
+        Raises:
+            BaseException: The error.
+        """
+        value, error = self.value, self.error
+        self.value = self.error = None
+        if error is None:
+            return value
+        try:
+            raise error
+        finally:
+            del error  # its traceback refers to this frame: a cycle would keep the batch, or the workers, alive
+
+    def __reduce__(self) -> tuple[Callable[..., Outcome[T]], tuple[Any, ...]]:
+        if self.error is None:
+            return Outcome, (self.value,)
+        trace = "".join(traceback.format_exception(self.error))
+        return _arrived, (self.value, _pickled(self.error), _text(self.error), f"{self.where}:\n{trace}", self.where)
+
+
+class WorkerTraceback(Exception):
+    """The traceback of a worker process."""
+
+
+def _arrived(value: Any, pickled: bytes | None, text: str, trace: str, where: str) -> Outcome[Any]:
+    error: BaseException = PipelineError(text)
+    if pickled is not None:
+        with contextlib.suppress(Exception):  # a module that only the worker has
+            error = pickle.loads(pickled)  # noqa: S301 (of a worker of ours)
+    error.__cause__ = WorkerTraceback(trace)
+    return Outcome(value, error, where)
+
+
+def _pickled(err: BaseException) -> bytes | None:
+    """The exception's pickle where the same comes out of it."""
+    with contextlib.suppress(BaseException):  # whatever its __reduce__ or __init__ raises
+        file = io.BytesIO()
+        _Pickler(file).dump(err)
+        if type(pickle.loads(file.getvalue())) is type(err):  # noqa: S301 (made above)
+            return file.getvalue()
+    return None
+
+
+class _Pickler(pickle.Pickler):
+    """Finds classes that stand in another module than they say: pytest's exceptions say `builtins`."""
+
+    def reducer_override(self, value: object) -> Any:
+        """Where a class really stands; all else as usual."""
+        if isinstance(value, type) and _class_in(value.__module__, value.__name__) is not value:
+            for module in [*sys.modules]:
+                if _class_in(module, value.__name__) is value:
+                    return _class_in, (module, value.__name__)
+        return NotImplemented
+
+
+def _class_in(module: str, name: str) -> Any:
+    return getattr(sys.modules.get(module), "__dict__", {}).get(name)
+
+
+def _text(err: BaseException) -> str:
+    with contextlib.suppress(BaseException):  # whatever its __str__ raises
+        return f"{type(err).__name__}: {err}"
+    return type(err).__name__

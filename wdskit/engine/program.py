@@ -1,0 +1,157 @@
+"""A built pipeline with a planned source: frozen, stateless, the same in every process that makes its batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from wdskit.engine.columns import Columns, columns_of
+from wdskit.engine.sample import SampleStages
+from wdskit.engine.shard_cache import ShardCache
+from wdskit.order.base import Ints, Order
+from wdskit.order.steps import Tail
+from wdskit.stages.base import Run, Step
+from wdskit.stages.buffering import Batched
+from wdskit.stages.collate import Collate
+from wdskit.stages.functions import OnValue, Rename, ToDict, ToTuple
+from wdskit.stages.images.framing import Ending
+from wdskit.stages.images.fused import FusedStep
+from wdskit.stages.timing import Pace
+
+_SAMPLES_A_JOB = 512
+"""Samples that are made together where that is cheaper: bytes of 3 kB in batches of 64 take half the time a sample."""
+
+_MOST_BATCHES_A_JOB = 16
+_UNBATCHED_A_JOB = 64  # one by one, the way between processes costs 0.2 ms each
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the loader must know to count through a planned pipeline.
+
+    Attributes:
+        order: The endless sequence.
+        tail: What becomes of the positions behind the last full global batch.
+        batch: Samples of a batch of a rank.
+        epoch_samples: Positions of an epoch.
+        is_batched: Whether items are batches; without `batched` they are samples.
+        fingerprint: What the order follows from, as plain JSON, for the state.
+        forgives: Whether bad samples are replaced, and
+        forgives_functions: those too on which a transform or a user's function fails.
+    """
+
+    order: Order
+    tail: Tail
+    batch: int
+    epoch_samples: int
+    is_batched: bool
+    fingerprint: dict[str, Any]
+    forgives: bool = False
+    forgives_functions: bool = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """Consecutive batches to make. Equal jobs give equal batches.
+
+    Attributes:
+        start: Where the epoch starts in the order's endless sequence.
+        positions: Of the epoch, one a sample, `batch` for each batch.
+        num_samples: Positions of the epoch; those at or behind it are padding, for which any sample does.
+    """
+
+    start: int
+    positions: range
+    num_samples: int
+
+    def places(self) -> Ints:
+        """Places of the samples in the endless sequence, (n,)."""
+        return np.minimum(self._positions(), self.num_samples - 1) + self.start
+
+    def is_sample(self) -> NDArray[np.bool_]:
+        """Which positions are no padding, (n,)."""
+        return self._positions() < self.num_samples
+
+    def _positions(self) -> Ints:
+        return np.arange(self.positions.start, self.positions.stop, self.positions.step, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What makes batches: `engine.batch.make_batches`.
+
+    Attributes:
+        shards: Where samples are read.
+        stages: What is done to each sample.
+        batched: What makes a batch of them; None without.
+        behind: What is done to each batch; None without.
+        run: Seed, rank, number of threads.
+        plan: Which sample stands where, and how the epoch is counted.
+        columns: What makes batches by columns, where the stages and the samples allow it.
+        first: The first stage, if it is one that decodes an image in two halves.
+        writer: The stage whose image can be written into the batch at once.
+        chunk_pace: Which chunks of samples are timed, and
+        batch_pace: which batches.
+    """
+
+    shards: ShardCache
+    stages: SampleStages
+    batched: Batched | None
+    behind: SampleStages | None
+    run: Run
+    plan: Plan
+    columns: Columns | None = field(init=False)
+    first: FusedStep | None = field(init=False)
+    writer: FusedStep | None = field(init=False)
+    chunk_pace: Pace = field(init=False, default_factory=Pace)
+    batch_pace: Pace = field(init=False, default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        steps = self.stages.steps
+        collates = self.batched is not None and isinstance(self.batched.collate, Collate)
+        first = steps[0].function if steps and not self.stages.parts else None
+        found = {
+            "columns": columns_of(self.shards, self.stages, self.batched),
+            "first": first if isinstance(first, FusedStep) else None,
+            "writer": _writer(steps) if collates else None,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def batches_a_job(self) -> int:
+        """How many batches, or samples without `batched`, are best made together."""
+        if self.batched is None:
+            return _UNBATCHED_A_JOB
+        if self.columns is None or self.behind is not None or self.shards.has_large_samples():
+            return 1
+        return max(1, min(_MOST_BATCHES_A_JOB, _SAMPLES_A_JOB // self.plan.batch))
+
+    def without_numbers(self) -> tuple[Program, Ending | None]:
+        """One whose images stay uint8 where that is possible, and what is left to do to them (`finish_batch`)."""
+        writer = self.writer
+        if writer is None or self.behind is not None or writer.ending.dtype == torch.uint8:
+            return self, None
+        changed = copy.copy(writer)
+        changed.write_uint8()
+        steps = [replace(step, function=changed) if step.function is writer else step for step in self.stages.steps]
+        return replace(self, stages=SampleStages(tuple(steps), self.stages.parts)), writer.ending
+
+
+def _writer(steps: Sequence[Step]) -> FusedStep | None:
+    """The step whose image nobody touches before it is batched."""
+    for number, step in enumerate(steps):
+        if isinstance(step.function, FusedStep) and step.function.out_shape is not None:
+            behind = [later.function for later in steps[number + 1 :]]
+            moves = all(isinstance(each, OnValue) and isinstance(each.function, _MOVES) for each in behind)
+            return step.function if moves else None
+    return None
+
+
+_MOVES = (Rename, ToDict, ToTuple)

@@ -1,0 +1,180 @@
+"""The threads of one process that make batches: each takes a few samples at a time, of the oldest batch first."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+
+from wdskit.engine.batch import Batch
+from wdskit.engine.outcome import Outcome
+from wdskit.loader.shared_memory import Ring
+
+_JOBS_AT_WORK = 2  # while the last samples of one are made, those of the next are begun
+_JOIN_S = 5.0  # a thread is in the midst of a sample, unless a function of the user's hangs
+
+
+class ThreadTask:
+    """A job at work, in the place of `engine.batch.Task`.
+
+    Args:
+        chunks: Threads for its samples.
+        job: What is made.
+
+    Attributes:
+        outcome: What came of it, once `is_done` is set.
+    """
+
+    def __init__(self, chunks: Threads, job: Any) -> None:
+        self._chunks = chunks
+        self.job = job
+        self.is_cancelled = False
+        self.is_done = threading.Event()
+        self.outcome: Outcome[list[Batch]] = Outcome()
+
+    def taken(self) -> Outcome[list[Batch]]:
+        """What came of it, once."""
+        outcome, self.outcome = self.outcome, Outcome()
+        return outcome
+
+    def map(self, function: Callable[[int], None], num: int) -> None:
+        """See `engine.batch.Task`."""
+        if num == 1:
+            function(0)
+            return
+        done = threading.Semaphore(0)
+
+        def run(number: int) -> None:
+            try:
+                if not self.is_cancelled:
+                    function(number)
+            finally:
+                done.release()
+
+        for number in range(num):
+            self._chunks.submit(run, number)
+        for _ in range(num):
+            done.acquire()
+
+
+class ThreadPool:
+    """Threads of this process.
+
+    Args:
+        make: Makes the batches of a job: (job, memory, task) -> Outcome.
+        num_threads: How many work on samples.
+        memory: Where batches are written.
+    """
+
+    def __init__(self, make: Callable[..., Outcome[list[Batch]]], num_threads: int, memory: Ring | None = None) -> None:
+        self._make = make
+        self._memory = memory or Ring()
+        self._num_threads = num_threads
+        self._threads: tuple[Threads, Threads] | None = None  # of jobs, and of samples
+        self._tasks: weakref.WeakSet[ThreadTask] = weakref.WeakSet()
+        self._closing: Callable[[], object] = _nothing
+
+    def submit(self, job: Any, done: Callable[[ThreadTask], None] | None = None) -> ThreadTask:
+        """See `Pool`; `done` is called by the thread that has made it."""
+        if self._threads is None:
+            self._threads = Threads(_JOBS_AT_WORK, "batches"), Threads(self._num_threads, "samples")
+            self._closing = weakref.finalize(self, _close, *self._threads, self._tasks, os.getpid())
+        jobs, chunks = self._threads
+        task = ThreadTask(chunks, job)
+        self._tasks.add(task)
+        jobs.submit(_run, self._make, task, self._memory, done)
+        return task
+
+    def take(self, ticket: ThreadTask) -> Outcome[list[Batch]]:
+        """See `Pool`."""
+        ticket.is_done.wait()
+        return ticket.taken()
+
+    def is_ready(self, ticket: ThreadTask) -> bool:
+        """See `Pool`."""
+        return ticket.is_done.is_set()
+
+    def forget(self, tickets: Sequence[ThreadTask]) -> None:
+        """See `Pool`: the threads leave them within the present sample."""
+        for ticket in tickets:
+            ticket.is_cancelled = True
+
+    def close(self) -> None:
+        """See `Pool`."""
+        self._closing()
+        self._threads, self._closing = None, _nothing
+
+
+def _nothing() -> None: ...
+
+
+def _close(jobs: Threads, chunks: Threads, tasks: weakref.WeakSet[ThreadTask], owner: int) -> None:
+    if os.getpid() != owner:  # a forked process has a copy, and no threads
+        return
+    for task in [*tasks]:
+        task.is_cancelled = True
+    jobs.close()  # which needs the others
+    chunks.close()
+
+
+def _run(
+    make: Callable[..., Outcome[list[Batch]]],
+    task: ThreadTask,
+    memory: Ring,
+    done: Callable[[ThreadTask], None] | None,
+) -> None:
+    if not task.is_cancelled:
+        task.outcome = make(task.job, memory, task)
+    if done is not None:
+        done(task)
+    task.is_done.set()
+
+
+class Threads:
+    """Threads that call functions, which raise nothing, in the order in which these come.
+
+    Args:
+        number: How many.
+        name: For debuggers.
+    """
+
+    def __init__(self, number: int, name: str) -> None:
+        self._calls: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()
+        before = torch.get_num_threads()
+        ready = threading.Barrier(number + 1)
+        self._threads = [
+            threading.Thread(target=_work, args=(self._calls, ready), name=f"wdskit-{name}-{at}", daemon=True)
+            for at in range(number)
+        ]
+        for thread in self._threads:
+            thread.start()
+        ready.wait()
+        torch.set_num_threads(before)  # those that were just started keep theirs
+
+    def submit(self, function: Callable[..., None], *args: Any) -> None:
+        """Call it behind the others."""
+        self._calls.put((function, *args))
+
+    def close(self) -> None:
+        """End the threads behind all calls."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+
+
+def _work(calls: SimpleQueue[tuple[Any, ...] | None], ready: threading.Barrier) -> None:
+    torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
+    torch.get_num_threads()  # torch looks at the number again where a thread first asks, which may be later
+    ready.wait()
+    while (call := calls.get()) is not None:
+        function, *args = call
+        del call
+        function(*args)
+        del function, args  # while this thread waits, it holds no batch
