@@ -58,7 +58,7 @@ class Times10:
 
 
 def loader_with(mover: Any, monkeypatch, pipe: Pipeline, **settings: Any) -> Any:
-    monkeypatch.setattr(planned_module, "make_mover", lambda *_: mover)
+    monkeypatch.setattr(planned_module, "make_mover", lambda program, _: (mover, program))
     return pipe.loader(**settings)
 
 
@@ -71,7 +71,7 @@ def test_batches_are_moved_in_order_in_a_thread_of_its_own(numbers, monkeypatch,
     found = [(batch // 10).tolist() for _ in range(2) for batch in loader]
     assert [*map(sorted, found[:13])] == [*map(sorted, expected[:13])]
     assert found[:13] == expected[:13]
-    assert mover.threads == {"wdskit-handover"}
+    assert mover.threads == {"wdskit-device"}
 
 
 def test_it_stands_where_the_consumer_stands_and_leaves_nothing(numbers, monkeypatch):
@@ -231,17 +231,17 @@ class Moving:
 def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(pictures, monkeypatch):
     cuda = FakeCuda(monkeypatch)
     pipe = ENDINGS["normalized"](Pipeline().exact(pictures)).to_tuple("jpg;png").batched(4).build()
-    for name, device in (("cuda", "cuda:1"), ("cuda:0", "cuda:0")):
+    for name, shown in (("cuda", "cuda:1"), ("cuda:0", "cuda:0")):
         cuda.seen.clear()
-        mover = make_mover(pipe, LoaderSpec(device=name))
+        mover, _ = make_mover(pipe.program, LoaderSpec(device=name))
         assert mover is not None
         sent = mover.send(Batch((torch.zeros(2, 3, 4, 4, dtype=torch.uint8),), 2, (), 0))
         received = mover.receive(sent)
         assert received.value[0].dtype == torch.float32
         assert cuda.seen == [
-            f"stream on {device}",
+            f"stream on {shown}",
             "pinned",
-            f"side copies to {device}",
+            f"side copies to {shown}",
             "event",
             "consumer waits for event",
         ]
@@ -249,9 +249,9 @@ def test_a_batch_is_copied_on_a_stream_of_its_own_and_the_consumer_waits_for_it(
 
 def test_without_a_device_batches_are_pinned_where_there_is_one(pictures, monkeypatch):
     built = Pipeline().exact(pictures).batched(4).build()
-    assert make_mover(built, LoaderSpec(pin_memory=True)) is None
+    assert make_mover(built.program, LoaderSpec(pin_memory=True)) == (None, built.program)
     cuda = FakeCuda(monkeypatch)
-    mover = make_mover(built, LoaderSpec(pin_memory=True))
+    mover, _ = make_mover(built.program, LoaderSpec(pin_memory=True))
     assert mover is not None
     mover.receive(mover.send(Batch([torch.zeros(3)], 3)))
     assert cuda.seen == ["pinned"]

@@ -547,8 +547,6 @@ def killed_workers(six: str, monkeypatch) -> list[int]:
     finally:
         gc.enable()
     gc.collect()
-    for worker in workers:
-        worker.join(30)
     assert multiprocessing.active_children() == []
     return killed
 

@@ -17,7 +17,8 @@ from shards import draw, number_of, write_numbers, write_pictures
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
-from wdskit.engine.stream import StreamPipeline
+from wdskit.engine.batch import Batch
+from wdskit.engine.stream import Progress, StreamPipeline
 from wdskit.order.draws import Draws
 from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.settings import load_config
@@ -583,11 +584,12 @@ def keep_everything(self, source):
     return iter(source)
 
 
-def start_again(self, epoch):
+def start_again(self, *_):
     """Webdataset's with_epoch: the first samples of the stream, each time."""
-    self.footing.begin(0, None, self.pipeline)
-    yield from self._chain(self.layout.cut, len(self.pipeline), self._chain(0, self.layout.cut, None))
-    self._finish(epoch)
+    self._positions.begin(0, None, self.pipeline)
+    for value in self._chain(self.layout.cut, len(self.pipeline), self._chain(0, self.layout.cut, None)):
+        yield self._batch(value, Progress())
+    yield Batch(None, 0, position=Progress(is_end=True))
 
 
 MUTANTS = {

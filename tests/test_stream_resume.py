@@ -15,8 +15,7 @@ import webdataset
 from shards import write_numbers, write_shard
 
 from wdskit import Pipeline, PipelineError, StateError
-from wdskit.engine.marks import Marks
-from wdskit.loader import stream as stream_module
+from wdskit.engine.stream import StreamPipeline
 from wdskit.testing import assert_resumes_exactly
 
 SIZES = [5, 1, 9, 4, 7, 3]
@@ -262,21 +261,24 @@ def test_the_state_is_small_and_the_re_read_bounded(shards):
     assert again.state_dict()["workers"][0]["mark"][0] >= num_items  # and a second resume is as near
 
 
-@pytest.mark.parametrize("mutant", ["no marks", "no shift", "marks ahead", "no starts"])
+@pytest.mark.parametrize("mutant", ["no marks", "marks ahead", "no starts"])
 def test_the_check_of_stops_catches(shards, mutant, monkeypatch):
+    true_marked = StreamPipeline._marked
+
+    def marked(self, start, values):
+        for value, mark in true_marked(self, start, values):
+            ahead = mark and mark._replace(num_items=mark.num_items + 3)
+            yield value, ahead if mutant == "marks ahead" else None
+
+    if mutant == "no starts":
+        monkeypatch.setattr(StreamPipeline, "_between_epochs", lambda _: None)
+    else:
+        monkeypatch.setattr(StreamPipeline, "_marked", marked)
     if mutant == "no marks":  # nothing but the count: read from the start of the epoch, it is right still, but slow
-        monkeypatch.setattr(Marks, "put", lambda *_: None)
         check_every_stop(lambda: PIPES["with_epoch"](shards).loader(workers=0))
         return
-    if mutant == "no shift":
-        monkeypatch.setattr(Marks, "set_shift", lambda *_: None)
-    elif mutant == "marks ahead":
-        true_last = Marks.last
-        monkeypatch.setattr(Marks, "last", lambda self, worker, epoch, num: true_last(self, worker, epoch, num + 3))
-    else:
-        monkeypatch.setattr(stream_module.StreamPipeline, "start_of", lambda *_: None)
     with pytest.raises((AssertionError, PipelineError)):
-        check_every_stop(lambda: PIPES["with_epoch"](shards).loader(workers=2, prefetch=2))
+        check_every_stop(lambda: PIPES["with_epoch"](shards).loader(workers=0))
 
 
 @pytest.mark.parametrize(
@@ -379,13 +381,13 @@ def test_a_worker_that_is_late_at_the_end_of_an_epoch_is_waited_for(
     """One that has nothing left to give, as it is resumed or has no share, says where it stands behind its last item;
     the state at the end of the epoch holds that too.
     """
-    true_save = stream_module.StreamPipeline._save
+    true_position = StreamPipeline._between_epochs
 
-    def save_late(self, epoch):
-        time.sleep(0.05 * (self._row > 0))
-        true_save(self, epoch)
+    def late(self):
+        time.sleep(0.05 * (self.run.worker > 0))
+        return true_position(self)
 
-    monkeypatch.setattr(stream_module.StreamPipeline, "_save", save_late)
+    monkeypatch.setattr(StreamPipeline, "_between_epochs", late)
     pipe = labels(stream(shards, resampled=True).shuffle(4)).batched(2).with_epoch(num_batches)
     steps = [num_batches - 1, num_batches, 2 * num_batches]
     assert_resumes_exactly(lambda: pipe.loader(workers=workers, persistent_workers=persistent), steps=steps)
@@ -393,13 +395,13 @@ def test_a_worker_that_is_late_at_the_end_of_an_epoch_is_waited_for(
 
 def test_a_worker_that_is_late_behind_an_epoch_that_was_left_is_waited_for(shards, monkeypatch):
     """It has still to find the place where the consumer was; a state inside the next epoch holds that place."""
-    true_save = stream_module.StreamPipeline._save
+    true_position = StreamPipeline._between_epochs
 
-    def save_late(self, epoch):
-        time.sleep(0.2 * (self._row > 0))
-        true_save(self, epoch)
+    def late(self):
+        time.sleep(0.2 * (self.run.worker > 0))
+        return true_position(self)
 
-    monkeypatch.setattr(stream_module.StreamPipeline, "_save", save_late)
+    monkeypatch.setattr(StreamPipeline, "_between_epochs", late)
     make = functools.partial(PIPES["with_epoch"](shards).loader, workers=2)
     loader = make()
     list(itertools.islice(loader, 4))

@@ -20,8 +20,9 @@ from wdskit import Pipeline
 from wdskit.codecs.columns import NpyColumn, decode_column
 from wdskit.codecs.fields import decode_field
 from wdskit.dataset.columns import Spans
+from wdskit.engine.batch import make_batches
 from wdskit.engine.planned import PlannedPipeline
-from wdskit.engine.shard_cache import ShardCache
+from wdskit.engine.program import Job
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
 from wdskit.shards.index import index_folder
 
@@ -77,8 +78,13 @@ def both(pipe: Pipeline, **options: Any) -> tuple[list[Any], list[Any], int]:
     made = count_made(built)
     by_columns = list(built)
     apart: PlannedPipeline = pipe.build(rank=0, world_size=1, **options)
-    object.__setattr__(apart.program, "columns", None)
+    forgo_columns(apart)
     return by_columns, list(apart), sum(made)
+
+
+def forgo_columns(built: PlannedPipeline) -> None:
+    """Let it make its batches sample by sample."""
+    object.__setattr__(built.program, "columns", None)
 
 
 def count_made(built: PlannedPipeline) -> list[int]:
@@ -192,7 +198,8 @@ def test_a_bad_sample_gives_the_same_error(tmp_path: Path, name: str) -> None:
     told = []
     for with_columns in (True, False):
         built = Pipeline().sequential(str(tmp_path)).decode().batched(4).build(rank=0, world_size=1)
-        built.columns = built.columns if with_columns else None
+        if not with_columns:
+            forgo_columns(built)
         batches = iter(built)
         next(batches)
         with pytest.raises(WdskitError) as caught:
@@ -277,30 +284,26 @@ def test_bad_samples_are_replaced_as_sample_by_sample(tmp_path: Path) -> None:
         pipe = Pipeline().exact(str(tmp_path), seed=3).decode().batched(4)
         loader = pipe.loader(workers=0, errors={"max_bad": 10})
         if not with_columns:
-            loader.pipeline.columns = None
+            forgo_columns(loader.pipeline)
         found.append(list(loader))
     assert equal(found[0], found[1])
     assert len(found[0]) == 10
 
 
-def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path, monkeypatch) -> None:
-    """However many before could not be; and what was read once is not read again."""
-    png = png_of(np.zeros((2, 3, 3), np.uint8))
+def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path) -> None:
+    """However many others of its job cannot be."""
     samples: dict[str, dict[str, bytes]] = {}
     for at in range(30):
         samples[f"a{at:03d}"] = {"cls": b"1", **({"txt": b""} if at % 2 else {})}  # never the same fields
-        samples[f"b{at:03d}"] = {"cls": b"1", "png": png}  # pixels to decode
-        samples[f"c{at:03d}"] = {"cls": b"1", "txt": b"", "npy": npy(np.zeros(3))}
+        samples[f"b{at:03d}"] = {"cls": b"1", "txt": b"", "npy": npy(np.zeros(3))}
     write_shard(tmp_path / "s.tar", dict(sorted(samples.items())))
     index_folder(tmp_path, workers=1)
-    read, alone = ShardCache.read, []
-    monkeypatch.setattr(ShardCache, "read", lambda *place: alone.append(1) or read(*place))
-    pipe = Pipeline().sequential(str(tmp_path)).decode("rgb8").to_tuple("cls", "__key__").batched(3)
-    for threads in (1, 2):
-        built = pipe.build(rank=0, world_size=1, threads=threads)
-        assert [key for _, keys, _ in built for key in keys] == sorted(samples)
-        assert built.columns.num_made == 10
-    assert len(alone) == 2 * 30  # those whose fields differ
+    pipe = Pipeline().sequential(str(tmp_path)).decode().to_tuple("cls", "__key__").batched(3)
+    built = pipe.build(rank=0, world_size=1)
+    made = count_made(built)
+    batches = make_batches(built.program, Job(0, range(60), 60)).result()
+    assert [key for batch in batches for key in batch.value[1]] == sorted(samples)
+    assert sum(made) == 10
     loader = pipe.loader(workers=1, threads=2)
     assert [key for _, keys, _ in loader for key in keys] == sorted(samples)
 
@@ -309,7 +312,8 @@ def test_the_error_of_a_function_behind_names_the_first_and_the_last_sample(fold
     told = []
     for with_columns in (True, False):
         built = Pipeline().sequential(str(folder)).batched(4).map(int).build(rank=0, world_size=1)
-        built.columns = built.columns if with_columns else None
+        if not with_columns:
+            forgo_columns(built)
         with pytest.raises(SampleError) as caught:
             next(iter(built))
         told.append(str(caught.value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_a_sample_with_a_field_more_changes_nothing_for_the_others(tmp_path, bat
     pipe = Pipeline().exact(str(folder_of(tmp_path, also=7)), seed=3).decode().to_dict("__key__", "json").batched(10)
     found = keys(pipe, epochs=4)
     for first in range(0, 20, 5):
-        assert sorted(sum(found[first : first + 5], [])) == [f"k{at:02d}" for at in range(NUM)]
+        assert sorted(itertools.chain(*found[first : first + 5])) == [f"k{at:02d}" for at in range(NUM)]
 
 
 def test_so_many_samples_are_read_at_once(folder, calls, monkeypatch):

@@ -188,14 +188,13 @@ def asking(method, gate):
 def test_a_slow_consumer_finds_all_ready(folder, workers, threads):
     """It asks only when the loader has made as much ahead as it may; then there is nothing to change."""
     loader = pictures(folder, workers=workers, threads=threads)
-    ahead = loader._ahead
+    prefetch = loader._prefetch
+    pool = prefetch._pool
     for _ in loader:
-        tickets = [ticket for _, ticket in ahead._waiting]
-        while not all(map(ahead._maker.is_ready, tickets)):
-            if workers:
-                ahead._maker._receive_all(timeout_s=60)
-            else:
-                assert all(ticket.is_done.wait(60) for ticket in tickets)
+        for _, ticket in prefetch._waiting:
+            while workers and not pool.is_ready(ticket):
+                pool._receive_all(timeout_s=60)
+            assert workers or ticket.is_done.wait(60)
     found = loader.stats()
     assert found.empty_ratio == 0
     assert found.ready_mean >= min(found.capacity, 1)

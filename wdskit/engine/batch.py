@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -109,10 +110,15 @@ def _make(program: Program, job: Job, memory: Memory, task: Task, batches: list[
     shards, samples = program.plan.order.take(places)
     size = program.plan.batch
     bounds = [slice(first, first + size) for first in range(0, len(places), size)]
-    total = Timings(bytes_read=program.shards.mean_bytes(shards))
     columns, pace = program.columns, program.chunk_pace
     timings = pace.begin() if columns is not None else None
     columnar = None if columns is None else columns.make(places, shards, samples, bounds, memory)
+    if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches is not like that
+        total = Timings()
+        for at in bounds:
+            total.merge(_make(program, replace(job, positions=job.positions[at]), memory, task, batches))
+        return total
+    total = Timings(bytes_read=program.shards.mean_bytes(shards))
     if columnar is None:
         rows = _Rows(program, job, list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True)), memory)
         rows.make(bounds, task, total)
