@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from wdskit.checking.api import verify
     from wdskit.checking.findings import Finding, VerifyResult
     from wdskit.dataset.shard import LocalShard
-    from wdskit.loader.gather import gather_valid
+    from wdskit.loader.distributed import check_same_batches, gather_valid
     from wdskit.loader.make import make_loader
-    from wdskit.loader.peers import check_same_batches
     from wdskit.loader.stats import LoaderStats, StageStats
     from wdskit.packing.api import finish_pack, pack
     from wdskit.packing.options import PackOptions, ReshardOptions
@@ -138,8 +137,8 @@ _HOMES = {
     "LocalShard": "wdskit.dataset.shard",
     "Pipeline": "wdskit.pipeline.builder",
     "bench": "wdskit.tune.bench",
-    "check_same_batches": "wdskit.loader.peers",
-    "gather_valid": "wdskit.loader.gather",
+    "check_same_batches": "wdskit.loader.distributed",
+    "gather_valid": "wdskit.loader.distributed",
     "Ragged": "wdskit.stages.ragged",
     "ReshardResult": "wdskit.packing.reshard",
     "RepairResult": "wdskit.shards.repair",

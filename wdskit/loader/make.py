@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from wdskit.config.messages import show, wrong_kind
 from wdskit.config.spec import parse_settings
@@ -83,7 +83,7 @@ def make_loader(
     """
     _check_functions(transforms)
     _import_plugins(plugins)
-    pipe, name, spec, forgiven = _read(config, pipeline, overrides, transforms or {})
+    pipe, name, spec, forgiven = open_pipeline(config, pipeline, overrides, transforms or {}, caller="make_loader")
     said = {
         "workers": workers,
         "threads": threads,
@@ -123,19 +123,34 @@ def make_loader(
     return PlannedLoader(built, spec, forgiven, **origin)
 
 
-def _read(
-    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str]
-) -> tuple[Pipeline, str, LoaderSpec, ErrorsSpec]:
-    """The pipeline, its name, and how it is run."""
+class Opened(NamedTuple):
+    """A pipeline whose stages fit together, its name, and how it is run."""
+
+    pipe: Pipeline
+    name: str
+    loader: LoaderSpec
+    errors: ErrorsSpec
+
+
+def open_pipeline(
+    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
+) -> Opened:
+    """One pipeline of a file or dict, or a `Pipeline`; `functions` may stand for stages there.
+
+    Raises:
+        ConfigError: The configuration has problems; all of them are listed.
+        PipelineError: The stages do not fit together, or a `Pipeline` came with what belongs to a configuration.
+    """
     if isinstance(config, Pipeline):
         if pipeline is not None or overrides:
-            raise PipelineError("make_loader(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
-        return config, "pipeline", LoaderSpec(), ErrorsSpec()
+            raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
+        config.check()
+        return Opened(config, "pipeline", LoaderSpec(), ErrorsSpec())
     from wdskit.pipeline.settings import load_config  # a pipeline built in Python needs no YAML
 
     loaded = load_config(config, overrides=overrides, functions=functions)
     stages = loaded.pipeline(pipeline)
-    return Pipeline(stages), pipeline or next(iter(loaded.pipelines)), loaded.loader, loaded.errors
+    return Opened(Pipeline(stages), pipeline or next(iter(loaded.pipelines)), loaded.loader, loaded.errors)
 
 
 def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None:

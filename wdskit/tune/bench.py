@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from wdskit.config.export import settings_to_yaml
 from wdskit.errors import PipelineError
-from wdskit.loader.make import make_loader
-from wdskit.loader.opening import Opened, open_config
+from wdskit.loader.make import Opened, make_loader, open_pipeline
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.starting import choose_start_method
 from wdskit.pipeline.builder import Pipeline
@@ -199,7 +198,7 @@ def bench(
             raise PipelineError(f"bench({name}={number!r}): it is a whole number, 1 or more.")
     if type(seconds) not in {int, float} or not 0 < seconds < float("inf"):
         raise PipelineError(f"bench(seconds={seconds!r}): it is a number above 0.")
-    opened = open_config(config, pipeline, overrides, caller="bench")
+    opened = open_pipeline(config, pipeline, overrides, caller="bench")
     if not isinstance(opened.pipe.stages[0], PlannedSpec):
         msg = "bench: a stream cannot be read and decoded apart: only a run shows which sample comes where."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`), and measure `exact`.")

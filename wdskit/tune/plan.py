@@ -13,7 +13,7 @@ import numpy as np
 from wdskit.config.spec import parse_settings
 from wdskit.engine.shard_cache import USUAL_OPEN_SHARDS
 from wdskit.errors import PipelineError
-from wdskit.loader.opening import open_config
+from wdskit.loader.make import open_pipeline
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Pipeline
@@ -190,7 +190,7 @@ def plan(
             raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
     if classes is not None and not quality:
         raise PipelineError(f"plan(classes={classes}): only `quality` counts classes.\n  Add quality=True (--quality).")
-    pipe, loader, errors = open_config(config, pipeline, overrides, caller="plan")
+    pipe, _, loader, errors = open_pipeline(config, pipeline, overrides, caller="plan")
     if workers is not None:
         loader = parse_settings(LoaderSpec, loader.model_dump(exclude_unset=True) | {"workers": workers}, where="plan")
     source = pipe.stages[0]

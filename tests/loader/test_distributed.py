@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import wdskit
 from wdskit import Pipeline, PipelineError, RankError, check_same_batches, gather_valid
-from wdskit.loader import gather
-from wdskit.loader.peers import _digest
+from wdskit.loader import distributed
+from wdskit.loader.distributed import _digest
 from wdskit.shards.index import index_folder
 
 SIZES = [0, 1, 2, 3, 5, 8, 13]
@@ -85,12 +85,12 @@ MUTANTS = {
     "padding is kept": ("_gather_objects", lambda rows, mask, group: true_gather(rows, torch.ones_like(mask), group)),
     "padding is summed": ("_reduce", lambda rows, mask, *how: true_reduce(rows, torch.ones_like(mask), *how)),
 }
-true_gather, true_reduce = gather._gather_objects, gather._reduce
+true_gather, true_reduce = distributed._gather_objects, distributed._reduce
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_check_of_evaluations_catches(folders, tmp_path, name, monkeypatch):
-    monkeypatch.setattr(gather, *MUTANTS[name])
+    monkeypatch.setattr(distributed, *MUTANTS[name])
     with pytest.raises(AssertionError):
         check_evaluations(folders, tmp_path, world_size=2, sizes=[5], batches=[2])
 

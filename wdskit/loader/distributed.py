@@ -1,0 +1,181 @@
+"""What ranks do together: gather what each computed for a batch, and compare batches that they should share."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wdskit.errors import PipelineError, RankError
+from wdskit.pipeline.ranks import as_group
+
+Reduction = Literal["sum", "mean"]
+
+_DIGEST_BYTES = 16
+
+
+@overload
+def gather_valid(
+    rows: Tensor, valid: Tensor | None, *, reduce: Reduction | None = None, group: Any = None
+) -> Tensor: ...
+@overload
+def gather_valid(rows: Sequence[Any], valid: Tensor | None, *, reduce: None = None, group: Any = None) -> list[Any]: ...
+def gather_valid(
+    rows: Tensor | Sequence[Any], valid: Tensor | None, *, reduce: Reduction | None = None, group: Any = None
+) -> Tensor | list[Any]:
+    """Collect what all ranks have computed for a batch, each sample once.
+
+    Every rank calls it, with as many rows; `tail: pad` sees to that. Without torch.distributed it is one rank.
+
+    Args:
+        rows: A tensor (batch, ...) on the device of the group's backend, or a list of anything that pickles.
+        valid: The batch's mask, bool (batch,): `__valid__` of a dict, the last element of a tuple. None: all are valid.
+        reduce: None gives the rows. "sum" adds the valid ones up, "mean" divides by their number too, both as float64
+            for floating point and int64 for whole numbers.
+        group: A torch.distributed group, or one dimension of a DeviceMesh, as the loader was given; the default group
+            without.
+
+    Returns:
+        The valid rows of all ranks in the order of their samples, (num_valid, ...), or a list; or the reduced (...).
+
+    Raises:
+        PipelineError: The mask does not fit the rows, or a mean of no row is asked for.
+    """
+    group = as_group(group)
+    mask = torch.ones(len(rows), dtype=torch.bool) if valid is None else valid
+    if mask.dtype != torch.bool or tuple(mask.shape) != (len(rows),):
+        msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(mask.shape)} {mask.dtype}."
+        raise PipelineError(f"{msg} Give the mask that came with the batch.")
+    if not isinstance(rows, Tensor):
+        return _gather_objects(rows, mask, group)
+    if reduce is not None:
+        return _reduce(rows, mask.to(rows.device), reduce, group)
+    whole = _interleave(_all_gather(rows, group))
+    return whole[_interleave(_all_gather(mask.to(rows.device), group))]
+
+
+def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor:
+    exact = rows.dtype.is_floating_point or reduce == "mean"
+    total = rows[mask].to(torch.float64 if exact else torch.int64).sum(0)
+    count = mask.sum()
+    if _is_distributed():
+        torch.distributed.all_reduce(total, group=group)
+        torch.distributed.all_reduce(count, group=group)
+    if reduce == "sum":
+        return total
+    if not count:
+        raise PipelineError("gather_valid: the mean of no row. No rank had a valid one.")
+    return total / count
+
+
+def _gather_objects(rows: Sequence[Any], mask: Tensor, group: Any) -> list[Any]:
+    mine = list(zip(rows, mask.tolist(), strict=True))
+    parts: list[Any] = [mine]
+    if _is_distributed():
+        parts = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(parts, mine, group=group)
+    return [row for row_of_ranks in zip(*parts, strict=True) for row, is_valid in row_of_ranks if is_valid]
+
+
+def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
+    if not _is_distributed():
+        return [rows]
+    parts = [torch.empty_like(rows) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(parts, rows.contiguous(), group=group)
+    return parts
+
+
+def _interleave(parts: list[Tensor]) -> Tensor:
+    """Rank r's j-th row is sample j * R + r of the batch of all ranks."""
+    return torch.stack(parts, dim=1).flatten(0, 1)
+
+
+def check_same_batches(batch: Any, group: Any = None) -> None:
+    """Compare a batch across the ranks that should have the same one, with one all_gather of 16 bytes a rank.
+
+    Every rank of the group calls it, and every one fails where one differs. Without torch.distributed it is one rank.
+
+    Args:
+        batch: Tensors, arrays, text, numbers, None, images, and lists, tuples, dicts and dataclasses of them.
+        group: A torch.distributed group, or one dimension of a DeviceMesh: `mesh["tp"]`. The default group without.
+
+    Raises:
+        RankError: They differ; the ranks that do are named, as the default group counts them.
+        PipelineError: The batch holds something that has no bytes to compare.
+    """
+    mine = _digest(batch)
+    if not _is_distributed():
+        return
+    group = as_group(group)
+    backend = torch.distributed.get_backend(group)
+    device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+    tensor = torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(device)
+    parts = [torch.empty_like(tensor) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(parts, tensor, group=group)
+    digests = [bytes(part.tolist()) for part in parts]
+    ranks = torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
+    most = max(digests, key=digests.count)  # of as many, the first
+    differing = [rank for rank, digest in zip(ranks, digests, strict=True) if digest != most]
+    if differing:
+        others = [rank for rank in ranks if rank not in differing]
+        msg = f"ranks {_list(ranks)} should have the same batch, but {_list(differing)} "
+        msg += f"{'have others' if len(differing) > 1 else 'has another'} than {_list(others)}."
+        raise RankError(
+            f'{msg}\n  Make the loader of each with process_group=mesh["dp"], load the same state, and draw random '
+            "numbers from `rng` only."
+        )
+
+
+def _list(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _digest(batch: Any) -> bytes:
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in _parts(batch):
+        whole.update(len(part).to_bytes(8, "little"))
+        whole.update(part)
+    return whole.digest()
+
+
+def _parts(value: Any) -> Iterator[bytes]:
+    """What a value is made of, as bytes; two values that differ differ here."""
+    yield type(value).__name__.encode()
+    if isinstance(value, Tensor):
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, Mapping):
+        yield str(len(value)).encode()
+        for key, each in value.items():
+            yield from _parts(key)
+            yield from _parts(each)
+    elif isinstance(value, (list, tuple)):
+        yield str(len(value)).encode()
+        for each in value:
+            yield from _parts(each)
+    elif isinstance(value, np.ndarray) and value.dtype.hasobject:
+        yield str(value.shape).encode()
+        yield from _parts(value.tolist())
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _parts(getattr(value, field.name))
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        yield bytes(value)
+    elif isinstance(value, (str, int, float, complex)) or value is None:
+        yield repr(value).encode()
+    elif hasattr(value, "tobytes"):  # numpy's arrays and numbers, PIL's images
+        shape = [getattr(value, name, None) for name in ("dtype", "shape", "mode", "size")]
+        yield str(shape).encode()
+        yield value.tobytes()
+    else:
+        msg = f"check_same_batches: a {type(value).__name__} has no bytes to compare."
+        raise PipelineError(f"{msg} Give it the part of the batch that is made of tensors, numbers and text.")
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
