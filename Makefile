@@ -10,7 +10,7 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint pytest sizes faults peers bench bench-peers clean
+.PHONY: help setup demo test lint pytest sizes faults peers soak bench bench-peers clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
@@ -19,6 +19,7 @@ help:
 	@echo "make pytest  the other part"
 	@echo "make sizes   every writer and reader at real sizes on busy cores, each payload compared, in full"
 	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
+	@echo "make soak    random pipelines resumed again and again, thousands of breaks and Ctrl-C, in full"
 	@echo "make peers   what other programs read and write, in full"
 	@echo "make bench   speed of each part beside what it is to be measured by: webdataset, tar, sha256sum, the bare chain"
 	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
@@ -73,6 +74,10 @@ faults: $(STAMP)
 peers: $(STAMP)
 	$(BIN)/python tools/install_readers.py $(VENV)/peers
 	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/peers tests/peers/check_readers.py tests/peers/check_ray.py
+
+# `make test` takes a part.
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 WDSKIT_ALL_SOAK=1 $(BIN)/python -m pytest -n auto tests/loader/test_soak.py
 
 demo: $(DEMO_STAMP)
 	rm -rf $(DEMO)

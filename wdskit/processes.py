@@ -34,8 +34,9 @@ def block_sigint() -> Iterator[None]:
     """Processes that start inside hear Ctrl-C only once they call `hear_ctrl_c`: in the middle of their imports they
     would print a traceback. This process hears it when the block is left.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:  # a Ctrl-C that came just before is heard in here, and does not leave it blocked
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

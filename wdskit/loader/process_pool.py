@@ -164,10 +164,14 @@ class ProcessPool:
 
     def _start(self) -> None:
         context = torch.multiprocessing.get_context(self._start_method())
-        with block_sigint():
-            for number in range(self._num_workers):
-                self._workers.append(_Worker(context, self._pipeline, number, self._num_workers))
-        self._closing = weakref.finalize(self, _close, self._workers, os.getpid())
+        with block_sigint():  # what has begun is known to who ends it
+            self._closing = weakref.finalize(self, _close, self._workers, os.getpid())
+            try:
+                for number in range(self._num_workers):
+                    self._workers.append(_Worker(context, self._pipeline, number, self._num_workers))
+            except BaseException:
+                self.close()
+                raise
 
     def _receive_all(self, timeout_s: float | None) -> None:
         """Take what has come, and wait for something if there is time."""
@@ -205,19 +209,20 @@ class ProcessPool:
 def _close(workers: list[_Worker], owner: int) -> None:
     if os.getpid() != owner:  # a forked process has a copy, and no workers
         return
-    for worker in workers:
-        try:
-            worker.connection.send(None)
-            worker.connection.close()
-        except OSError:
-            pass  # it is gone
-    deadline = time.monotonic() + _PATIENCE_S
-    for worker in workers:
-        worker.process.join(max(0.0, deadline - time.monotonic()))
-        if worker.process.exitcode is None:
-            worker.process.kill()
-            worker.process.join()
-        worker.process.close()
+    with block_sigint():
+        for worker in workers:
+            try:
+                worker.connection.send(None)
+                worker.connection.close()
+            except OSError:
+                pass  # it is gone
+        deadline = time.monotonic() + _PATIENCE_S
+        for worker in workers:
+            worker.process.join(max(0.0, deadline - time.monotonic()))
+            if worker.process.exitcode is None:
+                worker.process.kill()
+                worker.process.join()
+            worker.process.close()
 
 
 # In the worker process.

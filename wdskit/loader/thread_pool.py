@@ -14,6 +14,7 @@ import torch
 from wdskit.engine.batch import Batch
 from wdskit.engine.outcome import Outcome
 from wdskit.loader.shared_memory import Ring
+from wdskit.processes import block_sigint
 
 _JOBS_AT_WORK = 2  # while the last samples of one are made, those of the next are begun
 _JOIN_S = 5.0  # a thread is in the midst of a sample, unless a function of the user's hangs
@@ -82,8 +83,9 @@ class ThreadPool:
     def submit(self, job: Any, done: Callable[[ThreadTask], None] | None = None) -> ThreadTask:
         """See `Pool`; `done` is called by the thread that has made it."""
         if self._threads is None:
-            self._threads = Threads(_JOBS_AT_WORK, "batches"), Threads(self._num_threads, "samples")
-            self._closing = weakref.finalize(self, _close, *self._threads, self._tasks, os.getpid())
+            with block_sigint():  # what has begun is known to who ends it
+                self._threads = Threads(_JOBS_AT_WORK, "batches"), Threads(self._num_threads, "samples")
+                self._closing = weakref.finalize(self, _close, *self._threads, self._tasks, os.getpid())
         jobs, chunks = self._threads
         task = ThreadTask(chunks, job)
         self._tasks.add(task)
@@ -116,10 +118,11 @@ def _nothing() -> None: ...
 def _close(jobs: Threads, chunks: Threads, tasks: weakref.WeakSet[ThreadTask], owner: int) -> None:
     if os.getpid() != owner:  # a forked process has a copy, and no threads
         return
-    for task in [*tasks]:
-        task.is_cancelled = True
-    jobs.close()  # which needs the others
-    chunks.close()
+    with block_sigint():
+        for task in [*tasks]:
+            task.is_cancelled = True
+        jobs.close()  # which needs the others
+        chunks.close()
 
 
 def _run(

@@ -1,0 +1,306 @@
+"""Loaders for long: random pipelines that are resumed again and again, and thousands of breaks and Ctrl-C.
+
+`make soak` runs all of it, CI a part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import hashlib
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from leaks import open_things
+from shards import png_of, write_numbers, write_shard
+
+from wdskit import Pipeline
+from wdskit.shards.index import index_folder
+
+ALL = bool(os.environ.get("WDSKIT_ALL_SOAK"))
+NUM_PIPELINES = 200 if ALL else 24
+NUM_BREAKS = 9_000 if ALL else 400
+NUM_INTERRUPTS = 1_000 if ALL else 40
+GLOBAL = 12  # samples of a step, on 1, 2, 3 or 4 ranks
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two folders of shards of uneven sizes; in the first, one image of 15 is damaged."""
+    found = []
+    for name, counts in (("one", (31, 7, 19, 1, 26, 12)), ("two", (9, 14))):
+        folder = tmp_path_factory.mktemp(name)
+        numbers = itertools.count()
+        for shard, count in enumerate(counts):
+            samples = {}
+            for number in itertools.islice(numbers, count):
+                rng = np.random.default_rng(number)
+                image = png_of(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8))
+                samples[f"{name}{number:03d}"] = {
+                    "cls": b"%d" % number,
+                    "json": b'{"n": %d}' % number,
+                    "png": b"damaged" if name == "one" and number % 15 == 4 else image,
+                    "txt": b"x" * (number % 5),
+                }
+            write_shard(folder / f"s-{shard}.tar", samples)
+        index_folder(folder, workers=1)
+        found.append(str(folder))
+    return found[0], found[1]
+
+
+# --- random pipelines
+
+
+def drawn(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A number that depends on the sample's position, and one that does not."""
+    return {**sample, "drawn": int(rng.integers(1 << 40)), "tokens": torch.arange(len(sample["txt"]) + 1)}
+
+
+def is_kept(sample: dict[str, Any]) -> bool:
+    return len(sample["txt"]) % 3 != 1
+
+
+def random_planned(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[Pipeline, dict[str, Any]]:
+    """A pipeline whose items are dicts, and the settings that belong to it."""
+    kind = rng.choice(["exact", "resampled", "sequential"])
+    settings: dict[str, Any] = {"seed": int(rng.integers(100))} if kind != "sequential" else {}
+    if kind == "exact" and rng.random() < 0.3:
+        settings |= {"lanes": int(rng.integers(1, 5)), "window": int(rng.integers(1, 30))}
+    if kind != "resampled":
+        settings["tail"] = str(rng.choice(["drop", "pad"]))
+    weights = None
+    if kind != "sequential" and rng.random() < 0.4:
+        weights = [int(each) for each in rng.integers(1, 4, 2)]
+        parts = [{"shards": folder, "weight": weight} for folder, weight in zip(folders, weights, strict=True)]
+        pipe: Any = getattr(Pipeline(), kind)(mixture=parts, **settings)
+    else:
+        shards = folders[int(rng.integers(2))]
+        pipe = getattr(Pipeline(), kind)(shards, **settings)
+    images = bool(rng.random() < 0.6)
+    pipe = pipe.decode(*(["rgb8"] if images else []))
+    if images:
+        pipe = pipe.random_resized_crop(int(rng.integers(6, 16))) if rng.random() < 0.6 else pipe.center_crop(8)
+        pipe = pipe.random_flip() if rng.random() < 0.5 else pipe
+        pipe = pipe.normalize("imagenet") if rng.random() < 0.3 else pipe
+    is_drawn = rng.random() < 0.6
+    pipe = pipe.map(drawn) if is_drawn else pipe
+    fields = ["__key__", "json", *(["png"] if images else []), *(["drawn", "tokens"] if is_drawn else [])]
+    pipe = pipe.to_dict(*fields)
+    if rng.random() < 0.8:
+        pipe = pipe.batched(global_size=GLOBAL, **({"ragged": "tokens"} if is_drawn else {}))
+        num_items = int(rng.integers(2, 9))
+    else:
+        num_items = int(rng.integers(1, 9)) * GLOBAL
+    if weights is not None or rng.random() < 0.3:
+        pipe = pipe.with_epoch(num_items)
+    return pipe, {"errors": {"max_bad": 1000}}
+
+
+def random_stream(rng: np.random.Generator, folders: tuple[str, str]) -> tuple[Pipeline, dict[str, Any]]:
+    """As `random_planned`; ranks and workers belong to it."""
+    is_resampled = bool(rng.random() < 0.5)
+    world = 1 if not is_resampled else int(rng.integers(1, 3))
+    pipe: Any = Pipeline().stream(folders[1], seed=int(rng.integers(100)), resampled=is_resampled)
+    pipe = pipe.split_by_node().split_by_worker()
+    for stage in rng.permutation(["shuffle", "decode", "select", "shuffle"])[: int(rng.integers(1, 5))]:
+        match stage:
+            case "shuffle":
+                pipe = pipe.shuffle(int(rng.integers(2, 12)))
+            case "decode":
+                pipe = pipe.decode("rgb8").random_resized_crop(8)
+            case "select":
+                pipe = pipe.select(is_kept)
+    if rng.random() < 0.5:
+        pipe = pipe.decode(only="json").map(drawn).to_dict("__key__", "json", "drawn")
+    else:
+        pipe = pipe.to_dict("__key__", "txt")
+    if rng.random() < 0.7:
+        pipe = pipe.batched(int(rng.integers(1, 5)), partial=True)
+    if is_resampled:
+        pipe = pipe.with_epoch(int(rng.integers(3, 20)))
+    workers = int(rng.integers(3))
+    return pipe, {"world": world, "workers": workers, "threads": int(rng.integers(1, 3))}
+
+
+def rows(item: dict[str, Any]) -> list[bytes | None]:
+    """A digest of each sample of an item; None of padding, and where a sample stands for a bad one."""
+    valid = item.pop("__valid__", None)
+    if isinstance(item["__key__"], str):
+        return [digest(item) if valid is None or valid else None]
+    samples = [{name: value[row] for name, value in item.items()} for row in range(len(item["__key__"]))]
+    return [digest(each) if valid is None or valid[row] else None for row, each in enumerate(samples)]
+
+
+def digest(sample: dict[str, Any]) -> bytes:
+    whole = hashlib.sha256()
+    for name, value in sample.items():
+        if isinstance(value, torch.Tensor):
+            value = (str(value.dtype), tuple(value.shape), value.contiguous().numpy().tobytes())
+        whole.update(repr((name, value)).encode())
+    return whole.digest()
+
+
+def run(loaders: list[Any], num_steps: int) -> list[list[bytes | None]]:
+    """So many steps of all ranks, across epochs: for each its samples, as they stand in the sequence."""
+    parts = []
+    for loader in loaders:
+        items = itertools.chain.from_iterable(itertools.repeat(loader))
+        parts.append([rows(item) for item in itertools.islice(items, num_steps)])
+    return [list(itertools.chain.from_iterable(itertools.zip_longest(*ranks))) for ranks in zip(*parts, strict=True)]
+
+
+def make_ranks(make: Callable[..., Any], world: int, state: dict[str, Any] | None) -> list[Any]:
+    loaders = [make(rank=rank, world_size=world) for rank in range(world)]
+    for loader in loaders if state is not None else []:
+        loader.load_state_dict(state)
+    return loaders
+
+
+@pytest.mark.parametrize("number", range(NUM_PIPELINES))
+def test_a_random_pipeline_goes_on_anywhere(folders: tuple[str, str], number: int) -> None:
+    """From any step, on other ranks, workers, threads: the samples are those of one process that never stopped."""
+    rng = np.random.default_rng([7, number])
+    is_stream = number % 4 == 3
+    pipe, fixed = (random_stream if is_stream else random_planned)(rng, folders)
+    errors = {"errors": fixed["errors"]} if "errors" in fixed else {}
+    if is_stream:
+        make = functools.partial(pipe.loader, workers=fixed["workers"], threads=fixed["threads"])
+        check_stream(rng, make, fixed["world"])
+        return
+    [whole_loader] = make_ranks(functools.partial(pipe.loader, workers=0, **errors), 1, None)
+    is_batched = "batched" in repr(pipe)
+    whole = run([whole_loader], EPOCHS * len(whole_loader))
+    at, state = 0, None
+    while at < len(whole):
+        world = int(rng.choice([1, 2, 3, 4])) if is_batched else 1  # of samples, one each would be another step
+        setting = {
+            "workers": int(rng.integers(3)),
+            "threads": int(rng.integers(1, 4)),
+            "prefetch": int(rng.integers(1, 7)),
+        }
+        loaders = make_ranks(functools.partial(pipe.loader, **setting, **errors), world, state)
+        num = min(int(rng.integers(1, len(whole) + 1)), len(whole) - at)
+        assert run(loaders, num) == whole[at : at + num], (at, setting, world)
+        states = [{**loader.state_dict(), "bad": 0} for loader in loaders]
+        assert all(each == states[0] for each in states)
+        state = json.loads(json.dumps(states[0]))
+        at += num
+
+
+def check_stream(rng: np.random.Generator, make: Callable[..., Any], world: int) -> None:
+    whole_loaders = make_ranks(make, world, None)
+    parts = [[rows(item) for _ in range(EPOCHS) for item in loader] for loader in whole_loaders]
+    for rank, whole in enumerate(parts):
+        at, state = 0, None
+        while at < len(whole):
+            loader = make(rank=rank, world_size=world, prefetch=int(rng.integers(1, 7)))
+            if state is not None:
+                loader.load_state_dict(state)
+            num = min(int(rng.integers(1, len(whole) + 1)), len(whole) - at)
+            assert run([loader], num) == whole[at : at + num], (rank, at)
+            state = json.loads(json.dumps(loader.state_dict()))
+            at += num
+
+
+# --- breaks and Ctrl-C
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("numbers")
+    write_numbers(folder, [40, 50, 60])
+    index_folder(folder, workers=1)
+    return str(folder)
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "inline": lambda path: Pipeline().exact(path).decode().batched(4).loader(workers=0, threads=1),
+    "threads": lambda path: Pipeline().exact(path).decode().batched(4).loader(workers=0, threads=3),
+    "processes": lambda path: Pipeline().exact(path).decode().batched(4).loader(workers=2),
+    "both": lambda path: Pipeline().exact(path).decode().batched(4).loader(workers=2, threads=2),
+    "stream": lambda path: Pipeline().stream(f"{path}/s-*.tar").split_by_worker().decode().batched(4).loader(workers=2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_breaks_leave_nothing(numbers: str, kind: str) -> None:
+    """A loader that is used on after each, now and then behind a pause in which its workers run ahead."""
+    rng = np.random.default_rng(5)
+    loader = KINDS[kind](numbers)
+    list(loader)
+    before = open_things()
+    for number in range(NUM_BREAKS // len(KINDS)):
+        for _ in itertools.islice(loader, int(rng.integers(1, 8))):
+            pass
+        if number % 50 == 0:
+            time.sleep(0.01)
+            gc.collect()
+            now = open_things()
+            assert now["shared memory"] <= before["shared memory"] + 40
+            assert {**now, "shared memory": 0} == {**before, "shared memory": 0}
+    assert len(list(loader)) == len(list(KINDS[kind](numbers)))
+    del loader
+    gc.collect()
+    after = open_things()
+    assert after["children"] == after["shared memory"] == 0
+    assert after["threads"] == 1
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float) -> Iterator[None]:
+    """Ctrl-C in the midst of what runs in this block, unless that ends before."""
+    signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def iterate(make: Callable[[], Any]) -> None:
+    loader = make()
+    for _ in range(20):
+        for _ in loader:
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is heard while things are freed too
+@pytest.mark.parametrize("kind", KINDS)
+def test_ctrl_c_leaves_nothing(numbers: str, kind: str) -> None:
+    """Wherever it comes: while a loader is made, starts its workers, waits for them, or is dropped."""
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    make = functools.partial(KINDS[kind], numbers)
+    list(make())
+    gc.collect()
+    before = open_things()
+    rng = np.random.default_rng(6)
+    for _ in range(NUM_INTERRUPTS // len(KINDS)):
+        with interrupted_after(float(rng.choice([0.005, 0.05, 0.2]) * rng.random()) + 1e-4):
+            iterate(make)
+        gc.collect()
+        found = settled(before)
+        assert {**found, "files": 0} == {**before, "files": 0}
+    # Python hears it between the return of `os.open` and the assignment too, where nobody can close it any more.
+    assert found["files"] <= before["files"] + NUM_INTERRUPTS // 50
+
+
+def settled(wanted: dict[str, int]) -> dict[str, int]:
+    """What is open, once what is ending has ended."""
+    deadline = time.monotonic() + 20
+    while {**(found := open_things()), "files": 0} != {**wanted, "files": 0} and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
