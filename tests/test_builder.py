@@ -15,7 +15,8 @@ from shards import number_of, write_numbers
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
 from wdskit.pipeline.settings import load_config
-from wdskit.stages.specs import STAGES, ShuffleSpec
+from wdskit.stages.registry import STAGES
+from wdskit.stages.streaming import Shuffle
 
 BASE = Pipeline().stream("a.tar")
 TUPLES = BASE.to_tuple("jpg")
@@ -146,7 +147,7 @@ def test_arrays_are_refused_in_plain_words(value):
 
 @pytest.mark.parametrize(
     "stage",
-    ["shuffle", 5, None, [number_of], {"shuffle": 5}, BASE, ShuffleSpec, (number_of,), object()],
+    ["shuffle", 5, None, [number_of], {"shuffle": 5}, BASE, Shuffle, (number_of,), object()],
     ids=["text", "number", "none", "list", "dict", "pipeline", "spec class", "tuple", "object"],
 )
 def test_what_can_be_no_stage_is_refused_when_it_is_added(stage):

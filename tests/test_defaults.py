@@ -9,9 +9,8 @@ from shards import number_of, write_numbers
 
 import wdskit
 from wdskit import Pipeline
-from wdskit.pipeline import defaults
-from wdskit.pipeline.defaults import choose_crew, usable_cores
-from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline import settings
+from wdskit.pipeline.settings import LoaderSpec, choose_workers, usable_cores
 from wdskit.shards.index import index_folder
 
 EXACT = Pipeline().exact("a")
@@ -33,7 +32,7 @@ LIGHT = EXACT.decode().rename(a="b").to_tuple("a").batched(4).with_epoch(3)
 
 @pytest.fixture(autouse=True)
 def twelve_cores(monkeypatch):
-    monkeypatch.setattr(defaults, "usable_cores", lambda: 12)
+    monkeypatch.setattr(settings, "usable_cores", lambda: 12)
 
 
 @pytest.mark.parametrize(
@@ -72,14 +71,14 @@ def twelve_cores(monkeypatch):
 )
 def test_workers_and_threads_share_the_machine(pipe, said, environ, crew):
     """And where functions of the user's are called, one thread a process: several would call them at the same time."""
-    assert choose_crew(LoaderSpec(**said), pipe.stages, environ)[:2] == crew
+    assert choose_workers(LoaderSpec(**said), pipe.stages, environ)[:2] == crew
 
 
 @pytest.mark.parametrize("cores", [1, 2, 16, 64])
 def test_large_machines_have_no_more_than_sixteen_at_work(monkeypatch, cores):
-    monkeypatch.setattr(defaults, "usable_cores", lambda: cores)
+    monkeypatch.setattr(settings, "usable_cores", lambda: cores)
     for pipe, threads in ((CALLING[0], 1), (DECODES, 2)):
-        crew = choose_crew(LoaderSpec(), pipe.stages, {})
+        crew = choose_workers(LoaderSpec(), pipe.stages, {})
         assert crew[:2] == (max(1, min(16, cores) // threads), min(cores, threads))
 
 
@@ -91,9 +90,9 @@ def test_a_pipeline_with_functions_of_the_users_says_why_it_has_one_thread(tmp_p
         pipe.loader(), pipe.loader(workers=1, threads=3), Pipeline().exact(tmp_path).batched(2).loader()
     told = [line for line in caplog.messages if line.startswith("workers")]
     others = ["workers: 1, threads: 3", "workers: 1, threads: 1"]
-    assert told == [f"workers: 12, threads: 1 ({defaults.ONE_THREAD})", *others]
+    assert told == [f"workers: 12, threads: 1 ({settings.ONE_THREAD})", *others]
     planned = [wdskit.plan(each) for each in (pipe, Pipeline().exact(tmp_path).decode("rgb8").batched(2))]
-    assert [(each.workers, each.threads_reason) for each in planned] == [(12, defaults.ONE_THREAD), (6, "")]
+    assert [(each.workers, each.threads_reason) for each in planned] == [(12, settings.ONE_THREAD), (6, "")]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from wdskit.engine.jobs import Made
 from wdskit.loader import handover
 from wdskit.loader import planned as planned_module
 from wdskit.loader.handover import finish_numbers, hand_over, make_mover, map_tensors
-from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
 

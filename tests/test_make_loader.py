@@ -19,10 +19,8 @@ import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError, make_loader
 from wdskit.engine.streaming import StreamPipeline
 from wdskit.order.draws import Draws
-from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.settings import load_config
-from wdskit.stages import registry
-from wdskit.stages.reading import SplitByNode, SplitByWorker
+from wdskit.pipeline.settings import LoaderSpec, load_config
+from wdskit.stages import registry, stream_source
 
 COUNTS = [4, 5, 6, 7, 8, 9]
 TEXT = """\
@@ -579,7 +577,7 @@ def test_the_check_of_ranks_finds_nothing_where_nothing_is_wrong(six):
     assert faults_of(ranks_here(six), seed=1) == set()
 
 
-def keep_everything(self, source):
+def keep_everything(run, source):
     return iter(source)
 
 
@@ -591,8 +589,13 @@ def start_again(self, epoch):
 
 
 MUTANTS = {
-    "split_by_node": (SplitByNode, "__call__", keep_everything, "two epochs, or two ranks, are the same"),
-    "split_by_worker": (SplitByWorker, "__call__", keep_everything, "a worker's samples are not those of its draws"),
+    "split_by_node": (stream_source, "split_by_node", keep_everything, "two epochs, or two ranks, are the same"),
+    "split_by_worker": (
+        stream_source,
+        "split_by_worker",
+        keep_everything,
+        "a worker's samples are not those of its draws",
+    ),
     "with_epoch": (StreamPipeline, "_part", start_again, "a sample is never reached"),
     "draws": (Draws, "shard", lambda self, number: number // 4 % 6, "a worker's samples are not those of its draws"),
 }

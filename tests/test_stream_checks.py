@@ -179,7 +179,7 @@ def test_damage_behind_whole_samples_is_told_behind_them(tmp_path):
 def test_a_shard_is_looked_through_once(tmp_path, monkeypatch):
     path = write_shard(tmp_path / "s.tar", SAMPLES)
     walks: list[str] = []
-    monkeypatch.setattr("wdskit.stages.reading.refuse_divided", lambda file, *, shard: walks.append(shard))
+    monkeypatch.setattr("wdskit.stages.shard_reader.refuse_divided", lambda file, *, shard: walks.append(shard))
     loader = stream(path).loader(workers=0)
     for _ in range(3):
         assert len(list(loader)) == 5

@@ -7,7 +7,7 @@ from shards import write_numbers
 
 from tests.config.test_export import SCHEMA, fits
 from wdskit import ConfigError, load_config, make_loader
-from wdskit.pipeline.stats_spec import StatsSpec
+from wdskit.pipeline.settings import StatsSpec
 
 FORMS = [
     (None, None),

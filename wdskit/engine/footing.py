@@ -10,8 +10,9 @@ from wdskit.engine.sample import Each
 from wdskit.engine.splits import Layout
 from wdskit.errors import PipelineError
 from wdskit.stages.base import NOWHERE, Origin, Run
-from wdskit.stages.buffering import EpochCut, Keeps, Shuffle
-from wdskit.stages.reading import OpenTars, StreamSource
+from wdskit.stages.shard_reader import OpenTars
+from wdskit.stages.stream_source import StreamSource
+from wdskit.stages.streaming import EpochCut, Keeps, ShuffleBuffer
 
 
 class Footing:
@@ -58,7 +59,7 @@ class Footing:
         tars = self.layout.tars or 0
         values: Iterator[Any] = self._reread(pairs)
         for stage in self.stages[tars + 1 : at]:
-            if not isinstance(stage, (Shuffle, EpochCut)):
+            if not isinstance(stage, (ShuffleBuffer, EpochCut)):
                 values = iter(stage(values))
         found = {}
         for value in values:
@@ -95,7 +96,7 @@ class Footing:
 
 def keepers_of(stages: list[Any]) -> list[Keeps]:
     """The stages that keep values."""
-    return [stage for stage in stages if isinstance(stage, (Shuffle, Each))]
+    return [stage for stage in stages if isinstance(stage, (ShuffleBuffer, Each))]
 
 
 def keeping(stages: list[Any]) -> tuple[int, int]:

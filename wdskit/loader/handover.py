@@ -13,7 +13,7 @@ import torch
 from wdskit.engine.jobs import Made
 from wdskit.engine.planned import PlannedPipeline
 from wdskit.errors import PipelineError
-from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.images.framing import Ending, finish_batch
 from wdskit.stages.ragged import Ragged
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from wdskit.errors import PipelineError
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, load_config
 
 
 class Opened(NamedTuple):
@@ -30,7 +30,5 @@ def open_config(config: Any, pipeline: str | None, overrides: Sequence[str], *, 
             raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
         config.check()
         return Opened(config, LoaderSpec(), ErrorsSpec())
-    from wdskit.pipeline.settings import load_config  # a pipeline built in Python needs no YAML
-
     loaded = load_config(config, overrides=overrides)
     return Opened(Pipeline(loaded.pipeline(pipeline)), loaded.loader, loaded.errors)

@@ -15,7 +15,7 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.makers import Ahead, InThisThread, make_maker
 from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.starting import start_method_of
-from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
 STEPS_A_JOB = 64
 """Steps that are made together where an item is a sample: one by one, the way between processes costs 0.2 ms each."""

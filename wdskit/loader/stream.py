@@ -16,7 +16,7 @@ from wdskit.loader.loader import Loader
 from wdskit.loader.passes import beside, unused_state
 from wdskit.loader.stream_state import StreamState, read_state
 from wdskit.loader.workers import Workers
-from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.settings import LoaderSpec
 
 
 class StreamLoader(Loader):

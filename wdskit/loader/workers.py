@@ -17,7 +17,7 @@ from torch.utils.data._utils import signal_handling
 from wdskit.errors import PipelineError
 from wdskit.loader.failures import Failure
 from wdskit.loader.starting import start_method_of
-from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.processes import end_with_parent
 
 _DEAD_WORKER = re.compile(r"DataLoader worker \(pid(\(s\))? [\d, ]+\) (is killed|exited)")  # torch's words
