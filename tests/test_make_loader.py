@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import multiprocessing
@@ -577,8 +578,14 @@ def test_the_check_of_ranks_finds_nothing_where_nothing_is_wrong(six):
     assert faults_of(ranks_here(six), seed=1) == set()
 
 
-def keep_everything(run, source):
-    return iter(source)
+def keep_everything(splitter):
+    """What stands in for a splitter, under the name by which it is known."""
+
+    @functools.wraps(splitter)
+    def keep(run, source):
+        return iter(source)
+
+    return keep
 
 
 def start_again(self, epoch):
@@ -589,11 +596,16 @@ def start_again(self, epoch):
 
 
 MUTANTS = {
-    "split_by_node": (stream_source, "split_by_node", keep_everything, "two epochs, or two ranks, are the same"),
+    "split_by_node": (
+        stream_source,
+        "split_by_node",
+        keep_everything(stream_source.split_by_node),
+        "two epochs, or two ranks, are the same",
+    ),
     "split_by_worker": (
         stream_source,
         "split_by_worker",
-        keep_everything,
+        keep_everything(stream_source.split_by_worker),
         "a worker's samples are not those of its draws",
     ),
     "with_epoch": (StreamPipeline, "_part", start_again, "a sample is never reached"),

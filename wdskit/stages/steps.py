@@ -14,8 +14,6 @@ from wdskit.config.messages import unknown_setting
 from wdskit.errors import PipelineError
 from wdskit.stages.base import Run, Step
 from wdskit.stages.field_specs import UserSpec
-from wdskit.stages.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
-from wdskit.stages.fuse_plan import FusedSpec
 from wdskit.stages.layouts import NOTHING_KNOWN
 from wdskit.stages.transforms import Stored
 
@@ -53,6 +51,9 @@ class StepMaker:
         Raises:
             PipelineError: A function is unknown, or cannot run with the threads there are.
         """
+        from wdskit.stages.functions import Call  # these import Pillow, which settings do not need
+        from wdskit.stages.fuse_plan import FusedSpec
+
         if isinstance(spec, FusedSpec):
             from wdskit.stages.images.fused import fused_step  # imports torch, which settings do not need
 
@@ -65,8 +66,10 @@ class StepMaker:
             return Step(spec.name, Call(self.run, label, function, is_map=True, layouts=self._layouts), ordinal)
         return Step(spec.name, self._function(spec, self.label(spec)), ordinal)
 
-    def call(self, stage: str, fn: Any, label: str) -> Call:
+    def call(self, stage: str, fn: Any, label: str) -> Any:
         """A user's function as a step, which may want random numbers."""
+        from wdskit.stages.functions import Call
+
         return Call(self.run, label, self.resolve(stage, fn), layouts=self._layouts)
 
     def collate(self, spec: Any) -> Callable[..., Any]:
@@ -89,6 +92,8 @@ class StepMaker:
         return with_settings(stage, found, {}) if makes_functions(found) and stage != fn else found
 
     def _function(self, spec: Any, label: str) -> Any:
+        from wdskit.stages.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
+
         match spec.name:
             case "decode":
                 self._stored = self._stored.decoded(spec.images, spec.only)
