@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from shards import number_of, write_numbers
+from shards import listed, number_of, write_numbers
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
@@ -224,3 +224,34 @@ def test_a_pipeline_built_for_fewer_workers_says_so(six, monkeypatch):
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=2))
     with pytest.raises(PipelineError, match=r"2 workers: this pipeline was built for 1\. Build .*max_workers=2"):
         iter(built)
+
+
+def test_a_pipeline_never_changes(six):
+    """Longer ones are new ones; several loaders of one run side by side."""
+    base = listed(six)
+    before = base.stages
+    short, batched = base.map(number_of), base.batched(3, collate=len)
+    first, second = short.loader(workers=0), short.loader(workers=0)
+    pairs = list(zip(first, second, strict=True))
+    assert pairs == [(number, number) for number in range(15)]
+    assert list(batched.loader(workers=0)) == [3] * 5
+    assert base.stages is before
+    assert len(short.stages) == len(batched.stages) == len(before) + 1
+
+
+def test_pipelines_can_be_joined_from_parts(six):
+    source, tail = listed(six), Pipeline().map(number_of).batched(5).stages
+    (one, two, three) = Pipeline((*source.stages, *tail)).loader(workers=0)
+    assert [*one, *two, *three] == list(range(15))
+
+
+def test_lists_that_the_caller_changes_later_change_nothing(six):
+    shards, fields, weights = [six], ["cls", "__key__"], [1.0]
+    pipe = Pipeline().stream(shards, resampled=True, weights=weights).to_tensor(fields=fields)
+    config = {"pipeline": [{"stream": shards}, {"rename": {"a": "b"}}, {"to_tuple": fields}]}
+    loaded = load_config(config).pipelines["pipeline"]
+    stages = str(pipe.stages), str(loaded)
+    for values in (shards, fields, weights):
+        values.append(values[0])
+    config["pipeline"][1]["rename"]["c"] = "d"
+    assert (str(pipe.stages), str(loaded)) == stages
