@@ -1,4 +1,4 @@
-"""From stages to what runs: what a built pipeline knows of its length, of what it can resume, and of its order."""
+"""From stages to what runs: the length of an epoch, what can be resumed, and where shards are opened."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def twelve_cores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("pipe", "said", "environ", "crew"),
+    ("pipe", "said", "environ", "counts"),
     [
         (DECODES, {}, {}, (6, 2)),
         (DECODES, {}, {"LOCAL_WORLD_SIZE": "4"}, (1, 2)),
@@ -70,17 +70,17 @@ def twelve_cores(monkeypatch):
         (Pipeline().stream("a").map(number_of), {"threads": 3}, {}, (1, 3)),
     ],
 )
-def test_workers_and_threads_share_the_machine(pipe, said, environ, crew):
+def test_workers_and_threads_share_the_machine(pipe, said, environ, counts):
     """And where functions of the user's are called, one thread a process: several would call them at the same time."""
-    assert choose_workers(LoaderSpec(**said), pipe.stages, environ)[:2] == crew
+    assert choose_workers(LoaderSpec(**said), pipe.stages, environ)[:2] == counts
 
 
 @pytest.mark.parametrize("cores", [1, 2, 16, 64])
 def test_large_machines_have_no_more_than_sixteen_at_work(monkeypatch, cores):
     monkeypatch.setattr(settings, "usable_cores", lambda: cores)
     for pipe, threads in ((CALLING[0], 1), (DECODES, 2)):
-        crew = choose_workers(LoaderSpec(), pipe.stages, {})
-        assert crew[:2] == (max(1, min(16, cores) // threads), min(cores, threads))
+        counts = choose_workers(LoaderSpec(), pipe.stages, {})
+        assert counts[:2] == (max(1, min(16, cores) // threads), min(cores, threads))
 
 
 def test_a_pipeline_with_functions_of_the_users_says_why_it_has_one_thread(tmp_path, caplog):
@@ -89,9 +89,9 @@ def test_a_pipeline_with_functions_of_the_users_says_why_it_has_one_thread(tmp_p
     pipe = Pipeline().exact(tmp_path).map(number_of).batched(2)
     with caplog.at_level("INFO"):
         pipe.loader(), pipe.loader(workers=1, threads=3), Pipeline().exact(tmp_path).batched(2).loader()
-    told = [line for line in caplog.messages if line.startswith("workers")]
+    reported = [line for line in caplog.messages if line.startswith("workers")]
     others = ["workers: 1, threads: 3", "workers: 1, threads: 1"]
-    assert told == [f"workers: 12, threads: 1 ({settings.ONE_THREAD})", *others]
+    assert reported == [f"workers: 12, threads: 1 ({settings.ONE_THREAD})", *others]
     planned = [wdskit.plan(each) for each in (pipe, Pipeline().exact(tmp_path).decode("rgb8").batched(2))]
     assert [(each.workers, each.threads_reason) for each in planned] == [(12, settings.ONE_THREAD), (6, "")]
 

@@ -38,7 +38,7 @@ def read(pipe: Pipeline) -> tuple[list[dict[str, bytes]], Exception | None]:
 
 
 def write_over(path: Path, data: bytes) -> None:
-    """Other bytes in a file that is the same by inode and time, so that only what it holds can tell."""
+    """Other bytes in a file that is the same by inode and time, so that only what it holds differs."""
     before = path.stat()
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))

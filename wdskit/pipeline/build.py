@@ -127,9 +127,9 @@ class _StreamBuilder:
         if self.cut is not None:
             self.counted.append(stage)
         if not stage.is_rebuilt:
-            self._hold(stage.name)
+            self._note_unsaved(stage.name)
         if self.batch and isinstance(running, ShuffleBuffer):
-            self._hold(f"{running.name} behind batched")
+            self._note_unsaved(f"{running.name} behind batched")
         if stage.kind == "batch":
             self.batch = self.batch or running.size
         self.is_open = self.is_open or stage.kind == "open"
@@ -141,11 +141,12 @@ class _StreamBuilder:
         if self.steps:
             each = together(self.run, self.steps)
             if self.batch and self.run.num_threads > 1:
-                self._hold(f"{each.name} behind batched")
+                self._note_unsaved(f"{each.name} behind batched")
             self.running.append(each)
             self.steps = []
 
-    def _hold(self, reason: str) -> None:
+    def _note_unsaved(self, reason: str) -> None:
+        """Keep the first reason why what runs cannot be rebuilt."""
         self.unsaved = self.unsaved or reason
 
     def _add_foreign(self, stage: Any, at: int) -> None:
@@ -162,7 +163,7 @@ class _StreamBuilder:
         self._flush()
         self.running.append(stage)
         if self.is_open:
-            self._hold("a stage that is not wdskit's")
+            self._note_unsaved("a stage that is not wdskit's")
             self.running.append(Renumber(self.run, each_epoch=self.context.is_cut))
 
     def _own_splitter(self, stage: Any) -> Any:

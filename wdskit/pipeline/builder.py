@@ -35,7 +35,7 @@ class Pipeline(StageMethods):
     Generator that depends on the seed and on the sample's position only.
 
     Args:
-        stages: Specs (`pipeline.specs`) and callables, as `Pipeline.stages` of another pipeline holds them.
+        stages: Stages, such as `stages.streaming.Shuffle(size=200)`, and callables, as another pipeline's `stages` are.
 
     Raises:
         PipelineError: One of them is neither.

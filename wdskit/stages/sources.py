@@ -265,7 +265,7 @@ class PlannedSource(StageSpec):
         return fields | {"mixture": [part.shorten() for part in self.mixture]}
 
     @abstractmethod
-    def order_of(self, counts: NDArray[np.int64], seed: int) -> Any:
+    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """The order of shards with so many samples each, int64 (num_shards,)."""
 
     def plan(self) -> PlannedData:
@@ -291,7 +291,7 @@ class PlannedSource(StageSpec):
             seeds = [_part_seed(self.seed, number) for number in range(len(parts))] if len(parts) > 1 else [self.seed]
             orders = [self.order_of(table.counts, seed) for table, seed in zip(tables, seeds, strict=True)]
             weights = [1.0 if part.weight is None else part.weight for part in parts]
-            order: Order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
+            order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
             return PlannedData(tuple(tables), tuple(numbers), order, None, fingerprint)
         repeated = [tables[number] for number in numbers]
         counts = np.concatenate([table.counts for table in repeated])
@@ -314,7 +314,7 @@ class Exact(PlannedSource):
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
     tail: Literal["drop", "pad"] = Field("drop", description="What becomes of samples that fill no global batch.")
 
-    def order_of(self, counts: NDArray[np.int64], seed: int) -> Any:
+    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """Shards shuffled, cut into lanes, each lane shuffled in windows."""
         return ExactOrder(counts, seed=seed, lanes=self.lanes, window=self.window)
 
@@ -329,7 +329,7 @@ class Resampled(PlannedSource):
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
     tail: Literal["drop", "pad"] = Field("drop", description="What becomes of samples that fill no global batch.")
 
-    def order_of(self, counts: NDArray[np.int64], seed: int) -> Any:
+    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """Chunks of consecutive samples, drawn uniformly."""
         return ResampledOrder(counts, seed=seed, chunk=self.chunk, lanes=self.lanes, window=self.window)
 
@@ -341,7 +341,7 @@ class Sequential(PlannedSource):
 
     tail: Literal["drop", "pad"] = Field("pad", description="What becomes of samples that fill no global batch.")
 
-    def order_of(self, counts: NDArray[np.int64], seed: int) -> Any:  # noqa: ARG002 (nothing is random)
+    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:  # noqa: ARG002 (nothing is random)
         """The order of the index."""
         return SequentialOrder(counts)
 

@@ -167,12 +167,12 @@ class SplitByWorker(StreamStage):
 
 
 def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this rank. `foreign.splits_nodes` knows it by its name, as webdataset's."""
+    """Yield the draws of this rank. `foreign.splits_nodes` finds it by this name, as it does webdataset's."""
     return _deal(source, *run.place)
 
 
 def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the draws of this worker. `foreign.splits_workers` knows it by its name, as webdataset's."""
+    """Yield the draws of this worker. `foreign.splits_workers` finds it by this name, as it does webdataset's."""
     return _deal(source, run.worker, run.num_workers)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -54,16 +55,16 @@ class StreamStage(StageSpec):
     """A stage that takes a stream of values and gives another.
 
     Attributes:
-        is_counted: Whether `num_items` knows how many values come out. Else only running shows it.
+        is_counted: Whether `num_items` gives how many values come out. Else only running shows it.
         is_rebuilt: Whether what it holds can be read again in another process.
     """
 
     is_counted: ClassVar[bool] = False
     is_rebuilt: ClassVar[bool] = True
 
+    @abstractmethod
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]] | None:
         """What runs; None for a stage that changes no values."""
-        raise NotImplementedError
 
     def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
         """How many values come out where so many go in, in worker `worker` of `num_workers` of a rank."""
