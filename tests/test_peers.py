@@ -447,7 +447,8 @@ def test_all_this_holds_with_webdataset_0_2_86():
     files = [
         "tests/peers/test_webdataset.py",
         "tests/test_stages.py",
-        *(["tests/stages/test_streaming.py"] if ALL_PEERS else []),
+        "tests/stages/test_foreign.py",
+        *(["tests/stages/test_streaming.py", "tests/stages/test_stream_source.py"] if ALL_PEERS else []),
     ]
     left_out = ["newest_version", *([] if ALL_PEERS else ["start_method", "python_exits"])]
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " and ".join(f"not {name}" for name in left_out)]

@@ -11,6 +11,7 @@ import webdataset
 from shards import listed, number_of, write_numbers
 
 from wdskit import Pipeline, PipelineError
+from wdskit.dataset.patterns import list_shards
 
 
 @pytest.fixture
@@ -86,12 +87,6 @@ def test_a_stage_that_is_not_ours_before_with_epoch_cannot_repeat_an_epoch(six):
         pipe.loader(workers=1, persistent_workers=False)
 
 
-def sorted_urls(pattern):
-    from wdskit.dataset.patterns import list_shards
-
-    return list(list_shards(pattern).urls)
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves its files open
 def test_build_is_a_data_pipeline_that_takes_webdatasets_stages(six):
     built = (
@@ -103,7 +98,8 @@ def test_build_is_a_data_pipeline_that_takes_webdatasets_stages(six):
     )
     assert isinstance(built, webdataset.DataPipeline)
     assert sorted(built) == list(range(1000, 1039))
-    mixed = Pipeline().stage(webdataset.SimpleShardList(sorted_urls(six))).stage(webdataset.tarfile_to_samples())
+    source = webdataset.SimpleShardList([*list_shards(six).urls])
+    mixed = Pipeline().stage(source).stage(webdataset.tarfile_to_samples())
     assert [int(sample["cls"]) for sample in mixed.build()] == list(range(39))
     del mixed
     gc.collect()

@@ -172,7 +172,7 @@ class _StreamBuilder:
         """
         if self.context.draws is None or not is_webdatasets(stage):
             return None
-        ours = {SplitByNode.name: SplitByNode, SplitByWorker.name: SplitByWorker}.get(stage.__name__)
+        ours = {SplitByNode.name: SplitByNode, SplitByWorker.name: SplitByWorker}.get(getattr(stage, "__name__", ""))
         return ours and ours().bind(self.context)
 
     def _open_before(self, at: int) -> None:

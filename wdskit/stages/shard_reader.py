@@ -31,16 +31,19 @@ class TarfileToSamples(StreamStage):
     def bind(self, context: StreamContext) -> OpenTars:
         """Draws into samples; a source that is not wdskit's need not number its draws."""
         source, shards = context.stages[0], context.shards
-        entries = () if shards is None else zip(shards.urls, shards.entries, strict=True)
-        urls = getattr(source if shards is None else shards, "urls", None) or range(_UNKNOWN_SHARDS)
+        entries: dict[str, ShardEntry] = {}
+        if shards is None:
+            num_urls = num_shards = len(getattr(source, "urls", None) or ()) or _UNKNOWN_SHARDS
+        else:
+            num_urls, num_shards = len(shards.urls), len(set(shards.urls))  # one may be listed twice
+            entries = {url: entry for url, entry in zip(shards.urls, shards.entries, strict=True) if entry is not None}
         silence = Silence(
             context.run,
-            num_shards=len(urls if shards is None else set(urls)),  # one may be listed twice
-            max_draws=len(urls) * (_MAX_PASSES if getattr(source, "shuffle_shards", True) else 1),
+            num_shards=num_shards,
+            max_draws=num_urls * (_MAX_PASSES if getattr(source, "shuffle_shards", True) else 1),
             patience=context.patience,
         )
-        known = {url: entry for url, entry in entries if entry is not None}
-        return OpenTars(context.run, known, silence, check=getattr(source, "check", "size"))
+        return OpenTars(context.run, entries, silence, check=getattr(source, "check", "size"))
 
 
 class OpenTars:
