@@ -32,7 +32,7 @@ LONG = [
     "test_engine",
     "packing/test_faults",
     "test_peers",
-    "test_stream",
+    "stages/test_streaming",
     "test_planned",
     "test_make_loader",
     "test_bench_peers",

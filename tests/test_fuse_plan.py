@@ -10,7 +10,10 @@ from wdskit import Pipeline
 from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.stages.field_specs import DecodeSpec, MapSpec, RenameSpec, ToTupleSpec
 from wdskit.stages.fuse_plan import FusedSpec, fuse
-from wdskit.stages.specs import STAGES, BatchedSpec, ShuffleSpec, StreamSpec
+from wdskit.stages.registry import STAGES
+from wdskit.stages.specs import BatchedSpec
+from wdskit.stages.stream_source import Stream
+from wdskit.stages.streaming import Shuffle
 from wdskit.stages.transforms import (
     CenterCrop,
     Normalize,
@@ -20,7 +23,7 @@ from wdskit.stages.transforms import (
     ToTensor,
 )
 
-STREAM = StreamSpec(shards="a.tar")
+STREAM = Stream(shards="a.tar")
 DECODE = DecodeSpec(images="rgb8")
 RRC = RandomResizedCrop(size=224)
 RESIZE = Resize(size=256)
@@ -57,7 +60,7 @@ def lengths(*specs):
 )
 def test_a_run_is_one_wherever_it_stands(run):
     assert lengths(DECODE, *run) == [1 + len(run)]
-    assert lengths(STREAM, ShuffleSpec(size=9), DECODE, *run, TUPLE, BatchedSpec(size=4)) == [1, 1, 1 + len(run), 1, 1]
+    assert lengths(STREAM, Shuffle(size=9), DECODE, *run, TUPLE, BatchedSpec(size=4)) == [1, 1, 1 + len(run), 1, 1]
     assert lengths(STREAM, DECODE, *run, MAP, TUPLE) == [1, 1 + len(run), 1, 1]
 
 
@@ -86,7 +89,7 @@ def test_a_run_ends_where_something_else_comes(specs, expected):
         [DECODE],
         [DECODE, MAP, RRC],
         [DECODE, RenameSpec(names={"image": "jpg"}), RRC],
-        [DECODE, ShuffleSpec(size=9), RRC],
+        [DECODE, Shuffle(size=9), RRC],
         [DECODE, functools.partial(list), RRC],
         [DECODE, CENTER],
         [DECODE, FLIP, RRC],

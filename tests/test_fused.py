@@ -12,10 +12,10 @@ from PIL import Image
 
 from wdskit.engine.sample import Each
 from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
-from wdskit.pipeline.compose import compose
+from wdskit.pipeline.build import build_pipeline
 from wdskit.stages.base import Place
 from wdskit.stages.field_specs import DecodeSpec, RenameSpec
-from wdskit.stages.specs import StreamSpec
+from wdskit.stages.stream_source import Stream
 from wdskit.stages.transforms import (
     CenterCrop,
     RandomResizedCrop,
@@ -219,7 +219,7 @@ def test_samples_of_every_make_up_give_the_same_or_fail_alike(sample, fields, on
 def test_a_field_renamed_before_decode_counts_as_an_image():
     """Beside it stands another one, and which is meant nobody has said: the same as without fusing."""
     specs = [RenameSpec(names={"photo": "jpg"}), DecodeSpec(images="rgb8"), RandomResizedCrop(size=8)]
-    stages = compose([StreamSpec(shards=__file__), *specs], place=Place(0, 1)).pipeline
+    stages = build_pipeline([Stream(shards=__file__), *specs], place=Place(0, 1)).pipeline
     [each] = [stage for stage in stages if isinstance(stage, Each)]
     result = each.apply({"jpg": PICTURE, "png": PICTURE}, at())
     assert result["photo"] == PICTURE

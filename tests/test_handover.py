@@ -20,7 +20,7 @@ from wdskit.engine.planned import PlannedPipeline
 from wdskit.loader import device
 from wdskit.loader import planned as planned_module
 from wdskit.loader.device import finish_numbers, hand_over, make_mover, map_tensors
-from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.shards.index import index_folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import multiprocessing
@@ -20,10 +21,8 @@ from wdskit import ConfigError, Pipeline, PipelineError, RankError, StorageError
 from wdskit.engine.batch import Batch
 from wdskit.engine.stream import Progress, StreamPipeline
 from wdskit.order.draws import Draws
-from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.settings import load_config
-from wdskit.stages import registry
-from wdskit.stages.reading import SplitByNode, SplitByWorker
+from wdskit.pipeline.settings import LoaderSpec, load_config
+from wdskit.stages import registry, stream_source
 
 COUNTS = [4, 5, 6, 7, 8, 9]
 TEXT = """\
@@ -580,8 +579,14 @@ def test_the_check_of_ranks_finds_nothing_where_nothing_is_wrong(six):
     assert faults_of(ranks_here(six), seed=1) == set()
 
 
-def keep_everything(self, source):
-    return iter(source)
+def keep_everything(splitter):
+    """What stands in for a splitter, under the name by which it is known."""
+
+    @functools.wraps(splitter)
+    def keep(run, source):
+        return iter(source)
+
+    return keep
 
 
 def start_again(self, *_):
@@ -593,8 +598,18 @@ def start_again(self, *_):
 
 
 MUTANTS = {
-    "split_by_node": (SplitByNode, "__call__", keep_everything, "two epochs, or two ranks, are the same"),
-    "split_by_worker": (SplitByWorker, "__call__", keep_everything, "a worker's samples are not those of its draws"),
+    "split_by_node": (
+        stream_source,
+        "split_by_node",
+        keep_everything(stream_source.split_by_node),
+        "two epochs, or two ranks, are the same",
+    ),
+    "split_by_worker": (
+        stream_source,
+        "split_by_worker",
+        keep_everything(stream_source.split_by_worker),
+        "a worker's samples are not those of its draws",
+    ),
     "with_epoch": (StreamPipeline, "_part", start_again, "a sample is never reached"),
     "draws": (Draws, "shard", lambda self, number: number // 4 % 6, "a worker's samples are not those of its draws"),
 }

@@ -117,7 +117,7 @@ def test_added_keys_would_meet(used_keys, monkeypatch):
 
 
 def test_parts_of_a_mixture_over_the_same_shards_differ():
-    from wdskit.stages.planned_data import _part_seed
+    from wdskit.stages.sources import _part_seed
 
     seeds = {_part_seed(seed, number) for seed in range(50) for number in range(50)}
     assert len(seeds) == 2500

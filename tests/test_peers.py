@@ -444,7 +444,12 @@ def test_all_this_holds_with_webdataset_0_2_86():
     """The tests of `peers/test_webdataset.py` and of the stages, with the oldest webdataset that is supported; all of
     the stream's too with `make peers`, which take most of the time.
     """
-    files = ["tests/peers/test_webdataset.py", "tests/test_stages.py", *(["tests/test_stream.py"] if ALL_PEERS else [])]
+    files = [
+        "tests/peers/test_webdataset.py",
+        "tests/test_stages.py",
+        "tests/stages/test_foreign.py",
+        *(["tests/stages/test_streaming.py", "tests/stages/test_stream_source.py"] if ALL_PEERS else []),
+    ]
     left_out = ["newest_version", *([] if ALL_PEERS else ["start_method", "python_exits"])]
     words = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " and ".join(f"not {name}" for name in left_out)]
     script = f"""

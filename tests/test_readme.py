@@ -150,7 +150,7 @@ def test_links_lead_somewhere(readme: str, repository: Path) -> None:
 
 def test_the_table_of_stages_is_complete(readme: str) -> None:
     """Each stage of YAML stands in the README's table once, under the name it has there."""
-    from wdskit.stages.specs import STAGES
+    from wdskit.stages.registry import STAGES
 
     named = re.findall(r"^\| `(\w+)`", readme, re.MULTILINE)
     assert sorted(named) == sorted(STAGES)

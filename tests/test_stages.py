@@ -16,7 +16,7 @@ from shards import draw, fail_on_7, listed, write_numbers, write_pictures
 
 from wdskit import Pipeline, PipelineError, SampleError
 from wdskit.pipeline.settings import load_config
-from wdskit.stages.specs import STAGES
+from wdskit.stages.registry import STAGES
 
 LAST = torch.channels_last
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from wdskit.config.spec import StageSpec
 from wdskit.loader.make import make_loader
-from wdskit.stages.specs import STAGES
+from wdskit.stages.registry import STAGES
 
 PATH = Path(__file__).parents[1] / "wdskit" / "pipeline" / "methods.py"
 
@@ -62,7 +62,7 @@ TYPES = {
     "ShareRange": "Sequence[float]", "Channels": "Sequence[float]", "PositiveChannels": "Sequence[float]",
     "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "ImageSpec": "str",
     "Classes": 'Literal["same", "any"]', "Functions": "Sequence[Function | None]",
-    "tuple[PartSpec, ...]": "Sequence[Mapping[str, Any]]", "Probability": "float",
+    "tuple[MixturePart, ...]": "Sequence[Mapping[str, Any]]", "Probability": "float",
 }  # fmt: skip
 
 

@@ -15,10 +15,8 @@ from configs import FORMS, TEXT, load
 from wdskit.config.yaml_reader import read_yaml
 from wdskit.dataset.braces import expand_parts
 from wdskit.errors import ConfigError, StorageError
-from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.settings import json_schema, load_config
-from wdskit.pipeline.stats_spec import StatsSpec
-from wdskit.stages.specs import STAGES
+from wdskit.pipeline.settings import LoaderSpec, StatsSpec, json_schema, load_config
+from wdskit.stages.registry import STAGES
 
 SCHEMA = json_schema()
 KINDS = {

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from configs import TEXT, load
 from wdskit.errors import ConfigError, StorageError
-from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.pipeline.settings import Config, load_config
-from wdskit.stages.specs import STAGES, parse_stage
+from wdskit.pipeline.settings import Config, LoaderSpec, load_config
+from wdskit.stages.registry import STAGES, parse_stage
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ import pytest
 
 from configs import TEXT, load
 from wdskit.errors import ConfigError
-from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.pipeline.settings import load_config
-from wdskit.stages.specs import parse_stage
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, load_config
+from wdskit.stages.registry import parse_stage
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from wdskit.config.rules import check_order
-from wdskit.stages.specs import STAGES, parse_stage
+from wdskit.stages.registry import STAGES, parse_stage
 
 VALUES = {
     "exact": "a.tar", "resampled": "a.tar", "sequential": "a.tar",

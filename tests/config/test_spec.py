@@ -8,7 +8,7 @@ import pytest
 
 from configs import FORMS
 from wdskit.errors import ConfigError
-from wdskit.stages.specs import STAGES, parse_stage
+from wdskit.stages.registry import STAGES, parse_stage
 
 
 def test_the_forms_cover_every_stage() -> None:

@@ -18,7 +18,7 @@ from wdskit import Pipeline
 from wdskit.dataset import samples as grouping
 from wdskit.dataset.samples import ShardReader
 from wdskit.errors import ShardError
-from wdskit.stages import reading
+from wdskit.stages import shard_reader
 from wdskit.tar.reader import TarReader
 
 # Names of members, one letter of content each; the samples that come out as {key: fields}, and how many members belong
@@ -273,7 +273,7 @@ class CompletesCutSamples(ShardReader):
 )
 def test_a_reader_that_mixes_shards_is_caught(mutant, check, tmp_path, monkeypatch):
     CarriesOver.kept = {}
-    monkeypatch.setattr(reading, "ShardReader", mutant)
+    monkeypatch.setattr(shard_reader, "ShardReader", mutant)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         check(tmp_path)
 

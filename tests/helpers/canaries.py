@@ -302,14 +302,14 @@ def map_by_import_path() -> None:
     """A name that is not registered is imported."""
     import importlib
 
-    from wdskit.stages import steps
+    from wdskit.pipeline import build
 
-    resolve = steps.resolve
+    resolve = build.resolve
 
     def look_up(name: str, extra: dict) -> object:
         return importlib.import_module(name) if name.startswith(MARK) else resolve(name, extra)
 
-    steps.resolve = look_up
+    build.resolve = look_up
 
 
 RUNS: dict[str, tuple[Callable[[], None], list[Callable[[Path], list[str]]]]] = {

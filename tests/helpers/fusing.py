@@ -7,11 +7,11 @@ import torch
 from images import encoded, pixels
 
 from wdskit.engine.sample import Each
-from wdskit.pipeline.compose import compose
+from wdskit.pipeline.build import build_pipeline
 from wdskit.stages.base import Origin, Place
 from wdskit.stages.field_specs import DecodeSpec
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.specs import StreamSpec
+from wdskit.stages.stream_source import Stream
 from wdskit.stages.transforms import (
     CenterCrop,
     Normalize,
@@ -44,7 +44,7 @@ ENDINGS = {
 def each_of(*specs, fuse=True, images="rgb8", **options):
     """The running one-to-one stages."""
     decode = DecodeSpec(images=images, fuse=fuse, **options)
-    stages = compose([StreamSpec(shards=__file__, seed=3), decode, *specs], place=Place(0, 1), functions={}).pipeline
+    stages = build_pipeline([Stream(shards=__file__, seed=3), decode, *specs], place=Place(0, 1), functions={}).pipeline
     [each] = [stage for stage in stages if isinstance(stage, Each)]
     assert fuse == any(isinstance(step.function, FusedStep) for step in each.steps)
     return each

@@ -15,7 +15,7 @@ from wdskit.files import Disk
 from wdskit.loader import meter
 from wdskit.loader.meter import Meter
 from wdskit.loader.stats import Setting
-from wdskit.pipeline.stats_spec import StatsSpec
+from wdskit.pipeline.settings import StatsSpec
 from wdskit.stages.timing import Timings
 
 SETTING = Setting(workers=1, threads=4, prefetch=4, capacity=4, num_cpus=4)

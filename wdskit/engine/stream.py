@@ -20,7 +20,6 @@ from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
 from wdskit.stages.foreign import splits_nodes, splits_workers
-from wdskit.stages.reading import SplitByNode, SplitByWorker
 
 
 @dataclass(frozen=True)
@@ -366,9 +365,7 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
 
 def splitters_of(stages: list[Any]) -> tuple[bool, bool]:
     """Whether the stages split the shards by node, and by worker."""
-    by_node = any(isinstance(stage, SplitByNode) or splits_nodes(stage) for stage in stages)
-    by_worker = any(isinstance(stage, SplitByWorker) or splits_workers(stage) for stage in stages)
-    return by_node, by_worker
+    return any(map(splits_nodes, stages)), any(map(splits_workers, stages))
 
 
 def _no_splitter(name: str, who: str) -> str:

@@ -16,8 +16,9 @@ from wdskit.engine.sample import Each
 from wdskit.errors import PipelineError, StateError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import NOWHERE, Origin, Run
-from wdskit.stages.buffering import EpochCut, Shuffle
-from wdskit.stages.reading import OpenTars, StreamSource
+from wdskit.stages.shard_reader import OpenTars
+from wdskit.stages.stream_source import StreamSource
+from wdskit.stages.streaming import EpochCut, Keeps, ShuffleBuffer
 
 STATE_VERSION = 1
 _HEAD = 5  # first epoch, draw, sample, left, number of stages that keep values
@@ -255,7 +256,7 @@ class Positions:
         """The values that reached the stage at place `at`, by their (draw, sample), read again."""
         values: Iterator[Any] = self._reread(pairs)
         for stage in self._stages[self._tars + 1 : at]:
-            if not isinstance(stage, (Shuffle, EpochCut)):
+            if not isinstance(stage, (ShuffleBuffer, EpochCut)):
                 values = iter(stage(values))
         found = {}
         for value in values:
@@ -289,8 +290,8 @@ class Positions:
         self._run.origin = NOWHERE
 
 
-def _keepers(stages: list[Any]) -> list[Shuffle | Each]:
-    return [stage for stage in stages if isinstance(stage, (Shuffle, Each))]
+def _keepers(stages: list[Any]) -> list[Keeps]:
+    return [stage for stage in stages if isinstance(stage, (ShuffleBuffer, Each))]
 
 
 def clear(stages: list[Any]) -> None:

@@ -11,9 +11,8 @@ from wdskit.errors import PipelineError, RankError
 from wdskit.loader.meter import Meter
 from wdskit.loader.metrics import metrics_text, serve
 from wdskit.loader.stats import LoaderStats, Setting
-from wdskit.pipeline.defaults import local_ranks, usable_cores
-from wdskit.pipeline.loader_specs import LoaderSpec
 from wdskit.pipeline.ranks import group_place, initialised_place
+from wdskit.pipeline.settings import LoaderSpec, local_ranks, usable_cores
 from wdskit.stages.base import Run
 
 _MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are the epoch's

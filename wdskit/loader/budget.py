@@ -10,7 +10,7 @@ from pathlib import Path
 from wdskit.engine.batch import Bad
 from wdskit.errors import SampleError
 from wdskit.files import append_lines, make_folders
-from wdskit.pipeline.loader_specs import ErrorsSpec
+from wdskit.pipeline.settings import ErrorsSpec
 
 
 class Budget:

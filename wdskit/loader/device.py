@@ -14,7 +14,7 @@ from wdskit.engine.batch import Batch
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
-from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.images.framing import Ending, finish_batch
 from wdskit.stages.ragged import Ragged
 

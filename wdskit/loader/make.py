@@ -16,9 +16,8 @@ from wdskit.loader.base import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.defaults import choose_crew
-from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.ranks import find_place
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers, load_config
 from wdskit.stages.names import is_function_name
 
 logger = logging.getLogger(__name__)
@@ -96,7 +95,7 @@ def make_loader(
     }
     settings = spec.model_dump(exclude_unset=True) | {name: value for name, value in said.items() if value is not None}
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
-    num_workers, num_threads, reason = choose_crew(spec, pipe.stages)
+    num_workers, num_threads, reason = choose_workers(spec, pipe.stages)
     logger.info("workers: %d, threads: %d%s", num_workers, num_threads, reason and f" ({reason})")
     spec = spec.model_copy(update={"workers": num_workers, "threads": num_threads})
     if errors is not None:
@@ -146,7 +145,6 @@ def open_pipeline(
             raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
         config.check()
         return Opened(config, "pipeline", LoaderSpec(), ErrorsSpec())
-    from wdskit.pipeline.settings import load_config  # a pipeline built in Python needs no YAML
 
     loaded = load_config(config, overrides=overrides, functions=functions)
     stages = loaded.pipeline(pipeline)

@@ -16,7 +16,7 @@ from typing import Literal
 from wdskit.errors import PipelineError
 from wdskit.files import append_lines, make_folders
 from wdskit.loader.stats import LoaderStats, Setting, StageStats, advise
-from wdskit.pipeline.stats_spec import StatsSpec
+from wdskit.pipeline.settings import StatsSpec
 from wdskit.stages.timing import Histogram, Timings
 
 logger = logging.getLogger(__name__)

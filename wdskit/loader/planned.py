@@ -15,7 +15,7 @@ from wdskit.loader.device import hand_over, make_mover
 from wdskit.loader.passes import Pass, Passes
 from wdskit.loader.prefetch import Prefetch, make_pool
 from wdskit.loader.starting import start_method_of
-from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 
 
 class PlannedLoader(Loader):

@@ -17,7 +17,7 @@ from wdskit.loader.prefetch import make_pool
 from wdskit.loader.process_pool import ProcessPool
 from wdskit.loader.starting import start_method_of
 from wdskit.loader.states import beside, compare_fingerprints, unused_state
-from wdskit.pipeline.loader_specs import LoaderSpec
+from wdskit.pipeline.settings import LoaderSpec
 
 
 class StreamLoader(Loader):

@@ -10,10 +10,10 @@ from typing_extensions import Self
 from wdskit.config.rules import check_order
 from wdskit.config.spec import parse_settings
 from wdskit.errors import PipelineError
-from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.methods import StageMethods
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
 from wdskit.stages.foreign import check_stage
-from wdskit.stages.specs import parse_stage
+from wdskit.stages.registry import parse_stage
 
 if TYPE_CHECKING:
     from wdskit.engine.planned import PlannedPipeline
@@ -35,7 +35,7 @@ class Pipeline(StageMethods):
     Generator that depends on the seed and on the sample's position only.
 
     Args:
-        stages: Specs (`pipeline.specs`) and callables, as `Pipeline.stages` of another pipeline holds them.
+        stages: Stages, such as `stages.streaming.Shuffle(size=200)`, and callables, as another pipeline's `stages` are.
 
     Raises:
         PipelineError: One of them is neither.
@@ -87,7 +87,7 @@ class Pipeline(StageMethods):
             StorageError, FolderIndexError: The shards cannot be listed.
             RankError: Rank or world size are contradictory.
         """
-        from wdskit.pipeline.compose import compose
+        from wdskit.pipeline.build import build_pipeline
         from wdskit.pipeline.ranks import find_place
 
         self.check()
@@ -95,7 +95,7 @@ class Pipeline(StageMethods):
         place = find_place(rank, world_size, process_group)
         if not isinstance(errors, ErrorsSpec):
             errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
-        return compose(
+        return build_pipeline(
             self.stages,
             place=place,
             num_threads=num_threads,

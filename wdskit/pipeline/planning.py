@@ -9,16 +9,16 @@ from wdskit.engine.planned import PlannedPipeline
 from wdskit.engine.program import Plan, Program
 from wdskit.engine.sample import SampleStages
 from wdskit.engine.shard_cache import ShardCache
-from wdskit.pipeline.loader_specs import ErrorsSpec
+from wdskit.pipeline.settings import ErrorsSpec
 from wdskit.stages.base import Place, Run, Step
 from wdskit.stages.buffering import Batched
 from wdskit.stages.fuse_plan import fuse
-from wdskit.stages.planned_data import PlannedData, epoch_length, plan_data
-from wdskit.stages.steps import Functions, StepMaker
+from wdskit.stages.sources import PlannedData, epoch_length
+from wdskit.stages.steps import Find, StepMaker
 
 
 def compose_planned(
-    specs: Sequence[Any], *, place: Place, num_threads: int, functions: Functions, errors: ErrorsSpec
+    specs: Sequence[Any], *, place: Place, num_threads: int, find: Find, errors: ErrorsSpec
 ) -> PlannedPipeline:
     """Make the running form of a pipeline with a planned source.
 
@@ -26,7 +26,7 @@ def compose_planned(
         specs: One planned source, then stages, as `rules.check_order` accepts them.
         place: Rank and world size.
         num_threads: Threads for one-to-one stages, in each process.
-        functions: The caller's functions by name, before the registry's.
+        find: The user's function of a name.
         errors: What becomes of bad samples.
 
     Raises:
@@ -34,10 +34,10 @@ def compose_planned(
         StorageError, FolderIndexError: The shards cannot be listed, or have no index.
     """
     source = specs[0]
-    data = plan_data(source)
+    data = source.plan()
     run = Run(place, source.seed, num_threads)
     in_parts = [spec for part in source.mixture or () for spec in part.stages]
-    maker = StepMaker(run, functions, [*in_parts, *specs])
+    maker = StepMaker(run, find, [*in_parts, *specs])
     parts = tuple(tuple(maker.step(spec) for spec in fuse(part.stages)) for part in source.mixture or ())
     before: list[Step] = []
     behind: list[Step] = []

@@ -1,26 +1,137 @@
-"""`wdskit.load_config`: configurations, checked against the models of all stages and of the loader."""
+"""How a pipeline is run: the settings under `loader` and `errors`, `wdskit.load_config`, and the default number of
+workers and threads.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, Field, Strict, WithJsonSchema, model_validator
 
 from wdskit.config import export
 from wdskit.config.load import Models, Stage, load
-from wdskit.config.messages import did_you_mean, listing, show
+from wdskit.config.messages import did_you_mean, listing, show, wrong_kind
+from wdskit.config.spec import StageSpec, refuse
+from wdskit.config.values import Bool, Budget, Count, Device, Natural, Text
 from wdskit.errors import ConfigError, Problem
-from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.stages.field_specs import user_spec
-from wdskit.stages.registry import registered_names
-from wdskit.stages.specs import STAGES
+from wdskit.stages.registry import STAGES, known_stages
+from wdskit.stages.sources import PlannedSource
+
+LOOPBACK = "127.0.0.1"
+
+MAX_THREADS = 8
+"""More in one process wait for Python's lock: a tenth of a decode and crop holds it."""
+
+THREADS_A_WORKER = 2
+"""Photographs/s on 4 cores, of what as many threads of the bare chain do: four threads in one process 0.65, two in each
+of two 0.87, four processes 0.97. Two processes start sooner than four and take a fifth less memory."""
+
+MAX_AT_WORK = 16
+"""Threads of all workers together that a default has at most: as many processes where each has one."""
+
+ONE_THREAD = "functions of yours run in one thread a process unless `threads` says otherwise"
+
+_LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "with_epoch", "with_length"})
+"""Stages that hold Python's lock all the time: threads only make them wait."""
+
+_CALLS = frozenset({"map", "map_dict", "map_tuple", "select"})
+"""Stages that call a function of the user's."""
 
 
-def models(functions: Iterable[str] = ()) -> Models:
-    """What configurations are checked against: wdskit's stages, what is registered, and these functions by name."""
-    own = {name: user_spec(name) for name in (*registered_names(), *functions) if name not in STAGES}
-    return Models({**STAGES, **own}, {"loader": LoaderSpec, "errors": ErrorsSpec})
+class StatsSpec(BaseModel):
+    """Reports of a loader while it runs: a line of the log every so many steps, and more on request."""
+
+    model_config = StageSpec.model_config
+
+    every: Count = Field(100, description="Steps from one report to the next.")
+    file: Text | None = Field(
+        None, description="JSONL file for the reports too; each rank's has its number in the name: `stats.jsonl`."
+    )
+    port: Annotated[int, Strict(), Field(ge=0, le=65_535)] | None = Field(
+        None, description="Port of rank 0 at which Prometheus can ask; rank r has this + r. 0: any that is free."
+    )
+    host: Text = Field(LOOPBACK, description="Address to listen at. 0.0.0.0 lets other machines ask.")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> StatsSpec:
+        if self.host != LOOPBACK and self.port is None:
+            raise refuse("`host` does nothing without a port. Add `port: 9400`, or remove it.")
+        return self
+
+
+def _expand_stats(value: object) -> object:
+    """A bare number is `every`."""
+    if value is None or isinstance(value, (Mapping, StatsSpec)):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise refuse(wrong_kind(value, "a number of steps is needed, or a mapping, as in {every: 100, port: 9400}"))
+    return {"every": value}
+
+
+def _stats_schema() -> dict[str, Any]:
+    every = {"type": "integer", "minimum": 1}
+    return {"anyOf": [every, StatsSpec.model_json_schema(), {"type": "null"}]}
+
+
+OptionalStats = Annotated[StatsSpec | None, BeforeValidator(_expand_stats), WithJsonSchema(_stats_schema())]
+
+
+class LoaderSpec(BaseModel):
+    """How a pipeline is run."""
+
+    model_config = StageSpec.model_config
+    items: ClassVar[dict[str, type[BaseModel]]] = {"stats": StatsSpec}
+
+    workers: Natural = Field(
+        1,
+        description="Worker processes; 0: this process. Without this and threads, where images are decoded or "
+        "functions called behind a planned source: one for two of this machine's cores, shared by its ranks; one for "
+        "each where functions of yours are called.",
+    )
+    threads: Count | None = Field(
+        None,
+        description="Threads in each process. Without, where images are decoded behind a planned source: this "
+        "machine's cores, shared by its ranks and workers, at most 8; else, with 0 workers, and where functions of "
+        "yours are called, 1.",
+    )
+    prefetch: Count = Field(
+        4,
+        description="Batches made ahead: of a planned source in all, at least two a worker; of a stream by each.",
+    )
+    persistent_workers: Bool = Field(True, description="Whether workers live on between epochs.")
+    start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
+        None,
+        description="How worker processes start. Without: as torch does, but never forked once CUDA is initialised.",
+    )
+    pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
+    device: Device | None = Field(
+        None,
+        description="Where batches of a planned source go: `cuda`, the current one, or `cuda:1`. Without: nowhere.",
+    )
+    stats: OptionalStats = Field(
+        None, description="What it tells of itself while it runs: every how many steps, or {every, file, port, host}."
+    )
+
+
+class ErrorsSpec(BaseModel):
+    """What becomes of bad samples: those with a field that is missing or cannot be decoded."""
+
+    model_config = StageSpec.model_config
+
+    max_bad: Budget = Field(0, description="How many of a rank may be bad in an epoch: a number, or a share as 0.1%.")
+    dir: Text | None = Field(None, description="Folder for one file a rank that lists them.")
+    transforms: Bool = Field(False, description="Whether those on which a transform or a function fails count too.")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> ErrorsSpec:
+        for name in ("dir", "transforms"):
+            if getattr(self, name) and not self.max_bad:
+                raise refuse(f"`{name}` does nothing without a budget. Add `max_bad: 10`, or remove it.")
+        return self
 
 
 @dataclass(frozen=True)
@@ -68,6 +179,11 @@ class Config:
         return export.to_yaml(self.pipelines, changed, self.origin)
 
 
+def _models(functions: Iterable[str] = ()) -> Models:
+    """What configurations are checked against."""
+    return Models(known_stages(functions), {"loader": LoaderSpec, "errors": ErrorsSpec})
+
+
 def load_config(
     source: str | os.PathLike[str] | Mapping[str, Any], *, overrides: Sequence[str] = (), functions: Iterable[str] = ()
 ) -> Config:
@@ -84,7 +200,7 @@ def load_config(
         ConfigError: It has problems; all of them are listed.
         StorageError: The file cannot be read.
     """
-    pipelines, sections, origin = load(source, overrides, models(functions))
+    pipelines, sections, origin = load(source, overrides, _models(functions))
     return Config(pipelines, sections["loader"], sections["errors"], origin)
 
 
@@ -93,4 +209,88 @@ def json_schema() -> dict[str, Any]:
 
     It knows names, kinds and ranges; `wdskit config check` knows the order of stages too.
     """
-    return export.json_schema(models())
+    return export.json_schema(_models())
+
+
+class WorkerCount(NamedTuple):
+    """How many processes and threads make batches.
+
+    Attributes:
+        workers: Worker processes; 0 for none.
+        threads: Of each process.
+        reason: Why it has one thread, where the pipeline's functions are the reason; else empty.
+    """
+
+    workers: int
+    threads: int
+    reason: str = ""
+
+
+def choose_workers(spec: LoaderSpec, stages: Sequence[Any], environ: Mapping[str, str] = os.environ) -> WorkerCount:
+    """Choose the worker processes of a loader, and the threads of each.
+
+    What is set counts. Pipelines with a planned source that decode images or call functions share the processor cores
+    of this machine with the other ranks on it. Those of built-in stages alone have two threads to a worker; or as many
+    threads as there are cores for the workers that are set. Those that call functions of the user's have workers of
+    one thread: such a function may not be one that two threads can call at once (a Hugging Face tokenizer keeps its
+    padding from call to call). All others have one worker with one thread: a stream's samples and state belong to its
+    numbers of workers and threads, and where there is little to do, handing it over takes longer than doing it. Without
+    workers a loader runs in the caller's thread, as torch's does.
+
+    Args:
+        spec: What is set.
+        stages: The pipeline's, its source first.
+        environ: Has the number of ranks on this machine, from torchrun or Slurm.
+    """
+    workers, threads = spec.workers, spec.threads
+    if threads is not None or not workers or not isinstance(stages[0], PlannedSource):
+        return WorkerCount(workers, threads or 1)
+    is_one = calls_functions(stages)
+    reason = ONE_THREAD if is_one else ""
+    if all(map(_is_light, _at_work(stages))):
+        return WorkerCount(workers, 1, reason)
+    cores = max(1, usable_cores() // local_ranks(environ))
+    most = 1 if is_one else MAX_THREADS
+    if "workers" not in spec.model_fields_set:
+        most = min(most, THREADS_A_WORKER)
+        workers = max(1, min(MAX_AT_WORK, cores) // most)
+    return WorkerCount(workers, max(1, min(most, cores // workers)), reason)
+
+
+def calls_functions(stages: Sequence[Any]) -> bool:
+    """Whether a pipeline with a planned source calls functions of the user's, to make samples or batches."""
+    stages = _at_work(stages)
+    names = {getattr(stage, "name", None) for stage in stages}
+    return not names <= STAGES.keys() - _CALLS or any(getattr(stage, "collate", None) for stage in stages)
+
+
+def _at_work(stages: Sequence[Any]) -> list[Any]:
+    return [*stages[1:], *(stage for part in stages[0].mixture or () for stage in part.stages)]
+
+
+def _is_light(stage: Any) -> bool:
+    name = getattr(stage, "name", None)  # of a function put in by `stage`, none
+    return name in _LIGHT or (name == "decode" and stage.images is None)
+
+
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Processor cores that this process may use: those it is bound to, or fewer where a container's share is less.
+
+    Args:
+        quota: Linux's file with the microseconds of processor time in a period, and its length.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        used, period = quota.read_text(encoding="ascii").split()
+        return max(1, min(cores, int(used) // int(period)))
+    except (OSError, ValueError):  # not in a container, or no limit: `max`
+        return cores
+
+
+def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """Ranks on this machine, from torchrun or Slurm; 1 without both."""
+    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
+        value = environ.get(name, "")
+        if value.isdecimal() and int(value):
+            return int(value)
+    return 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from wdskit.config.messages import describe
 from wdskit.config.spec import StageSpec
 from wdskit.errors import PipelineError
+from wdskit.stages.base import Origin, Run
 
 _BY_NODE = frozenset(["split_by_node", "single_node_only"])
 _BY_WORKER = frozenset(["split_by_worker"])
@@ -30,12 +32,12 @@ def check_stage(stage: object, at: int) -> None:
 
 
 def splits_nodes(stage: Any) -> bool:
-    """Whether a stage that is not ours keeps the shards of one rank."""
+    """Whether what runs keeps the shards of one rank; wdskit's own and webdataset's have the same name."""
     return _name(stage) in _BY_NODE
 
 
 def splits_workers(stage: Any) -> bool:
-    """Whether a stage that is not ours keeps the shards of one worker."""
+    """Whether what runs keeps the shards of one worker; wdskit's own and webdataset's have the same name."""
     return _name(stage) in _BY_WORKER
 
 
@@ -52,6 +54,27 @@ def opens_shards(stage: Any) -> bool:
 def is_webdatasets(stage: Any) -> bool:
     """Whether a stage comes from webdataset."""
     return str(getattr(stage, "__module__", "")).partition(".")[0] == "webdataset"
+
+
+class Renumber:
+    """Stands behind a stage that is not ours: gives each value a position of its own.
+
+    `each_epoch` is as in `streaming.ShuffleBuffer`.
+    """
+
+    def __init__(self, run: Run, *, each_epoch: bool) -> None:
+        self.run = run
+        self.each_epoch = each_epoch
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield what comes, numbered."""
+        run = self.run
+        part = 1 << 63 | run.place.rank << 31 | run.worker
+        epoch = run.epoch if self.each_epoch else run.first_epoch
+        for number, value in enumerate(source):
+            url, key = (value.get("__url__", ""), value.get("__key__", "")) if isinstance(value, dict) else ("", "")
+            run.origin = Origin(str(url), str(key), number, epoch, part)
+            yield value
 
 
 def _name(stage: Any) -> str:

@@ -1,15 +1,54 @@
-"""Functions that YAML and the builder call by name: nothing runs that was not registered or handed over in Python."""
+"""What YAML and the builder call by name: wdskit's stages, and the functions and classes that users register.
+
+Nothing runs that was not registered or handed over in Python.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+from wdskit.config.spec import StageSpec, checked, read_stage
 from wdskit.errors import PipelineError
+from wdskit.stages import field_specs, shard_reader, sources, specs, stream_source, streaming, transforms
 from wdskit.stages.names import is_function_name
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+STAGES: dict[str, type[StageSpec]] = {
+    stage.name: stage
+    for stage in (
+        sources.Exact,
+        sources.Resampled,
+        sources.Sequential,
+        stream_source.Stream,
+        stream_source.SplitByNode,
+        stream_source.SplitByWorker,
+        shard_reader.TarfileToSamples,
+        streaming.Shuffle,
+        streaming.Select,
+        streaming.Slice,
+        field_specs.DecodeSpec,
+        field_specs.MapSpec,
+        field_specs.MapDictSpec,
+        field_specs.MapTupleSpec,
+        field_specs.RenameSpec,
+        transforms.Resize,
+        transforms.CenterCrop,
+        transforms.RandomResizedCrop,
+        transforms.RandomFlip,
+        transforms.Normalize,
+        transforms.ToTensor,
+        field_specs.ToTupleSpec,
+        field_specs.ToDictSpec,
+        specs.BatchedSpec,
+        specs.UnbatchedSpec,
+        streaming.WithEpoch,
+        streaming.WithLength,
+    )
+}
+"""Every stage of wdskit by its name."""
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
@@ -71,6 +110,26 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
 def registered_names() -> tuple[str, ...]:
     """All registered names, sorted."""
     return tuple(sorted(_FUNCTIONS))
+
+
+def known_stages(functions: Iterable[str] = ()) -> dict[str, type[StageSpec]]:
+    """Wdskit's stages by name, then what is registered and `functions`, where no stage of wdskit has their name."""
+    own = {name: field_specs.user_spec(name) for name in (*registered_names(), *functions) if name not in STAGES}
+    return {**STAGES, **own}
+
+
+def parse_stage(name: str, value: object = None, *, where: str = "pipeline") -> StageSpec:
+    """A stage of wdskit with its settings.
+
+    Args:
+        name: One of `STAGES`.
+        value: As in YAML: None, a bare value as in `parse_stage("shuffle", 200)`, or a mapping of settings.
+        where: First in messages.
+
+    Raises:
+        ConfigError: There is no such stage, or settings are wrong; all of them are listed.
+    """
+    return checked(*read_stage(STAGES, name, value), where=where)
 
 
 def _is_same_definition(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

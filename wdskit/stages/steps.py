@@ -13,16 +13,11 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.config.messages import unknown_setting
 from wdskit.errors import PipelineError
 from wdskit.stages.base import Run, Step
-from wdskit.stages.collate import Collate
 from wdskit.stages.field_specs import UserSpec
-from wdskit.stages.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
-from wdskit.stages.fuse_plan import FusedSpec
-from wdskit.stages.images.fused import fused_step
 from wdskit.stages.layouts import NOTHING_KNOWN
-from wdskit.stages.registry import resolve
 from wdskit.stages.transforms import Stored
 
-Functions = Mapping[str, Callable[..., Any]]
+Find = Callable[[str], Callable[..., Any]]
 
 
 class StepMaker:
@@ -30,13 +25,13 @@ class StepMaker:
 
     Args:
         run: Of the pipeline.
-        functions: The caller's functions by name, before the registry's.
+        find: The user's function of a name.
         specs: All of the pipeline, those of a mixture's parts included.
     """
 
-    def __init__(self, run: Run, functions: Functions, specs: Sequence[Any]) -> None:
+    def __init__(self, run: Run, find: Find, specs: Sequence[Any]) -> None:
         self.run = run
-        self.functions = functions
+        self._find = find
         self._masks = _masks_of(specs)
         self._stored = Stored()
         self._seen: Counter[str] = Counter()
@@ -56,7 +51,12 @@ class StepMaker:
         Raises:
             PipelineError: A function is unknown, or cannot run with the threads there are.
         """
+        from wdskit.stages.functions import Call  # these import Pillow, which settings do not need
+        from wdskit.stages.fuse_plan import FusedSpec
+
         if isinstance(spec, FusedSpec):
+            from wdskit.stages.images.fused import fused_step  # imports torch, which settings do not need
+
             steps = [self.step(stage) for stage in spec.stages]
             return fused_step(spec.stages, steps, frozenset(self._images))
         ordinal = self._seen[spec.name]
@@ -66,14 +66,18 @@ class StepMaker:
             return Step(spec.name, Call(self.run, label, function, is_map=True, layouts=self._layouts), ordinal)
         return Step(spec.name, self._function(spec, self.label(spec)), ordinal)
 
-    def call(self, stage: str, fn: Any, label: str) -> Call:
+    def call(self, stage: str, fn: Any, label: str) -> Any:
         """A user's function as a step, which may want random numbers."""
+        from wdskit.stages.functions import Call
+
         return Call(self.run, label, self.resolve(stage, fn), layouts=self._layouts)
 
     def collate(self, spec: Any) -> Callable[..., Any]:
         """What makes a batch of a list of samples."""
         if spec.collate is not None:
             return self.resolve("batched", spec.collate)
+        from wdskit.stages.collate import Collate
+
         ragged = [self._places(name) for name in spec.ragged or ()]
         return Collate(self._layouts, frozenset(itertools.chain.from_iterable(ragged)))
 
@@ -82,12 +86,14 @@ class StepMaker:
         if not isinstance(fn, str):
             return fn  # type: ignore[no-any-return]  # the spec has checked that it is callable
         try:
-            found = resolve(fn, self.functions)
+            found = self._find(fn)
         except PipelineError as err:
             raise PipelineError(f"{stage}: {err}") from err
         return with_settings(stage, found, {}) if makes_functions(found) and stage != fn else found
 
     def _function(self, spec: Any, label: str) -> Any:
+        from wdskit.stages.functions import Call, Decode, MapDict, MapTuple, OnValue, Rename, ToDict, ToTuple, Transform
+
         match spec.name:
             case "decode":
                 self._stored = self._stored.decoded(spec.images, spec.only)

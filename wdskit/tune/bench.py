@@ -15,10 +15,10 @@ from wdskit.loader.make import Opened, make_loader, open_pipeline
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.starting import choose_start_method
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.defaults import ONE_THREAD, calls_functions, choose_crew, usable_cores
 from wdskit.pipeline.ranks import find_place
-from wdskit.stages.source_specs import PlannedSpec
-from wdskit.stages.specs import WithEpochSpec
+from wdskit.pipeline.settings import ONE_THREAD, calls_functions, choose_workers, usable_cores
+from wdskit.stages.sources import PlannedSource
+from wdskit.stages.streaming import WithEpoch
 from wdskit.tune.measure import LoaderRate, Part, Parts, measure_loader
 
 Progress = Callable[[str, int, int], None]
@@ -199,7 +199,7 @@ def bench(
     if type(seconds) not in {int, float} or not 0 < seconds < float("inf"):
         raise PipelineError(f"bench(seconds={seconds!r}): it is a number above 0.")
     opened = open_pipeline(config, pipeline, overrides, caller="bench")
-    if not isinstance(opened.pipe.stages[0], PlannedSpec):
+    if not isinstance(opened.pipe.stages[0], PlannedSource):
         msg = "bench: a stream cannot be read and decoded apart: only a run shows which sample comes where."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`), and measure `exact`.")
     if world_size is None and (place := find_place()).world_size > 1:
@@ -259,7 +259,7 @@ class _Subject:
 
     def __init__(self, opened: Opened, transforms: Any, plugins: Sequence[str], world_size: int) -> None:
         self.spec = opened.loader
-        workers, threads, _ = choose_crew(self.spec, opened.pipe.stages)
+        workers, threads, _ = choose_workers(self.spec, opened.pipe.stages)
         self.configured = Setting(workers, threads)
         self.one_thread = self.spec.threads in {None, 1} and calls_functions(opened.pipe.stages)
         self.world_size = world_size
@@ -269,8 +269,8 @@ class _Subject:
         self.loader(Setting(0, 1))  # refuses the pipeline as it stands where it could not run
         if opened.errors.max_bad:
             self._errors["max_bad"] = 2**62  # the same bad sample may come again and again
-        stages = [stage for stage in opened.pipe.stages if not isinstance(stage, WithEpochSpec)]
-        self._pipe = Pipeline([*stages, WithEpochSpec(n=_ENDLESS)])
+        stages = [stage for stage in opened.pipe.stages if not isinstance(stage, WithEpoch)]
+        self._pipe = Pipeline([*stages, WithEpoch(n=_ENDLESS)])
 
     def loader(self, setting: Setting) -> PlannedLoader:
         """A new one. Nothing starts before it is iterated."""

@@ -23,7 +23,7 @@ from wdskit.files import publish_bytes, why_not
 from wdskit.order.base import Ints, Order
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
-from wdskit.stages.planned_data import PlannedData
+from wdskit.stages.sources import PlannedData
 
 DEFAULT_CLASSES = 1000
 

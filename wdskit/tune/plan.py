@@ -17,10 +17,8 @@ from wdskit.loader.make import open_pipeline
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Pipeline
-from wdskit.pipeline.defaults import choose_crew
-from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.stages.planned_data import PlannedData, epoch_length, plan_data
-from wdskit.stages.source_specs import PartSpec, PlannedSpec
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
+from wdskit.stages.sources import MixturePart, PlannedData, PlannedSource, epoch_length
 from wdskit.tune.mixing import QualityPlan, check_picture, draw, measure_quality
 from wdskit.tune.reads import Spread, find_uneven_rank, read_epoch
 
@@ -194,19 +192,19 @@ def plan(
     if workers is not None:
         loader = parse_settings(LoaderSpec, loader.model_dump(exclude_unset=True) | {"workers": workers}, where="plan")
     source = pipe.stages[0]
-    if not isinstance(source, PlannedSpec):
+    if not isinstance(source, PlannedSource):
         if quality or plot is not None:
             msg = "a stream's order is that of its shuffle buffers, which only a run shows."
             raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and plan `exact`.")
         return _plan_stream(pipe, world_size, loader.workers, errors)
     if plot is not None:
         check_picture(plot)
-    data = plan_data(source)
+    data = source.plan()
     length = epoch_length(pipe.stages, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, pipe.stages[0].tail)
     start = epoch * steps.num_samples
     node_size = min(gpus_per_node, world_size)
-    run = choose_crew(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
+    run = choose_workers(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
     reads = read_epoch(data, steps, start, node_size)
     parts = _plan_parts(source, data, reads.samples_of_part)
     lanes = None
@@ -252,10 +250,9 @@ def fitting_lanes(num_lanes: int, world_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(each for each in (below, -(-num_lanes // unit) * unit) if each))
 
 
-def _plan_parts(source: PlannedSpec, data: PlannedData, samples: Sequence[float]) -> tuple[PartPlan, ...]:
-    specs = source.mixture or (PartSpec(shards=source.shards or "", split=source.split, range=source.range),)
+def _plan_parts(source: PlannedSource, data: PlannedData, samples: Sequence[float]) -> tuple[PartPlan, ...]:
     parts = []
-    for number, (spec, count) in enumerate(zip(specs, samples, strict=True)):
+    for number, (spec, count) in enumerate(zip(source.parts, samples, strict=True)):
         table = data.tables[data.parts.index(number)]
         num_samples = int(table.counts.sum())
         num_bytes = round(float(table.counts @ table.sample_bytes()))
@@ -265,13 +262,13 @@ def _plan_parts(source: PlannedSpec, data: PlannedData, samples: Sequence[float]
     return tuple(parts)
 
 
-def _name(spec: PartSpec) -> str:
+def _name(spec: MixturePart) -> str:
     shards = spec.shards if isinstance(spec.shards, str) else "::".join(spec.shards)
     split = f" split {spec.split}" if spec.split is not None else ""
     return shards + split + (f" range {spec.range[0]} to {spec.range[1]}" if spec.range is not None else "")
 
 
-def _title(source: PlannedSpec, steps: Steps) -> str:
+def _title(source: PlannedSource, steps: Steps) -> str:
     lanes = getattr(source, "lanes", None)
     how = "" if lanes is None else f", {lanes} lanes, windows of {getattr(source, 'window', 0):,}"
     return f"{source.name}: {steps.num_samples:,} samples on {steps.world_size} ranks, batches of {steps.batch}{how}"

@@ -15,7 +15,7 @@ from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
-from wdskit.stages.planned_data import PlannedData
+from wdskit.stages.sources import PlannedData
 
 Floats = NDArray[np.float64]
 OneOrder = ExactOrder | ResampledOrder | SequentialOrder

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 import webdataset
-from shards import number_of, write_numbers
+from shards import listed, number_of, write_numbers
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
 from wdskit.pipeline.settings import load_config
-from wdskit.stages.specs import STAGES, ShuffleSpec
+from wdskit.stages.registry import STAGES
+from wdskit.stages.streaming import Shuffle
 
 BASE = Pipeline().stream("a.tar")
 TUPLES = BASE.to_tuple("jpg")
@@ -146,7 +147,7 @@ def test_arrays_are_refused_in_plain_words(value):
 
 @pytest.mark.parametrize(
     "stage",
-    ["shuffle", 5, None, [number_of], {"shuffle": 5}, BASE, ShuffleSpec, (number_of,), object()],
+    ["shuffle", 5, None, [number_of], {"shuffle": 5}, BASE, Shuffle, (number_of,), object()],
     ids=["text", "number", "none", "list", "dict", "pipeline", "spec class", "tuple", "object"],
 )
 def test_what_can_be_no_stage_is_refused_when_it_is_added(stage):
@@ -223,3 +224,34 @@ def test_a_pipeline_built_for_fewer_workers_says_so(six, monkeypatch):
     monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=2))
     with pytest.raises(PipelineError, match=r"2 workers: this pipeline was built for 1\. Build .*max_workers=2"):
         iter(built)
+
+
+def test_a_pipeline_never_changes(six):
+    """Longer ones are new ones; several loaders of one run side by side."""
+    base = listed(six)
+    before = base.stages
+    short, batched = base.map(number_of), base.batched(3, collate=len)
+    first, second = short.loader(workers=0), short.loader(workers=0)
+    pairs = list(zip(first, second, strict=True))
+    assert pairs == [(number, number) for number in range(15)]
+    assert list(batched.loader(workers=0)) == [3] * 5
+    assert base.stages is before
+    assert len(short.stages) == len(batched.stages) == len(before) + 1
+
+
+def test_pipelines_can_be_joined_from_parts(six):
+    source, tail = listed(six), Pipeline().map(number_of).batched(5).stages
+    (one, two, three) = Pipeline((*source.stages, *tail)).loader(workers=0)
+    assert [*one, *two, *three] == list(range(15))
+
+
+def test_lists_that_the_caller_changes_later_change_nothing(six):
+    shards, fields, weights = [six], ["cls", "__key__"], [1.0]
+    pipe = Pipeline().stream(shards, resampled=True, weights=weights).to_tensor(fields=fields)
+    config = {"pipeline": [{"stream": shards}, {"rename": {"a": "b"}}, {"to_tuple": fields}]}
+    loaded = load_config(config).pipelines["pipeline"]
+    stages = str(pipe.stages), str(loaded)
+    for values in (shards, fields, weights):
+        values.append(values[0])
+    config["pipeline"][1]["rename"]["c"] = "d"
+    assert (str(pipe.stages), str(loaded)) == stages

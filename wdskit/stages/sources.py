@@ -1,21 +1,39 @@
-"""What the planned sources can be asked to do. Part of the table in `specs`."""
+"""The planned sources `exact`, `resampled` and `sequential`: settings, mixtures, and the data and order that they plan.
+
+All is known before anything runs, without a sample read and without torch.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator, ValidationInfo, WithJsonSchema, model_validator
 
 from wdskit.config.messages import describe, dotted, show, wrong_kind
 from wdskit.config.spec import Kind, Stages, StageSpec, read_stage, refuse
 from wdskit.config.values import CLASSES, Classes, Count, Natural, Shards
+from wdskit.dataset.classes import check_labels
+from wdskit.dataset.index import folder_has_labels
 from wdskit.dataset.selection import check_selection_name
-from wdskit.errors import SelectionError
+from wdskit.dataset.table import ShardTable
+from wdskit.errors import PipelineError, SelectionError
+from wdskit.order.base import Order
+from wdskit.order.exact import ExactOrder
+from wdskit.order.keys import philox
 from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
-from wdskit.order.resampled import DEFAULT_CHUNK
+from wdskit.order.mixture import MixtureOrder
+from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
+from wdskit.order.sequential import SequentialOrder
+
+ORDER_VERSION = 1
+"""Part of each state: raised when the same settings give another sequence of samples."""
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _NEEDS_RANGE = 'a first sample and the one behind the last are needed, as in ["0%", "80%"] or [0, 50000]'
@@ -26,18 +44,14 @@ def _check_bounds(value: object) -> tuple[int | str, int | str]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise refuse(wrong_kind(value, _NEEDS_RANGE))
     first, stop = value
-    low, high = bound_of(first), bound_of(stop)
+    low, high = _bound_of(first), _bound_of(stop)
     if type(low) is type(high) and not low < high:
         raise refuse(f"{show(value)} holds nothing; the second number must be above the first.")
     return first, stop
 
 
-def bound_of(value: object) -> int | Fraction:
-    """One end of a range: a sample's number, or a share of all.
-
-    Raises:
-        PydanticCustomError: It is neither.
-    """
+def _bound_of(value: object) -> int | Fraction:
+    """One end of a range: a sample's number, or a share of all."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SHARE.fullmatch(value) if isinstance(value, str) else None
@@ -82,7 +96,7 @@ def _check_stages(value: object, info: ValidationInfo) -> tuple[StageSpec, ...]:
 
 
 def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
-    """A stage of one part: it makes one sample of one."""
+    """A stage of one part, which has to make one sample of one."""
     spec: StageSpec | None
     if isinstance(item, StageSpec):
         spec = item
@@ -129,7 +143,7 @@ PartStages = Annotated[
 ]
 
 
-class PartSpec(BaseModel):
+class MixturePart(BaseModel):
     """One data set of a mixture."""
 
     model_config = StageSpec.model_config
@@ -148,21 +162,61 @@ class PartSpec(BaseModel):
             fields["stages"] = [stage.written() for stage in self.stages]
         return fields
 
+    def table(self) -> ShardTable:
+        """Its shards and the samples that are selected of them.
 
-class PlannedSpec(StageSpec):
+        Raises:
+            StorageError, FolderIndexError, SelectionError: They cannot be listed, or have no index.
+        """
+        bounds = self.range and (_bound_of(self.range[0]), _bound_of(self.range[1]))
+        return ShardTable(self.shards, split=self.split, bounds=bounds)
+
+    def fingerprint(self, table: ShardTable) -> dict[str, Any]:
+        """What the order of its samples follows from, as plain JSON."""
+        weight: Any = self.weight
+        if isinstance(weight, Mapping):
+            weight = {str(at): value for at, value in weight.items()}  # keys as JSON gives them back
+        shares = {"weight": weight, "repeat": self.repeat}
+        return {
+            "digest": table.digest(),
+            "content": table.content(),
+            **{name: value for name, value in shares.items() if value is not None},
+        }
+
+
+@dataclass(frozen=True)
+class PlannedData:
+    """The data of a planned source, without a sample read.
+
+    Attributes:
+        tables: The shards of each part, as often as it is repeated.
+        parts: For each of `tables`, the number of its part.
+        order: Which sample stands where.
+        num_samples: Of a pass over all; None for a mixture by weights, which has none.
+        fingerprint: What the order follows from, as plain JSON.
+    """
+
+    tables: tuple[ShardTable, ...]
+    parts: tuple[int, ...]
+    order: Order
+    num_samples: int | None
+    fingerprint: dict[str, Any]
+
+
+class PlannedSource(StageSpec):
     """What the planned sources have in common."""
 
     kind: ClassVar[Kind] = "source"
     shorthand: ClassVar[str | None] = "shards"
     is_planned: ClassVar[bool] = True
-    items: ClassVar[dict[str, type[BaseModel]]] = {"mixture": PartSpec}
+    items: ClassVar[dict[str, type[BaseModel]]] = {"mixture": MixturePart}
 
     shards: Shards | None = Field(
         None,
         description="A path, glob, brace pattern or folder, several joined by `::`, or a list of such; indexed.",
         examples=["train-{000000..000127}.tar"],
     )
-    mixture: tuple[PartSpec, ...] | None = Field(
+    mixture: tuple[MixturePart, ...] | None = Field(
         None, min_length=1, description="Instead of `shards`: data sets, each with `weight`, or each with `repeat`."
     )
     schedule: Literal["step", "linear"] = Field("step", description="How weights that are schedules change.")
@@ -172,7 +226,7 @@ class PlannedSpec(StageSpec):
     classes: Classes = CLASSES
 
     @model_validator(mode="after")
-    def _check_together(self) -> PlannedSpec:
+    def _check_together(self) -> PlannedSource:
         if (self.shards is None) == (self.mixture is None):
             msg = "exclude each other; remove one" if self.shards else "are both missing; one is needed"
             raise refuse(f"`shards` and `mixture` {msg}. Write for example `{self.name}: train-*.tar`.")
@@ -183,9 +237,9 @@ class PlannedSpec(StageSpec):
         if any(part.weight is not None for part in parts) and any(part.repeat is not None for part in parts):
             raise refuse("`weight` and `repeat` stand in one mixture: weights go on without end, `repeat` is finite.")
         for name in ("weight", "repeat"):
-            told = [getattr(part, name) is not None for part in parts]
-            if any(told) and not all(told):
-                raise refuse(f"mixture[{told.index(False)}] has no `{name}`, and others have. Give each part one.")
+            is_set = [getattr(part, name) is not None for part in parts]
+            if any(is_set) and not all(is_set):
+                raise refuse(f"mixture[{is_set.index(False)}] has no `{name}`, and others have. Give each part one.")
         schedules = [part.weight for part in parts if isinstance(part.weight, Mapping)]
         if self.schedule == "linear" and not schedules:
             raise refuse(
@@ -195,8 +249,13 @@ class PlannedSpec(StageSpec):
 
     @property
     def is_weighted(self) -> bool:
-        """Whether it is a mixture that goes on without end, with weights (all 1 where none is told)."""
+        """Whether it is a mixture that goes on without end, by weights (all 1 where none is set)."""
         return self.mixture is not None and self.mixture[0].repeat is None
+
+    @property
+    def parts(self) -> tuple[MixturePart, ...]:
+        """The parts of the mixture; of `shards` the one part that they are."""
+        return self.mixture or (MixturePart(shards=self.shards or "", split=self.split, range=self.range),)
 
     def shorten(self) -> Any:
         """The shortest way to write it."""
@@ -205,8 +264,48 @@ class PlannedSpec(StageSpec):
         fields = {name: value for name, value in self if value != type(self).model_fields[name].default}
         return fields | {"mixture": [part.shorten() for part in self.mixture]}
 
+    @abstractmethod
+    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
+        """The order of shards with so many samples each, int64 (num_shards,)."""
 
-class ExactSpec(PlannedSpec):
+    def plan(self) -> PlannedData:
+        """Find the shards and put their samples in order.
+
+        Raises:
+            StorageError, FolderIndexError: The shards cannot be listed, or have no index; or their labels mean
+                different classes.
+        """
+        parts = self.parts
+        tables = [part.table() for part in parts]
+        if self.classes == "same":
+            check_labels((folder for table in tables for folder in table.folders), folder_has_labels)
+        numbers = [number for number, part in enumerate(parts) for _ in range(part.repeat or 1)]
+        ignored = {"shards", "mixture", "split", "range", "classes"} | (set() if self.is_weighted else {"schedule"})
+        fingerprint = {
+            "source": self.name,
+            "order_version": ORDER_VERSION,
+            **self.model_dump(exclude=ignored),
+            "parts": [part.fingerprint(table) for part, table in zip(parts, tables, strict=True)],
+        }
+        if self.is_weighted:
+            seeds = [_part_seed(self.seed, number) for number in range(len(parts))] if len(parts) > 1 else [self.seed]
+            orders = [self.order_of(table.counts, seed) for table, seed in zip(tables, seeds, strict=True)]
+            weights = [1.0 if part.weight is None else part.weight for part in parts]
+            order = MixtureOrder(orders, [len(table) for table in tables], weights, change=self.schedule)
+            return PlannedData(tuple(tables), tuple(numbers), order, None, fingerprint)
+        repeated = [tables[number] for number in numbers]
+        counts = np.concatenate([table.counts for table in repeated])
+        return PlannedData(
+            tuple(repeated), tuple(numbers), self.order_of(counts, self.seed), int(counts.sum()), fingerprint
+        )
+
+
+def _part_seed(seed: int, number: int) -> int:
+    """Parts of one list of shards must not be in one order."""
+    return int(philox("mixture-part", seed, number).random_raw())
+
+
+class Exact(PlannedSource):
     """A planned source: each sample exactly once an epoch, shuffled anew in each, over all ranks."""
 
     name: ClassVar[str] = "exact"
@@ -215,8 +314,12 @@ class ExactSpec(PlannedSpec):
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
     tail: Literal["drop", "pad"] = Field("drop", description="What becomes of samples that fill no global batch.")
 
+    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
+        """Shards shuffled, cut into lanes, each lane shuffled in windows."""
+        return ExactOrder(counts, seed=seed, lanes=self.lanes, window=self.window)
 
-class ResampledSpec(PlannedSpec):
+
+class Resampled(PlannedSource):
     """A planned source: samples drawn with replacement, a few neighbours at a time."""
 
     name: ClassVar[str] = "resampled"
@@ -226,10 +329,64 @@ class ResampledSpec(PlannedSpec):
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
     tail: Literal["drop", "pad"] = Field("drop", description="What becomes of samples that fill no global batch.")
 
+    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
+        """Chunks of consecutive samples, drawn uniformly."""
+        return ResampledOrder(counts, seed=seed, chunk=self.chunk, lanes=self.lanes, window=self.window)
 
-class SequentialSpec(PlannedSpec):
+
+class Sequential(PlannedSource):
     """A planned source: every sample once, in the order of the index; for evaluation."""
 
     name: ClassVar[str] = "sequential"
 
     tail: Literal["drop", "pad"] = Field("pad", description="What becomes of samples that fill no global batch.")
+
+    def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:  # noqa: ARG002 (nothing is random)
+        """The order of the index."""
+        return SequentialOrder(counts)
+
+
+@dataclass(frozen=True)
+class EpochLength:
+    """How long an epoch is.
+
+    Attributes:
+        num_samples: Positions of an epoch, over all ranks.
+        batch: Samples of a rank's batch; 1 without `batched`.
+        with_epoch: The number of `with_epoch`, None without.
+    """
+
+    num_samples: int
+    batch: int
+    with_epoch: int | None
+
+
+def epoch_length(stages: Sequence[Any], num_samples: int | None, world_size: int) -> EpochLength:
+    """The length of an epoch on so many ranks.
+
+    Args:
+        stages: One planned source, then stages, as `rules.check_order` accepts them.
+        num_samples: Of a pass over all; None for a mixture by weights.
+        world_size: Number of ranks.
+
+    Raises:
+        PipelineError: The epoch, or the global batch, does not come out even.
+    """
+    names = [stage.name for stage in stages]
+    batch = stages[names.index("batched")].size_on(world_size) if "batched" in names else 1
+    n = None
+    if "with_epoch" in names:
+        n = stages[names.index("with_epoch")].n
+        counts_batches = "batched" in names[: names.index("with_epoch")]
+        if not counts_batches and n % batch:
+            near = " and ".join(str(each) for each in (n - n % batch, n - n % batch + batch) if each)
+            msg = f"with_epoch: {n} samples of a rank are no whole number of batches of {batch}."
+            raise PipelineError(f"{msg}\n  {near} are; or count batches, with `with_epoch` behind `batched`.")
+        num_samples = n * world_size * (batch if counts_batches else 1)
+    assert num_samples is not None  # rules: a mixture by weights has with_epoch
+    whole = batch * world_size
+    if stages[0].tail == "drop" and num_samples < whole:
+        msg = f"{num_samples} samples cannot fill one batch of {batch} on each of {world_size} ranks, which "
+        msg += f"takes {whole}, and `tail: drop` drops what does not."
+        raise PipelineError(f"{msg}\n  Use `tail: pad`, smaller batches or fewer ranks.")
+    return EpochLength(num_samples, batch, n)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
-import os
 from collections import Counter
 
 import pytest
 import shards
-import webdataset
-from shards import draw, even, fail_on_7, nothing, number_of, write_numbers, write_shard
+from shards import draw, even, fail_on_7, listed, nothing, number_of, write_numbers
 
 import wdskit
-from wdskit import ConfigError, Pipeline, PipelineError, SampleError, ShardError
+from wdskit import Pipeline, PipelineError, SampleError
 
 START_METHODS = ["fork", "spawn", "forkserver"]
 
@@ -108,24 +105,6 @@ def test_no_sample_is_lost_or_repeated_at_an_epoch_boundary(six):
         assert len(counts) == 39
 
 
-def test_ranks_and_workers_draw_disjointly(six):
-    read = []
-    for rank in range(2):
-        pipe = split(six, seed=6).to_tuple("__url__").with_epoch(30)
-        for worker in range(2):
-            built = pipe.build(rank=rank, world_size=2)
-            built.run.worker, built.run.num_workers = worker, 2
-            stages = built.pipeline[:3]
-            built.run.begin(0, draw=0, stop_draw=24)
-            draws = stages[0]()
-            for stage in stages[1:]:
-                draws = stage(draws)
-            read.append([item["__draw__"] for item in draws])
-    assert sorted(itertools.chain(*read)) == list(range(24))
-    assert [len(part) for part in read] == [6, 6, 6, 6]
-    assert read[1] == [2, 6, 10, 14, 18, 22]
-
-
 def test_two_ranks_of_two_workers_reach_every_sample_and_repeat_by_seed(six):
     def run(seed):
         pipe = numbers(six, seed=seed, resampled=True).shuffle(20).with_epoch(40)
@@ -171,25 +150,6 @@ def test_threads_change_nothing(six):
         assert epochs_of(pipe, 6, workers=2, threads=3, persistent_workers=persistent) == base
 
 
-def test_a_missing_splitter_is_refused_unless_it_is_meant(six):
-    with pytest.raises(PipelineError, match="split_by_node is missing"):
-        Pipeline().stream(six).split_by_worker().with_epoch(3).loader(rank=0, world_size=2, workers=0)
-    with pytest.raises(PipelineError, match="split_by_worker is missing"):
-        Pipeline().stream(six).split_by_node().with_epoch(3).loader(workers=2)
-    loader = Pipeline().stream(six, split="none").map(number_of).loader(workers=2)
-    assert Counter(loader) == Counter([*range(39), *range(39)])
-
-
-def test_a_stream_over_ranks_needs_with_epoch(six):
-    with pytest.raises(PipelineError, match="with_epoch"):
-        numbers(six).loader(rank=0, world_size=2, workers=0)
-
-
-def test_workers_without_a_shard_are_named(six):
-    with pytest.raises(PipelineError, match="6 shards cannot feed 1 ranks x 7 workers"):
-        numbers(six).loader(workers=7)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pipeline_that_drops_everything_says_so(six, workers):
     endless = split(six).select(nothing).shuffle(5).with_epoch(3).loader(workers=workers)
@@ -198,12 +158,6 @@ def test_a_pipeline_that_drops_everything_says_so(six, workers):
     ending = split(six).select(nothing).loader(workers=workers)
     with pytest.raises(PipelineError, match="is empty"):
         list(ending)
-
-
-def test_empty_shards_say_so_instead_of_looping(tmp_path):
-    pattern = write_numbers(tmp_path, [0, 0])
-    with pytest.raises(PipelineError, match="hold no sample"):
-        list(numbers(pattern).with_epoch(2).loader(workers=0))
 
 
 def test_select_and_slice_count_per_rank(six):
@@ -219,34 +173,6 @@ def test_errors_keep_their_type_and_facts_on_the_way_from_a_worker(six, workers)
         list(split(six).map(fail_on_7).loader(workers=workers))
     assert caught.value.key == "n000007"
     assert caught.value.stage == "map"
-
-
-def test_a_cut_shard_yields_whole_samples_then_raises(tmp_path):
-    path = write_shard(tmp_path / "a.tar", {f"k{at}": {"cls": b"%d" % at, "txt": b"x" * 600} for at in range(5)})
-    path.write_bytes(path.read_bytes()[: 4 * 2560 + 700])
-    samples = iter(Pipeline().stream(str(path)).loader(workers=0))
-    seen = [next(samples) for _ in range(3)]
-    with pytest.raises(ShardError, match="3 samples read"):
-        next(samples)
-    assert [sample["__key__"] for sample in seen] == ["k0", "k1", "k2"]
-    assert all(len(sample["txt"]) == 600 for sample in seen)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # webdataset leaves its files open
-def test_build_is_a_data_pipeline_that_takes_webdatasets_stages(six):
-    built = numbers(six, seed=1).stage(webdataset.filters.map(lambda number: number + 1000)).build()
-    assert isinstance(built, webdataset.DataPipeline)
-    assert sorted(built) == list(range(1000, 1039))
-    mixed = Pipeline().stage(webdataset.SimpleShardList(sorted_urls(six))).stage(webdataset.tarfile_to_samples())
-    assert [int(sample["cls"]) for sample in mixed.build()] == list(range(39))
-    del mixed
-    gc.collect()
-
-
-def sorted_urls(pattern):
-    from wdskit.dataset.patterns import list_shards
-
-    return list(list_shards(pattern).urls)
 
 
 def test_built_pipelines_work_in_torchs_own_loader(six):
@@ -289,34 +215,6 @@ def test_len_is_refused_where_it_is_unknown_and_must_be_true(six):
         numbers(six).with_epoch(8).with_length(7).loader(workers=0)
 
 
-def test_weights_draw_parts_by_their_shares(tmp_path):
-    rare = write_numbers(tmp_path / "a", [5, 5])
-    often = write_numbers(tmp_path / "b", [5])
-    pipe = split(f"{rare}::{often}", resampled=True, weights=[1.0, 9.0]).to_tuple("__url__").with_epoch(3000)
-    urls = Counter(url for (url,) in pipe.loader(workers=0))
-    assert urls[str(tmp_path / "b" / "s-000.tar")] > 2400
-    with pytest.raises(ConfigError, match="1 `weights` for 2 parts"):
-        split(f"{rare}::{often}", resampled=True, weights=[1.0]).loader(workers=0)
-
-
-def test_check_sha256_finds_a_flipped_payload_bit_before_training(tmp_path):
-    from wdskit.dataset.index import write_index
-    from wdskit.shards.index import scan_shard
-
-    path = write_shard(tmp_path / "a.tar", {f"k{at}": {"txt": b"x" * 100} for at in range(3)})
-    write_index(tmp_path, [scan_shard(str(path), name="a.tar").entry])
-    data, before = bytearray(path.read_bytes()), path.stat()
-    data[600] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # else it would be found without
-    assert len(list(Pipeline().stream(str(path)).loader(workers=0))) == 3
-    with pytest.raises(ShardError, match="sha256"):
-        list(Pipeline().stream(str(path), check="sha256").loader(workers=0))
-    path.write_bytes(data + bytes(512))
-    with pytest.raises(ShardError, match="index says"):
-        list(Pipeline().stream(str(path)).loader(workers=0))
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_stream_that_is_open_when_python_exits_says_nothing(python, tmp_path, six, threads):
     """A script's own function keeps the loader alive until its module is taken apart."""
@@ -338,3 +236,68 @@ for epoch in (0, 1, 5):
 def test_the_module_of_test_stages_is_what_workers_import():
     assert shards.draw.__module__ == "shards"
     assert wdskit.Pipeline is Pipeline
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_slice_behind_with_epoch_leaves_the_next_epoch_where_it_is(six, workers, persistent):
+    """The stream goes on by n each epoch, whatever threads have read ahead."""
+    pipe = listed(six).with_epoch(10).map(number_of).slice(4)
+    for threads in (1, 3):
+        loader = pipe.loader(workers=workers, threads=threads, persistent_workers=persistent)
+        assert [list(loader) for _ in range(3)] == [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]]
+
+
+def toss(value, rng):
+    return value, int(rng.integers(1 << 40))
+
+
+BEHIND = {
+    "shuffle": lambda p: p.with_epoch(12).shuffle(6, initial=6).map(toss),
+    "batches": lambda p: p.with_epoch(12).batched(2).shuffle(4, initial=4).unbatched().map(float).map(toss),
+    "foreign": lambda p: p.with_epoch(12).stage(reversed_list).map(toss),
+}
+
+
+def reversed_list(source):
+    return reversed(list(source))
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_stands_behind_with_epoch_begins_anew_each_epoch(six, name):
+    """Other picks and other random numbers each epoch; the same ones when an epoch is repeated, and in new workers."""
+    pipe = BEHIND[name](Pipeline().stream(six, seed=3).split_by_worker().map(number_of))
+    loader = pipe.loader(workers=1)
+    epochs = [list(loader) for _ in range(4)]
+    assert len({number for epoch in epochs for _, number in epoch}) == 48
+    for settings in ({"persistent_workers": False}, {"threads": 3}, {"threads": 2, "persistent_workers": False}):
+        other = pipe.loader(workers=1, **settings)
+        assert [list(other) for _ in range(4)] == epochs
+    again = pipe.loader(workers=0)
+    assert list(again) == epochs[0]
+    for item in again:
+        assert item == epochs[1][0]
+        break
+    assert [list(again) for _ in range(3)] == epochs[1:]
+
+
+def test_a_shuffle_behind_with_epoch_picks_in_another_order_each_epoch(six):
+    """Seen against the order that it was given."""
+    pipe = listed(six).map(number_of).with_epoch(13).shuffle(13, initial=13)
+    loader = pipe.loader(workers=0)
+    picks = [tuple(number - 13 * epoch for number in loader) for epoch in range(3)]
+    assert [sorted(pick) for pick in picks] == [list(range(13))] * 3
+    assert len({*picks, tuple(range(13))}) == 4
+
+
+def test_two_iterators_of_one_built_pipeline_cannot_mix(six):
+    """They would share one place in the stream, and each would skip what the other has read."""
+    for pipe in (listed(six).map(number_of), listed(six).map(number_of).with_epoch(20)):
+        built = pipe.build()
+        slow = iter(built)
+        assert next(slow) == 0
+        fast = iter(built)
+        assert [next(fast) for _ in range(6)] == list(range(6))
+        with pytest.raises(PipelineError, match="another iterator"):
+            next(slow)
+        assert next(fast) == 6

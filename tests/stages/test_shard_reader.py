@@ -1,4 +1,4 @@
-"""A stream compares shards with the index beside them as it reads, and tells of a key in two places before all else."""
+"""Shards into samples: compared with the index beside them as they are read, and no silence where nothing comes out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shards import write_shard
+from shards import listed, nothing, number_of, write_numbers, write_shard
 
 from wdskit import Pipeline
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import offsets_path, read_offsets
-from wdskit.errors import FolderIndexError, ShardError
+from wdskit.errors import FolderIndexError, PipelineError, ShardError
 from wdskit.shards.index import index_folder
 
 
@@ -38,7 +38,7 @@ def read(pipe: Pipeline) -> tuple[list[dict[str, bytes]], Exception | None]:
 
 
 def write_over(path: Path, data: bytes) -> None:
-    """Other bytes in a file that is the same by inode and time, so that only what it holds can tell."""
+    """Other bytes in a file that is the same by inode and time, so that only what it holds differs."""
     before = path.stat()
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -179,9 +179,91 @@ def test_damage_behind_whole_samples_is_told_behind_them(tmp_path):
 def test_a_shard_is_looked_through_once(tmp_path, monkeypatch):
     path = write_shard(tmp_path / "s.tar", SAMPLES)
     walks: list[str] = []
-    monkeypatch.setattr("wdskit.stages.reading.refuse_divided", lambda file, *, shard: walks.append(shard))
+    monkeypatch.setattr("wdskit.stages.shard_reader.refuse_divided", lambda file, *, shard: walks.append(shard))
     loader = stream(path).loader(workers=0)
     for _ in range(3):
         assert len(list(loader)) == 5
     assert len(list(stream(path, check="none").loader(workers=0))) == 5
     assert walks == [str(path)]
+
+
+@pytest.fixture
+def six(tmp_path):
+    """Six shards of 4 to 9 samples, 39 in all."""
+    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
+
+
+def test_stages_that_hold_or_skip_many_samples_are_no_silence(six):
+    """More than all shards have: 5 passes."""
+    base = listed(six).map(number_of)
+    for pipe in (
+        base.batched(4).shuffle(100, initial=50),
+        base.slice(200, None),
+        base.slice(0, None, 150),
+        base.batched(200),
+        base.batched(4).slice(40, None),
+        base.batched(2).unbatched().shuffle(200, initial=200),
+    ):
+        assert len(list(pipe.with_epoch(3).loader(workers=0))) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"resampled": True}, {"shuffle_shards": False}], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_filter_that_keeps_one_shard_of_many_is_no_silence(tmp_path, options, world_size):
+    """Whatever the luck of the draws: silence is what every shard has kept, not a row of unlucky ones."""
+    pattern = write_numbers(tmp_path, [2] * 12)
+    pipe = Pipeline().stream(pattern, **options).split_by_node().map(number_of).select(lambda number: number >= 22)
+    rank = 11 % world_size  # who reads the last shard where they are not shuffled
+    items = list(pipe.with_epoch(40).loader(workers=0, rank=rank, world_size=world_size))
+    assert set(items) == {22, 23}
+
+
+@pytest.mark.parametrize("options", [{}, {"resampled": True}, {"shuffle_shards": False}], ids=str)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_filter_that_keeps_nothing_is_told_on_every_rank(tmp_path, options, world_size):
+    pattern = write_numbers(tmp_path, [2] * 12)
+    pipe = Pipeline().stream(pattern, **options).split_by_node().select(nothing).with_epoch(1)
+    for rank in range(world_size):
+        with pytest.raises(PipelineError, match="dropped all of the last"):
+            list(pipe.loader(workers=0, rank=rank, world_size=world_size))
+
+
+def test_a_row_of_empty_shards_is_no_end(tmp_path):
+    """One shard in twenty holds anything; draws are random, so it may stay away for long."""
+    pattern = write_numbers(tmp_path, [0] * 19 + [1])
+    assert list(Pipeline().stream(pattern, resampled=True).map(number_of).with_epoch(20).loader(workers=0)) == [0] * 20
+
+
+def test_empty_shards_say_so_instead_of_looping(tmp_path):
+    pattern = write_numbers(tmp_path, [0, 0])
+    with pytest.raises(PipelineError, match="hold no sample"):
+        list(Pipeline().stream(pattern).map(number_of).with_epoch(2).loader(workers=0))
+
+
+def test_a_cut_shard_yields_whole_samples_then_raises(tmp_path):
+    path = write_shard(tmp_path / "a.tar", {f"k{at}": {"cls": b"%d" % at, "txt": b"x" * 600} for at in range(5)})
+    path.write_bytes(path.read_bytes()[: 4 * 2560 + 700])
+    samples = iter(Pipeline().stream(str(path)).loader(workers=0))
+    seen = [next(samples) for _ in range(3)]
+    with pytest.raises(ShardError, match="3 samples read"):
+        next(samples)
+    assert [sample["__key__"] for sample in seen] == ["k0", "k1", "k2"]
+    assert all(len(sample["txt"]) == 600 for sample in seen)
+
+
+def test_check_sha256_finds_a_flipped_payload_bit_before_training(tmp_path):
+    from wdskit.dataset.index import write_index
+    from wdskit.shards.index import scan_shard
+
+    path = write_shard(tmp_path / "a.tar", {f"k{at}": {"txt": b"x" * 100} for at in range(3)})
+    write_index(tmp_path, [scan_shard(str(path), name="a.tar").entry])
+    data, before = bytearray(path.read_bytes()), path.stat()
+    data[600] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # else it would be found without
+    assert len(list(Pipeline().stream(str(path)).loader(workers=0))) == 3
+    with pytest.raises(ShardError, match="sha256"):
+        list(Pipeline().stream(str(path), check="sha256").loader(workers=0))
+    path.write_bytes(data + bytes(512))
+    with pytest.raises(ShardError, match="index says"):
+        list(Pipeline().stream(str(path)).loader(workers=0))

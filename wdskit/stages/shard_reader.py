@@ -1,81 +1,58 @@
-"""The first stages of a stream: draws of shards, their split over ranks and workers, and their samples."""
+"""The stage `tarfile_to_samples`: each shard opened, compared with its folder's index, and read in order."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+from wdskit.config.spec import Kind
 from wdskit.dataset.binary import Verified, changed_bytes, check_digest
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.patterns import ShardList
 from wdskit.dataset.samples import ShardReader, refuse_divided
 from wdskit.dataset.shard import offsets_path, read_offsets
 from wdskit.errors import PipelineError, ShardError
-from wdskit.order.draws import Draws
 from wdskit.stages.base import Origin, Run
+from wdskit.stages.stream_source import DRAW
+from wdskit.stages.streaming import StreamContext, StreamStage
 from wdskit.stages.timing import clocked
 from wdskit.storage.urls import LocalFile, Stream, is_local, local_path, open_stream
 
-DRAW = "__draw__"
-ORDINAL = "__ordinal__"
+_UNKNOWN_SHARDS = 1000  # of a source without a list of shards, before silence is an error
+_MAX_PASSES = 64  # times as many draws as shards, at random, before those that never came are given up
 
 
-class StreamSource:
-    """Yields draws, `{"url", "__draw__", "__ordinal__"}`, from where the run stands.
+class TarfileToSamples(StreamStage):
+    """Open the shards here. Without it they are opened at the first stage that is no splitter."""
 
-    The ordinal starts as the draw's number; each splitter divides it, so that the next one splits what is left.
-    """
+    name: ClassVar[str] = "tarfile_to_samples"
+    kind: ClassVar[Kind] = "open"
 
-    def __init__(self, run: Run, shards: ShardList, draws: Draws) -> None:
-        self.run = run
-        self.shards = shards
-        self.draws = draws
-
-    def __call__(self) -> Iterator[dict[str, Any]]:
-        """Yield draws until the run's stop, or for ever."""
-        draw = self.run.next_draw
-        while self.run.stop_draw is None or draw < self.run.stop_draw:
-            yield {"url": self.shards.urls[self.draws.shard(draw)], DRAW: draw, ORDINAL: draw}
-            draw += 1
-
-
-class SplitByNode:
-    """Keeps the draws of this rank: every R-th."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the draws of this rank."""
-        return _deal(source, *self.run.place)
-
-
-class SplitByWorker:
-    """Keeps, of what reaches it, the draws of this worker process: every W-th."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-
-    def __call__(self, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the draws of this worker."""
-        return _deal(source, self.run.worker, self.run.num_workers)
-
-
-def _deal(source: Iterable[dict[str, Any]], part: int, num_parts: int) -> Iterator[dict[str, Any]]:
-    for item in source:
-        ordinal, rest = divmod(item[ORDINAL], num_parts)
-        if rest == part:
-            yield {**item, ORDINAL: ordinal}
+    def bind(self, context: StreamContext) -> OpenTars:
+        """Draws into samples; a source that is not wdskit's need not number its draws."""
+        source, shards = context.stages[0], context.shards
+        entries: dict[str, ShardEntry] = {}
+        if shards is None:
+            num_urls = num_shards = len(getattr(source, "urls", None) or ()) or _UNKNOWN_SHARDS
+        else:
+            num_urls, num_shards = len(shards.urls), len(set(shards.urls))  # one may be listed twice
+            entries = {url: entry for url, entry in zip(shards.urls, shards.entries, strict=True) if entry is not None}
+        silence = Silence(
+            context.run,
+            num_shards=num_shards,
+            max_draws=num_urls * (_MAX_PASSES if getattr(source, "shuffle_shards", True) else 1),
+            patience=context.patience,
+        )
+        return OpenTars(context.run, entries, silence, check=getattr(source, "check", "size"))
 
 
 class OpenTars:
     """Draws into samples: opens each shard and yields what it holds.
 
     Args:
-        run: Says how many samples of the first draw to pass over, and is told where the reading stands.
+        run: Has the number of samples of the first draw to pass over, and gets the position of the reading.
         entries: The index's line of each shard by URL, where there is one.
-        silence: Is told of each draw.
+        silence: Counts the draws from which nothing comes out.
         check: `size` compares a shard with its line, its size when it is opened and its samples as they are read;
             `sha256` reads it once more before; `none` does not. A local shard without a line is looked through first,
             once, for keys in two places, unless it is `none`.
@@ -115,10 +92,10 @@ class OpenTars:
         """The samples of one shard, the shard checked against the index first."""
         entry = self._entries.get(url) if self._check != "none" else None
         stream = open_stream(url)
-        told = None
+        comparison = None
         try:
             if entry is not None:
-                told = Told(url, entry, stream)
+                comparison = IndexComparison(url, entry, stream)
                 if isinstance(stream, LocalFile) and self._check == "size":
                     self._verified.check(stream, entry.identity, entry.sha256)
             elif self._check != "none" and url not in self._looked_at:
@@ -132,14 +109,14 @@ class OpenTars:
                     assert isinstance(stream, LocalFile)
                     check_digest(stream, entry.sha256)
                     self._digested.add(url)
-            yield from ShardReader(self._counted(stream), shard=url, on_sample=told)
-            if told is not None:
-                told.end()
+            yield from ShardReader(self._counted(stream), shard=url, on_sample=comparison)
+            if comparison is not None:
+                comparison.end()
         finally:
             stream.close()
 
     def _counted(self, stream: Stream) -> Callable[[int], bytes]:
-        """Its `read`, which counts the bytes."""
+        """The stream's `read`, which counts the bytes."""
 
         def read(size: int) -> bytes:
             part = stream.read(size)
@@ -154,7 +131,7 @@ class Silence:
     without end would go on looking for ever.
 
     Args:
-        run: Counts what comes out, and says whether the stream has an end.
+        run: Counts what comes out, and has the last draw of a stream that ends.
         num_shards: How many different shards there are: once each of them was silent, all are.
         max_draws: Draws in a row after which those that were never drawn are given up.
         patience: Samples that the stages may hold or pass over.
@@ -168,7 +145,7 @@ class Silence:
         self.begin()
 
     def begin(self) -> None:
-        """Start to listen."""
+        """Count from here on."""
         self._num_heard = self._run.num_heard
         self._urls: set[str] = set()
         self._num_draws = 0
@@ -198,9 +175,9 @@ class Silence:
             raise PipelineError(f"{msg}from {self._num_draws} shards.\n  Look at its select stages.")
 
 
-class Told:
-    """Compares the samples of a shard, as they are read, with what its folder's index says: their number, their fields,
-    and of a local shard its size and where each sample stands.
+class IndexComparison:
+    """Compares the samples of a shard, as they are read, with its folder's index: their number, their fields, and of a
+    local shard its size and the offsets of each sample.
 
     Args:
         url: Of the shard.

@@ -1,0 +1,100 @@
+"""From stages to what runs: the length of an epoch, what can be resumed, and where shards are opened."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from shards import even, number_of, write_numbers
+
+from wdskit import Pipeline
+from wdskit.pipeline.build import patience_of
+
+
+@pytest.fixture
+def six(tmp_path):
+    """Six shards of 4 to 9 samples, 39 in all."""
+    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
+
+
+def numbers(pattern):
+    return Pipeline().stream(pattern).split_by_worker().map(number_of)
+
+
+TAILS = {
+    "batched": lambda p, n: p.batched(n),
+    "full batches": lambda p, n: p.batched(n, partial=False),
+    "slice": lambda p, n: p.slice(1, 3 * n, 2),
+    "endless slice": lambda p, n: p.slice(n, None),
+    "shuffle": lambda p, n: p.shuffle(n),
+    "map": lambda p, n: p.map(str),
+}
+
+
+@pytest.mark.parametrize("names", [*itertools.permutations(TAILS, 2)], ids="+".join)
+def test_the_length_of_an_epoch_is_the_number_of_its_items(six, names):
+    """Whatever stands behind with_epoch, for every number of workers that share it."""
+    first, second = names
+    if {*names} == {"batched", "full batches"}:
+        return
+    for n, size in itertools.product([1, 5, 8, 12], [2, 3]):
+        built = TAILS[second](TAILS[first](numbers(six).with_epoch(n), size), size).build()
+        for num_workers in (1, 2, 3):
+            counts = []
+            for built.run.worker in range(num_workers):
+                built.run.num_workers = num_workers
+                built._positions.begin(0, None, built.pipeline)
+                counts.append(sum(1 for _ in built._chain(0, len(built.pipeline), None)))
+            assert built.num_items(num_workers) == sum(counts)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda p: p.select(even), lambda p: p.batched(2).unbatched(), lambda p: p.stage(iter)],
+    ids=["select", "unbatched", "foreign"],
+)
+def test_what_only_running_shows_has_no_length(six, change):
+    assert change(numbers(six).with_epoch(5)).build().num_items(1) is None
+    assert change(numbers(six)).with_epoch(5).build().num_items(1) == 5
+    assert numbers(six).build().num_items(1) is None
+
+
+REASONS = [
+    (lambda p: p.shuffle(3).select(even).batched(2), 1, ""),
+    (lambda p: p.slice(9), 1, "slice"),
+    (lambda p: p.batched(2).unbatched(), 1, "unbatched"),
+    (lambda p: p.batched(2).shuffle(3), 1, "shuffle:0 behind batched"),
+    (lambda p: p.shuffle(2).batched(2).shuffle(3).slice(4), 1, "shuffle:1 behind batched"),
+    (lambda p: p.batched(2).map(len), 1, ""),
+    (lambda p: p.batched(2).map(len), 2, "map behind batched"),
+    (lambda p: p.stage(iter).slice(3), 1, "a stage that is not wdskit's"),
+]
+
+
+@pytest.mark.parametrize(("change", "threads", "reason"), REASONS, ids=[reason or "none" for *_, reason in REASONS])
+def test_the_first_stage_that_cannot_be_resumed_is_named(six, change, threads, reason):
+    """Before with_epoch it stands in the way of each later epoch, behind it of the middle of one only."""
+    before = change(numbers(six)).with_epoch(5).build(threads=threads).layout
+    behind = change(numbers(six).with_epoch(5)).build(threads=threads).layout
+    alone = change(numbers(six)).build(threads=threads).layout
+    assert (before.stateless, before.unsaved) == (reason, reason)
+    assert (behind.stateless, behind.unsaved) == ("", reason)
+    assert (alone.stateless, alone.unsaved) == (reason, reason)
+
+
+def test_patience_is_what_stages_hold_in_samples():
+    pipe = Pipeline().stream("a")
+    assert patience_of(pipe.shuffle(100).stages, 1) == 104
+    assert patience_of(pipe.shuffle(100).stages, 3) == 112
+    assert patience_of(pipe.batched(4).shuffle(100).stages, 1) == 4 + 4 + 400
+    assert patience_of(pipe.batched(global_size=4).unbatched().shuffle(100).stages, 1) == 4 + 4 + 100
+    assert patience_of(pipe.slice(5, None, 3).with_epoch(10).stages, 1) == 4 + 8
+    assert patience_of(pipe.stage(iter).stages, 1) == 4 + 1_000_000
+
+
+def test_the_shards_are_opened_at_the_first_stage_that_is_no_splitter(six):
+    implicit = Pipeline().stream(six).split_by_node().split_by_worker().map(number_of).build()
+    explicit = Pipeline().stream(six).split_by_node().split_by_worker().tarfile_to_samples().map(number_of).build()
+    assert [type(stage) for stage in implicit.pipeline] == [type(stage) for stage in explicit.pipeline]
+    assert implicit.layout.tars == explicit.layout.tars == 3
+    assert sorted(implicit) == sorted(explicit) == list(range(39))

@@ -1,0 +1,68 @@
+"""`stream` and its splitters: shards drawn by their weights, each by one rank and worker."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+from shards import number_of, write_numbers
+
+from wdskit import ConfigError, Pipeline, PipelineError
+
+
+def split(pattern, **options):
+    return Pipeline().stream(pattern, **options).split_by_node().split_by_worker()
+
+
+@pytest.fixture
+def six(tmp_path):
+    """Six shards of 4 to 9 samples, 39 in all."""
+    return write_numbers(tmp_path / "six", [4, 5, 6, 7, 8, 9])
+
+
+def test_ranks_and_workers_draw_disjointly(six):
+    read = []
+    for rank in range(2):
+        pipe = split(six, seed=6).to_tuple("__url__").with_epoch(30)
+        for worker in range(2):
+            built = pipe.build(rank=rank, world_size=2)
+            built.run.worker, built.run.num_workers = worker, 2
+            stages = built.pipeline[:3]
+            built.run.begin(0, draw=0, stop_draw=24)
+            draws = stages[0]()
+            for stage in stages[1:]:
+                draws = stage(draws)
+            read.append([item["__draw__"] for item in draws])
+    assert sorted(itertools.chain(*read)) == list(range(24))
+    assert [len(part) for part in read] == [6, 6, 6, 6]
+    assert read[1] == [2, 6, 10, 14, 18, 22]
+
+
+def test_weights_draw_parts_by_their_shares(tmp_path):
+    rare = write_numbers(tmp_path / "a", [5, 5])
+    often = write_numbers(tmp_path / "b", [5])
+    pipe = split(f"{rare}::{often}", resampled=True, weights=[1.0, 9.0]).to_tuple("__url__").with_epoch(3000)
+    urls = Counter(url for (url,) in pipe.loader(workers=0))
+    assert urls[str(tmp_path / "b" / "s-000.tar")] > 2400
+    with pytest.raises(ConfigError, match="1 `weights` for 2 parts"):
+        split(f"{rare}::{often}", resampled=True, weights=[1.0]).loader(workers=0)
+
+
+def test_a_missing_splitter_is_refused_unless_it_is_meant(six):
+    with pytest.raises(PipelineError, match="split_by_node is missing"):
+        Pipeline().stream(six).split_by_worker().with_epoch(3).loader(rank=0, world_size=2, workers=0)
+    with pytest.raises(PipelineError, match="split_by_worker is missing"):
+        Pipeline().stream(six).split_by_node().with_epoch(3).loader(workers=2)
+    loader = Pipeline().stream(six, split="none").map(number_of).loader(workers=2)
+    assert Counter(loader) == Counter([*range(39), *range(39)])
+
+
+def test_a_stream_over_ranks_needs_with_epoch(six):
+    with pytest.raises(PipelineError, match="with_epoch"):
+        split(six).map(number_of).loader(rank=0, world_size=2, workers=0)
+
+
+def test_workers_without_a_shard_are_named(six):
+    with pytest.raises(PipelineError, match="6 shards cannot feed 1 ranks x 7 workers"):
+        split(six).map(number_of).loader(workers=7)

@@ -1,0 +1,230 @@
+"""From the description of a pipeline to what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from wdskit.config.spec import StageSpec
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.sample import Each
+from wdskit.engine.stream import Layout, StreamPipeline
+from wdskit.errors import PipelineError
+from wdskit.pipeline.planning import compose_planned
+from wdskit.pipeline.settings import ErrorsSpec
+from wdskit.stages.base import Place, Run, Step
+from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
+from wdskit.stages.fuse_plan import fuse
+from wdskit.stages.registry import resolve
+from wdskit.stages.shard_reader import OpenTars, TarfileToSamples
+from wdskit.stages.stream_source import SplitByNode, SplitByWorker
+from wdskit.stages.streaming import EpochCut, ShuffleBuffer, StreamContext, StreamStage
+
+_FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back
+
+
+def build_pipeline(
+    stages: Sequence[Any],
+    *,
+    place: Place,
+    num_threads: int = 1,
+    max_workers: int = 16,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    errors: ErrorsSpec | None = None,
+) -> StreamPipeline | PlannedPipeline:
+    """Make the running form of a pipeline.
+
+    Args:
+        stages: One source, then stages, as `rules.check_order` accepts them; a callable is a stage of its own.
+        place: Rank and world size.
+        num_threads: Threads for one-to-one stages, in each process.
+        max_workers: Most worker processes it will be used with.
+        functions: The caller's functions by name, before the registry's.
+        errors: What becomes of bad samples.
+
+    Raises:
+        PipelineError: A function is unknown, or an option does not fit the shards.
+        StorageError, FolderIndexError: The shards cannot be listed.
+    """
+    errors = errors or ErrorsSpec()
+    find = partial(resolve, extra=functions or {})
+    if getattr(stages[0], "is_planned", False):
+        return compose_planned(stages, place=place, num_threads=num_threads, find=find, errors=errors)
+    if errors.max_bad:
+        msg = "errors: a stream has no positions at which another sample could stand in for a bad one."
+        raise PipelineError(f"{msg}\n  Use the source `exact`, or `select` what is good.")
+    run = Run(place, getattr(stages[0], "seed", 0), num_threads)
+    return _StreamBuilder(stages, StreamContext(run, find, stages, patience_of(stages, num_threads))).build(max_workers)
+
+
+class _StreamBuilder:
+    """Binds the stages of a stream in their order.
+
+    Attributes:
+        running: What runs so far.
+        steps: One-to-one stages that are not in `running` yet.
+        is_open: Whether the shards have been opened.
+        batch: Samples of a batch; 0 before `batched`.
+        unsaved: Why what `running` holds cannot be rebuilt in another process, "" where it can.
+        cut: Position of with_epoch in `running`, and
+        stateless: `unsaved` at this place.
+        counted: From with_epoch on, the stages that are not one-to-one; None for one that is not ours.
+    """
+
+    def __init__(self, stages: Sequence[Any], context: StreamContext) -> None:
+        self.stages = fuse(stages)
+        self.context = context
+        self.run = context.run
+        self.running: list[Any] = []
+        self.steps: list[Step] = []
+        self.is_open = False
+        self.batch = 0
+        self.unsaved = self.stateless = ""
+        self.cut: int | None = None
+        self.counted: list[StageSpec | None] = []
+
+    def build(self, max_workers: int) -> StreamPipeline:
+        for at, stage in enumerate(self.stages):
+            if not isinstance(stage, StageSpec):
+                self._add_foreign(stage, at)
+                continue
+            if stage.kind not in ("source", "splitter", "open"):
+                self._open_before(at)
+            if isinstance(stage, StreamStage):
+                self._add(stage)
+            else:
+                self.steps.append(self.context.step(stage))
+        self._open_before(len(self.stages))
+        self._flush()
+        if self.context.draws is None:
+            self.unsaved = self.stateless = "a source that is not wdskit's"
+        layout = Layout(
+            draws=self.context.draws,
+            cut=self.cut,
+            tars=next((at for at, stage in enumerate(self.running) if isinstance(stage, OpenTars)), None),
+            split_none=getattr(self.stages[0], "split", None) == "none",
+            count=self._count(),
+            length=self.context.length,
+            stateless=self.unsaved if self.cut is None else self.stateless,
+            unsaved=self.unsaved,
+            batch=self.batch or 1,
+            fingerprint=self._fingerprint(),
+        )
+        return StreamPipeline(self.running, self.run, layout, max_workers)
+
+    def _add(self, stage: StreamStage) -> None:
+        """Add one of our stages, behind the one-to-one stages before it."""
+        self._flush()
+        running: Any = stage.bind(self.context)
+        if isinstance(running, EpochCut):
+            self.cut, self.stateless = len(self.running), self.unsaved
+        if self.cut is not None:
+            self.counted.append(stage)
+        if not stage.is_rebuilt:
+            self._note_unsaved(stage.name)
+        if self.batch and isinstance(running, ShuffleBuffer):
+            self._note_unsaved(f"{running.name} behind batched")
+        if stage.kind == "batch":
+            self.batch = self.batch or running.size
+        self.is_open = self.is_open or stage.kind == "open"
+        if running is not None:
+            self.running.append(running)
+
+    def _flush(self) -> None:
+        """Run the one-to-one stages collected so far as one."""
+        if self.steps:
+            each = Each(self.run, self.steps)
+            if self.batch and self.run.num_threads > 1:
+                self._note_unsaved(f"{each.name} behind batched")
+            self.running.append(each)
+            self.steps = []
+
+    def _note_unsaved(self, reason: str) -> None:
+        """Keep the first reason why what runs cannot be rebuilt."""
+        self.unsaved = self.unsaved or reason
+
+    def _add_foreign(self, stage: Any, at: int) -> None:
+        """Add a stage that is not ours as it is; what it does to values and their order is unknown."""
+        if self.cut is not None:
+            self.counted.append(None)
+        if at and not self.is_open and takes_shards(stage):
+            self.running.append(self._own_splitter(stage) or stage)
+            return
+        opens = opens_shards(stage)
+        if at and not opens:
+            self._open_before(at)
+        self.is_open = self.is_open or opens or (at == 0 and not _opens_later(self.stages))
+        self._flush()
+        self.running.append(stage)
+        if self.is_open:
+            self._note_unsaved("a stage that is not wdskit's")
+            self.running.append(Renumber(self.run, each_epoch=self.context.is_cut))
+
+    def _own_splitter(self, stage: Any) -> Any:
+        """Ours for webdataset's, which counts from where a stream goes on and not from its first draw, and finds no
+        rank in workers that are spawned. None for a source that is not ours: its shards have no numbers.
+        """
+        if self.context.draws is None or not is_webdatasets(stage):
+            return None
+        ours = {SplitByNode.name: SplitByNode, SplitByWorker.name: SplitByWorker}.get(getattr(stage, "__name__", ""))
+        return ours and ours().bind(self.context)
+
+    def _open_before(self, at: int) -> None:
+        """Open the shards before this stage, unless that has happened or a stage from here on will do it."""
+        if not self.is_open and not _opens_later(self.stages[at:]):
+            self._add(TarfileToSamples())
+
+    def _count(self) -> _ItemCount | None:
+        """None where only running shows how many items an epoch yields."""
+        counted = [stage for stage in self.counted if isinstance(stage, StreamStage) and stage.is_counted]
+        if not counted or len(counted) < len(self.counted):
+            return None
+        return _ItemCount(tuple(counted), self.run.place.world_size)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What the order of samples follows from; what is done to a sample is left out."""
+        if self.context.shards is None:
+            return {}
+        kinds = ("splitter", "open", "stream", "batch", "epoch")
+        sizes = [getattr(stage, "size", getattr(stage, "n", None)) for stage in self.running]
+        return {
+            **self.stages[0].fingerprint(self.context.shards),
+            "stages": [stage.name for stage in self.stages[1:] if getattr(stage, "kind", None) in kinds],
+            "sizes": [size for size in sizes if size is not None],
+        }
+
+
+class _ItemCount:
+    """How many items an epoch yields, by the stages from with_epoch on."""
+
+    def __init__(self, stages: tuple[StreamStage, ...], world_size: int) -> None:
+        self.stages = stages
+        self.world_size = world_size
+
+    def __call__(self, worker: int, num_workers: int) -> int:
+        """Items of one worker's epoch."""
+        count = 0
+        for stage in self.stages:
+            count = stage.num_items(count, worker, num_workers, self.world_size)
+        return count
+
+
+def patience_of(stages: Sequence[Any], num_threads: int) -> int:
+    """Samples that may be read without one coming out before silence is an error: those that stages hold or pass over.
+
+    Each thread, and each value that it works on ahead, holds one more.
+    """
+    patience, samples = 4 * num_threads, 1
+    for stage in stages:
+        if not isinstance(stage, StageSpec):
+            patience += _FOREIGN_PATIENCE
+        elif isinstance(stage, StreamStage):
+            patience += samples * stage.num_held()
+            samples = stage.samples_each(samples)
+    return patience
+
+
+def _opens_later(stages: Sequence[Any]) -> bool:
+    """Whether one of these opens the shards itself."""
+    return any(map(opens_shards, stages))

@@ -1,0 +1,183 @@
+"""The source `stream`, and `split_by_node` and `split_by_worker`: which shards a process opens, and in which order."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from wdskit.config.spec import Kind, refuse
+from wdskit.config.values import CLASSES, Bool, Classes, Natural, Shards, Text, Weights
+from wdskit.dataset.braces import parse_factors
+from wdskit.dataset.classes import check_labels
+from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.dataset.unfinished import refuse_part
+from wdskit.errors import PipelineError
+from wdskit.order.draws import Draws
+from wdskit.stages.base import Run
+from wdskit.stages.sources import ORDER_VERSION
+from wdskit.stages.streaming import StreamContext, StreamStage
+
+DRAW = "__draw__"
+_ORDINAL = "__ordinal__"
+_JOINT = re.compile(r"::(?![^\[\]/]*\])")  # between parts of `shards`; not the one inside http://[::1]/
+
+
+class Stream(StreamStage):
+    """The unplanned source: shards one after the other, no index needed."""
+
+    name: ClassVar[str] = "stream"
+    kind: ClassVar[Kind] = "source"
+    shorthand: ClassVar[str | None] = "shards"
+
+    shards: Shards = Field(
+        description="A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of such.",
+        examples=["train-{000000..000127}.tar"],
+    )
+    seed: Natural = Field(0, description="Of the shards' order and all that is random.")
+    shuffle_shards: Bool = Field(True, description="Whether each epoch has its own order of shards, or the listed one.")
+    resampled: Bool = Field(False, description="Whether shards are drawn with replacement, without end.")
+    weights: Weights | None = Field(
+        None, description="How often each `::`-part or list item of `shards` is drawn. Needs `resampled: true`."
+    )
+    upsampling: Text | None = Field(
+        None, description="Instead of weights, as open_clip writes it: how often each shard of a part is drawn, `1::2`."
+    )
+    split: Literal["none"] | None = Field(
+        None, description="`none`: every rank and worker reads everything, on purpose, where a splitter is missing."
+    )
+    check: Literal["none", "size", "sha256"] = Field(
+        "size",
+        description="What an indexed shard is compared with: its size and its samples as they are read, or its sha256.",
+    )
+    classes: Classes = CLASSES
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Stream:
+        for name in ("weights", "upsampling"):
+            if getattr(self, name) is not None and not self.resampled:
+                raise refuse(f"`{name}` need draws with replacement. Add `resampled: true`.")
+        if self.weights is not None and self.upsampling is not None:
+            raise refuse(
+                "`weights` (of parts) and `upsampling` (of each shard of a part) exclude each other; remove one."
+            )
+        if self.resampled and not self.shuffle_shards:
+            raise refuse("`resampled` draws shards at random, so `shuffle_shards: false` would do nothing; remove one.")
+        parts = [self.shards] if isinstance(self.shards, str) else self.shards
+        num_parts = sum(len(_JOINT.split(part)) for part in parts)
+        if self.weights is not None and len(self.weights) != num_parts:
+            msg = f"{len(self.weights)} `weights` for {num_parts} parts of `shards`. Give one weight for each "
+            raise refuse(f"{msg}`::`-part or list item.")
+        if self.upsampling is not None:
+            try:
+                parse_factors(self.upsampling, num_parts)
+            except PipelineError as err:
+                raise refuse(f"`upsampling` {err}") from None
+        return self
+
+    def bind(self, context: StreamContext) -> StreamSource:
+        """Find the shards and order their draws.
+
+        Raises:
+            StorageError, FolderIndexError: The shards cannot be listed, or have no index where `check` needs one; or
+                their labels mean different classes.
+        """
+        shards = list_shards(self.shards, need_index=self.check == "sha256")
+        refuse_part(self.shards, shards)
+        if self.classes == "same":
+            check_labels(shards.folders, shards.folders.__getitem__)
+        draws = Draws(
+            len(shards.urls),
+            seed=self.seed,
+            shuffled=self.shuffle_shards,
+            resampled=self.resampled,
+            weights=self._shard_weights(shards),
+        )
+        context.shards, context.draws = shards, draws
+        return StreamSource(context.run, shards, draws)
+
+    def _shard_weights(self, shards: ShardList) -> list[float] | None:
+        """Of each shard: its part's weight over the shards of the part, or the part's factor."""
+        if self.weights is not None:
+            sizes = Counter(shards.parts)
+            return [self.weights[part] / sizes[part] for part in shards.parts]
+        if self.upsampling is not None:
+            factors = parse_factors(self.upsampling, shards.parts[-1] + 1)
+            return [factors[part] for part in shards.parts]
+        return None
+
+    def fingerprint(self, shards: ShardList) -> dict[str, Any]:
+        """What the draws follow from, as plain JSON. The folders of the shards are left out."""
+        names = "\n".join(url.rpartition("/")[2] for url in shards.urls)
+        digests = [entry.sha256 if entry else "" for entry in shards.entries]
+        settings = self.model_dump(exclude={"shards", "check", "classes"})
+        return {
+            "source": self.name,
+            "order_version": ORDER_VERSION,
+            **{name: value for name, value in settings.items() if value is not None},
+            "shards": hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest(),
+            "content": hashlib.sha256("".join(digests).encode()).hexdigest() if all(digests) else None,
+        }
+
+
+class StreamSource:
+    """Yields draws, `{"url", "__draw__", "__ordinal__"}`, from the run's next draw on.
+
+    The ordinal starts as the draw's number; each splitter divides it, so that the next one splits what is left.
+    """
+
+    def __init__(self, run: Run, shards: ShardList, draws: Draws) -> None:
+        self.run = run
+        self.shards = shards
+        self.draws = draws
+
+    def __call__(self) -> Iterator[dict[str, Any]]:
+        """Yield draws until the run's stop, or for ever."""
+        draw = self.run.next_draw
+        while self.run.stop_draw is None or draw < self.run.stop_draw:
+            yield {"url": self.shards.urls[self.draws.shard(draw)], DRAW: draw, _ORDINAL: draw}
+            draw += 1
+
+
+class SplitByNode(StreamStage):
+    """Keep the draws of this rank."""
+
+    name: ClassVar[str] = "split_by_node"
+    kind: ClassVar[Kind] = "splitter"
+
+    def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
+        """Every R-th draw."""
+        return functools.partial(split_by_node, context.run)
+
+
+class SplitByWorker(StreamStage):
+    """Keep the draws of this worker process."""
+
+    name: ClassVar[str] = "split_by_worker"
+    kind: ClassVar[Kind] = "splitter"
+
+    def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
+        """Every W-th of the draws that come."""
+        return functools.partial(split_by_worker, context.run)
+
+
+def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the draws of this rank. `foreign.splits_nodes` finds it by this name, as it does webdataset's."""
+    return _deal(source, *run.place)
+
+
+def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the draws of this worker. `foreign.splits_workers` finds it by this name, as it does webdataset's."""
+    return _deal(source, run.worker, run.num_workers)
+
+
+def _deal(source: Iterable[dict[str, Any]], part: int, num_parts: int) -> Iterator[dict[str, Any]]:
+    for item in source:
+        ordinal, rest = divmod(item[_ORDINAL], num_parts)
+        if rest == part:
+            yield {**item, _ORDINAL: ordinal}
