@@ -34,7 +34,7 @@ from wdskit.loader import workers as workers_module
 from wdskit.loader.failures import Failure, WorkerTraceback
 from wdskit.loader.worker import Order
 from wdskit.shards.index import index_folder
-from wdskit.stages.memory import FRESH
+from wdskit.stages.collate import FRESH
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
 

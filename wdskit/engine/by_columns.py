@@ -14,7 +14,7 @@ from wdskit.engine.read_ahead import Read
 from wdskit.engine.shards import ManySamples
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
-from wdskit.stages.memory import Memory
+from wdskit.stages.collate import Memory
 from wdskit.stages.timing import Timings
 
 if TYPE_CHECKING:

@@ -21,12 +21,10 @@ from wdskit.engine.sample import Each
 from wdskit.engine.shards import ManySamples, OpenShards
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
-from wdskit.stages.buffering import Batched
-from wdskit.stages.collate import Collate, collate
-from wdskit.stages.functions import Decode, OnValue, Rename, ToDict, ToTuple
+from wdskit.stages.batching import Batcher
+from wdskit.stages.collate import FRESH, Collate, Memory, Ragged, make_ragged, offsets_of
+from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.layouts import Layouts
-from wdskit.stages.memory import FRESH, Memory
-from wdskit.stages.ragged import Ragged, make_ragged, offsets_of
 
 Column: TypeAlias = Spans | NpyColumn | list[Any]
 """One field of all samples: bytes that are still where they were read, arrays that are, or values."""
@@ -52,7 +50,7 @@ class Columns:
     """
 
     def __init__(
-        self, shards: OpenShards, steps: Sequence[Decode | Rename | ToTuple | ToDict], collate: Collate
+        self, shards: OpenShards, steps: Sequence[FieldDecoder | Rename | ToTuple | ToDict], collate: Collate
     ) -> None:
         self.shards = shards
         self.steps = tuple(steps)
@@ -67,9 +65,9 @@ class Columns:
         """Whether samples have no image to decode, whose pixels are for several threads."""
         columns: Any = dict.fromkeys(["__key__", "__url__", *found.fields])
         for step in self.steps:
-            if not isinstance(step, Decode):
+            if not isinstance(step, FieldDecoder):
                 columns = step(columns)
-            elif step.spec and any(is_image_field(name) and step.takes(name, b"") for name in columns):
+            elif step.images and any(is_image_field(name) and step.takes(name, b"") for name in columns):
                 return False
         return True
 
@@ -114,31 +112,31 @@ class Columns:
         return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
 
 
-def columns_of(shards: OpenShards, each: Each, batched: Batched | None) -> Columns | None:
+def columns_of(shards: OpenShards, each: Each, batched: Batcher | None) -> Columns | None:
     """What makes the batches of a planned pipeline by columns; None where its stages or its collate are not such."""
     if batched is None or not isinstance(batched.collate, Collate) or each.parts:
         return None
-    steps = [step.function.function if isinstance(step.function, OnValue) else None for step in each.steps]
-    fit = [step for step in steps if isinstance(step, (Decode, Rename, ToTuple, ToDict))]
-    return Columns(shards, fit, batched.collate) if len(fit) == len(steps) else None
+    functions = [step.function for step in each.steps]
+    fit = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
+    return Columns(shards, fit, batched.collate) if len(fit) == len(functions) else None
 
 
 def _is_viewed(field: str) -> bool:
     return field.rpartition(".")[2] in NPY_FIELDS
 
 
-def _run(step: Decode | Rename | ToTuple | ToDict, columns: Any) -> Any:
+def _run(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
     """The columns behind a step. The steps but `decode` take fields by their names, whatever the values are."""
-    if not isinstance(step, Decode):
+    if not isinstance(step, FieldDecoder):
         return step(columns)
     return {name: _decoded(step, name, column) for name, column in columns.items()}
 
 
-def _decoded(decode: Decode, name: str, column: Column) -> Column:
+def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
     if not isinstance(column, Spans) or not decode.takes(name, b""):
         return column
     if is_image_field(name):
-        if decode.spec is None:
+        if decode.images is None:
             return column
         raise _NotColumns
     return decode_column(name, column)
@@ -156,7 +154,7 @@ def _batch(column: Column, is_image: bool, memory: Memory) -> Any:  # noqa: FBT0
     if set(map(type, column)) <= _LISTED:
         return column.copy()  # a field may stand at two places
     layouts = Layouts(images=frozenset({0})) if is_image else Layouts(arrays=frozenset({0}))
-    return collate([(value,) for value in column], layouts, memory)[0]
+    return Collate(layouts)([(value,) for value in column], memory)[0]
 
 
 def _stacked(column: NpyColumn, memory: Memory) -> torch.Tensor | None:

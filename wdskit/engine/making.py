@@ -16,8 +16,8 @@ from wdskit.engine.shards import ManySamples
 from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
-from wdskit.stages.images.fused import names_image
-from wdskit.stages.memory import Memory
+from wdskit.stages.collate import Memory
+from wdskit.stages.layouts import names_image
 from wdskit.stages.timing import Timings, started
 
 if TYPE_CHECKING:

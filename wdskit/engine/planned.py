@@ -23,12 +23,11 @@ from wdskit.errors import PipelineError
 from wdskit.order.base import Order
 from wdskit.order.steps import Steps, Tail
 from wdskit.stages.base import Run, Step
-from wdskit.stages.buffering import Batched
-from wdskit.stages.collate import Collate
-from wdskit.stages.functions import OnValue, Rename, ToDict, ToTuple
-from wdskit.stages.images.framing import Ending
+from wdskit.stages.batching import Batcher
+from wdskit.stages.collate import FRESH, Collate, Memory
+from wdskit.stages.fields import Rename, ToDict, ToTuple
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.memory import FRESH, Memory
+from wdskit.stages.images.jpeg_crop import Ending
 from wdskit.stages.timing import Pace
 
 
@@ -73,7 +72,7 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
     """
 
     def __init__(
-        self, shards: OpenShards, each: Each, batched: Batched | None, behind: Each | None, run: Run, plan: Plan
+        self, shards: OpenShards, each: Each, batched: Batcher | None, behind: Each | None, run: Run, plan: Plan
     ) -> None:
         super().__init__(*(stage for stage in (shards, each, batched, behind) if stage is not None))
         self.shards, self.each, self.batched, self.behind = shards, each, batched, behind
@@ -93,7 +92,7 @@ class PlannedPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdata
 
     def leave_numbers(self) -> Ending | None:
         """Have batches of images made as uint8 where that is possible, `Made.raw` says in which: what is left to do to
-        them, in `framing.finish_batch`. None where nothing is.
+        them, in `jpeg_crop.finish_batch`. None where nothing is.
         """
         writer = self.each.writer
         if writer is None or self.behind is not None or writer.ending.dtype == torch.uint8:
@@ -152,7 +151,7 @@ def _writer(steps: Sequence[Step]) -> FusedStep | None:
     for number, step in enumerate(steps):
         if isinstance(step.function, FusedStep) and step.function.out_shape is not None:
             behind = [later.function for later in steps[number + 1 :]]
-            moves = all(isinstance(each, OnValue) and isinstance(each.function, _MOVES) for each in behind)
+            moves = all(isinstance(each, _MOVES) for each in behind)
             return step.function if moves else None
     return None
 

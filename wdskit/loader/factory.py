@@ -19,7 +19,7 @@ from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.defaults import choose_crew
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
 from wdskit.pipeline.ranks import find_place
-from wdskit.stages.names import is_function_name
+from wdskit.stages.base import is_function_name
 
 logger = logging.getLogger(__name__)
 

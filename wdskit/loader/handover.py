@@ -14,8 +14,8 @@ from wdskit.engine.jobs import Made
 from wdskit.engine.planned import PlannedPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.stages.images.framing import Ending, finish_batch
-from wdskit.stages.ragged import Ragged
+from wdskit.stages.collate import Ragged
+from wdskit.stages.images.jpeg_crop import Ending, finish_batch
 
 _NUM_AHEAD = 2  # one that is being moved while the other waits to be taken
 

@@ -23,13 +23,14 @@ from wdskit.order.draws import Draws
 from wdskit.pipeline.counting import count_of, patience_of
 from wdskit.pipeline.loader_specs import ErrorsSpec
 from wdskit.pipeline.planning import compose_planned
-from wdskit.stages.base import Place, Run, Step
-from wdskit.stages.buffering import Batched, EpochCut, Renumber, Select, Shuffle, Slice, Unbatched
+from wdskit.stages.base import Context, PerSampleStage, Place, Run, Step
+from wdskit.stages.batching import Batcher, Unbatcher
+from wdskit.stages.buffering import EpochCut, Renumber, Select, Shuffle, Slice
 from wdskit.stages.foreign import is_webdatasets, opens_shards, takes_shards
-from wdskit.stages.fuse_plan import fuse
+from wdskit.stages.images.fused import fuse
 from wdskit.stages.planned_data import ORDER_VERSION
 from wdskit.stages.reading import OpenTars, Silence, SplitByNode, SplitByWorker, StreamSource
-from wdskit.stages.steps import Functions, StepMaker
+from wdskit.stages.registry import Functions, resolve
 
 _UNKNOWN_SHARDS = 1000  # what a source that does not say is taken to have, before silence is an error
 _MAX_PASSES = 64  # times as many draws as shards, at random, before those that never came are given up
@@ -76,7 +77,7 @@ class _Composer:
         self.specs = fuse(specs)
         self.max_workers = max_workers
         self.run = Run(place, getattr(specs[0], "seed", 0), num_threads)
-        self.maker = StepMaker(self.run, functions, specs)
+        self.context = Context(self.run, lambda name: resolve(name, functions), specs)
         self.stages: list[Any] = []
         self.steps: list[Step] = []
         self.shards: ShardList | None = None
@@ -104,7 +105,7 @@ class _Composer:
             length=self.length,
             stateless=self._stateless(self.stages[: self.cut]),
             unsaved=self._stateless(self.stages),
-            batch=next((stage.size for stage in self.stages if isinstance(stage, Batched)), 1),
+            batch=next((stage.size for stage in self.stages if isinstance(stage, Batcher)), 1),
             fingerprint=self._fingerprint(),
         )
         num_keepers, capacity = keeping(self.stages[: self.cut])
@@ -113,11 +114,11 @@ class _Composer:
 
     def _add(self, spec: StageSpec) -> None:
         """Add one of our stages."""
-        if spec.kind == "each":
-            self.steps.append(self.maker.step(spec))
+        if isinstance(spec, PerSampleStage):
+            self.steps.append(spec.step(self.context))
             return
         self._flush()
-        stage = getattr(self, f"_stage_{spec.name}")(spec, self.maker.label(spec))
+        stage = getattr(self, f"_stage_{spec.name}")(spec, self.context.label(spec))
         if stage is not None:
             self.stages.append(stage)
 
@@ -213,17 +214,16 @@ class _Composer:
         return Shuffle(self.run, label, spec.size, initial, each_epoch=self.cut is not None)
 
     def _stage_select(self, spec: Any, label: str) -> Select:
-        return Select(self.run, self.maker.call("select", spec.fn, label))
+        return Select(self.run, self.context.call("select", spec.fn, label))
 
     def _stage_slice(self, spec: Any, _: str) -> Slice:
         return Slice(self.run, spec.start, spec.stop, spec.step)
 
-    def _stage_batched(self, spec: Any, _: str) -> Batched:
-        size = spec.size_on(self.run.place.world_size)
-        return Batched(self.run, self.maker.collate(spec), size, partial=spec.partial)
+    def _stage_batched(self, spec: Any, _: str) -> Batcher:
+        return spec.start(self.context)  # type: ignore[no-any-return]
 
-    def _stage_unbatched(self, _: Any, __: str) -> Unbatched:
-        return Unbatched(self.run)
+    def _stage_unbatched(self, spec: Any, _: str) -> Unbatcher:
+        return spec.start(self.context)  # type: ignore[no-any-return]
 
     def _stage_with_epoch(self, spec: Any, _: str) -> EpochCut:
         self.cut = len(self.stages)
@@ -261,11 +261,11 @@ class _Composer:
         for stage in stages:
             if isinstance(stage, Renumber):
                 return "a stage that is not wdskit's"
-            if isinstance(stage, (Unbatched, Slice)):
-                return type(stage).__name__.lower()
+            if isinstance(stage, (Unbatcher, Slice)):
+                return "slice" if isinstance(stage, Slice) else "unbatched"
             if batched and (isinstance(stage, Shuffle) or (isinstance(stage, Each) and self.run.num_threads > 1)):
                 return f"{stage.name} behind batched"
-            batched = batched or isinstance(stage, Batched)
+            batched = batched or isinstance(stage, Batcher)
         return ""
 
 

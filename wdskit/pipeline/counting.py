@@ -8,7 +8,8 @@ from typing import Any
 from wdskit.config.spec import StageSpec
 from wdskit.engine.sample import Each
 from wdskit.order.draws import share
-from wdskit.stages.buffering import Batched, EpochCut, Shuffle, Slice
+from wdskit.stages.batching import Batcher
+from wdskit.stages.buffering import EpochCut, Shuffle, Slice
 
 _FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back
 
@@ -20,7 +21,7 @@ def count_of(stages: Sequence[Any], cut: int | None) -> Callable[[int, int], int
         stages: The running stages.
         cut: Position of with_epoch among them, None without.
     """
-    if cut is None or not all(isinstance(stage, (EpochCut, Each, Batched, Shuffle, Slice)) for stage in stages[cut:]):
+    if cut is None or not all(isinstance(stage, (EpochCut, Each, Batcher, Shuffle, Slice)) for stage in stages[cut:]):
         return None
     return _Count(tuple(stages[cut:]))
 
@@ -33,7 +34,7 @@ class _Count:
         """Items of one worker's epoch."""
         count = share(self.stages[0].n, worker, num_workers)
         for stage in self.stages[1:]:
-            if isinstance(stage, Batched):
+            if isinstance(stage, Batcher):
                 count = -(-count // stage.size) if stage.partial else count // stage.size
             elif isinstance(stage, Slice):
                 stop = num_workers * count if stage.stop is None else min(stage.stop, num_workers * count)

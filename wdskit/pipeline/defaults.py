@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from wdskit.pipeline.loader_specs import LoaderSpec
-from wdskit.stages.field_specs import UserSpec
+from wdskit.stages.fields import UserStage
 from wdskit.stages.source_specs import PlannedSpec
 
 MAX_THREADS = 8
@@ -79,7 +79,7 @@ def calls_functions(stages: Sequence[Any]) -> bool:
     """Whether a pipeline with a planned source calls functions of the user's, to make samples or batches."""
     return any(
         getattr(stage, "name", None) in _CALLS
-        or isinstance(stage, UserSpec)
+        or isinstance(stage, UserStage)
         or getattr(stage, "collate", None) is not None
         for stage in _at_work(stages)
     )

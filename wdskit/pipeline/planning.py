@@ -9,11 +9,11 @@ from wdskit.engine.planned import Plan, PlannedPipeline
 from wdskit.engine.sample import Each, together
 from wdskit.engine.shards import OpenShards
 from wdskit.pipeline.loader_specs import ErrorsSpec
-from wdskit.stages.base import Place, Run, Step
-from wdskit.stages.buffering import Batched
-from wdskit.stages.fuse_plan import fuse
+from wdskit.stages.base import Context, Place, Run, Step
+from wdskit.stages.batching import Batcher
+from wdskit.stages.images.fused import fuse
 from wdskit.stages.planned_data import PlannedData, epoch_length, plan_data
-from wdskit.stages.steps import Functions, StepMaker
+from wdskit.stages.registry import Functions, resolve
 
 
 def compose_planned(
@@ -36,16 +36,16 @@ def compose_planned(
     data = plan_data(source)
     run = Run(place, source.seed, num_threads)
     in_parts = [spec for part in source.mixture or () for spec in part.stages]
-    maker = StepMaker(run, functions, [*in_parts, *specs])
-    parts = tuple(tuple(maker.step(spec) for spec in fuse(part.stages)) for part in source.mixture or ())
+    context = Context(run, lambda name: resolve(name, functions), [*in_parts, *specs])
+    parts = tuple(tuple(spec.step(context) for spec in fuse(part.stages)) for part in source.mixture or ())
     before: list[Step] = []
     behind: list[Step] = []
     batched = None
     for spec in fuse(specs[1:]):
         if spec.kind == "each":
-            (before if batched is None else behind).append(maker.step(spec))
+            (before if batched is None else behind).append(spec.step(context))
         elif spec.kind == "batch":
-            batched = Batched(run, maker.collate(spec), spec.size_on(place.world_size), partial=True)
+            batched = spec.start(context)
     steps = tuple(before)
     each = Each(run, "-".join(step.name for step in steps), steps, parts if any(parts) else ())
     plan = _plan(specs, data, place, batched, errors)
@@ -54,7 +54,7 @@ def compose_planned(
     )
 
 
-def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batched | None, errors: ErrorsSpec) -> Plan:
+def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batcher | None, errors: ErrorsSpec) -> Plan:
     length = epoch_length(specs, data.num_samples, place.world_size)
     # There without one too: torch.distributed.checkpoint loads the names that the loader has, and only those.
     told = {"with_epoch": length.with_epoch}

@@ -12,14 +12,14 @@ from wdskit.config.load import Models, Stage, load
 from wdskit.config.messages import did_you_mean, listing, show
 from wdskit.errors import ConfigError, Problem
 from wdskit.pipeline.loader_specs import ErrorsSpec, LoaderSpec
-from wdskit.stages.field_specs import user_spec
+from wdskit.stages.fields import user_stage
 from wdskit.stages.registry import registered_names
 from wdskit.stages.specs import STAGES
 
 
 def models(functions: Iterable[str] = ()) -> Models:
     """What configurations are checked against: wdskit's stages, what is registered, and these functions by name."""
-    own = {name: user_spec(name) for name in (*registered_names(), *functions) if name not in STAGES}
+    own = {name: user_stage(name) for name in (*registered_names(), *functions) if name not in STAGES}
     return Models({**STAGES, **own}, {"loader": LoaderSpec, "errors": ErrorsSpec})
 
 

@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from wdskit.errors import PipelineError
-from wdskit.stages.names import is_function_name
+from wdskit.stages.base import is_function_name
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Functions = Mapping[str, Callable[..., Any]]
+"""Functions by name."""
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {}
 
@@ -50,7 +53,7 @@ def register(name: str) -> Callable[[F], F]:
     return keep
 
 
-def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def resolve(name: str, extra: Functions) -> Callable[..., Any]:
     """The function called `name`: one of `extra` (`make_loader(transforms=...)`), else a registered one.
 
     Raises:

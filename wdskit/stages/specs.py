@@ -14,7 +14,6 @@ from wdskit.config.values import (
     Bool,
     Classes,
     Count,
-    FieldNames,
     Natural,
     Shards,
     Text,
@@ -22,12 +21,12 @@ from wdskit.config.values import (
 )
 from wdskit.dataset.braces import parse_factors
 from wdskit.errors import PipelineError
-from wdskit.stages import field_specs, source_specs, transforms
-from wdskit.stages.names import Function
+from wdskit.stages import batching, fields, source_specs
+from wdskit.stages.base import Function
+from wdskit.stages.images import transforms
 
 __all__ = [
     "STAGES",
-    "BatchedSpec",
     "SelectSpec",
     "ShuffleSpec",
     "SliceSpec",
@@ -36,7 +35,6 @@ __all__ = [
     "StageSpec",
     "StreamSpec",
     "TarfileToSamplesSpec",
-    "UnbatchedSpec",
     "WithEpochSpec",
     "WithLengthSpec",
     "parse_stage",
@@ -148,54 +146,6 @@ class SelectSpec(StageSpec):
     fn: Function = Field(description="A function, or the name of a registered one.", examples=["my_filter"])
 
 
-class BatchedSpec(StageSpec):
-    """Values into batches."""
-
-    name: ClassVar[str] = "batched"
-    kind: ClassVar[Kind] = "batch"
-    shorthand: ClassVar[str | None] = "size"
-
-    size: Count | None = Field(None, description="Samples in a batch of one rank.", examples=[64])
-    global_size: Count | None = Field(None, description="Instead: samples in the batches of all ranks together.")
-    partial: Bool = Field(True, description="Of a stream: whether the last batch may be smaller; else it is dropped.")
-    collate: Function | None = Field(None, description="Name of a registered function: list of samples to batch.")
-    ragged: FieldNames | None = Field(
-        None, description="Fields with arrays of different lengths, which become values and offsets."
-    )
-
-    @model_validator(mode="after")
-    def _check_one(self) -> BatchedSpec:
-        if (self.size is None) == (self.global_size is None):
-            what = "a size is missing" if self.size is None else "`size` and `global_size` exclude each other"
-            raise refuse(f"{what}. Write `batched: 64`, or `batched: {{global_size: 4096}}`.")
-        if self.ragged is not None and self.collate is not None:
-            raise refuse("`ragged` does nothing where a `collate` of your own makes the batch; remove one.")
-        return self
-
-    def size_on(self, world_size: int) -> int:
-        """Samples in a batch of one of so many ranks.
-
-        Raises:
-            PipelineError: The global batch does not divide.
-        """
-        if self.size is not None:
-            return self.size
-        assert self.global_size is not None
-        size, rest = divmod(self.global_size, world_size)
-        if rest:
-            near = [each * world_size for each in (size, size + 1) if each]
-            msg = f"batched: global_size {self.global_size} does not divide into {world_size} ranks."
-            raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} would.")
-        return size
-
-
-class UnbatchedSpec(StageSpec):
-    """Batches into samples again."""
-
-    name: ClassVar[str] = "unbatched"
-    kind: ClassVar[Kind] = "stream"
-
-
 class SliceSpec(StageSpec):
     """Some of the values, as Python's slice."""
 
@@ -265,21 +215,21 @@ STAGES: dict[str, type[StageSpec]] = {
         ShuffleSpec,
         SelectSpec,
         SliceSpec,
-        field_specs.DecodeSpec,
-        field_specs.MapSpec,
-        field_specs.MapDictSpec,
-        field_specs.MapTupleSpec,
-        field_specs.RenameSpec,
+        fields.Decode,
+        fields.Map,
+        fields.MapDict,
+        fields.MapTuple,
+        fields.Rename,
         transforms.Resize,
         transforms.CenterCrop,
         transforms.RandomResizedCrop,
         transforms.RandomFlip,
         transforms.Normalize,
         transforms.ToTensor,
-        field_specs.ToTupleSpec,
-        field_specs.ToDictSpec,
-        BatchedSpec,
-        UnbatchedSpec,
+        fields.ToTuple,
+        fields.ToDict,
+        batching.Batched,
+        batching.Unbatched,
         WithEpochSpec,
         WithLengthSpec,
     )

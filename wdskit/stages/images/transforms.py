@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from pydantic import Field, Strict, model_validator
 
-from wdskit.codecs.formats import INDEX_SPEC, is_image_field
+from wdskit.codecs.formats import is_image_field
 from wdskit.config.messages import listing
-from wdskit.config.spec import Kind, StageSpec, refuse
+from wdskit.config.spec import refuse
 from wdskit.config.values import Channels, FieldChoices, PositiveChannels, Range, ShareRange, Size
 from wdskit.errors import PipelineError
+from wdskit.stages.base import Context, Origin, PerSampleStage, Run
+from wdskit.stages.layouts import Stored, names_image
 
 Sample: TypeAlias = dict[str, Any]
-Rng: TypeAlias = Callable[[], np.random.Generator]
 
 _FIELDS = "The image fields to transform. Without: the sample's one image field."
 _MASKS = "Fields transformed with the same draws and nearest neighbour, such as segmentation masks."
@@ -31,91 +32,76 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Which image fields hold the numbers that their files store, one a pixel: no transform may blend or scale them.
+class BoundTransform:
+    """An image transform in a pipeline: finds a sample's image fields and mask fields, and draws. It can be pickled.
 
     Attributes:
-        numbers: By name, those that `decode: index` took.
-        others: By name, those that another `decode` took.
-        rest: What the image fields are that no `decode` named: decoded by `index`, otherwise, or None for not yet.
+        transform: What is done.
+        run: Gives the random numbers.
+        stage: Name and ordinal of the stage, their key.
+        image_fields: Fields that hold images whatever their names say (after a rename).
+        stored: Those that hold stored numbers: resized as masks are, and never taken for colours.
     """
 
-    numbers: frozenset[str] = frozenset()
-    others: frozenset[str] = frozenset()
-    rest: bool | None = None
-
-    def holds(self, field: str) -> bool:
-        """Whether it is such a field."""
-        if field in self.numbers or field in self.others:
-            return field in self.numbers
-        return self.rest is True and is_image_field(field)
-
-    def decoded(self, images: str | None, only: Sequence[str] | None) -> Stored:
-        """Behind a `decode`, which leaves what is decoded already."""
-        if images is None or self.rest is not None:
-            return self
-        is_index = images == INDEX_SPEC
-        if not only:
-            return replace(self, rest=is_index)
-        names = frozenset(only) - self.numbers - self.others
-        return replace(self, numbers=self.numbers | names) if is_index else replace(self, others=self.others | names)
-
-    def renamed(self, names: Mapping[str, str]) -> Stored:
-        """Behind a `rename`."""
-        held = {new for new, olds in names.items() if any(self.holds(old) for old in olds.split(";"))}
-        return replace(self, numbers=(self.numbers - {*names}) | held, others=self.others | ({*names} - held))
-
-
-@dataclass(frozen=True)
-class Fields:
-    """Finds the image fields and mask fields of a sample, for the transform `name`."""
-
-    name: str
+    transform: ImageTransform
+    run: Run
+    stage: str
     image_fields: frozenset[str]
-    fields: tuple[str, ...]
-    masks: tuple[str, ...]
     stored: Stored
 
+    def __call__(self, sample: Any, origin: Origin) -> Sample:
+        """A shallow copy of the sample with the fields changed.
+
+        Raises:
+            PipelineError: It has no image field, or several, or one that is not decoded.
+        """
+        return self.transform.apply(self, sample, origin)
+
+    def rng_at(self, origin: Origin) -> np.random.Generator:
+        """The Generator of a position, as at its first use."""
+        return self.run.rng_of(self.stage)(origin)
+
     def of_masks(self, sample: Sample) -> list[str]:
-        """The mask fields, none unless the spec names some."""
-        return [self._named(sample, field) for field in self.masks]
+        """The mask fields, none unless the transform names some."""
+        return [self._named(sample, field) for field in self.transform.mask_names]
 
     def of_colours(self, sample: Sample) -> list[str]:
         """As `of_images`, of a transform that makes other numbers of pixels."""
         fields = self.of_images(sample)
         if held := [field for field in fields if self.stored.holds(field)]:
-            msg = f"{self.name}: `{held[0]}` was decoded by `index`: its numbers name classes or depths, no colours."
+            msg = f"{self._name}: `{held[0]}` was decoded by `index`: its numbers name classes or depths, no colours."
             raise PipelineError(f"{msg} Name the images with `fields`")
         return fields
 
     def of_images(self, sample: Sample) -> list[str]:
-        """The fields that the spec names, or else the one image field."""
+        """The fields that the transform names, or else the one image field."""
         from wdskit.stages.images import geometry
 
         masks = self.of_masks(sample)
-        if self.fields:
-            named = [self._named(sample, field) for field in self.fields]
+        if self.transform.fields:
+            named = [self._named(sample, field) for field in self.transform.fields]
             if both := [field for field in named if field in masks]:
-                raise PipelineError(f"{self.name}: `fields` and `masks` both come to `{both[0]}` in this sample")
+                raise PipelineError(f"{self._name}: `fields` and `masks` both come to `{both[0]}` in this sample")
             return named
-        found = [field for field in sample if self._is_image(field) and field not in masks]
+        found = [field for field in sample if (field in self.image_fields or names_image(field)) and field not in masks]
         decoded = [field for field in found if geometry.is_image(sample[field])]
         if len(decoded) == 1:
             return decoded
         if decoded:
             raise PipelineError(
-                f"{self.name}: several image fields in this sample ({', '.join(decoded)}). "
+                f"{self._name}: several image fields in this sample ({', '.join(decoded)}). "
                 "Name those that it shall change with `fields`"
             )
         if found:
             raise self._undecoded(found[0], sample[found[0]])
         raise PipelineError(
-            f"{self.name}: no image field in this sample (fields: {_names(sample)}). "
+            f"{self._name}: no image field in this sample (fields: {_names(sample)}). "
             "Put decode before it, or name one with `fields`"
         )
 
-    def _is_image(self, field: str) -> bool:
-        return field in self.image_fields or (not field.startswith("__") and is_image_field(field))
+    @property
+    def _name(self) -> str:
+        return self.transform.name
 
     def _named(self, sample: Sample, field: str) -> str:
         """The field of the sample that `a;b` names: the first one that is there."""
@@ -126,52 +112,53 @@ class Fields:
                 if not geometry.is_image(sample[name]):
                     raise self._undecoded(name, sample[name])
                 return name
-        raise PipelineError(f"{self.name}: no field `{field}` in this sample (fields: {_names(sample)})")
+        raise PipelineError(f"{self._name}: no field `{field}` in this sample (fields: {_names(sample)})")
 
     def _undecoded(self, field: str, value: object) -> PipelineError:
         if isinstance(value, bytes | bytearray | memoryview):
             renamed = "" if is_image_field(field) else ", and before the field gets this name"
-            return PipelineError(f"{self.name}: `{field}` is not decoded yet. Put `decode: rgb8` before it{renamed}")
+            return PipelineError(f"{self._name}: `{field}` is not decoded yet. Put `decode: rgb8` before it{renamed}")
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        return PipelineError(f"{self.name}: `{field}` holds no image but {type(value).__name__}{shape}")
+        return PipelineError(f"{self._name}: `{field}` holds no image but {type(value).__name__}{shape}")
 
 
 def _names(sample: Mapping[str, Any]) -> str:
     return ", ".join(field for field in sample if not field.startswith("__")) or "none"
 
 
-class ImageTransform(StageSpec):
+class ImageTransform(PerSampleStage):
     """What the image transforms share."""
-
-    kind: ClassVar[Kind] = "each"
 
     fields: FieldChoices | None = Field(None, description=_FIELDS)
 
-    def bind(self, image_fields: frozenset[str], stored: Stored | None = None) -> Callable[[Sample, Rng], Sample]:
-        """The function `(sample, rng) -> sample` of a pipeline.
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """The mask fields that it names, each with its alternatives."""
+        return ()
 
-        Args:
-            image_fields: Fields that hold images whatever their names say (after a rename).
-            stored: Those that hold stored numbers: resized as masks are, and never taken for colours.
+    def bind(self, context: Context, label: str) -> BoundTransform:
+        """As `PerSampleStage.bind`."""
+        context.layouts = context.layouts.handled((*(self.fields or ()), *self.mask_names))
+        return BoundTransform(self, context.run, label, context.images, context.stored)
 
-        Returns:
-            Gives a shallow copy of the sample with the fields changed. `rng`, called only by transforms that draw and
-            then once, gives the Generator of the sample's position. It raises PipelineError where the sample has no
-            image field or several, or an undecoded one. It can be pickled, for workers that are not forked.
-        """
-        masks = tuple(getattr(self, "masks", None) or ())
-        find = Fields(self.name, image_fields, tuple(self.fields or ()), masks, stored or Stored())
-        return functools.partial(self.apply, find)
-
-    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:
-        """A copy of a sample, transformed."""
+    def apply(self, bound: BoundTransform, sample: Sample, origin: Origin) -> Sample:
+        """A copy of a sample, transformed. Draws come from `bound.rng_at(origin)`, asked for once."""
         raise NotImplementedError
+
+    def masks_before(self, masks: frozenset[str]) -> frozenset[str]:
+        """As `PerSampleStage.masks_before`."""
+        return masks.union(*(names.split(";") for names in self.mask_names))
 
 
 class GeometricTransform(ImageTransform):
     """What the transforms share that move pixels."""
 
     masks: FieldChoices | None = Field(None, description=_MASKS)
+
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """As `ImageTransform.mask_names`."""
+        return self.masks or ()
 
     @model_validator(mode="after")
     def _check_masks(self) -> GeometricTransform:
@@ -189,14 +176,14 @@ class Resize(GeometricTransform):
 
     size: Size = Field(description="The shorter side in pixels, aspect kept, or [height, width].", examples=[256])
 
-    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
+    def apply(self, bound: BoundTransform, sample: Sample, origin: Origin) -> Sample:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.apply`."""
         from wdskit.stages.images import geometry
 
         def function(image: Any, *, nearest: bool = False) -> Any:
             return geometry.resize(image, resized(self.size, *geometry.image_size(image)), nearest=nearest)
 
-        return _resized(sample, find, find.of_images(sample), find.of_masks(sample), function)
+        return _resized(sample, bound, bound.of_images(sample), bound.of_masks(sample), function)
 
 
 class CenterCrop(GeometricTransform):
@@ -207,12 +194,12 @@ class CenterCrop(GeometricTransform):
 
     size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
 
-    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
+    def apply(self, bound: BoundTransform, sample: Sample, origin: Origin) -> Sample:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.apply`."""
         from wdskit.stages.images import geometry
 
         size = pair(self.size)
-        fields = find.of_images(sample) + find.of_masks(sample)
+        fields = bound.of_images(sample) + bound.of_masks(sample)
         return _changed(sample, fields, lambda image: geometry.center_crop(image, size))
 
 
@@ -226,19 +213,19 @@ class RandomResizedCrop(GeometricTransform):
     scale: ShareRange = Field((0.08, 1.0), description="Share of the image's area to crop, [low, high].")
     ratio: Range = Field((3 / 4, 4 / 3), description="Width over height of the crop, [low, high].")
 
-    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:
+    def apply(self, bound: BoundTransform, sample: Sample, origin: Origin) -> Sample:
         """As `ImageTransform.apply`."""
         from wdskit.stages.images import geometry
 
         size = pair(self.size)
-        images, masks = find.of_images(sample), find.of_masks(sample)
+        images, masks = bound.of_images(sample), bound.of_masks(sample)
         height, width = _common_size(sample, images + masks)
-        box = geometry.draw_crop(rng(), height, width, self.scale, self.ratio)
+        box = geometry.draw_crop(bound.rng_at(origin), height, width, self.scale, self.ratio)
 
         def function(image: Any, *, nearest: bool = False) -> Any:
             return geometry.resize(geometry.crop(image, *box), size, nearest=nearest)
 
-        return _resized(sample, find, images, masks, function)
+        return _resized(sample, bound, images, masks, function)
 
 
 class RandomFlip(GeometricTransform):
@@ -249,12 +236,12 @@ class RandomFlip(GeometricTransform):
 
     p: Annotated[float, Strict(), Field(ge=0, le=1)] = Field(0.5, description="Probability of mirroring.")
 
-    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:
+    def apply(self, bound: BoundTransform, sample: Sample, origin: Origin) -> Sample:
         """As `ImageTransform.apply`."""
         from wdskit.stages.images import geometry
 
-        fields = find.of_images(sample) + find.of_masks(sample)
-        return _changed(sample, fields, geometry.flip) if rng().random() < self.p else dict(sample)
+        fields = bound.of_images(sample) + bound.of_masks(sample)
+        return _changed(sample, fields, geometry.flip) if bound.rng_at(origin).random() < self.p else dict(sample)
 
 
 class Normalize(ImageTransform):
@@ -282,11 +269,11 @@ class Normalize(ImageTransform):
         """Mean and standard deviation, for values 0..1."""
         return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
 
-    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
+    def apply(self, bound: BoundTransform, sample: Sample, origin: Origin) -> Sample:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.apply`."""
         from wdskit.stages.images import geometry
 
-        return _changed(sample, find.of_colours(sample), lambda image: geometry.normalize(image, *self.numbers))
+        return _changed(sample, bound.of_colours(sample), lambda image: geometry.normalize(image, *self.numbers))
 
 
 class ToTensor(ImageTransform):
@@ -295,11 +282,11 @@ class ToTensor(ImageTransform):
     name: ClassVar[str] = "to_tensor"
     shorthand: ClassVar[str | None] = "fields"
 
-    def apply(self, find: Fields, sample: Sample, rng: Rng) -> Sample:  # noqa: ARG002 (nothing is drawn)
+    def apply(self, bound: BoundTransform, sample: Sample, origin: Origin) -> Sample:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.apply`."""
         from wdskit.stages.images import geometry
 
-        return _changed(sample, find.of_colours(sample), geometry.to_tensor)
+        return _changed(sample, bound.of_colours(sample), geometry.to_tensor)
 
 
 def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
@@ -312,9 +299,11 @@ def _changed(sample: Sample, fields: list[str], function: Callable[[Any], Any]) 
     return {**sample, **{field: function(sample[field]) for field in fields}}
 
 
-def _resized(sample: Sample, find: Fields, images: list[str], masks: list[str], function: Callable[..., Any]) -> Sample:
+def _resized(
+    sample: Sample, bound: BoundTransform, images: list[str], masks: list[str], function: Callable[..., Any]
+) -> Sample:
     """The sample with images resized smoothly; masks, and images that hold stored numbers, by nearest."""
-    smooth = [field for field in images if not find.stored.holds(field)]
+    smooth = [field for field in images if not bound.stored.holds(field)]
     others = [field for field in (*images, *masks) if field not in smooth]
     return _changed(_changed(sample, smooth, function), others, functools.partial(function, nearest=True))
 

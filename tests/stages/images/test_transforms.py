@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from wdskit.errors import PipelineError
+from wdskit.stages.base import Context, Origin, Place, Run
 from wdskit.stages.images import geometry
-from wdskit.stages.transforms import (
+from wdskit.stages.images.transforms import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     CenterCrop,
@@ -351,15 +352,24 @@ def test_other_integers_are_refused(function, dtype):
 # --- on samples
 
 
-class Rng:
-    """Counts how often the Generator is asked for."""
+class Counting(Run):
+    """Counts how often a Generator is asked for."""
 
-    def __init__(self, seed=0):
-        self.seed, self.calls = seed, 0
+    calls = 0
 
-    def __call__(self):
+    def rng_of(self, stage):
         self.calls += 1
-        return np.random.default_rng(self.seed)
+        return super().rng_of(stage)
+
+
+def bound(spec, image_fields=frozenset(), seed=0):
+    context = Context(Counting(Place(0, 1), seed), {}.__getitem__)
+    context.images = image_fields
+    return spec.step(context).function
+
+
+def at(number=0):
+    return Origin("a.tar", "k", 0, number, 0)
 
 
 SPECS = {
@@ -373,7 +383,7 @@ SPECS = {
 
 
 def apply(spec, sample, image_fields=frozenset(), seed=0):
-    return spec.bind(image_fields)(sample, Rng(seed))
+    return bound(spec, image_fields, seed)(sample, at())
 
 
 def with_fields(name, **settings):
@@ -394,9 +404,9 @@ def test_the_sample_is_copied_and_other_fields_are_the_same_objects(name):
 
 @pytest.mark.parametrize("name", sorted(SPECS))
 def test_the_generator_is_asked_for_once_by_those_that_draw(name):
-    rng = Rng()
-    SPECS[name].bind(frozenset())({"jpg": make("numpy", 12, 14)}, rng)
-    assert rng.calls == (1 if name.startswith("random_") else 0)
+    transform = bound(SPECS[name])
+    transform({"jpg": make("numpy", 12, 14)}, at())
+    assert transform.run.calls == (1 if name.startswith("random_") else 0)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "grey" not in kind])
@@ -501,12 +511,8 @@ def test_shared_draws_need_one_size():
 def test_flips_happen_as_often_as_they_should():
     image = make("numpy", 2, 3)
     for p, low, high in ((0.0, 0, 0), (0.5, 400, 600), (1.0, 1000, 1000)):
-        transform = RandomFlip(p=p).bind(frozenset())
-        generator = np.random.default_rng(0)
-        flips = sum(
-            not np.array_equal(transform({"jpg": image}, lambda: generator)["jpg"], image)  # noqa: B023
-            for _ in range(1000)
-        )
+        transform = bound(RandomFlip(p=p))
+        flips = sum(not np.array_equal(transform({"jpg": image}, at(number))["jpg"], image) for number in range(1000))
         assert low <= flips <= high
 
 

@@ -1,6 +1,8 @@
-"""Decode and crop in one step give what they give one after the other: values, kinds, draws and errors."""
+"""Decode and crop in one step: which stages run so, and that they give what they give one after the other."""
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 import pytest
@@ -10,17 +12,24 @@ from hypothesis import strategies as st
 from images import EXTRANEOUS, FILES, encoded, palette_image, pixels
 from PIL import Image
 
+from wdskit import Pipeline
+from wdskit.codecs.images import IMAGE_SPECS
 from wdskit.engine.sample import Each
 from wdskit.errors import DecodeError, ImageTooLarge, PipelineError, SampleError
 from wdskit.pipeline.compose import compose
 from wdskit.stages.base import Place
-from wdskit.stages.field_specs import DecodeSpec, RenameSpec
-from wdskit.stages.specs import StreamSpec
-from wdskit.stages.transforms import (
+from wdskit.stages.batching import Batched
+from wdskit.stages.fields import Decode, Map, Rename, ToTuple
+from wdskit.stages.images.fused import Fused, fuse
+from wdskit.stages.images.transforms import (
     CenterCrop,
+    Normalize,
+    RandomFlip,
     RandomResizedCrop,
     Resize,
+    ToTensor,
 )
+from wdskit.stages.specs import STAGES, ShuffleSpec, StreamSpec
 
 
 @pytest.mark.parametrize("images", SPECS)
@@ -106,7 +115,7 @@ def test_a_scan_that_ends_early_is_the_same_error_at_every_scale():
     data = FILES["jpeg 4:4:4"]
     cut = data[: len(data) - 200] + b"\xff\xd9"
     for size in (30, 12, 5, 2, 1):
-        found = [failure(each_of(Resize(size=size), fuse=fuse), {"jpg": cut}) for fuse in (True, False)]
+        found = [failure(each_of(Resize(size=size), fuse=is_fused), {"jpg": cut}) for is_fused in (True, False)]
         assert found[0] == found[1]
         assert "not one complete JPEG image" in found[0][1]
 
@@ -120,9 +129,9 @@ def test_damage_is_the_same_error_or_about_the_same_picture(data):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     sample = {"jpg": bytes(damaged)}
     outcomes = []
-    for fuse in (True, False):
+    for is_fused in (True, False):
         try:
-            outcomes.append(each_of(*SMALL, fuse=fuse, max_pixels=5000).apply(sample, at())["jpg"].shape)
+            outcomes.append(each_of(*SMALL, fuse=is_fused, max_pixels=5000).apply(sample, at())["jpg"].shape)
         except SampleError as err:
             outcomes.append(str(err))
     assert outcomes[0] == outcomes[1]
@@ -130,15 +139,15 @@ def test_damage_is_the_same_error_or_about_the_same_picture(data):
 
 def test_the_limit_is_the_same():
     for name in ("jpeg", "jpeg cmyk", "png"):
-        for fuse in (True, False):
+        for is_fused in (True, False):
             with pytest.raises(SampleError, match="decode failed: the image's header promises") as caught:
-                each_of(*SMALL, fuse=fuse, max_pixels=30).apply({"jpg": FILES[name]}, at())
+                each_of(*SMALL, fuse=is_fused, max_pixels=30).apply({"jpg": FILES[name]}, at())
             assert isinstance(caught.value.__cause__, ImageTooLarge)
 
 
 def test_errors_of_other_fields_come_in_the_order_of_the_sample():
-    for fuse in (True, False):
-        each = each_of(*SMALL, fuse=fuse)
+    for is_fused in (True, False):
+        each = each_of(*SMALL, fuse=is_fused)
         for sample, message in (
             ({"cls": b"x", "jpg": b"no image"}, "a.tar: k0: decode failed: cls: not an integer"),
             ({"jpg": b"no image", "cls": b"x"}, "a.tar: k0: decode failed: not an image of a known format"),
@@ -155,9 +164,11 @@ def test_what_fails_behind_decoding_is_told_as_the_crops(monkeypatch):
     def fail(*args, **options):
         raise MemoryError("no room")
 
-    for fuse in (True, False):
-        each = each_of(*CROPS["random"], fuse=fuse)
-        monkeypatch.setattr("wdskit.stages.images.scaling._resize" if fuse else "torch.nn.functional.interpolate", fail)
+    for is_fused in (True, False):
+        each = each_of(*CROPS["random"], fuse=is_fused)
+        monkeypatch.setattr(
+            "wdskit.stages.images.jpeg_crop._resize" if is_fused else "torch.nn.functional.interpolate", fail
+        )
         with pytest.raises(SampleError, match=r"a.tar: k0: random_resized_crop failed: MemoryError: no room") as caught:
             each.apply({"jpg": FILES["jpeg"]}, at())
         monkeypatch.undo()
@@ -167,7 +178,7 @@ def test_what_fails_behind_decoding_is_told_as_the_crops(monkeypatch):
 
 @pytest.mark.parametrize("value", [(1, 2), b"jpg", None])
 def test_what_is_no_sample_is_the_same_error(value):
-    found = [failure(each_of(*SMALL, fuse=fuse), value) for fuse in (True, False)]
+    found = [failure(each_of(*SMALL, fuse=is_fused), value) for is_fused in (True, False)]
     assert found[0] == found[1]
     assert "decode: it takes samples" in found[0][1]
 
@@ -199,8 +210,8 @@ def test_what_is_no_sample_is_the_same_error(value):
 @pytest.mark.parametrize("only", [None, "png"])
 def test_samples_of_every_make_up_give_the_same_or_fail_alike(sample, fields, only):
     outcomes = []
-    for fuse in (True, False):
-        each = each_of(RandomResizedCrop(size=8, fields=fields), fuse=fuse, only=only)
+    for is_fused in (True, False):
+        each = each_of(RandomResizedCrop(size=8, fields=fields), fuse=is_fused, only=only)
         try:
             outcomes.append(each.apply(dict(sample), at()))
         except (SampleError, PipelineError) as err:
@@ -218,7 +229,7 @@ def test_samples_of_every_make_up_give_the_same_or_fail_alike(sample, fields, on
 
 def test_a_field_renamed_before_decode_counts_as_an_image():
     """Beside it stands another one, and which is meant nobody has said: the same as without fusing."""
-    specs = [RenameSpec(names={"photo": "jpg"}), DecodeSpec(images="rgb8"), RandomResizedCrop(size=8)]
+    specs = [Rename(names={"photo": "jpg"}), Decode(images="rgb8"), RandomResizedCrop(size=8)]
     stages = compose([StreamSpec(shards=__file__), *specs], place=Place(0, 1)).pipeline
     [each] = [stage for stage in stages if isinstance(stage, Each)]
     result = each.apply({"jpg": PICTURE, "png": PICTURE}, at())
@@ -232,3 +243,121 @@ def test_the_sample_is_copied_and_other_fields_keep_their_order():
     result = each_of(*SMALL).apply(sample, at())
     assert sample == kept
     assert list(result) == list(sample)
+
+
+# --- which runs of stages become one, and which do not
+
+
+STREAM = StreamSpec(shards="a.tar")
+DECODE = Decode(images="rgb8")
+RRC = RandomResizedCrop(size=224)
+RESIZE = Resize(size=256)
+CENTER = CenterCrop(size=224)
+FLIP = RandomFlip()
+NORMALIZE = Normalize(preset="imagenet")
+TENSOR = ToTensor()
+MAP = Map(fn="my_augment")
+TUPLE = ToTuple(fields=["jpg;png", "cls"])
+
+
+def lengths(*specs):
+    """How many stages each item of the plan holds; the stages must come out in order and complete."""
+    planned = fuse(specs)
+    flat = [stage for item in planned for stage in (item.stages if isinstance(item, Fused) else [item])]
+    assert flat == list(specs)
+    return [len(item.stages) if isinstance(item, Fused) else 1 for item in planned]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        [RRC],
+        [RESIZE],
+        [RESIZE, CENTER],
+        [RRC, FLIP],
+        [RRC, NORMALIZE],
+        [RRC, TENSOR],
+        [RESIZE, CENTER, FLIP, NORMALIZE],
+        [RRC, FLIP, NORMALIZE, TENSOR],
+        [RRC, FLIP, TENSOR, NORMALIZE],
+        [RRC, TENSOR, NORMALIZE],
+    ],
+)
+def test_a_run_is_one_wherever_it_stands(run):
+    assert lengths(DECODE, *run) == [1 + len(run)]
+    assert lengths(STREAM, ShuffleSpec(size=9), DECODE, *run, TUPLE, Batched(size=4)) == [1, 1, 1 + len(run), 1, 1]
+    assert lengths(STREAM, DECODE, *run, MAP, TUPLE) == [1, 1 + len(run), 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("specs", "expected"),
+    [
+        ([DECODE, RRC, MAP, FLIP, NORMALIZE], [2, 1, 1, 1]),
+        ([DECODE, RRC, FLIP, FLIP], [3, 1]),
+        ([DECODE, RRC, NORMALIZE, FLIP], [3, 1]),
+        ([DECODE, RRC, NORMALIZE, NORMALIZE], [3, 1]),
+        ([DECODE, RRC, NORMALIZE, TENSOR, NORMALIZE], [4, 1]),
+        ([DECODE, RRC, CENTER], [2, 1]),
+        ([DECODE, RRC, RRC], [2, 1]),
+        ([DECODE, RESIZE, CENTER, CENTER], [3, 1]),
+        ([DECODE, RESIZE, FLIP, CENTER], [3, 1]),
+        ([DECODE, RRC, DECODE, RRC], [2, 2]),
+    ],
+)
+def test_a_run_ends_where_something_else_comes(specs, expected):
+    assert lengths(*specs) == expected
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [DECODE],
+        [DECODE, MAP, RRC],
+        [DECODE, Rename(names={"image": "jpg"}), RRC],
+        [DECODE, ShuffleSpec(size=9), RRC],
+        [DECODE, functools.partial(list), RRC],
+        [DECODE, CENTER],
+        [DECODE, FLIP, RRC],
+        [DECODE, NORMALIZE],
+        [MAP, RRC, FLIP],
+        [RRC, DECODE],
+        [Decode(), RRC],
+        [Decode(images="rgb8", fuse=False), RRC, NORMALIZE],
+        [DECODE, RandomResizedCrop(size=224, masks="seg.png"), FLIP],
+        [DECODE, Resize(size=224, fields="jpg", masks="png"), CENTER],
+        [DECODE, RandomResizedCrop(size=224, fields="left.jpg right.jpg"), FLIP],
+    ],
+)
+def test_what_stands_between_and_what_acts_on_several_fields_stays_apart(specs):
+    assert lengths(*specs) == [1] * len(specs)
+
+
+@pytest.mark.parametrize("images", sorted(IMAGE_SPECS))
+def test_only_colour_arrays_and_tensors_are_fused(images):
+    fused = images in {"rgb8", "rgb", "torchrgb8", "torchrgb", "torch"}
+    assert lengths(Decode(images=images), RRC) == ([2] if fused else [1, 1])
+
+
+def test_the_stages_of_a_run_name_the_same_field():
+    def named(spec, fields):
+        return type(spec)(**{**spec.model_dump(), "fields": fields})
+
+    assert lengths(DECODE, *(named(spec, "jpg;png") for spec in (RESIZE, CENTER, FLIP, NORMALIZE))) == [5]
+    assert lengths(DECODE, named(RRC, "jpg"), FLIP, NORMALIZE) == [2, 1, 1]
+    assert lengths(DECODE, named(RRC, "jpg"), named(FLIP, "png")) == [2, 1]
+    assert lengths(DECODE, RRC, named(FLIP, "jpg")) == [2, 1]
+    assert lengths(DECODE, named(RESIZE, "jpg"), CENTER) == [2, 1]
+    assert lengths(DECODE, RRC, RandomFlip(masks="seg.png"), NORMALIZE) == [2, 1, 1]
+
+
+def test_the_plan_is_no_stage_that_a_user_can_name():
+    assert Fused not in STAGES.values()
+    assert not hasattr(Pipeline, "fused")
+
+
+def test_the_callers_list_stays_as_it_was():
+    specs = [STREAM, DECODE, RRC]
+    planned = fuse(specs)
+    assert specs == [STREAM, DECODE, RRC]
+    assert planned == fuse(specs)
+    assert fuse([]) == []
