@@ -283,7 +283,9 @@ class Context:
         self.masks: frozenset[str] = frozenset()
         for stage in reversed(stages):
             if isinstance(stage, PerSampleStage):
-                self.masks = stage.masks_before(self.masks)
+                self.masks = self.masks.union(*(names.split(";") for names in stage.mask_names))
+                renamed = (olds.split(";") for new, olds in stage.new_names.items() if new in self.masks)
+                self.masks = self.masks.union(*renamed)
         self.images: frozenset[str] = frozenset()
         self.stored = Stored()
         self.layouts = NOTHING_KNOWN
@@ -344,9 +346,15 @@ class PerSampleStage(StageSpec):
         label = context.label(self)
         return Step(self.name, self.bind(context, label), int(label.rpartition(":")[2]))
 
-    def masks_before(self, masks: frozenset[str]) -> frozenset[str]:
-        """Of the fields that are taken for masks from this stage on, the names before it; `masks` are those behind."""
-        return masks
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """The fields that it takes for masks, `;` between alternatives."""
+        return ()
+
+    @property
+    def new_names(self) -> Mapping[str, str]:
+        """The fields that it gives other names: new name to old ones, `;` between alternatives."""
+        return {}
 
 
 def _wants_rng(function: Callable[..., Any]) -> bool:

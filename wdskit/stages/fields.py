@@ -180,19 +180,7 @@ def _map_places(calls: Sequence[ValueFunction | None], value: Any, origin: Origi
     return (*(item if call is None else call(item, origin) for item, call in pairs), *value[len(calls) :])
 
 
-class _Renaming(PerSampleStage):
-    """What the stages share that give fields of a sample new names."""
-
-    def new_names(self) -> Mapping[str, str]:
-        """New name: old name, or alternatives joined by `;`."""
-        raise NotImplementedError
-
-    def masks_before(self, masks: frozenset[str]) -> frozenset[str]:
-        """As `PerSampleStage.masks_before`."""
-        return masks | {old for new, olds in self.new_names().items() if new in masks for old in olds.split(";")}
-
-
-class Rename(_Renaming):
+class Rename(PerSampleStage):
     """Fields under new names; other fields stay."""
 
     name: ClassVar[str] = "rename"
@@ -203,8 +191,9 @@ class Rename(_Renaming):
         description="New name: old name, or alternatives joined by `;`.", examples=[{"image": "jpg;png"}]
     )
 
+    @property
     def new_names(self) -> Mapping[str, str]:
-        """As `_Renaming.new_names`."""
+        """As `PerSampleStage.new_names`."""
         return self.names
 
     def bind(self, context: Context, label: str) -> Rename:  # noqa: ARG002 (nothing is drawn)
@@ -245,7 +234,7 @@ class ToTuple(PerSampleStage):
         return tuple(_pick("to_tuple", sample, names) for names in self.fields)
 
 
-class ToDict(_Renaming):
+class ToDict(PerSampleStage):
     """The named fields as a dict, each under the name of its first alternative."""
 
     name: ClassVar[str] = "to_dict"
@@ -265,8 +254,9 @@ class ToDict(_Renaming):
             raise refuse(f"{listing(twice)} would stand twice in the dict; `rename` one first.")
         return fields
 
+    @property
     def new_names(self) -> Mapping[str, str]:
-        """As `_Renaming.new_names`."""
+        """As `PerSampleStage.new_names`."""
         return self._names
 
     def bind(self, context: Context, label: str) -> ToDict:  # noqa: ARG002 (nothing is drawn)

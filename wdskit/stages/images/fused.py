@@ -44,7 +44,6 @@ from wdskit.stages.images.transforms import (
     Resize,
     ToTensor,
     pair,
-    resized,
 )
 from wdskit.stages.layouts import names_image
 
@@ -153,7 +152,7 @@ class FusedStep:
         if isinstance(crop, RandomResizedCrop):
             self.wanted_of = functools.partial(_drawn_crop, crop, self.transforms[self.crop])
         else:
-            self.wanted_of = functools.partial(_middle, crop.size, pair(middle.size) if middle else None)
+            self.wanted_of = functools.partial(_middle, crop, pair(middle.size) if middle else None)
         flip, normalize = by_kind.get(RandomFlip), by_kind.get(Normalize)
         self.flip: float | None = flip.p if flip else None
         self._roles: dict[tuple[str, ...], _Roles] = {}
@@ -303,9 +302,9 @@ def _drawn_crop(crop: RandomResizedCrop, bound: BoundTransform, height: int, wid
     return Wanted(Axis(top, top + crop_height, rows, 0, rows), Axis(left, left + crop_width, columns, 0, columns))
 
 
-def _middle(size: Any, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> Wanted:
+def _middle(resize: Resize, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> Wanted:
     """What resize leaves at every position, with center_crop behind it if there is one."""
-    totals = resized(size, height, width)
+    totals = resize.size_of(height, width)
     rows, columns = (
         Axis(0, side, total, geometry.middle(total, part), part)
         for side, total, part in zip((height, width), totals, middle or totals, strict=True)
