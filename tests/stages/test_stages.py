@@ -475,7 +475,7 @@ def test_a_dict_made_by_a_function_behind_to_tuple_is_collated_by_its_names(patt
     assert torch.equal(batch["png"], images_of(pictures))
 
 
-def test_an_image_that_is_renamed_before_decode_is_told_so(pattern):
+def test_the_message_of_an_image_renamed_before_decode_says_so(pattern):
     pipe = Pipeline().stream(pattern).rename(image="jpg;png").decode("rgb8").center_crop(8)
     with pytest.raises(PipelineError, match=r"`image` is not decoded yet.*and before the field gets this name"):
         list(pipe.loader(workers=0))

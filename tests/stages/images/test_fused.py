@@ -168,7 +168,7 @@ def test_errors_of_other_fields_come_in_the_order_of_the_sample():
             assert caught.value.__cause__.field == next(iter(sample))
 
 
-def test_what_fails_behind_decoding_is_told_as_the_crops(monkeypatch):
+def test_what_fails_behind_decoding_is_the_crops_error(monkeypatch):
     def fail(*args, **options):
         raise MemoryError("no room")
 
@@ -371,12 +371,12 @@ def test_samples_that_are_prepared_together_are_those_that_are_done_one_by_one(e
 
 def test_an_error_of_a_field_behind_the_image_waits_for_the_images_own():
     step = each_of(*CROPS["random"]).steps[0].function
-    for image, told in ((FILES["jpeg"], "cls: not an integer"), (FILES["jpeg"][:300], "not one complete JPEG")):
+    for image, message in ((FILES["jpeg"], "cls: not an integer"), (FILES["jpeg"][:300], "not one complete JPEG")):
         prepared = step.prepare({"jpg": image, "cls": b"x"}, at())
         with pytest.raises(StepFailed) as caught:
             step.carry_out(prepared)
         assert caught.value.stage == "decode"
-        assert told in str(caught.value.err)
+        assert message in str(caught.value.err)
     with pytest.raises(StepFailed) as caught:
         step.prepare({"cls": b"x", "jpg": FILES["jpeg"][:300]}, at())
     assert "cls: not an integer" in str(caught.value.err)

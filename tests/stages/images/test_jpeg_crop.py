@@ -124,7 +124,7 @@ def pixels_of(part):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_slopes_stay_in_their_places(step):
-    """An even slope tells the place of each pixel. Rounding to whole pixels would be off by up to 4 levels here."""
+    """On an even slope each value is its place. Rounding to whole pixels would be off by up to 4 levels here."""
     side = 248
     rows, columns = np.mgrid[0:side, 0:side]
     whole = np.stack([rows, columns, 255 - columns], axis=-1).astype(np.uint8)
