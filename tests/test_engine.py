@@ -30,7 +30,7 @@ from wdskit.loader import process_pool as pool_module
 from wdskit.loader.device import finish_numbers
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
-from wdskit.stages.buffering import Batched
+from wdskit.stages.batching import Batcher
 from wdskit.stages.images.fused import FusedStep
 
 WAYS = [
@@ -143,10 +143,10 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
     object.__setattr__(built.program, "writer", None)
     wanted = [plain(batch) for batch in built]
     carried, in_place = [], []
-    carry_out, collated = FusedStep.carry_out, Batched.collated
+    carry_out, collated = FusedStep.carry_out, Batcher.collated
     monkeypatch.setattr(FusedStep, "carry_out", lambda *given: carried.append(1) or carry_out(*given))
     note = lambda *given: in_place.append(next(iter(given[4]), None)) or collated(*given)  # noqa: E731
-    monkeypatch.setattr(Batched, "collated", note)
+    monkeypatch.setattr(Batcher, "collated", note)
     for leaves_numbers in (False, True):
         program, ending = pipe.build().program, None
         if leaves_numbers:

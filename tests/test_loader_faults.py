@@ -29,7 +29,7 @@ from wdskit.engine.program import Job
 from wdskit.loader import process_pool
 from wdskit.loader.process_pool import Request
 from wdskit.shards.index import index_folder
-from wdskit.stages.memory import FRESH
+from wdskit.stages.collate import FRESH
 
 WAYS = [{"workers": 0, "threads": 2}, {"workers": 2}, {"workers": 1, "threads": 2, "persistent_workers": False}]
 

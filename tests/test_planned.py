@@ -467,7 +467,7 @@ def with_key(sample):
 
 
 @pytest.mark.parametrize("error", [SystemError, MemoryError, RecursionError])
-@pytest.mark.parametrize("target", ["wdskit.stages.functions.decode_field", "PIL.ImageFile.ImageFile.load"])
+@pytest.mark.parametrize("target", ["wdskit.stages.fields.decode_field", "PIL.ImageFile.ImageFile.load"])
 def test_what_befalls_the_process_is_never_forgiven_as_a_bad_sample(damaged, monkeypatch, error, target):
     fine, calls = resolve_name(target), []
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from wdskit.shards.inspect import MemberRow, SampleRow, ShardRow, Summary, info, ls
     from wdskit.shards.repair import RepairResult, repair
     from wdskit.shards.split import split
-    from wdskit.stages.ragged import Ragged
+    from wdskit.stages.collate import Ragged
     from wdskit.stages.registry import register
     from wdskit.statistics.collect import stats
     from wdskit.statistics.result import ShardStats
@@ -139,7 +139,7 @@ _HOMES = {
     "bench": "wdskit.tune.bench",
     "check_same_batches": "wdskit.loader.distributed",
     "gather_valid": "wdskit.loader.distributed",
-    "Ragged": "wdskit.stages.ragged",
+    "Ragged": "wdskit.stages.collate",
     "ReshardResult": "wdskit.packing.reshard",
     "RepairResult": "wdskit.shards.repair",
     "VerifyResult": "wdskit.checking.findings",

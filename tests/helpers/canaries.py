@@ -302,14 +302,15 @@ def map_by_import_path() -> None:
     """A name that is not registered is imported."""
     import importlib
 
-    from wdskit.pipeline import build
+    from wdskit.stages.base import Context
 
-    resolve = build.resolve
+    resolve = Context.resolve
 
-    def look_up(name: str, extra: dict) -> object:
-        return importlib.import_module(name) if name.startswith(MARK) else resolve(name, extra)
+    def look_up(self: Context, stage: str, fn: object, settings: dict | None = None) -> object:
+        by_path = isinstance(fn, str) and fn.startswith(MARK)
+        return importlib.import_module(fn) if by_path else resolve(self, stage, fn, settings)
 
-    build.resolve = look_up
+    Context.resolve = look_up
 
 
 RUNS: dict[str, tuple[Callable[[], None], list[Callable[[Path], list[str]]]]] = {

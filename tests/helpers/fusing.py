@@ -9,10 +9,9 @@ from images import encoded, pixels
 from wdskit.engine.sample import Each
 from wdskit.pipeline.build import build_pipeline
 from wdskit.stages.base import Origin, Place
-from wdskit.stages.field_specs import DecodeSpec
+from wdskit.stages.fields import Decode
 from wdskit.stages.images.fused import FusedStep
-from wdskit.stages.stream_source import Stream
-from wdskit.stages.transforms import (
+from wdskit.stages.images.transforms import (
     CenterCrop,
     Normalize,
     RandomFlip,
@@ -20,6 +19,7 @@ from wdskit.stages.transforms import (
     Resize,
     ToTensor,
 )
+from wdskit.stages.stream_source import Stream
 
 SPECS = ["rgb8", "rgb", "torchrgb8", "torchrgb"]
 CROPS = {
@@ -43,9 +43,9 @@ ENDINGS = {
 
 def each_of(*specs, fuse=True, images="rgb8", **options):
     """The running one-to-one stages."""
-    decode = DecodeSpec(images=images, fuse=fuse, **options)
+    decode = Decode(images=images, fuse=fuse, **options)
     stages = build_pipeline([Stream(shards=__file__, seed=3), decode, *specs], place=Place(0, 1), functions={}).pipeline
-    [each] = [stage for stage in stages if isinstance(stage, Each)]
+    [each] = [stage.stages for stage in stages if isinstance(stage, Each)]
     assert fuse == any(isinstance(step.function, FusedStep) for step in each.steps)
     return each
 

@@ -14,6 +14,7 @@ from shards import listed, number_of, write_numbers
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
+from wdskit.engine import stream
 from wdskit.pipeline.settings import load_config
 from wdskit.stages.registry import STAGES
 from wdskit.stages.streaming import Shuffle
@@ -221,7 +222,7 @@ def test_a_built_pipeline_refuses_what_webdataset_would_do_wrong(six):
 def test_a_pipeline_built_for_fewer_workers_says_so(six, monkeypatch):
     """In each worker, before it reads."""
     built = Pipeline().stream(six).split_by_worker().map(number_of).build(max_workers=1)
-    monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=2))
+    monkeypatch.setattr(stream, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=2))
     with pytest.raises(PipelineError, match=r"2 workers: this pipeline was built for 1\. Build .*max_workers=2"):
         iter(built)
 

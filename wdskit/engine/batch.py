@@ -15,8 +15,9 @@ from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Job, Program
 from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.stages.base import NOWHERE, Origin
-from wdskit.stages.images.fused import FusedStep, names_image
-from wdskit.stages.memory import FRESH, Memory
+from wdskit.stages.collate import FRESH, Memory
+from wdskit.stages.images.fused import FusedStep
+from wdskit.stages.layouts import names_image
 from wdskit.stages.timing import Timings, started
 
 VALID = "__valid__"

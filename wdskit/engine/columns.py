@@ -20,12 +20,10 @@ from wdskit.engine.sample import SampleStages
 from wdskit.engine.shard_cache import ManySamples, ShardCache
 from wdskit.order.base import Ints
 from wdskit.stages.base import Origin
-from wdskit.stages.buffering import Batched
-from wdskit.stages.collate import Collate, collate
-from wdskit.stages.functions import Decode, OnValue, Rename, ToDict, ToTuple
+from wdskit.stages.batching import Batcher
+from wdskit.stages.collate import Collate, Memory, Ragged, make_ragged, offsets_of
+from wdskit.stages.fields import FieldDecoder, Rename, ToDict, ToTuple
 from wdskit.stages.layouts import Layouts
-from wdskit.stages.memory import Memory
-from wdskit.stages.ragged import Ragged, make_ragged, offsets_of
 
 Column: TypeAlias = Spans | NpyColumn | list[Any]
 """One field of all samples: bytes that are still where they were read, arrays that are, or values."""
@@ -48,7 +46,7 @@ class Columns:
     """
 
     def __init__(
-        self, shards: ShardCache, steps: Sequence[Decode | Rename | ToTuple | ToDict], collate: Collate
+        self, shards: ShardCache, steps: Sequence[FieldDecoder | Rename | ToTuple | ToDict], collate: Collate
     ) -> None:
         self.shards = shards
         self.steps = tuple(steps)
@@ -99,39 +97,39 @@ class Columns:
         return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
 
 
-def columns_of(shards: ShardCache, stages: SampleStages, batched: Batched | None) -> Columns | None:
+def columns_of(shards: ShardCache, stages: SampleStages, batched: Batcher | None) -> Columns | None:
     """What makes the batches of a planned pipeline by columns; None where its stages or its collate are not such, or
     where images are decoded, whose pixels are for several threads.
     """
     if batched is None or not isinstance(batched.collate, Collate) or stages.parts:
         return None
-    steps = [step.function.function if isinstance(step.function, OnValue) else None for step in stages.steps]
-    fit = [step for step in steps if isinstance(step, (Decode, Rename, ToTuple, ToDict))]
-    if len(fit) < len(steps) or any(isinstance(step, Decode) and _decodes_images(step) for step in fit):
+    functions = [step.function for step in stages.steps]
+    fit = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
+    if len(fit) < len(functions) or any(isinstance(each, FieldDecoder) and _decodes_images(each) for each in fit):
         return None
     return Columns(shards, fit, batched.collate)
 
 
-def _decodes_images(decode: Decode) -> bool:
-    return decode.spec is not None and (not decode.only or any(map(is_image_field, decode.only)))
+def _decodes_images(decode: FieldDecoder) -> bool:
+    return decode.images is not None and (not decode.only or any(map(is_image_field, decode.only)))
 
 
 def _is_viewed(field: str) -> bool:
     return field.rpartition(".")[2] in NPY_FIELDS
 
 
-def _run(step: Decode | Rename | ToTuple | ToDict, columns: Any) -> Any:
+def _run(step: FieldDecoder | Rename | ToTuple | ToDict, columns: Any) -> Any:
     """The columns behind a step. The steps but `decode` take fields by their names, whatever the values are."""
-    if not isinstance(step, Decode):
+    if not isinstance(step, FieldDecoder):
         return step(columns)
     return {name: _decoded(step, name, column) for name, column in columns.items()}
 
 
-def _decoded(decode: Decode, name: str, column: Column) -> Column:
+def _decoded(decode: FieldDecoder, name: str, column: Column) -> Column:
     if not isinstance(column, Spans) or not decode.takes(name, b""):
         return column
     if is_image_field(name):
-        if decode.spec is None:
+        if decode.images is None:
             return column
         raise _NotColumns
     return decode_column(name, column)
@@ -149,7 +147,7 @@ def _batch(column: Column, is_image: bool, memory: Memory) -> Any:  # noqa: FBT0
     if set(map(type, column)) <= _LISTED:
         return column.copy()  # a field may stand at two places
     layouts = Layouts(images=frozenset({0})) if is_image else Layouts(arrays=frozenset({0}))
-    return collate([(value,) for value in column], layouts, memory)[0]
+    return Collate(layouts)([(value,) for value in column], memory)[0]
 
 
 def _stacked(column: NpyColumn, memory: Memory) -> torch.Tensor | None:

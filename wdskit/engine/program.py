@@ -17,11 +17,11 @@ from wdskit.engine.shard_cache import ShardCache
 from wdskit.order.base import Ints, Order
 from wdskit.order.steps import Tail
 from wdskit.stages.base import Run, Step
-from wdskit.stages.buffering import Batched
+from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate
-from wdskit.stages.functions import OnValue, Rename, ToDict, ToTuple
-from wdskit.stages.images.framing import Ending
+from wdskit.stages.fields import Rename, ToDict, ToTuple
 from wdskit.stages.images.fused import FusedStep
+from wdskit.stages.images.jpeg_crop import Ending
 from wdskit.stages.timing import Pace
 
 _SAMPLES_A_JOB = 512
@@ -102,7 +102,7 @@ class Program:
 
     shards: ShardCache
     stages: SampleStages
-    batched: Batched | None
+    batched: Batcher | None
     behind: SampleStages | None
     run: Run
     plan: Plan
@@ -149,7 +149,7 @@ def _writer(steps: Sequence[Step]) -> FusedStep | None:
     for number, step in enumerate(steps):
         if isinstance(step.function, FusedStep) and step.function.out_shape is not None:
             behind = [later.function for later in steps[number + 1 :]]
-            moves = all(isinstance(each, OnValue) and isinstance(each.function, _MOVES) for each in behind)
+            moves = all(isinstance(each, _MOVES) for each in behind)
             return step.function if moves else None
     return None
 

@@ -15,8 +15,8 @@ from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.pipeline.settings import LoaderSpec
-from wdskit.stages.images.framing import Ending, finish_batch
-from wdskit.stages.ragged import Ragged
+from wdskit.stages.collate import Ragged
+from wdskit.stages.images.jpeg_crop import Ending, finish_batch
 
 _NUM_AHEAD = 2  # one that is being moved while the other waits to be taken
 

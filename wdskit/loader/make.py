@@ -18,7 +18,7 @@ from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline
 from wdskit.pipeline.ranks import find_place
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers, load_config
-from wdskit.stages.names import is_function_name
+from wdskit.stages.base import is_function_name
 
 logger = logging.getLogger(__name__)
 

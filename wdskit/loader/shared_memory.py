@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from wdskit.stages.memory import FRESH
+from wdskit.stages.collate import FRESH
 
 MIN_BYTES = 1 << 16
 """Less is left to malloc, which keeps what is given back to it."""

@@ -13,9 +13,9 @@ from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.planning import compose_planned
 from wdskit.pipeline.settings import ErrorsSpec
-from wdskit.stages.base import Place, Run, Step
+from wdskit.stages.base import PerSampleStage, Place, Run, Step
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
-from wdskit.stages.fuse_plan import fuse
+from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
 from wdskit.stages.shard_reader import OpenTars, TarfileToSamples
 from wdskit.stages.stream_source import SplitByNode, SplitByWorker
@@ -93,8 +93,8 @@ class _StreamBuilder:
                 self._open_before(at)
             if isinstance(stage, StreamStage):
                 self._add(stage)
-            else:
-                self.steps.append(self.context.step(stage))
+            elif isinstance(stage, PerSampleStage):
+                self.steps.append(stage.step(self.context))
         self._open_before(len(self.stages))
         self._flush()
         if self.context.draws is None:

@@ -10,11 +10,10 @@ from wdskit.engine.program import Plan, Program
 from wdskit.engine.sample import SampleStages
 from wdskit.engine.shard_cache import ShardCache
 from wdskit.pipeline.settings import ErrorsSpec
-from wdskit.stages.base import Place, Run, Step
-from wdskit.stages.buffering import Batched
-from wdskit.stages.fuse_plan import fuse
+from wdskit.stages.base import Context, Find, Place, Run, Step
+from wdskit.stages.batching import Batcher
+from wdskit.stages.images.fused import fuse
 from wdskit.stages.sources import PlannedData, epoch_length
-from wdskit.stages.steps import Find, StepMaker
 
 
 def compose_planned(
@@ -37,16 +36,16 @@ def compose_planned(
     data = source.plan()
     run = Run(place, source.seed, num_threads)
     in_parts = [spec for part in source.mixture or () for spec in part.stages]
-    maker = StepMaker(run, find, [*in_parts, *specs])
-    parts = tuple(tuple(maker.step(spec) for spec in fuse(part.stages)) for part in source.mixture or ())
+    context = Context(run, find, [*in_parts, *specs])
+    parts = tuple(tuple(spec.step(context) for spec in fuse(part.stages)) for part in source.mixture or ())
     before: list[Step] = []
     behind: list[Step] = []
     batched = None
     for spec in fuse(specs[1:]):
         if spec.kind == "each":
-            (before if batched is None else behind).append(maker.step(spec))
+            (before if batched is None else behind).append(spec.step(context))
         elif spec.kind == "batch":
-            batched = Batched(run, maker.collate(spec), spec.size_on(place.world_size), partial=True)
+            batched = spec.bind(context)
     return PlannedPipeline(
         Program(
             shards=ShardCache(data.tables, data.parts),
@@ -59,7 +58,7 @@ def compose_planned(
     )
 
 
-def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batched | None, errors: ErrorsSpec) -> Plan:
+def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batcher | None, errors: ErrorsSpec) -> Plan:
     length = epoch_length(specs, data.num_samples, place.world_size)
     # There without one too: torch.distributed.checkpoint loads the names that the loader has, and only those.
     told = {"with_epoch": length.with_epoch}

@@ -1,22 +1,32 @@
-"""What the stages of one running pipeline share in one process: rank, worker, epoch, and where the current sample comes
-from.
+"""What the stages of a pipeline share: where a value comes from, and what is known while the pipeline is built.
 
-Stages are plain callables `iterator -> iterator`, so that webdataset's and ours mix freely. Values travel through them
-bare; who a value is (`Origin`) travels beside it: a stage that yields sets `run.origin` to the origin of what it
-yields, and a stage that keeps values back (shuffle, threads) keeps their origins with them.
+Stages that run are plain callables `iterator -> iterator`, so that webdataset's and ours mix freely. Values travel
+through them bare; who a value is (`Origin`) travels beside it: a stage that yields sets `run.origin` to the origin of
+what it yields, and a stage that keeps values back (shuffle, threads) keeps their origins with them.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import keyword
+import random
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
 from numpy.random import Generator
+from pydantic import PlainValidator, WithJsonSchema
 
+from wdskit.codecs.formats import is_image_field
+from wdskit.config.messages import show, unknown_setting, wrong_kind
+from wdskit.config.spec import Kind, StageSpec, refuse
 from wdskit.errors import PipelineError, SampleError, WdskitError
 from wdskit.order.keys import PositionRng
+from wdskit.stages.layouts import NOTHING_KNOWN, Layouts, Stored, unmarked
 from wdskit.stages.timing import Timings
 
 
@@ -125,21 +135,25 @@ class Run:
         return lambda origin: rng.at(origin.major, origin.minor, origin.part)
 
 
-Function = Callable[[Any, Origin], Any]
+Find: TypeAlias = Callable[[str], Callable[..., Any]]
+"""Gives the function of a name, of those that were given and those that are registered."""
+
+ValueFunction: TypeAlias = Callable[[Any, Origin], Any]
+"""What a per-sample stage does to a value of known origin."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A one-to-one stage.
+    """A per-sample stage that runs.
 
     Attributes:
         name: As the user wrote it.
-        function: What it does to a value of known origin.
+        function: What it does to a value.
         ordinal: How many of this name stand before it in the pipeline.
     """
 
     name: str
-    function: Function
+    function: ValueFunction
     ordinal: int = 0
 
     @property
@@ -149,7 +163,7 @@ class Step:
 
 
 class StepFailed(Exception):
-    """Tells which of several stages that run as one step failed, and what it raised."""
+    """Which of several stages that run as one failed, and what it raised."""
 
     def __init__(self, stage: str, err: Exception) -> None:
         super().__init__(stage, err)
@@ -161,8 +175,8 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> WdskitError:
     """The error of a stage that failed on one value, with shard and key; a PipelineError stays one."""
     if isinstance(err, PipelineError):
         return PipelineError(f"{origin}: {err}")
-    told = str(err) if isinstance(err, WdskitError) else f"{type(err).__name__}: {err}"
-    return SampleError(f"{origin}: {stage} failed: {told}", stage=stage, shard=origin.url, key=origin.key)
+    text = str(err) if isinstance(err, WdskitError) else f"{type(err).__name__}: {err}"
+    return SampleError(f"{origin}: {stage} failed: {text}", stage=stage, shard=origin.url, key=origin.key)
 
 
 def note_place(stage: str, origin: Origin, err: BaseException) -> None:
@@ -172,3 +186,203 @@ def note_place(stage: str, origin: Origin, err: BaseException) -> None:
     add_note = getattr(err, "add_note", None)  # from Python 3.11 on
     if add_note is not None and not isinstance(err, KeyboardInterrupt):
         add_note(f"{origin}: {stage} failed")
+
+
+def is_function_name(name: object) -> bool:
+    """Whether a function may be registered as `name`."""
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _check_function(value: object) -> object:
+    if isinstance(value, str):
+        if not is_function_name(value):
+            raise refuse(f"{show(value)} is no name that a function can be registered under (letters, digits, _).")
+        return value
+    if callable(value):
+        return value
+    raise refuse(wrong_kind(value, "the name of a registered function is needed"))
+
+
+Function = Annotated[str | Callable[..., Any], PlainValidator(_check_function), WithJsonSchema({"type": "string"})]
+"""A function as a setting: a callable, or the name that one is registered under."""
+
+
+class Call:
+    """A function of the user's at work; one with a parameter `rng` gets the Generator of the value's position.
+
+    Args:
+        run: Gives the random numbers.
+        stage: Name and ordinal of the stage, their key.
+        function: Takes the value.
+        global_rng: Whether to seed random, numpy and torch by position before each call.
+        is_map: Whether what it returns goes on, so that None can only be a forgotten `return`.
+        layouts: What is known of the values that it takes.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        stage: str,
+        function: Callable[..., Any],
+        *,
+        global_rng: bool = False,
+        is_map: bool = False,
+        layouts: Layouts = NOTHING_KNOWN,
+    ) -> None:
+        self.run = run
+        self.stage = stage
+        self.function = function
+        self.global_rng = global_rng
+        self.is_map = is_map
+        self.layouts = layouts
+        self.wants_rng = _wants_rng(function)
+
+    def __call__(self, value: Any, origin: Origin) -> Any:
+        """The function's result for `value`.
+
+        Raises:
+            PipelineError: `is_map`, and it returned nothing.
+        """
+        if self.global_rng:
+            self._seed_globals(origin)
+        known = self.layouts.known(value)
+        value = unmarked(value) if known else value
+        if self.wants_rng:
+            result = self.function(value, rng=self.run.rng_of(self.stage)(origin))
+        else:
+            result = self.function(value)
+        if result is None and self.is_map:
+            msg = "map: the function returned None. Return the value; to leave some out, use `select`."
+            raise PipelineError(msg)
+        return self.layouts.mark(result, known) if known else result
+
+    def _seed_globals(self, origin: Origin) -> None:
+        import torch
+
+        words = self.run.rng_of(f"{self.stage}:global")(origin).integers(0, 1 << 32, 3)
+        random.seed(int(words[0]))
+        np.random.seed(int(words[1]))  # noqa: NPY002 (users' libraries draw from it; that is what it is for)
+        torch.manual_seed(int(words[2]))
+
+
+class Context:
+    """What is known at one place of a pipeline while it is built. A stage reads it and says what it changes.
+
+    Args:
+        run: Of the pipeline.
+        find: See `Find`.
+        stages: All of the pipeline, those of a mixture's parts included.
+
+    Attributes:
+        masks: Fields, by the names that they have when they are decoded, that a transform takes for masks.
+        images: Fields that hold images under names that do not say so.
+        stored: Image fields that hold the numbers that their files store.
+        layouts: Where images are, as a batch has to know it.
+        places: Fields of a tuple by their places, None while values are dicts.
+    """
+
+    def __init__(self, run: Run, find: Find, stages: Sequence[Any] = ()) -> None:
+        self.run = run
+        self.masks: frozenset[str] = frozenset()
+        for stage in reversed(stages):
+            if isinstance(stage, PerSampleStage):
+                self.masks = self.masks.union(*(names.split(";") for names in stage.mask_names))
+                renamed = (olds.split(";") for new, olds in stage.new_names.items() if new in self.masks)
+                self.masks = self.masks.union(*renamed)
+        self.images: frozenset[str] = frozenset()
+        self.stored = Stored()
+        self.layouts = NOTHING_KNOWN
+        self.places: tuple[str, ...] | None = None
+        self._find = find
+        self._seen: Counter[str] = Counter()
+
+    def label(self, stage: StageSpec) -> str:
+        """The stage's name with how many of that name stand before it: a key of its random numbers. Once a stage."""
+        number = self._seen[stage.name]
+        self._seen[stage.name] += 1
+        return f"{stage.name}:{number}"
+
+    def resolve(self, stage: str, fn: Any, settings: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+        """A function as it is, or the one of a name with its settings bound; of a class, an instance made with them.
+
+        Raises:
+            PipelineError: There is none of this name, or it does not take the settings; `stage` is said first.
+        """
+        if not isinstance(fn, str):
+            return fn  # type: ignore[no-any-return]  # its setting has checked that it is callable
+        try:
+            found = self._find(fn)
+        except PipelineError as err:
+            raise PipelineError(f"{stage}: {err}") from err
+        return _with_settings(stage, found, settings or {})
+
+    def call(self, stage: str, fn: Any, label: str, *, global_rng: bool = False, is_map: bool = False) -> Call:
+        """A function of the user's, or the name of one, at work on the values of this place."""
+        function = self.resolve(stage, fn)
+        return Call(self.run, label, function, global_rng=global_rng, is_map=is_map, layouts=self.layouts)
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Fields get new names; `;` stands between alternatives."""
+        self.images |= {new for new, olds in names.items() if any(map(self._is_image, olds.split(";")))}
+        self.stored = self.stored.renamed(names)
+        self.layouts = self.layouts.renamed(names)
+
+    def _is_image(self, name: str) -> bool:
+        return name in self.images or is_image_field(name)
+
+
+class PerSampleStage(StageSpec):
+    """A stage that makes one value of one: settings, and `bind`, which gives what runs."""
+
+    kind: ClassVar[Kind] = "each"
+
+    def bind(self, context: Context, label: str) -> ValueFunction:
+        """What this stage does to a value; it can be pickled. `context` is then what is known behind the stage.
+
+        Raises:
+            PipelineError: A function is unknown, or cannot run with the threads there are.
+        """
+        raise NotImplementedError
+
+    def step(self, context: Context) -> Step:
+        """`bind` with the stage's name and ordinal."""
+        label = context.label(self)
+        return Step(self.name, self.bind(context, label), int(label.rpartition(":")[2]))
+
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """The fields that it takes for masks, `;` between alternatives."""
+        return ()
+
+    @property
+    def new_names(self) -> Mapping[str, str]:
+        """The fields that it gives other names: new name to old ones, `;` between alternatives."""
+        return {}
+
+
+def _wants_rng(function: Callable[..., Any]) -> bool:
+    """Whether a parameter `rng` is free: neither the first one, which gets the value, nor bound by a partial."""
+    if isinstance(function, functools.partial) and "rng" in function.keywords:
+        return False
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
+    return "rng" in list(parameters)[1:] or ("rng" in parameters and parameters["rng"].kind is keyword_only)
+
+
+def _with_settings(stage: str, function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    if settings:
+        known = list(inspect.signature(function).parameters)
+        unknown = next((each for each in settings if each not in known and "kwargs" not in known), None)
+        if unknown is not None:
+            raise PipelineError(f"{stage}: {unknown_setting(unknown, f'`{stage}`', known)}")
+    # A class whose instances are called; others, such as `int`, are called themselves.
+    if not (isinstance(function, type) and any("__call__" in base.__dict__ for base in function.__mro__)):
+        return functools.partial(function, **settings) if settings else function
+    try:
+        instance: Callable[..., Any] = function(**settings)
+    except (TypeError, ValueError) as err:
+        raise PipelineError(f"{stage}: it cannot be made with these settings: {err}") from err
+    return instance

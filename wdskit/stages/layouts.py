@@ -1,23 +1,32 @@
-"""Which arrays of a sample are images, (height, width[, channels]): batches put the channels of those first.
+"""What is known of a sample's fields before there is a sample: where images are, and where stored numbers.
 
-That is known of a field by its name, and of an array that an image stage has handled under any name: a function of the
-user's may hand it on under another one. The arrays of npy files are as they are stored. Of others nothing is known.
+A batch puts the channels of images first. That an array is one, (height, width[, channels]), is known by its field's
+name, and of an array that an image stage has handled under any name: a function of the user's may hand it on under
+another one. The arrays of npy files are as they are stored. Of others nothing is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wdskit.codecs.fields import NPY_FIELDS
-from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.formats import INDEX_SPEC, is_image_field
 
 Slot = str | int
 """A field of a dict, or a place in a tuple."""
+
+
+IMAGE_CHANNELS = frozenset({1, 3, 4})
+
+
+def names_image(field: str) -> bool:
+    """Whether a field of a sample holds an image by its name."""
+    return not field.startswith("__") and is_image_field(field)
 
 
 class _Known(np.ndarray[Any, Any]):
@@ -53,8 +62,8 @@ class Layouts:
     def renamed(self, names: Mapping[str, str] | Mapping[int, str]) -> Layouts:
         """Behind a stage that gives fields, `;` between alternatives, new names or places."""
         found = {new: [self.is_image(old) for old in olds.split(";")] for new, olds in names.items()}
-        images = {new for new, told in found.items() if True in told}
-        arrays = {new for new, told in found.items() if not any(told) and False in told}
+        images = {new for new, olds in found.items() if True in olds}
+        arrays = {new for new, olds in found.items() if not any(olds) and False in olds}
         return Layouts((self.images - names.keys()) | images, (self.arrays - names.keys()) | arrays)
 
     def handled(self, fields: Iterable[str]) -> Layouts:
@@ -89,6 +98,42 @@ NOTHING_KNOWN = Layouts()
 """Beside the names of fields."""
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Which image fields hold the numbers that their files store, one a pixel: no transform may blend or scale them.
+
+    Attributes:
+        numbers: By name, those that `decode: index` took.
+        others: By name, those that another `decode` took.
+        rest: What the image fields are that no `decode` named: decoded by `index`, otherwise, or None for not yet.
+    """
+
+    numbers: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+    rest: bool | None = None
+
+    def holds(self, field: str) -> bool:
+        """Whether it is such a field."""
+        if field in self.numbers or field in self.others:
+            return field in self.numbers
+        return self.rest is True and is_image_field(field)
+
+    def decoded(self, images: str | None, only: Sequence[str] | None) -> Stored:
+        """Behind a `decode`, which leaves what is decoded already."""
+        if images is None or self.rest is not None:
+            return self
+        is_index = images == INDEX_SPEC
+        if not only:
+            return replace(self, rest=is_index)
+        names = frozenset(only) - self.numbers - self.others
+        return replace(self, numbers=self.numbers | names) if is_index else replace(self, others=self.others | names)
+
+    def renamed(self, names: Mapping[str, str]) -> Stored:
+        """Behind a `rename`."""
+        held = {new for new, olds in names.items() if any(self.holds(old) for old in olds.split(";"))}
+        return replace(self, numbers=(self.numbers - {*names}) | held, others=self.others | ({*names} - held))
+
+
 def mark_of(array: NDArray[Any]) -> bool | None:
     """Whether an array is an image, as far as it says so itself."""
     return array.is_image if isinstance(array, _Known) else None
@@ -104,9 +149,6 @@ def may_be_image(array: NDArray[Any]) -> bool:
     """Whether it is of a shape and kind that could be an image with channels, or else something with three axes."""
     is_pixels = array.dtype == np.uint8 or array.dtype.kind == "f"
     return is_pixels and array.ndim == 3 and array.shape[2] in IMAGE_CHANNELS
-
-
-IMAGE_CHANNELS = frozenset({1, 3, 4})
 
 
 def _items(value: Any) -> Iterator[tuple[Slot | None, Any]]:

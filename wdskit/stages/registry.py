@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 
 from wdskit.config.spec import StageSpec, checked, read_stage
 from wdskit.errors import PipelineError
-from wdskit.stages import field_specs, shard_reader, sources, specs, stream_source, streaming, transforms
-from wdskit.stages.names import is_function_name
+from wdskit.stages import batching, fields, shard_reader, sources, stream_source, streaming
+from wdskit.stages.base import is_function_name
+from wdskit.stages.images import transforms
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -29,21 +30,21 @@ STAGES: dict[str, type[StageSpec]] = {
         streaming.Shuffle,
         streaming.Select,
         streaming.Slice,
-        field_specs.DecodeSpec,
-        field_specs.MapSpec,
-        field_specs.MapDictSpec,
-        field_specs.MapTupleSpec,
-        field_specs.RenameSpec,
+        fields.Decode,
+        fields.Map,
+        fields.MapDict,
+        fields.MapTuple,
+        fields.Rename,
         transforms.Resize,
         transforms.CenterCrop,
         transforms.RandomResizedCrop,
         transforms.RandomFlip,
         transforms.Normalize,
         transforms.ToTensor,
-        field_specs.ToTupleSpec,
-        field_specs.ToDictSpec,
-        specs.BatchedSpec,
-        specs.UnbatchedSpec,
+        fields.ToTuple,
+        fields.ToDict,
+        batching.Batched,
+        batching.Unbatched,
         streaming.WithEpoch,
         streaming.WithLength,
     )
@@ -114,7 +115,7 @@ def registered_names() -> tuple[str, ...]:
 
 def known_stages(functions: Iterable[str] = ()) -> dict[str, type[StageSpec]]:
     """Wdskit's stages by name, then what is registered and `functions`, where no stage of wdskit has their name."""
-    own = {name: field_specs.user_spec(name) for name in (*registered_names(), *functions) if name not in STAGES}
+    own = {name: fields.user_stage(name) for name in (*registered_names(), *functions) if name not in STAGES}
     return {**STAGES, **own}
 
 

@@ -22,14 +22,12 @@ from wdskit.dataset.patterns import ShardList
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws, share
 from wdskit.order.keys import philox
-from wdskit.stages.base import Origin, Run, note_place, stage_error
-from wdskit.stages.names import Function
-from wdskit.stages.steps import Find, StepMaker
+from wdskit.stages.base import Context, Find, Function, Origin, Run, note_place, stage_error
 
 _WORDS = 1024  # random words drawn at a time: 0.1 us each, against 5 us one by one
 
 
-class StreamContext(StepMaker):
+class StreamContext(Context):
     """What is known of a stream while its stages are bound, in their order.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""`decode` of an image and the crop behind it, with flip and normalize, as one step.
+"""`decode` of an image and the crop behind it, with flip and normalize, as one step: which stages, and what it does.
 
 It gives what the stages give one after the other: the same draws, kinds, dtypes, memory layouts and errors. uint8
 values are the same to the bit, float images differ by up to one level of 255, since they are resized as uint8.
@@ -10,25 +10,105 @@ factor may be exactly 2 or 4, 38 to 42 dB, the worst 31 (a lawn, 5.4 levels); si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import IMAGE_SPECS
-from wdskit.config.spec import StageSpec
 from wdskit.errors import DecodeError
-from wdskit.stages.base import Origin, Step, StepFailed
-from wdskit.stages.functions import Decode, check_dict
+from wdskit.stages.base import Context, Origin, PerSampleStage, Step, StepFailed
+from wdskit.stages.fields import Decode, FieldDecoder, check_dict
 from wdskit.stages.images import geometry
-from wdskit.stages.images.framing import Ending, Plan, as_value, decode_part, finish, plan_jpeg, write
-from wdskit.stages.images.scaling import Axis, Frame
-from wdskit.stages.transforms import pair, resized
+from wdskit.stages.images.jpeg_crop import (
+    Axis,
+    Ending,
+    JpegPlan,
+    Wanted,
+    as_value,
+    decode_part,
+    finish,
+    plan_jpeg,
+    write,
+)
+from wdskit.stages.images.transforms import (
+    BoundTransform,
+    CenterCrop,
+    ImageTransform,
+    Normalize,
+    RandomFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+    pair,
+)
+from wdskit.stages.layouts import names_image
 
 _Roles = tuple[str | None, tuple[str, ...]]  # the image field, and all fields to decode
 _MAX_ROLES = 64  # samples of so many make-ups are known at a time
+
+
+class Fused(PerSampleStage):
+    """Stages that run as one. It is made by `fuse`, has no name in YAML and is no item of `STAGES`."""
+
+    name: ClassVar[str] = "decode"
+
+    stages: tuple[PerSampleStage, ...]
+
+    def step(self, context: Context) -> Step:
+        """The stages as one, named as they are."""
+        apart = [stage.step(context) for stage in self.stages]
+        return Step(
+            "-".join(step.name for step in apart), FusedStep(self.stages, apart, context.images), apart[0].ordinal
+        )
+
+
+def fuse(stages: Sequence[Any]) -> list[Any]:
+    """The pipeline with a Fused in place of each run of stages that can be one.
+
+    A run is `decode` with colour images (`rgb8`, `rgb`, `torchrgb8`, ...) and directly behind it `random_resized_crop`,
+    or `resize` with or without `center_crop`; then, as far as they follow, `random_flip`, and `normalize` and
+    `to_tensor` in any order. All of them act on the same single field. Masks, several fields, `fuse: false` and
+    whatever else stands between, a user's function above all, end a run or leave it apart.
+    """
+    fused: list[Any] = []
+    at = 0
+    while at < len(stages):
+        run = _run_at(stages, at)
+        fused.append(Fused(stages=tuple(run)) if run else stages[at])
+        at += len(run) or 1
+    return fused
+
+
+def _run_at(stages: Sequence[Any], at: int) -> list[Any]:
+    """The stages from one on that can be one; none where it is not."""
+    decode = stages[at]
+    if not isinstance(decode, Decode) or not decode.fuse or decode.images not in IMAGE_SPECS:
+        return []
+    image = IMAGE_SPECS[decode.images]
+    run: list[Any] = [decode]
+
+    def add(*kinds: type[ImageTransform]) -> bool:
+        """Whether the next stage is of one of these kinds, and acts on the same field."""
+        stage = stages[at + len(run)] if at + len(run) < len(stages) else None
+        if not isinstance(stage, kinds) or stage.mask_names or (len(run) > 1 and stage.fields != run[1].fields):
+            return False
+        run.append(stage)
+        return True
+
+    if image.kind == "pil" or image.mode != "RGB" or not add(RandomResizedCrop, Resize) or len(run[1].fields or ()) > 1:
+        return []
+    if isinstance(run[1], Resize):
+        add(CenterCrop)
+    add(RandomFlip)
+    if add(Normalize):
+        add(ToTensor)
+    elif add(ToTensor):
+        add(Normalize)
+    return run
 
 
 class Prepared(NamedTuple):
@@ -40,58 +120,53 @@ class Prepared(NamedTuple):
     origin: Origin
     values: dict[str, Any]
     field: str | None = None
-    plan: Plan | None = None
+    plan: JpegPlan | None = None
     flip: bool = False
     failed: StepFailed | None = None
 
 
-def fused_step(specs: Sequence[StageSpec], apart: Sequence[Step], image_fields: frozenset[str]) -> Step:
-    """The step that does what some stages do, named as they are. The arguments are those of FusedStep."""
-    return Step("-".join(step.name for step in apart), FusedStep(specs, apart, image_fields), apart[0].ordinal)
-
-
 class FusedStep:
-    """The step of a run of stages, as `fuse_plan.fuse` finds them.
+    """The step of a run of stages, as `fuse` finds them.
 
     Attributes:
         out_ending: What is written where the caller says; `ending` unless `write_uint8` was called.
+        out_shape: Of the image as a tensor, (3, height, width); None where it depends on the file.
 
     Args:
-        specs: Of the stages: decode, the crop, and what follows.
+        stages: Decode, the crop, and what follows.
         apart: The same stages as steps of their own, for samples that are not the common case: several image fields, or
             one that is decoded already.
         image_fields: Fields that hold images under names that do not say so.
     """
 
-    def __init__(self, specs: Sequence[StageSpec], apart: Sequence[Step], image_fields: frozenset[str]) -> None:
-        first: Any = specs[0]
-        decode: Any = apart[0].function
-        self.decode: Decode = decode.function
-        self.specs: dict[str, Any] = {spec.name: spec for spec in specs[1:]}
+    def __init__(self, stages: Sequence[Any], apart: Sequence[Step], image_fields: frozenset[str]) -> None:
+        decoder: Any = apart[0].function
+        self.decode: FieldDecoder = decoder
         self.apart = tuple(apart)
         self.transforms: dict[str, Any] = {step.name: step.function for step in apart[1:]}
         self.image_fields = image_fields
-        self.crop = specs[1].name
-        self.field: str | None = next(iter(getattr(specs[1], "fields", None) or ()), None)
-        image, normalize = IMAGE_SPECS[first.images], self.specs.get("normalize")
-        self.frame_of = _FRAMES[self.crop](self.specs, self.transforms)
-        self.flip: float | None = self.specs["random_flip"].p if "random_flip" in self.specs else None
+        self.crop = stages[1].name
+        self.field: str | None = next(iter(stages[1].fields or ()), None)
+        by_kind: dict[type, Any] = {type(stage): stage for stage in stages}
+        crop, middle = stages[1], by_kind.get(CenterCrop)
+        if isinstance(crop, RandomResizedCrop):
+            self.wanted_of = functools.partial(_drawn_crop, crop, self.transforms[self.crop])
+        else:
+            self.wanted_of = functools.partial(_middle, crop, pair(middle.size) if middle else None)
+        flip, normalize = by_kind.get(RandomFlip), by_kind.get(Normalize)
+        self.flip: float | None = flip.p if flip else None
         self._roles: dict[tuple[str, ...], _Roles] = {}
+        image = IMAGE_SPECS[stages[0].images]
         self.ending = Ending(
             is_array=image.kind == "numpy",
             is_float=image.is_float,
-            to_tensor="to_tensor" in self.specs,
+            to_tensor=ToTensor in by_kind,
             normalize=normalize.numbers if normalize else None,
         )
         self.out_ending = self.ending
-
-    @property
-    def out_shape(self) -> tuple[int, int, int] | None:
-        """Of the image as a tensor, (3, height, width); None where it depends on the file."""
-        sizes = [spec.size for name, spec in self.specs.items() if name in {self.crop, "center_crop"}]
-        if self.crop == "resize" and len(sizes) == 1 and isinstance(sizes[0], int):
-            return None
-        return (3, *pair(sizes[-1]))
+        self.out_shape: tuple[int, int, int] | None = None
+        if middle or isinstance(crop, RandomResizedCrop) or not isinstance(crop.size, int):
+            self.out_shape = (3, *pair((middle or crop).size))
 
     def write_uint8(self) -> None:
         """Leave what follows the pixels of images that are written into batches to somebody else."""
@@ -145,7 +220,7 @@ class FusedStep:
 
         Args:
             prepared: By `prepare`, once.
-            out: Where to write the image, as `framing.write` takes it: (1, *out_shape), of `out_ending.dtype`. The
+            out: Where to write the image, as `jpeg_crop.write` takes it: (1, *out_shape), of `out_ending.dtype`. The
                 field of the result is then `out` itself, or, of a sample that is not the common case, what it would be
                 without.
 
@@ -156,7 +231,7 @@ class FusedStep:
         if field is None:
             return self._run_apart(values, origin)
         try:
-            part = decode_part(values[field], plan, self.frame_of, origin, max_pixels=self.decode.max_pixels)
+            part = decode_part(values[field], plan, self.wanted_of, origin, max_pixels=self.decode.max_pixels)
             if out is None:
                 values[field] = finish(part, self.ending, flip=flip)
             else:
@@ -171,9 +246,9 @@ class FusedStep:
             raise failed from failed.err
         return values
 
-    def _plan(self, field: str, data: bytes, origin: Origin) -> Plan | None:
+    def _plan(self, field: str, data: bytes, origin: Origin) -> JpegPlan | None:
         try:
-            return plan_jpeg(data, self.frame_of, origin, max_pixels=self.decode.max_pixels)
+            return plan_jpeg(data, self.wanted_of, origin, max_pixels=self.decode.max_pixels)
         except DecodeError as err:
             err.field = field
             raise
@@ -219,44 +294,19 @@ def _as_bytes(sample: Mapping[str, Any], *, but: str = "") -> dict[str, Any]:
     }
 
 
-def names_image(field: str) -> bool:
-    """Whether a field of a sample holds an image by its name."""
-    return not field.startswith("__") and is_image_field(field)
+def _drawn_crop(crop: RandomResizedCrop, bound: BoundTransform, height: int, width: int, origin: Origin) -> Wanted:
+    """What random_resized_crop draws at a position."""
+    rows, columns = pair(crop.size)
+    rng = bound.rng_at(origin)
+    top, left, crop_height, crop_width = geometry.draw_crop(rng, height, width, crop.scale, crop.ratio)
+    return Wanted(Axis(top, top + crop_height, rows, 0, rows), Axis(left, left + crop_width, columns, 0, columns))
 
 
-class _RandomResizedCrop:
-    """The frame of a position: a draw of random_resized_crop."""
-
-    def __init__(self, specs: Mapping[str, Any], transforms: Mapping[str, Any]) -> None:
-        self.spec = specs["random_resized_crop"]
-        self.rng_at = transforms["random_resized_crop"].rng_at
-        self.size = pair(self.spec.size)
-
-    def __call__(self, height: int, width: int, origin: Origin) -> Frame:
-        spec, (rows, columns) = self.spec, self.size
-        top, left, crop_height, crop_width = geometry.draw_crop(
-            self.rng_at(origin), height, width, spec.scale, spec.ratio
-        )
-        return Frame(Axis(top, top + crop_height, rows, 0, rows), Axis(left, left + crop_width, columns, 0, columns))
-
-
-class _Resize:
-    """The frame of every position: resize, with center_crop behind it if there is one."""
-
-    def __init__(self, specs: Mapping[str, Any], _: Mapping[str, Any]) -> None:
-        self.size = specs["resize"].size
-        self.middle = pair(specs["center_crop"].size) if "center_crop" in specs else None
-
-    def __call__(self, height: int, width: int, _: Origin) -> Frame:
-        totals = resized(self.size, height, width)
-        rows, columns = (
-            Axis(0, side, total, geometry.middle(total, size), size)
-            for side, total, size in zip((height, width), totals, self.middle or totals, strict=True)
-        )
-        return Frame(rows, columns)
-
-
-_FRAMES: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Callable[[int, int, Origin], Frame]]] = {
-    "random_resized_crop": _RandomResizedCrop,
-    "resize": _Resize,
-}
+def _middle(resize: Resize, middle: tuple[int, int] | None, height: int, width: int, _: Origin) -> Wanted:
+    """What resize leaves at every position, with center_crop behind it if there is one."""
+    totals = resize.size_of(height, width)
+    rows, columns = (
+        Axis(0, side, total, geometry.middle(total, part), part)
+        for side, total, part in zip((height, width), totals, middle or totals, strict=True)
+    )
+    return Wanted(rows, columns)

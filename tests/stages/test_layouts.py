@@ -101,8 +101,8 @@ MADE = {
 def test_an_array_that_may_be_an_image_or_not_is_refused_with_the_ways_out(source, how):
     pipe = source.decode("rgb8").map(MADE[how])
     slot = {"tuple": "slot 0", "bare": "the value", "points": "`points`"}.get(how, "`image`")
-    told = rf"batched: {slot} is an array \(.*\) of \w+ from a function.*\n.* image field.*npy field.*tensor"
-    with pytest.raises((PipelineError, SampleError), match=told):
+    message = rf"batched: {slot} is an array \(.*\) of \w+ from a function.*\n.* image field.*npy field.*tensor"
+    with pytest.raises((PipelineError, SampleError), match=message):
         batch_of(pipe)
 
 

@@ -1,0 +1,204 @@
+"""The image transforms on samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from image_kinds import KINDS, make
+
+from wdskit.errors import PipelineError
+from wdskit.stages.base import Context, Origin, Place, Run
+from wdskit.stages.images import geometry
+from wdskit.stages.images.transforms import CenterCrop, Normalize, RandomFlip, RandomResizedCrop, Resize, ToTensor
+
+
+class Counting(Run):
+    """Counts how often a Generator is asked for."""
+
+    calls = 0
+
+    def rng_of(self, stage):
+        self.calls += 1
+        return super().rng_of(stage)
+
+
+def bound(spec, image_fields=frozenset(), seed=0):
+    context = Context(Counting(Place(0, 1), seed), {}.__getitem__)
+    context.images = image_fields
+    return spec.step(context).function
+
+
+def at(number=0):
+    return Origin("a.tar", "k", 0, number, 0)
+
+
+SPECS = {
+    "resize": Resize(size=8),
+    "center_crop": CenterCrop(size=8),
+    "random_resized_crop": RandomResizedCrop(size=8),
+    "random_flip": RandomFlip(),
+    "normalize": Normalize(preset="imagenet"),
+    "to_tensor": ToTensor(),
+}
+
+
+def apply(spec, sample, image_fields=frozenset(), seed=0):
+    return bound(spec, image_fields, seed)(sample, at())
+
+
+def with_fields(name, **settings):
+    return type(SPECS[name])(**{**SPECS[name].model_dump(exclude_unset=True), **settings})
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_the_sample_is_copied_and_other_fields_are_the_same_objects(name):
+    sample = {"__key__": "a", "jpg": make("numpy", 12, 14), "json": {"a": 1}, "cls": 3}
+    before, kept = dict(sample), sample["jpg"].copy()
+    result = apply(SPECS[name], sample)
+    assert result is not sample
+    assert list(result) == list(sample)
+    assert all(sample[key] is before[key] for key in before)
+    assert np.array_equal(sample["jpg"], kept)
+    assert all(result[key] is before[key] for key in ("__key__", "json", "cls"))
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_the_generator_is_asked_for_once_by_those_that_draw(name):
+    transform = bound(SPECS[name])
+    transform({"jpg": make("numpy", 12, 14)}, at())
+    assert transform.run.calls == (1 if name.startswith("random_") else 0)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "grey" not in kind])
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_every_transform_takes_every_kind(name, kind):
+    result = apply(SPECS[name], {"png": make(kind, 12, 14)})["png"]
+    size = (12, 14) if name in {"random_flip", "normalize", "to_tensor"} else (8, 9 if name == "resize" else 8)
+    assert geometry.image_size(result) == size
+
+
+def test_sizes_are_height_and_width():
+    sample = {"jpg": make("numpy", 12, 14)}
+    for spec in (Resize(size=[3, 5]), CenterCrop(size=[3, 5]), RandomResizedCrop(size=[3, 5])):
+        assert apply(spec, sample)["jpg"].shape == (3, 5, 3)
+    assert apply(RandomResizedCrop(size=4), sample)["jpg"].shape == (4, 4, 3)
+    assert apply(CenterCrop(size=20), sample)["jpg"].shape == (20, 20, 3)
+    assert apply(Resize(size=6), sample)["jpg"].shape == (6, 7, 3)
+
+
+def test_the_image_field_is_found_by_its_name_or_by_what_the_pipeline_knows():
+    image = make("numpy", 12, 14)
+    spec = SPECS["center_crop"]
+    assert apply(spec, {"left.JPEG": image, "txt": "a"})["left.JPEG"].shape == (8, 8, 3)
+    assert apply(spec, {"photo": image}, frozenset({"photo"}))["photo"].shape == (8, 8, 3)
+    with pytest.raises(PipelineError):
+        apply(spec, {"photo": image})
+    result = apply(spec, {"jpg": image, "png": b"not decoded"})
+    assert result["jpg"].shape == (8, 8, 3)
+    assert result["png"] == b"not decoded"
+    assert apply(spec, {"npy": image}, frozenset({"jpg", "npy"}))["npy"].shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_messages_say_what_to_do(name):
+    cases = [
+        (
+            {"__key__": "a", "cls": 1, "json": {}},
+            (
+                f"{name}: no image field in this sample (fields: cls, json). Put decode before it, "
+                "or name one with `fields`"
+            ),
+        ),
+        (
+            {"__key__": "a"},
+            f"{name}: no image field in this sample (fields: none). Put decode before it, or name one with `fields`",
+        ),
+        ({"jpg": b"bytes", "cls": 1}, f"{name}: `jpg` is not decoded yet. Put `decode: rgb8` before it"),
+        (
+            {"jpg": make("numpy", 9, 9), "png": make("pil", 9, 9)},
+            f"{name}: several image fields in this sample (jpg, png). Name those that it shall change with `fields`",
+        ),
+        ({"jpg": {"a": 1}}, f"{name}: `jpg` holds no image but dict"),
+        ({"jpg": np.zeros(5)}, f"{name}: `jpg` holds no image but ndarray of shape (5,)"),
+    ]
+    for sample, message in cases:
+        with pytest.raises(PipelineError) as caught:
+            apply(SPECS[name], sample)
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_named_fields_with_alternatives(name):
+    image = make("numpy", 12, 14)
+    spec = with_fields(name, fields=["jpg;png", "right"])
+    result = apply(spec, {"png": image, "right": image, "bmp": image})
+    assert result["bmp"] is image
+    assert np.array_equal(result["png"], result["right"])
+    assert np.array_equal(result["png"], apply(SPECS[name], {"png": image})["png"])
+    with pytest.raises(PipelineError) as caught:
+        apply(spec, {"right": image, "cls": 1})
+    assert str(caught.value) == f"{name}: no field `jpg;png` in this sample (fields: right, cls)"
+    with pytest.raises(PipelineError, match=r"`right` is not decoded yet"):
+        apply(spec, {"jpg": image, "right": b""})
+
+
+@pytest.mark.parametrize("name", ["resize", "center_crop", "random_resized_crop", "random_flip"])
+def test_masks_go_through_the_same_geometry_with_their_own_values(name):
+    """A mask that is the image's own rows and columns says afterwards where each pixel came from."""
+    rows, columns = np.mgrid[0:24, 0:28].astype(np.uint8)
+    image = np.stack([rows * 10, columns * 9, rows], axis=-1)
+    mask = np.stack([rows, columns], axis=-1).astype(np.int32)
+    spec = with_fields(name, masks=["seg.png"])
+    for seed in range(10):
+        result = apply(spec, {"jpg": image, "seg.png": mask}, seed=seed)
+        assert np.array_equal(result["jpg"], apply(SPECS[name], {"jpg": image}, seed=seed)["jpg"])
+        assert result["seg.png"].dtype == np.int32
+        assert result["seg.png"].shape[:2] == result["jpg"].shape[:2]
+        difference = result["jpg"][..., :2] / (10, 9) - result["seg.png"]
+        assert np.abs(difference).max() <= 3.5, "within the pixels that are blended into one"
+
+
+def test_shared_draws_need_one_size():
+    spec = with_fields("random_resized_crop", fields=["jpg"], masks=["png"])
+    with pytest.raises(PipelineError) as caught:
+        apply(spec, {"jpg": make("numpy", 12, 14), "png": make("numpy grey", 12, 13)})
+    assert str(caught.value) == (
+        "random_resized_crop: fields that share one draw differ in height x width: `jpg` 12 x 14, `png` 12 x 13. "
+        "Resize them first"
+    )
+
+
+def test_flips_happen_as_often_as_they_should():
+    image = make("numpy", 2, 3)
+    for p, low, high in ((0.0, 0, 0), (0.5, 400, 600), (1.0, 1000, 1000)):
+        transform = bound(RandomFlip(p=p))
+        flips = sum(not np.array_equal(transform({"jpg": image}, at(number))["jpg"], image) for number in range(1000))
+        assert low <= flips <= high
+
+
+def test_one_generator_gives_one_result():
+    sample = {"jpg": make("numpy", 40, 50)}
+    for name in ("random_resized_crop", "random_flip"):
+        results = [apply(SPECS[name], sample, seed=seed)["jpg"].tobytes() for seed in (1, 1, 2, 3, 4, 5)]
+        assert results[0] == results[1]
+        assert len(set(results)) > 1
+
+
+def test_golden_draws():
+    """Draws are part of what a resume repeats: a change here is a change of everybody's epochs."""
+    rng = np.random.Generator(np.random.Philox(7))
+    drawn = [geometry.draw_crop(rng, 385, 455, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4)]
+    assert drawn == [(29, 38, 306, 293), (59, 261, 190, 191), (180, 141, 161, 187), (26, 7, 200, 153)]
+
+
+def test_normalize_with_numbers_of_its_own():
+    sample = {"jpg": make("numpy", 4, 4)}
+    spec = Normalize(mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
+    expected = (sample["jpg"] / 255 - [0.1, 0.2, 0.3]) / [0.4, 0.5, 0.6]
+    assert np.allclose(apply(spec, sample)["jpg"], expected, atol=1e-6)
+
+
+def test_white_is_one_as_a_tensor():
+    assert math.isclose(apply(ToTensor(), {"jpg": np.full((2, 2, 3), 255, np.uint8)})["jpg"].max(), 1)

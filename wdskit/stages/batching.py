@@ -1,0 +1,235 @@
+"""Values into batches and back: `batched` and `unbatched`, the settings of each beside what runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from wdskit.config.spec import Kind, refuse
+from wdskit.config.values import Bool, Count, FieldNames
+from wdskit.errors import PipelineError
+from wdskit.stages.base import Context, Function, Origin, Run, note_place, stage_error
+from wdskit.stages.streaming import StreamStage
+from wdskit.stages.timing import Pace
+
+if TYPE_CHECKING:
+    from wdskit.stages.collate import Memory  # which imports torch, and settings are checked without
+
+
+class Batched(StreamStage):
+    """Values into batches."""
+
+    name: ClassVar[str] = "batched"
+    kind: ClassVar[Kind] = "batch"
+    shorthand: ClassVar[str | None] = "size"
+    is_counted: ClassVar[bool] = True
+
+    size: Count | None = Field(None, description="Samples in a batch of one rank.", examples=[64])
+    global_size: Count | None = Field(None, description="Instead: samples in the batches of all ranks together.")
+    partial: Bool = Field(True, description="Of a stream: whether the last batch may be smaller; else it is dropped.")
+    collate: Function | None = Field(None, description="Name of a registered function: list of samples to batch.")
+    ragged: FieldNames | None = Field(
+        None, description="Fields with arrays of different lengths, which become values and offsets."
+    )
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Batched:
+        if (self.size is None) == (self.global_size is None):
+            what = "a size is missing" if self.size is None else "`size` and `global_size` exclude each other"
+            raise refuse(f"{what}. Write `batched: 64`, or `batched: {{global_size: 4096}}`.")
+        if self.ragged is not None and self.collate is not None:
+            raise refuse("`ragged` does nothing where a `collate` of your own makes the batch; remove one.")
+        return self
+
+    def size_on(self, world_size: int) -> int:
+        """Samples in a batch of one of so many ranks.
+
+        Raises:
+            PipelineError: The global batch does not divide.
+        """
+        if self.size is not None:
+            return self.size
+        assert self.global_size is not None
+        size, rest = divmod(self.global_size, world_size)
+        if rest:
+            near = [each * world_size for each in (size, size + 1) if each]
+            msg = f"batched: global_size {self.global_size} does not divide into {world_size} ranks."
+            raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} would.")
+        return size
+
+    def bind(self, context: Context) -> Batcher:
+        """What makes the batches.
+
+        Raises:
+            PipelineError: The global batch does not divide, or a function or a ragged field is unknown.
+        """
+        from wdskit.stages.collate import Collate
+
+        collate: Callable[..., Any]
+        if self.collate is not None:
+            collate = context.resolve("batched", self.collate)
+        else:
+            ragged = itertools.chain.from_iterable(_slots(name, context.places) for name in self.ragged or ())
+            collate = Collate(context.layouts, frozenset(ragged))
+        return Batcher(context.run, collate, self.size_on(context.run.place.world_size), partial=self.partial)
+
+    def num_items(self, num_values: int, worker: int, num_workers: int, world_size: int) -> int:  # noqa: ARG002
+        """Full batches, and where `partial` allows it what is left."""
+        size = self.size_on(world_size)
+        return -(-num_values // size) if self.partial else num_values // size
+
+    def num_held(self) -> int:
+        """A batch."""
+        return self.size or self.global_size or 0
+
+    def samples_each(self, samples: int) -> int:
+        """Those of a batch."""
+        return samples * self.num_held()
+
+
+def _slots(name: str, places: tuple[str, ...] | None) -> list[str | int]:
+    """Where a field stands in a sample: its name, or its places in a tuple."""
+    if places is None:
+        return [name]
+    found: list[str | int] = [place for place, names in enumerate(places) if name in names.split(";")]
+    if not found:
+        raise PipelineError(f"batched: ragged: no field `{name}` in to_tuple, which has {', '.join(places)}.")
+    return found
+
+
+class Batcher:
+    """Lists of `size` values, collated. A batch is given as soon as it is full."""
+
+    def __init__(self, run: Run, collate: Callable[..., Any], size: int, *, partial: bool) -> None:
+        self.run = run
+        self.collate = collate
+        self.size = size
+        self.partial = partial
+        self._pace = Pace()
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches; the last may be shorter where `partial` allows it.
+
+        Raises:
+            SampleError, PipelineError: The values do not make a batch; it names the first and the last.
+        """
+        values: list[Any] = []
+        origins: list[Origin] = []
+        for value in source:
+            values.append(value)
+            origins.append(self.run.origin)
+            if len(values) == self.size:
+                yield self._timed(values, origins)
+                values, origins = [], []
+        if values and self.partial:
+            yield self._timed(values, origins)
+
+    def _timed(self, values: list[Any], origins: list[Origin]) -> Any:
+        timings = self._pace.begin()
+        batch, self.run.origin = self.collated(values, origins)
+        if timings is not None:
+            timings.lap("batched")
+            self._pace.end(timings)
+            self.run.keep_timings(timings)
+        return batch
+
+    def collated(
+        self,
+        values: list[Any],
+        origins: list[Origin],
+        memory: Memory | None = None,
+        ready: Mapping[Any, Any] | None = None,
+    ) -> tuple[Any, Origin]:
+        """A batch of these values, and its origin.
+
+        Args:
+            values: At least one.
+            origins: Of each.
+            memory: Where the default collate writes; a function of the user's uses its own memory.
+            ready: Of the default collate: slots whose batch is there already.
+
+        Raises:
+            SampleError, PipelineError: They do not make one; it names the first and the last.
+        """
+        from wdskit.stages.collate import FRESH, Collate
+
+        origin = origins[-1]._replace(members=tuple(origins))
+        try:
+            if isinstance(self.collate, Collate):
+                return self.collate(values, memory or FRESH, ready), origin
+            return self.collate(values), origin
+        except Exception as err:
+            raise stage_error("batched", origin, err) from err
+        except BaseException as err:
+            note_place("batched", origin, err)
+            raise
+
+
+class Unbatched(StreamStage):
+    """Batches into samples again."""
+
+    name: ClassVar[str] = "unbatched"
+    kind: ClassVar[Kind] = "stream"
+    is_rebuilt: ClassVar[bool] = False
+
+    def bind(self, context: Context) -> Unbatcher:
+        """What takes the batches apart."""
+        return Unbatcher(context.run)
+
+    def samples_each(self, samples: int) -> int:  # noqa: ARG002 (whatever came in)
+        """One."""
+        return 1
+
+
+class Unbatcher:
+    """Batches into their samples again."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __call__(self, source: Iterable[Any]) -> Iterator[Any]:
+        """Yield the samples of each batch in order, each with the origin it had before it was batched."""
+        for batch in source:
+            origin = self.run.origin
+            try:
+                samples = list(_samples(batch))
+            except Exception as err:
+                raise stage_error("unbatched", origin, err) from err
+            if len(samples) == len(origin.members):
+                origins = origin.members
+            else:  # a function between has made other samples of them
+                origins = tuple(Origin(origin.url, "", *origin[2:4], part=part + 1) for part in range(len(samples)))
+            for self.run.origin, value in zip(origins, samples, strict=True):
+                yield value
+
+
+def _samples(batch: Any) -> Iterator[Any]:
+    """The samples of a collated batch: a tuple or a dict of columns, or one column."""
+    if isinstance(batch, Mapping):
+        _check_lengths(batch)
+        return (dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True))
+    if isinstance(batch, tuple):
+        _check_lengths(dict(enumerate(batch)))
+        return zip(*batch, strict=True)
+    return iter(batch)
+
+
+def _check_lengths(columns: Mapping[Any, Any]) -> None:
+    lengths = {name: _length(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        found = {name: "no column" if length is None else length for name, length in lengths.items()}
+        raise PipelineError(
+            f"unbatched: the columns of a batch differ in length: {found}. Put it right behind batched."
+        )
+
+
+def _length(column: Any) -> int | None:
+    if isinstance(column, (str, bytes)):
+        return None
+    try:
+        return len(column)
+    except TypeError:  # a number, or a tensor without axes
+        return None

@@ -1,0 +1,309 @@
+"""The image transforms, each in one place: its settings, its line of YAML, and what it does to an image.
+
+They act on a sample's one image field, or on those that `fields` names; `masks` share the draw and keep their numbers.
+A transform of yours to copy is `CenterCrop`: settings, then `change`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+from pydantic import Field, Strict, model_validator
+
+from wdskit.codecs.formats import is_image_field
+from wdskit.config.messages import listing
+from wdskit.config.spec import refuse
+from wdskit.config.values import Channels, FieldChoices, PositiveChannels, Range, ShareRange, Size
+from wdskit.errors import PipelineError
+from wdskit.stages.base import Context, Origin, PerSampleStage, Run
+from wdskit.stages.layouts import Stored, names_image
+
+# Each function imports `geometry` itself, and torch with it, so that settings can be checked without.
+
+Sample: TypeAlias = dict[str, Any]
+
+_FIELDS = "The image fields to transform. Without: the sample's one image field."
+_MASKS = "Fields transformed with the same draws and nearest neighbour, such as segmentation masks."
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class ImageTransform(PerSampleStage):
+    """What the image transforms share."""
+
+    colours_only: ClassVar[bool] = False
+    """Whether it makes other numbers of pixels, so that images whose numbers name classes or depths are refused."""
+    draws: ClassVar[bool] = False
+
+    fields: FieldChoices | None = Field(None, description=_FIELDS)
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
+        """The image changed, as a new one, or the same where nothing changes: see `geometry` for the kinds of images.
+
+        Args:
+            image: Of one field.
+            drawn: What `draw` gave for this sample; None of a transform that does not draw.
+            nearest: Whether its numbers must stay as they are, since it is a mask.
+        """
+        raise NotImplementedError
+
+    def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> Any:
+        """What is drawn once for all fields of a sample, with the Generator of its position, where `draws`."""
+        raise NotImplementedError
+
+    def bind(self, context: Context, label: str) -> BoundTransform:
+        """As `PerSampleStage.bind`."""
+        context.layouts = context.layouts.handled((*(self.fields or ()), *self.mask_names))
+        return BoundTransform(self, context.run, label, context.images, context.stored)
+
+
+class GeometricTransform(ImageTransform):
+    """What the transforms share that move pixels."""
+
+    masks: FieldChoices | None = Field(None, description=_MASKS)
+
+    @property
+    def mask_names(self) -> tuple[str, ...]:
+        """As `PerSampleStage.mask_names`."""
+        return self.masks or ()
+
+    @model_validator(mode="after")
+    def _check_masks(self) -> GeometricTransform:
+        both = [name for name in self.masks or () if name in (self.fields or ())]
+        if both:
+            raise refuse(f"{listing(both)} cannot be in `fields` and in `masks`.")
+        return self
+
+
+@dataclass(frozen=True)
+class BoundTransform:
+    """An image transform in a pipeline: finds the fields of each sample, and draws. It can be pickled.
+
+    Attributes:
+        transform: What is done.
+        run: Gives the random numbers.
+        stage: Name and ordinal of the stage, their key.
+        image_fields: Fields that hold images whatever their names say (after a rename).
+        stored: Those that hold stored numbers: resized as masks are, and never taken for colours.
+    """
+
+    transform: ImageTransform
+    run: Run
+    stage: str
+    image_fields: frozenset[str]
+    stored: Stored
+
+    def __call__(self, sample: Sample, origin: Origin) -> Sample:
+        """A shallow copy of the sample with the fields changed.
+
+        Raises:
+            PipelineError: It has no image field, or several, or one that is not decoded.
+        """
+        transform = self.transform
+        masks = [self._named(sample, names) for names in transform.mask_names]
+        images = self._images_in(sample, masks)
+        drawn = None
+        if transform.draws:
+            drawn = transform.draw(self.rng_at(origin), {field: sample[field] for field in (*images, *masks)})
+        changed = dict(sample)
+        for field in images:
+            changed[field] = transform.change(sample[field], drawn, nearest=self.stored.holds(field))
+        for field in masks:
+            changed[field] = transform.change(sample[field], drawn, nearest=True)
+        return changed
+
+    def rng_at(self, origin: Origin) -> np.random.Generator:
+        """The Generator of a position, as at its first use."""
+        return self.run.rng_of(self.stage)(origin)
+
+    def _images_in(self, sample: Sample, masks: Sequence[str]) -> list[str]:
+        """The fields that the transform names, or else the one image field."""
+        from wdskit.stages.images import geometry
+
+        name = self.transform.name
+        if self.transform.fields:
+            images = [self._named(sample, names) for names in self.transform.fields]
+            if both := [field for field in images if field in masks]:
+                raise PipelineError(f"{name}: `fields` and `masks` both come to `{both[0]}` in this sample")
+        else:
+            known = self.image_fields
+            found = [field for field in sample if (field in known or names_image(field)) and field not in masks]
+            images = [field for field in found if geometry.is_image(sample[field])]
+            if len(images) > 1:
+                msg = f"{name}: several image fields in this sample ({', '.join(images)})."
+                raise PipelineError(f"{msg} Name those that it shall change with `fields`")
+            if not images and found:
+                raise self._undecoded(found[0], sample[found[0]])
+            if not images:
+                msg = f"{name}: no image field in this sample (fields: {_names(sample)})."
+                raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
+        if self.transform.colours_only and (held := [field for field in images if self.stored.holds(field)]):
+            msg = f"{name}: `{held[0]}` was decoded by `index`: its numbers name classes or depths, no colours."
+            raise PipelineError(f"{msg} Name the images with `fields`")
+        return images
+
+    def _named(self, sample: Sample, names: str) -> str:
+        """The field of the sample that `a;b` names: the first one that is there."""
+        from wdskit.stages.images import geometry
+
+        for name in names.split(";"):
+            if name in sample:
+                if not geometry.is_image(sample[name]):
+                    raise self._undecoded(name, sample[name])
+                return name
+        raise PipelineError(f"{self.transform.name}: no field `{names}` in this sample (fields: {_names(sample)})")
+
+    def _undecoded(self, field: str, value: object) -> PipelineError:
+        where = f"{self.transform.name}: `{field}`"
+        if isinstance(value, bytes | bytearray | memoryview):
+            renamed = "" if is_image_field(field) else ", and before the field gets this name"
+            return PipelineError(f"{where} is not decoded yet. Put `decode: rgb8` before it{renamed}")
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        return PipelineError(f"{where} holds no image but {type(value).__name__}{shape}")
+
+
+def _names(sample: Mapping[str, Any]) -> str:
+    return ", ".join(field for field in sample if not field.startswith("__")) or "none"
+
+
+class Resize(GeometricTransform):
+    """Resize images, antialiased."""
+
+    name: ClassVar[str] = "resize"
+    shorthand: ClassVar[str | None] = "size"
+
+    size: Size = Field(description="The shorter side in pixels, aspect kept, or [height, width].", examples=[256])
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
+        """As `ImageTransform.change`."""
+        from wdskit.stages.images import geometry
+
+        return geometry.resize(image, self.size_of(*geometry.image_size(image)), nearest=nearest)
+
+    def size_of(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that it makes of an image's."""
+        from wdskit.stages.images import geometry
+
+        return geometry.shorter_side(height, width, self.size) if isinstance(self.size, int) else pair(self.size)
+
+
+class CenterCrop(GeometricTransform):
+    """The middle of images; a smaller image is padded with zeros."""
+
+    name: ClassVar[str] = "center_crop"
+    shorthand: ClassVar[str | None] = "size"
+
+    size: Size = Field(description="Both sides in pixels, or [height, width].", examples=[224])
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
+        """As `ImageTransform.change`."""
+        from wdskit.stages.images import geometry
+
+        return geometry.center_crop(image, pair(self.size))
+
+
+class RandomResizedCrop(GeometricTransform):
+    """A random part of images, resized: the same part of all fields."""
+
+    name: ClassVar[str] = "random_resized_crop"
+    shorthand: ClassVar[str | None] = "size"
+    draws: ClassVar[bool] = True
+
+    size: Size = Field(description="Both sides of the result in pixels, or [height, width].", examples=[224])
+    scale: ShareRange = Field((0.08, 1.0), description="Share of the image's area to crop, [low, high].")
+    ratio: Range = Field((3 / 4, 4 / 3), description="Width over height of the crop, [low, high].")
+
+    def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> tuple[int, int, int, int]:
+        """Top, left, height and width of the crop."""
+        from wdskit.stages.images import geometry
+
+        sizes = {field: geometry.image_size(image) for field, image in images.items()}
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"`{field}` {height} x {width}" for field, (height, width) in sizes.items())
+            msg = f"random_resized_crop: fields that share one draw differ in height x width: {listed}."
+            raise PipelineError(f"{msg} Resize them first")
+        return geometry.draw_crop(rng, *next(iter(sizes.values())), self.scale, self.ratio)
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
+        """As `ImageTransform.change`."""
+        from wdskit.stages.images import geometry
+
+        return geometry.resize(geometry.crop(image, *drawn), pair(self.size), nearest=nearest)
+
+
+class RandomFlip(GeometricTransform):
+    """Mirror images left to right: all fields or none."""
+
+    name: ClassVar[str] = "random_flip"
+    shorthand: ClassVar[str | None] = "p"
+    draws: ClassVar[bool] = True
+
+    p: Annotated[float, Strict(), Field(ge=0, le=1)] = Field(0.5, description="Probability of mirroring.")
+
+    def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> bool:  # noqa: ARG002 (one for all images)
+        """Whether to mirror."""
+        return rng.random() < self.p
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (no number changes)
+        """As `ImageTransform.change`."""
+        if not drawn:
+            return image
+        from wdskit.stages.images import geometry
+
+        return geometry.flip(image)
+
+
+class Normalize(ImageTransform):
+    """(image in 0..1 - mean) / std, as float32."""
+
+    name: ClassVar[str] = "normalize"
+    shorthand: ClassVar[str | None] = "preset"
+    colours_only: ClassVar[bool] = True
+
+    preset: Literal["imagenet"] | None = Field(None, description="Mean and std of ImageNet's training images.")
+    mean: Channels | None = Field(None, description="1 or 3 numbers, for values in 0..1. Needs `std`.")
+    std: PositiveChannels | None = Field(None, description="1 or 3 numbers, for values in 0..1. Needs `mean`.")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Normalize:
+        if self.preset and (self.mean or self.std):
+            raise refuse("`preset` and `mean` with `std` exclude each other; remove one of the two.")
+        if not self.preset and not (self.mean and self.std):
+            raise refuse("it needs `imagenet`, or both `mean` and `std`. Write `normalize: imagenet`.")
+        if self.mean and self.std and len(self.mean) != len(self.std):
+            raise refuse(f"`mean` has {len(self.mean)} items and `std` {len(self.std)}; both need 1 or both 3.")
+        return self
+
+    @property
+    def numbers(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Mean and standard deviation, for values 0..1."""
+        return (IMAGENET_MEAN, IMAGENET_STD) if self.preset == "imagenet" else (self.mean or (), self.std or ())
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
+        """As `ImageTransform.change`."""
+        from wdskit.stages.images import geometry
+
+        return geometry.normalize(image, *self.numbers)
+
+
+class ToTensor(ImageTransform):
+    """Images as torch float32 (C, H, W) in 0..1."""
+
+    name: ClassVar[str] = "to_tensor"
+    shorthand: ClassVar[str | None] = "fields"
+    colours_only: ClassVar[bool] = True
+
+    def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
+        """As `ImageTransform.change`."""
+        from wdskit.stages.images import geometry
+
+        return geometry.to_tensor(image)
+
+
+def pair(size: int | list[int] | tuple[int, int]) -> tuple[int, int]:
+    """Height and width."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
