@@ -42,11 +42,19 @@ def told(tmp_path_factory, script_environment):
 
 
 OWN_EVENTS = {
-    "pickle.find_class ('torch.utils.data._utils.worker', '_IterableDatasetStopIteration')",
-    "pickle.find_class ('wdskit.stages.timing', 'Histogram')",
-    "pickle.find_class ('wdskit.stages.timing', 'Timings')",
+    f"pickle.find_class ('wdskit.{module}', '{name}')"
+    for module, names in {
+        "engine.batch": ["Batch"],
+        "engine.outcome": ["Outcome"],
+        "engine.stream": ["Progress"],
+        "engine.stream_position": ["Mark", "Position"],
+        "loader.process_pool": ["Reply"],
+        "loader.shared_memory": ["Message"],
+        "stages.timing": ["Histogram", "Timings"],
+    }.items()
+    for name in names
 }
-"""What torch itself sends from a worker process to say that it is done, and we to say how long stages took."""
+"""What a worker process sends: batches, where the stream stands behind them, and how long its stages took."""
 
 
 def test_nothing_in_shards_rows_or_configurations_runs(told):
@@ -252,11 +260,11 @@ RUNNERS = {
 MODULES = {"subprocess", "shlex", "marshal", "shelve", "runpy", "code", "codeop", "ctypes", "dill", "cloudpickle"}
 ALLOWED = {
     ("__init__.py", "importlib.import_module"),  # our own modules, by the table of lazy names
-    ("loader/factory.py", "importlib.import_module"),  # plugins, named in Python
+    ("loader/make.py", "importlib.import_module"),  # plugins, named in Python
     ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
     ("packing/samples/select.py", "shlex"),  # quotes a command that is shown, and runs none
-    ("loader/messages.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
-    ("loader/failures.py", "pickle.loads"),  # their errors, from the same processes; and where they are made, as a test
+    ("loader/shared_memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
+    ("engine/outcome.py", "pickle.loads"),  # their errors, from the same processes; and where they are made, as a test
 }
 
 
@@ -287,7 +295,7 @@ def test_no_source_of_wdskit_runs_data():
         for name in runners_in(path.read_text(encoding="utf-8"))
     }
     assert found <= ALLOWED
-    assert ("loader/factory.py", "importlib.import_module") in found
+    assert ("loader/make.py", "importlib.import_module") in found
 
 
 @pytest.mark.parametrize(

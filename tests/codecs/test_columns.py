@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from by_columns import count_made, forgo_columns
 from hypothesis import given
 from hypothesis import strategies as st
 from shards import key_of, png_of, write_shard
@@ -80,26 +81,6 @@ def both(pipe: Pipeline, **options: Any) -> tuple[list[Any], list[Any], int]:
     apart: PlannedPipeline = pipe.build(rank=0, world_size=1, **options)
     forgo_columns(apart)
     return by_columns, list(apart), sum(made)
-
-
-def forgo_columns(built: PlannedPipeline) -> None:
-    """Let it make its batches sample by sample."""
-    object.__setattr__(built.program, "columns", None)
-
-
-def count_made(built: PlannedPipeline) -> list[int]:
-    """Filled with the number of batches of each job that is made by columns."""
-    columns, made = built.program.columns, []
-    assert columns is not None
-    make = columns.make
-
-    def counted(*job: Any) -> Any:
-        batches = make(*job)
-        made.append(len(batches or ()))
-        return batches
-
-    columns.make = counted
-    return made
 
 
 def check(pipe: Pipeline, **options: Any) -> None:

@@ -29,7 +29,7 @@ def endless_pipeline(pattern: str) -> Any:
 
 
 def test_reading_reads_and_decoding_does_not(pattern: str, tmp_path: Path) -> None:
-    with Parts(endless_pipeline(pattern).build(), 2, "fork") as parts:
+    with Parts(endless_pipeline(pattern).build().program, 2, "fork") as parts:
         os.truncate(tmp_path / "data" / "s-000.tar", 0)  # of a file that is gone, what is open could still be read
         rate = parts.run(Part("decode", 2, 2), 0.01)
         assert rate.samples_per_s > 0
@@ -39,7 +39,7 @@ def test_reading_reads_and_decoding_does_not(pattern: str, tmp_path: Path) -> No
 
 
 def test_what_is_read_goes_on_where_the_last_run_ended(pattern: str) -> None:
-    with Parts(endless_pipeline(pattern).build(), 1, "fork") as parts:
+    with Parts(endless_pipeline(pattern).build().program, 1, "fork") as parts:
         steps = []
         for _ in range(3):
             parts.run(Part("read", 1, 2), 0.005)
@@ -51,7 +51,7 @@ def test_samples_in_memory_reach_a_process_that_is_not_forked() -> None:
     held = pickle.loads(pickle.dumps(HeldSamples([("p", "a", 0, {"x": b"1"}), ("p", "b", 0, {"x": b"2"})])))
     assert [held.read(5, 7)[1] for _ in range(3)] == ["a", "b", "a"]
     many = held.read_many([0, 0], [0, 0], viewed=None)
-    assert (many.keys, many.one(1)) == (["b", "a"], ("p", "a", {"x": b"1"}))
+    assert (many.paths, many.keys, many.fields["x"].cut()) == (["p", "p"], ["b", "a"], [b"2", b"1"])
     mixed = HeldSamples([("p", "a", 0, {"x": b"1"}), ("p", "b", 0, {"y": b"2"})])
     assert mixed.read_many([0, 0], [0, 0]) is None
 

@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from wdskit.config.messages import show, wrong_kind
 from wdskit.config.spec import parse_settings
@@ -15,9 +15,9 @@ from wdskit.errors import ConfigError, PipelineError, Problem
 from wdskit.loader.base import Loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
-from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_place
-from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers, load_config
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.base import is_function_name
 
 logger = logging.getLogger(__name__)
@@ -120,35 +120,6 @@ def make_loader(
             raise PipelineError("device: a stream's batches stay in this machine's memory. Move them in your loop.")
         return StreamLoader(built, spec, **origin)
     return PlannedLoader(built, spec, forgiven, **origin)
-
-
-class Opened(NamedTuple):
-    """A pipeline whose stages fit together, its name, and how it is run."""
-
-    pipe: Pipeline
-    name: str
-    loader: LoaderSpec
-    errors: ErrorsSpec
-
-
-def open_pipeline(
-    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
-) -> Opened:
-    """One pipeline of a file or dict, or a `Pipeline`; `functions` may stand for stages there.
-
-    Raises:
-        ConfigError: The configuration has problems; all of them are listed.
-        PipelineError: The stages do not fit together, or a `Pipeline` came with what belongs to a configuration.
-    """
-    if isinstance(config, Pipeline):
-        if pipeline is not None or overrides:
-            raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
-        config.check()
-        return Opened(config, "pipeline", LoaderSpec(), ErrorsSpec())
-
-    loaded = load_config(config, overrides=overrides, functions=functions)
-    stages = loaded.pipeline(pipeline)
-    return Opened(Pipeline(stages), pipeline or next(iter(loaded.pipelines)), loaded.loader, loaded.errors)
 
 
 def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None:

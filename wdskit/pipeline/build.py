@@ -18,7 +18,7 @@ from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_
 from wdskit.stages.images.fused import fuse
 from wdskit.stages.registry import resolve
 from wdskit.stages.shard_reader import OpenTars, TarfileToSamples
-from wdskit.stages.stream_source import SplitByNode, SplitByWorker
+from wdskit.stages.stream_source import SplitByNode, SplitByWorker, Stream
 from wdskit.stages.streaming import EpochCut, ShuffleBuffer, StreamContext, StreamStage
 
 _FOREIGN_PATIENCE = 1_000_000  # samples that a stage which is not ours may hold back
@@ -54,7 +54,7 @@ def build_pipeline(
     if errors.max_bad:
         msg = "errors: a stream has no positions at which another sample could stand in for a bad one."
         raise PipelineError(f"{msg}\n  Use the source `exact`, or `select` what is good.")
-    run = Run(place, getattr(stages[0], "seed", 0), num_threads)
+    run = Run(place, stages[0].seed if isinstance(stages[0], Stream) else 0, num_threads)
     return _StreamBuilder(stages, StreamContext(run, find, stages, patience_of(stages, num_threads))).build(max_workers)
 
 

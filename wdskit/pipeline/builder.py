@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typing_extensions import Self
 
@@ -11,7 +11,7 @@ from wdskit.config.rules import check_order
 from wdskit.config.spec import parse_settings
 from wdskit.errors import PipelineError
 from wdskit.pipeline.methods import StageMethods
-from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec
+from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, load_config
 from wdskit.stages.foreign import check_stage
 from wdskit.stages.registry import parse_stage
 
@@ -116,3 +116,32 @@ class Pipeline(StageMethods):
             raise PipelineError(
                 "\n".join(f"stage {at} ({names[at] if names else 'none'}): {rule}" for at, rule in found)
             )
+
+
+class Opened(NamedTuple):
+    """A pipeline whose stages fit together, its name, and how it is run."""
+
+    pipe: Pipeline
+    name: str
+    loader: LoaderSpec
+    errors: ErrorsSpec
+
+
+def open_pipeline(
+    config: Any, pipeline: str | None, overrides: Sequence[str], functions: Iterable[str] = (), *, caller: str
+) -> Opened:
+    """One pipeline of a file or dict, or a `Pipeline`; `functions` may stand for stages there.
+
+    Raises:
+        ConfigError: The configuration has problems; all of them are listed.
+        PipelineError: The stages do not fit together, or a `Pipeline` came with what belongs to a configuration.
+    """
+    if isinstance(config, Pipeline):
+        if pipeline is not None or overrides:
+            raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
+        config.check()
+        return Opened(config, "pipeline", LoaderSpec(), ErrorsSpec())
+
+    loaded = load_config(config, overrides=overrides, functions=functions)
+    stages = loaded.pipeline(pipeline)
+    return Opened(Pipeline(stages), pipeline or next(iter(loaded.pipelines)), loaded.loader, loaded.errors)

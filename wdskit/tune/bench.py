@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from wdskit.config.export import settings_to_yaml
 from wdskit.errors import PipelineError
-from wdskit.loader.make import Opened, make_loader, open_pipeline
+from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.starting import choose_start_method
-from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.builder import Opened, Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_place
 from wdskit.pipeline.settings import ONE_THREAD, calls_functions, choose_workers, usable_cores
 from wdskit.stages.sources import PlannedSource

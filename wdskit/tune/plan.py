@@ -13,10 +13,9 @@ import numpy as np
 from wdskit.config.spec import parse_settings
 from wdskit.engine.shard_cache import USUAL_OPEN_SHARDS
 from wdskit.errors import PipelineError
-from wdskit.loader.make import open_pipeline
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import Steps
-from wdskit.pipeline.builder import Pipeline
+from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.sources import MixturePart, PlannedData, PlannedSource, epoch_length
 from wdskit.tune.mixing import QualityPlan, check_picture, draw, measure_quality
