@@ -56,7 +56,7 @@ class Columns:
         self, places: Ints, shards: Ints, samples: Ints, bounds: Sequence[slice], memory: Memory
     ) -> list[tuple[Any, Origin]] | None:
         """Batches and their origins, whose `members` are the first and the last; None where their samples have to be
-        made one by one, which tells what is wrong with one.
+        made one by one, which says what is wrong with one.
 
         Args:
             places: Positions in the endless sequence, (n,).

@@ -31,7 +31,7 @@ class Loader(ABC):
         name: Of the pipeline, for reports.
         process_group: The group that they came from, to compare with at the start of each iteration.
         one_thread: Whether each process has one thread because functions of the user's are called, for the advice.
-        told: Whether they were the caller's word alone, which no process group overrules.
+        is_rank_given: Whether they were the caller's word alone, which no process group overrules.
 
     Raises:
         PipelineError: What `stats` asks for cannot be had: its file, its port, or prometheus_client.
@@ -49,13 +49,13 @@ class Loader(ABC):
         capacity: int,
         name: str = "pipeline",
         process_group: Any = None,
-        told: bool = False,
+        is_rank_given: bool = False,
         one_thread: bool = False,
     ) -> None:
         self.spec = spec
         self._place = run.place
         self._process_group = process_group
-        self._told = told
+        self._is_rank_given = is_rank_given
         self._running: weakref.ref[Any] | None = None
         self._is_inside = False  # whether the running iteration is where the consumer stands
         self._next_epoch: int | None = None  # what `set_epoch` said meanwhile
@@ -170,7 +170,7 @@ class Loader(ABC):
         Raises:
             RankError: They differ.
         """
-        if self._told:
+        if self._is_rank_given:
             return
         now = group_place(self._process_group) if self._process_group is not None else initialised_place()
         place = self._place

@@ -29,7 +29,7 @@ class Budget:
     def __init__(self, spec: ErrorsSpec, *, rank: int, num_samples: int) -> None:
         self.count = 0
         self.limit = _limit(spec.max_bad, num_samples)
-        self._told = spec.max_bad
+        self._max_bad = spec.max_bad
         self._rank = rank
         self._path = None if spec.dir is None else Path(spec.dir) / f"bad-rank{rank:05d}.jsonl"
 
@@ -48,7 +48,7 @@ class Budget:
         if self.count > self.limit:
             last = bad[-1]
             msg = f"{last.reason}\n  Epoch {epoch} has {self.count} bad samples on rank {self._rank} so far, and "
-            msg += f"errors.max_bad allows {self._told}"
+            msg += f"errors.max_bad allows {self._max_bad}"
             where = "" if self._path is None else f" They are listed in {self._path}."
             raise SampleError(f"{msg}.{where}", stage="errors", shard=last.shard, key=last.key)
 

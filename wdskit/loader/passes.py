@@ -28,7 +28,7 @@ class Pass(NamedTuple):
 class Passes:
     """Counts epochs and samples.
 
-    A pass starts at the loaded position if one is unused, else at 0 of the current epoch. Finishing it, which is told
+    A pass starts at the loaded position if one is unused, else at 0 of the current epoch. Finishing it, which is noted
     before its last batch is handed out, advances the epoch.
 
     Args:

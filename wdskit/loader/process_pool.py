@@ -245,7 +245,7 @@ def _serve(connection: Connection, pipeline: Any, number: int, num_workers: int)
 
 
 def _seed(pipeline: Any, number: int, num_workers: int) -> None:
-    """Global generators differ from worker to worker, and `get_worker_info` tells which it is, as in torch's loader."""
+    """Global generators differ from worker to worker, and `get_worker_info` says which it is, as in torch's loader."""
     run = pipeline.run
     words = np.random.SeedSequence([run.seed, run.place.rank, number]).generate_state(3)
     random.seed(int(words[0]))

@@ -84,7 +84,7 @@ def _anonymous_file() -> int:
 
 
 class Ring:
-    """Blocks that are lent to one batch after another; where none is free, a new one is made. Safe to share between
+    """Blocks that one batch after another borrows; where none is free, a new one is made. Safe to share between
     threads.
 
     Args:
@@ -98,46 +98,46 @@ class Ring:
         self._kind = kind
         self._numbers = itertools.count()
         self._free: list[Block] = []
-        self._lent: dict[int, Block] = {}
+        self._borrowed: dict[int, Block] = {}
         self._back: deque[int] = deque()  # filled in the midst of anything: no lock may be taken there
         self._lock = threading.Lock()
-        self._num_lent = 0
+        self._num_borrowed = 0
         self.dropped: deque[int] = deque()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, *, channels_last: bool = False) -> torch.Tensor:
-        """See `pipeline.memory.Memory`."""
+        """See `stages.collate.Memory`."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if num_bytes < MIN_BYTES:
             return FRESH.empty(shape, dtype, channels_last=channels_last)
-        flat = torch.from_numpy(self.lend(num_bytes)[:num_bytes]).view(dtype)
+        flat = torch.from_numpy(self.allocate(num_bytes)[:num_bytes]).view(dtype)
         if not channels_last:
             return flat.view(tuple(shape))
         batch, channels, height, width = shape
         return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
-    def lend(self, num_bytes: int) -> Bytes:
+    def allocate(self, num_bytes: int) -> Bytes:
         """At least so many bytes. The block comes back when the last that shares them is collected."""
         with self._lock:
             self._collect()
             block = self._best(num_bytes)
-            self._num_lent += 1
-            block.last_used = self._num_lent
-            self._lent[block.number] = block
+            self._num_borrowed += 1
+            block.last_used = self._num_borrowed
+            self._borrowed[block.number] = block
             block.holders += 1
         return borrow(block.memory, self._back, block.number)
 
     def locate(self, address: int) -> tuple[int, int] | None:
-        """The number of the lent block that holds an address, and the address's place in it; None where none does."""
+        """The number of the borrowed block with an address, and the place in it; None where there is none."""
         with self._lock:
-            for block in self._lent.values():
+            for block in self._borrowed.values():
                 if 0 <= address - block.address < block.num_bytes:
                     return block.number, address - block.address
         return None
 
     def hold(self, number: int) -> Block:
-        """Let a lent block not come back before it is also given to `give_back`."""
+        """Let a borrowed block not come back before it is also given to `give_back`."""
         with self._lock:
-            block = self._lent[number]
+            block = self._borrowed[number]
             block.holders += 1
         return block
 
@@ -147,14 +147,14 @@ class Ring:
 
     def _collect(self) -> None:
         while self._back:
-            block = self._lent[self._back.popleft()]
+            block = self._borrowed[self._back.popleft()]
             block.holders -= 1
             if not block.holders:
-                self._free.append(self._lent.pop(block.number))
+                self._free.append(self._borrowed.pop(block.number))
 
     def _best(self, num_bytes: int) -> Block:
         """The smallest free block that does, if it is not much too large."""
-        for block in [block for block in self._free if self._num_lent - block.last_used > _UNUSED_FOR]:
+        for block in [block for block in self._free if self._num_borrowed - block.last_used > _UNUSED_FOR]:
             self._free.remove(block)
             self.dropped.append(block.number)
         found = min(
@@ -244,7 +244,7 @@ def pack(value: Any, ring: Ring) -> Message:
     message = Message(pickled or places.pop(0), tuple(part or places.pop(0) for part in parts))
     for number in message.blocks:
         ring.hold(number)
-    del array  # its block was lent until here
+    del array  # its block was borrowed until here
     return message
 
 
@@ -256,7 +256,7 @@ def _copy(chunks: list[Any], others: list[Bytes], ring: Ring) -> tuple[Bytes | N
     if not sizes:
         return None, []
     stops = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]).tolist()
-    array = ring.lend(stops[-1])
+    array = ring.allocate(stops[-1])
     found = ring.locate(array.ctypes.data)
     assert found is not None
     parts = [Part(found[0], start, size) for start, size in zip([0, *stops], sizes, strict=False)]

@@ -59,7 +59,7 @@ def start_method_of(stages: Iterable[Any], said: str | None) -> str:
             is_cuda = said != method and torch.cuda.is_initialized()
             why = ", as CUDA is initialised" if is_cuda else ""
             way = "iterate the loader before CUDA is used" if is_cuda else "use start_method: fork"
-            told = str(err) if isinstance(err, (pickle.PicklingError, AttributeError, TypeError)) else repr(err)
-            msg = f"a stage cannot reach workers under {method!r}{why}: {told}."
+            reason = str(err) if isinstance(err, (pickle.PicklingError, AttributeError, TypeError)) else repr(err)
+            msg = f"a stage cannot reach workers under {method!r}{why}: {reason}."
             raise PipelineError(f"{msg}\n  Define the function at the top of a module, or {way}.") from err
     return method

@@ -116,12 +116,12 @@ class Row:
 
     def _bad(self, err: DecodeError) -> RowError:
         source: FieldBytes = dict(self.fields).get(err.field, b"")
-        return row_error(self.where, _told(source, err), "Mend, rename or remove it, or use --skip-bad.")
+        return row_error(self.where, _describe(source, err), "Mend, rename or remove it, or use --skip-bad.")
 
     def _unreadable(self, source: FieldBytes, err: Exception) -> RowError:
         is_changed = isinstance(err, FileChanged)
         remedy = "Pack again when nobody writes it." if is_changed else "Mend or remove it, or use --skip-bad."
-        return row_error(self.where, _told(source, err), remedy)
+        return row_error(self.where, _describe(source, err), remedy)
 
 
 def size_of(data: FieldBytes) -> int:
@@ -129,7 +129,7 @@ def size_of(data: FieldBytes) -> int:
     return len(data) if isinstance(data, bytes) else data.num_bytes
 
 
-def _told(source: FieldBytes, err: Exception) -> str:
+def _describe(source: FieldBytes, err: Exception) -> str:
     """What went wrong with a field, the file named where there is one."""
     problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
     return problem if isinstance(source, bytes) else f"{source.path}: {problem}"

@@ -61,14 +61,14 @@ def compose_planned(
 def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batcher | None, errors: ErrorsSpec) -> Plan:
     length = epoch_length(specs, data.num_samples, place.world_size)
     # There without one too: torch.distributed.checkpoint loads the names that the loader has, and only those.
-    told = {"with_epoch": length.with_epoch}
+    with_epoch = {"with_epoch": length.with_epoch}
     return Plan(
         order=data.order,
         tail=specs[0].tail,
         batch=length.batch,
         epoch_samples=length.num_samples,
         is_batched=batched is not None,
-        fingerprint={**data.fingerprint, **told},
+        fingerprint={**data.fingerprint, **with_epoch},
         forgives=errors.max_bad != 0,
         forgives_functions=errors.transforms,
     )

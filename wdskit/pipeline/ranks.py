@@ -1,4 +1,4 @@
-"""Rank and world size, found once in the main process; workers are told.
+"""Rank and world size, found once in the main process; worker processes get it.
 
 The order: what the caller says; a process group the caller gives; torch.distributed where it is initialised; torchrun's
 RANK and WORLD_SIZE; Slurm's, where a step has all of the job's tasks; else one rank. The choice is logged. Where the
@@ -103,9 +103,9 @@ def as_group(process_group: Any) -> Any:
         return process_group
     if process_group.ndim != 1:
         names = process_group.mesh_dim_names
-        told = f"{process_group.ndim} dimensions ({', '.join(names) if names else 'without names'})"
+        shape = f"{process_group.ndim} dimensions ({', '.join(names) if names else 'without names'})"
         way = "" if names else "Name its dimensions, mesh_dim_names=(...). "
-        msg = f"process_group: this mesh has {told}.\n  {way}Give the one that the data are split over: "
+        msg = f"process_group: this mesh has {shape}.\n  {way}Give the one that the data are split over: "
         raise RankError(f'{msg}process_group=mesh["dp"].')
     return process_group.get_group()
 
@@ -113,6 +113,6 @@ def as_group(process_group: Any) -> Any:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name)
     if text is None or not text.strip().isdigit():
-        told = "is not set" if text is None else f"is {text!r}, no number"
-        raise RankError(f"{name} {told}. torchrun sets RANK and WORLD_SIZE; set both or neither.")
+        problem = "is not set" if text is None else f"is {text!r}, no number"
+        raise RankError(f"{name} {problem}. torchrun sets RANK and WORLD_SIZE; set both or neither.")
     return int(text)

@@ -200,7 +200,7 @@ def test_an_error_arrives_as_it_was_or_as_one_that_says_the_same(six, err, kind,
         assert caught.value.args == err.args
     assert type(caught.value.__cause__) is WorkerTraceback
     assert "worker 0:\n" in str(caught.value.__cause__)
-    assert "test_loader_faults.py" in str(caught.value.__cause__)
+    assert "test_faults.py" in str(caught.value.__cause__)
 
 
 class Unpicklable(BaseException):

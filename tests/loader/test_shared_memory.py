@@ -102,7 +102,7 @@ def test_many_threads_never_share_a_block():
     for thread in threads:
         thread.join()
     assert not problems
-    assert len(ring._free) + len(ring._lent) <= 8
+    assert len(ring._free) + len(ring._borrowed) <= 8
 
 
 def test_the_check_of_sharing_catches_a_ring_that_takes_back_too_early(monkeypatch):
@@ -161,7 +161,7 @@ def same(one: Any, other: Any) -> bool:
 
 def unpacked(message: Message, ring: Ring) -> Any:
     """In the same process: blocks by number."""
-    return unpack(message, lambda number: borrow(ring._lent[number].memory, ring._back, number))
+    return unpack(message, lambda number: borrow(ring._borrowed[number].memory, ring._back, number))
 
 
 @pytest.mark.parametrize("name", values())
@@ -194,12 +194,12 @@ def test_a_block_comes_back_when_both_sides_are_done_with_it():
             del images
         else:
             arrived.clear()
-        ring.lend(MIN_BYTES)
-        assert ring._lent, "one side still holds it"
+        ring.allocate(MIN_BYTES)
+        assert ring._borrowed, "one side still holds it"
         images = None
         arrived.clear()
-        ring.lend(MIN_BYTES)
-        assert not [block for block in ring._lent.values() if block.num_bytes > 2 * MIN_BYTES]
+        ring.allocate(MIN_BYTES)
+        assert not [block for block in ring._borrowed.values() if block.num_bytes > 2 * MIN_BYTES]
 
 
 def test_large_pickles_travel_in_shared_memory_and_small_ones_in_the_pipe():
