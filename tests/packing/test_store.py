@@ -22,7 +22,7 @@ from wdskit.packing.store import Spool, check_unique, decode_rows, encode_row
 
 TEXTS = st.text(st.characters(codec=None, min_codepoint=1), max_size=12)  # surrogates too
 REFERENCES = st.builds(
-    FileBytes, TEXTS, st.integers(0, 1 << 40), st.integers(0, 1 << 62), st.integers(0, (1 << 64) - 1)
+    FileBytes, TEXTS, st.integers(0, 1 << 38), st.integers(0, 1 << 62), st.integers(0, (1 << 64) - 1)
 )
 FIELDS = st.lists(st.tuples(st.text("abc.", min_size=1, max_size=5), st.binary(max_size=40) | REFERENCES), max_size=4)
 ROWS = st.builds(lambda key, fields, where: Row(key, tuple(fields), where), st.text("kéy/", max_size=9), FIELDS, TEXTS)
