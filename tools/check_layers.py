@@ -33,7 +33,7 @@ EXCEPTIONS = {
 }
 
 MAX_LINES = 400
-GENERATED = {"pipeline/methods.py"}  # by tools/make_methods.py
+GENERATED = {"pipeline/methods.py"}  # by tools/generate.py
 HEAVY = {"PIL", "numpy", "orjson", "pydantic", "simplejpeg", "torch", "webdataset", "yaml"}
 ONLY_IN = {"PIL": "codecs", "simplejpeg": "codecs", "rich": "cli", "typer": "cli"}
 IO_MODULES = {

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 import webdataset
+import yaml
 from shards import listed, number_of, write_numbers
 
 import wdskit
 from wdskit import ConfigError, Pipeline, PipelineError, RankError
 from wdskit.engine import stream
 from wdskit.pipeline.settings import load_config
-from wdskit.stages.registry import STAGES
+from wdskit.stages.registry import STAGES, parse_stage
 from wdskit.stages.streaming import Shuffle
 
 BASE = Pipeline().stream("a.tar")
@@ -41,10 +42,21 @@ def test_every_stage_is_a_method_with_the_names_and_defaults_of_its_spec():
         assert variadic or spec.is_mapping or named == set(spec.model_fields)
 
 
-def test_the_methods_are_made_of_the_stages(load_tool):
-    """Run tools/make_methods.py after a change."""
-    tool = load_tool("make_methods")
-    assert tool.PATH.read_text() == tool.render()
+@pytest.mark.parametrize("name", ["wdskit/pipeline/methods.py", "docs/stages.md", "docs/wdskit.schema.json"])
+def test_what_is_made_of_the_stages_is_current(load_tool, repository, name):
+    """Run tools/generate.py after a change."""
+    tool = load_tool("generate")
+    assert (repository / name).read_text() == tool.FILES[name]()
+
+
+def test_each_line_of_the_stage_table_is_a_stage(load_tool):
+    """As a configuration has it."""
+    tool = load_tool("generate")
+    for name, stage in STAGES.items():
+        item = yaml.safe_load(tool.example(stage))
+        written, value = next(iter(item.items())) if isinstance(item, dict) else (item, None)
+        assert written == name
+        assert parse_stage(name, value).name == name
 
 
 def test_loader_takes_what_make_loader_takes():

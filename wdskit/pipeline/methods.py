@@ -1,6 +1,6 @@
 """The typed methods of `Pipeline`: one a stage, and `loader`.
 
-`tools/make_methods.py` writes this file from the stages' settings; change those.
+`tools/generate.py` writes this file from the stages' settings; change those.
 """
 
 from __future__ import annotations

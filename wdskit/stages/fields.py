@@ -31,6 +31,7 @@ class Decode(PerSampleStage):
         None,
         description="What images become, in webdataset's words; `index`: the numbers that masks store, one a pixel. "
         "Without: they stay bytes.",
+        examples=["rgb8"],
     )
     only: FieldNames | None = Field(None, description="The fields to decode. Without: all.")
     fuse: Bool = Field(

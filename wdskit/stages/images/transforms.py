@@ -264,7 +264,9 @@ class Normalize(ImageTransform):
     shorthand: ClassVar[str | None] = "preset"
     colours_only: ClassVar[bool] = True
 
-    preset: Literal["imagenet"] | None = Field(None, description="Mean and std of ImageNet's training images.")
+    preset: Literal["imagenet"] | None = Field(
+        None, description="Mean and std of ImageNet's training images.", examples=["imagenet"]
+    )
     mean: Channels | None = Field(None, description="1 or 3 numbers, for values in 0..1. Needs `std`.")
     std: PositiveChannels | None = Field(None, description="1 or 3 numbers, for values in 0..1. Needs `mean`.")
 

@@ -1,30 +1,35 @@
-"""Write wdskit/pipeline/methods.py: the typed methods of `Pipeline`, made of the stages and of `make_loader`.
+"""Write what follows from the stages: the methods of `Pipeline`, docs/stages.md and the schema of configurations.
 
-    python tools/make_methods.py [--check]
+    python tools/generate.py [--check]
 
-With `--check` nothing is written, and the exit code is 1 if the file is not what would be written.
+With `--check` nothing is written, and the exit code is 1 if a file is not what would be written.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import yaml
 from pydantic.fields import FieldInfo
 
 from wdskit.config.spec import StageSpec
 from wdskit.loader.make import make_loader
+from wdskit.pipeline.settings import json_schema
 from wdskit.stages.registry import STAGES
 
-PATH = Path(__file__).parents[1] / "wdskit" / "pipeline" / "methods.py"
+ROOT = Path(__file__).parents[1]
 
 HEAD = '''"""The typed methods of `Pipeline`: one a stage, and `loader`.
 
-`tools/make_methods.py` writes this file from the stages' settings; change those.
+`tools/generate.py` writes this file from the stages' settings; change those.
 """
 
 from __future__ import annotations
@@ -63,6 +68,16 @@ TYPES = {
     "Weights": "Sequence[float]", "Bounds": "Sequence[int | str]", "Split": "str", "ImageSpec": "str",
     "Classes": 'Literal["same", "any"]', "Functions": "Sequence[Function | None]",
     "tuple[MixturePart, ...]": "Sequence[Mapping[str, Any]]", "Probability": "float",
+}  # fmt: skip
+
+
+# And what a reader of docs/stages.md calls them.
+PLAIN_TYPES = {
+    "Shards": "text or list", "Fields": "name or list", "Size": "number or [height, width]",
+    "Function": "function or name",
+    "Sequence[Mapping[str, Any]]": "list of mappings", "Sequence[float]": "list of numbers", "str": "text",
+    "Sequence[int | str]": "[first, stop]", "dict[str, Function]": "mapping", "dict[str, str]": "mapping",
+    "Sequence[Function | None]": "list of functions", "int": "whole number", "float": "number", "bool": "true or false",
 }  # fmt: skip
 
 
@@ -160,21 +175,93 @@ def _one_or_all(values: Sequence[Any]) -> Any:
 '''
 
 
-def render() -> str:
-    """The file."""
-    methods = [stage_method(name, stage) for name, stage in STAGES.items()]
-    source = HEAD + "\n" + "\n\n".join([*methods, loader_method()]) + "\n" + TAIL
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(PATH), "-"]
-    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+def methods() -> str:
+    """wdskit/pipeline/methods.py."""
+    found = [stage_method(name, stage) for name, stage in STAGES.items()]
+    source = HEAD + "\n" + "\n\n".join([*found, loader_method()]) + "\n" + TAIL
+    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", "methods.py", "-"]
+    return subprocess.run(command, cwd=ROOT, input=source, capture_output=True, text=True, check=True).stdout
+
+
+STAGES_HEAD = """# Stages
+
+A pipeline is a list of stages: one source first, then what is done to its samples. A stage has the same name and
+settings in YAML, and as a method of `wdskit.Pipeline`. `tools/generate.py` writes this page from the stages.
+"""
+
+
+def stages_page() -> str:
+    """docs/stages.md."""
+    rows = [f"| [`{name}`](#{name}) | `- {example(stage)}` | {summary(stage)} |" for name, stage in STAGES.items()]
+    table = "\n".join(["| Stage | In YAML | What it does |", "|---|---|---|", *rows])
+    return "\n".join([STAGES_HEAD, table, "", *map(stage_section, STAGES.values())])
+
+
+def summary(stage: type[StageSpec]) -> str:
+    """The first paragraph of a stage's docstring on one line."""
+    return " ".join((inspect.getdoc(stage) or "").partition("\n\n")[0].split())
+
+
+def example(stage: type[StageSpec]) -> str:
+    """A stage as YAML has it, with the examples of the settings that it needs, or of the first one."""
+    fields = stage.model_fields
+    needed = [name for name, info in fields.items() if info.is_required()]
+    if not needed and stage.shorthand is not None and fields[stage.shorthand].examples:
+        needed = [stage.shorthand]
+    settings = {name: (fields[name].examples or [None])[0] for name in needed}
+    written: Any = stage.name
+    if settings:
+        short = list(settings) == [stage.shorthand]
+        written = {stage.name: next(iter(settings.values())) if short else settings}
+    text: str = yaml.safe_dump(written, default_flow_style=True, width=1000, sort_keys=False)
+    text = text.removesuffix("...\n").strip()
+    return text[1:-1] if settings else text
+
+
+def stage_section(stage: type[StageSpec]) -> str:
+    """A stage with all that can be set of it."""
+    lines = [f"## {stage.name}", "", inspect.getdoc(stage) or "", ""]
+    if stage.model_fields:
+        lines += ["| Setting | Type | Default | Meaning |", "|---|---|---|---|"]
+    for name, info in stage.model_fields.items():
+        kind = plain_type(annotation_of(stage, name))
+        default = "" if info.is_required() else f"`{json.dumps(info.default)}`"
+        lines.append(f"| `{name}` | {kind} | {default} | {info.description or ''} |")
+    return "\n".join([*lines, ""]) if stage.model_fields else "\n".join(lines)
+
+
+def plain_type(text: str) -> str:
+    """A type of a signature in words; None is left to the default."""
+    text = re.sub(r" \| None$", "", text)
+    if text in PLAIN_TYPES:
+        return PLAIN_TYPES[text]
+    text = re.sub(
+        r"Literal\[(.*?)\]", lambda found: found[1].replace(", ", " or ").replace("'", "").replace('"', ""), text
+    )
+    return " or ".join(PLAIN_TYPES.get(each, each) for each in text.split(" | "))
+
+
+def schema() -> str:
+    """docs/wdskit.schema.json."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "wdskit/pipeline/methods.py": methods,
+    "docs/stages.md": stages_page,
+    "docs/wdskit.schema.json": schema,
+}
 
 
 def main(arguments: list[str]) -> int:
-    """Write the file, or compare it."""
-    text = render()
-    if "--check" in arguments:
-        return int(text != PATH.read_text())
-    PATH.write_text(text)
-    return 0
+    """Write the files, or compare them."""
+    stale = [name for name, make in FILES.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != make()]
+    for name in stale:
+        if "--check" in arguments:
+            print(f"{name}: not what the stages say. Run python tools/generate.py.")
+        else:
+            (ROOT / name).write_text(FILES[name]())
+    return int("--check" in arguments and bool(stale))
 
 
 if __name__ == "__main__":
