@@ -70,7 +70,7 @@ def make_loader(
         pin_memory: Whether batches come in page-locked memory, where there is a GPU.
         device: Where batches of a planned source go: "cuda", the current one, or "cuda:1". They are copied there on a
             stream of their own, one ahead; images cross as uint8, and are normalized there.
-        stats: What the loader tells of itself while it runs: every how many steps, or
+        stats: What the loader reports while it runs: every how many steps, or
             `{"every": 100, "file": "stats.jsonl", "port": 9400}`. `loader.stats()` needs no such setting.
         errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's `errors`.
 
@@ -113,7 +113,6 @@ def make_loader(
         "name": name,
         "process_group": process_group,
         "told": rank is not None and process_group is None,
-        "one_thread": bool(reason),
     }
     if isinstance(built, StreamPipeline):
         if spec.device is not None:

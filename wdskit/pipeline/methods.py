@@ -489,7 +489,7 @@ class StageMethods(ABC):
             pin_memory: Whether batches come in page-locked memory, where there is a GPU.
             device: Where batches of a planned source go: "cuda", the current one, or "cuda:1". They are copied there on
                 a stream of their own, one ahead; images cross as uint8, and are normalized there.
-            stats: What the loader tells of itself while it runs: every how many steps, or `{"every": 100, "file":
+            stats: What the loader reports while it runs: every how many steps, or `{"every": 100, "file":
                 "stats.jsonl", "port": 9400}`. `loader.stats()` needs no such setting.
             errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's
                 `errors`.

@@ -113,7 +113,7 @@ class LoaderSpec(BaseModel):
         description="Where batches of a planned source go: `cuda`, the current one, or `cuda:1`. Without: nowhere.",
     )
     stats: OptionalStats = Field(
-        None, description="What it tells of itself while it runs: every how many steps, or {every, file, port, host}."
+        None, description="What it reports while it runs: every how many steps, or {every, file, port, host}."
     )
 
 
