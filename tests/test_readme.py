@@ -44,7 +44,7 @@ def read_blocks(text: str) -> list[Block]:
 
 def without_speeds(text: str) -> str:
     """Replace what no two runs share: times and speeds."""
-    return re.sub(r"[\d.,]+(\s?(samples/s|[kMG]?B/s|us|ms|s)\b| %| CPUs\b)", "N", text)
+    return re.sub(r"[\d.,]+(\s?(samples/s|[kMG]?B/s|us|ms|s)\b|\s?%| CPUs\b)", "N", text)
 
 
 def matches(expected: str, actual: str) -> bool:

@@ -50,7 +50,7 @@ OWN_EVENTS = {
         "engine.stream_position": ["Mark", "Position"],
         "loader.process_pool": ["Reply"],
         "loader.shared_memory": ["Message"],
-        "stages.timing": ["Histogram", "Timings"],
+        "stages.timing": ["Timings"],
     }.items()
     for name in names
 }

@@ -8,9 +8,8 @@ import pytest
 from shards import write_numbers, write_pictures, write_shard
 
 from wdskit import Pipeline
-from wdskit.loader.meter import Meter
 from wdskit.shards.index import index_folder
-from wdskit.stages.timing import Pace, Timings
+from wdskit.stages.timing import Pace
 
 WAYS = [(0, 1), (0, 4), (1, 1), (2, 2)]
 NUM = 70
@@ -68,8 +67,6 @@ def test_what_is_counted_is_what_was_delivered(folder, workers, threads):
             "map:2": 8,
         }
         assert found.replaced == 0
-        assert found.capacity == (0 if (workers, threads) == (0, 1) else 4)
-        assert 0 <= found.ready_mean <= found.capacity + 1
         consistent(found)
     assert loader._meter.stats("life").samples == 128
     assert 'wdskit_samples_total{loader="pipeline",rank="0"} 128.0\n' in loader.prometheus_text()
@@ -84,9 +81,8 @@ def consistent(found):
     assert found.bytes_read > 0
     assert found.bytes_per_s == pytest.approx(found.bytes_read / found.samples * found.samples_per_s)
     assert sum(stage.share_ratio for stage in found.stages.values()) == pytest.approx(1)
-    assert all(stage.mean_s > 0 and 0 <= stage.cpu_ratio <= 1 for stage in found.stages.values())
-    assert found.busy_ratio > 0
-    assert str(found).count("\n") >= 3 + len(found.stages)
+    assert all(0 < stage.total_s == pytest.approx(stage.num * stage.mean_s) for stage in found.stages.values())
+    assert str(found).count("\n") == 2 + len(found.stages)
 
 
 @pytest.mark.parametrize(("workers", "threads"), WAYS)
@@ -106,7 +102,6 @@ def test_streams_count_too(folder, workers, threads):
         assert stages.keys() == {"read", "decode-resize", "to_tuple", "batched", "map"}
         assert stages["batched"] == stages["map"] == len(delivered)
         assert NUM - 8 <= stages["decode-resize"] <= NUM + 8
-        assert found.capacity == 4 * workers
         consistent(found)
 
 
@@ -151,87 +146,25 @@ def test_ranks_count_what_is_theirs(folder):
         assert (loader.stats().rank, loader.stats().samples) == (rank, valid)
 
 
-class Gate:
-    """A stage that lets a sample through only while the consumer waits for one."""
-
-    def __init__(self):
-        self.is_asked = threading.Event()
+class Slow:
+    """Blocks for ten milliseconds."""
 
     def __call__(self, sample):
-        assert self.is_asked.wait(60)
+        threading.Event().wait(0.01)
         return sample
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_a_consumer_that_finds_nothing_ready_waits_each_time(folder, threads, monkeypatch):
-    """Samples come only once they are asked for: nothing is ever ready, and all of the stage's time is waited for."""
-    gate = Gate()
-    monkeypatch.setattr(Meter, "asked", asking(Meter.asked, gate))
-    monkeypatch.setattr(Meter, "begin", asking(Meter.begin, gate))
-    pipe = Pipeline().exact(str(folder), seed=3).map(gate).to_tuple("cls").batched(8)
-    for _ in (loader := pipe.loader(workers=0, threads=threads, prefetch=1)):
-        gate.is_asked.clear()
-        seen = loader.stats()
-    assert seen.steps == 8
-    assert seen.wait_s > 0
-
-
-def asking(method, gate):
-    def noted(self, *args):
-        method(self, *args)
-        gate.is_asked.set()
-
-    return noted
-
-
-@pytest.mark.parametrize(("workers", "threads"), WAYS[1:])
-def test_a_slow_consumer_finds_all_ready(folder, workers, threads):
-    """It asks only when the loader has made as much ahead as it may; then there is nothing to change."""
-    loader = pictures(folder, workers=workers, threads=threads)
-    prefetch = loader._prefetch
-    pool = prefetch._pool
-    for _ in loader:
-        for _, ticket in prefetch._waiting:
-            while workers and not pool.is_ready(ticket):
-                pool._receive_all(timeout_s=60)
-            assert workers or ticket.is_done.wait(60)
-    found = loader.stats()
-    assert found.empty_ratio == 0
-    assert found.ready_mean >= min(found.capacity, 1)
-
-
-def test_a_stage_that_waits_is_seen_to_wait(folder):
-    """A stage that blocks on an event for as long as nobody sets it, in each of four threads."""
-    never = threading.Event()
-
-    def blocked(sample):
-        never.wait(0.01)
-        return sample
-
-    pipe = Pipeline().exact(str(folder), seed=3).map(blocked).to_tuple("cls").batched(8)
-    loader = pipe.loader(workers=0, threads=4, prefetch=2)
-    for _ in loader:
-        pass
+@pytest.mark.parametrize(("workers", "threads"), WAYS)
+def test_a_slow_stage_is_the_one_that_the_report_names(folder, workers, threads):
+    """Wherever it runs, its time travels to the consumer, who waits for it."""
+    pipe = Pipeline().exact(str(folder), seed=3).map(Slow()).to_tuple("cls").batched(8)
+    loader = pipe.loader(workers=workers, threads=threads, prefetch=2, start_method="fork")
+    list(loader)
     found = loader.stats()
     assert found.stages["map"].mean_s >= 0.01
     assert found.stages["map"].share_ratio > 0.5
-    assert found.stages["map"].cpu_ratio < 0.5
     assert found.wait_ratio > 0.5
-
-
-def test_what_travels_is_what_was_measured(folder):
-    """Stages of worker processes are those of the consumer's statistics, not only their number."""
-    loader = Pipeline().exact(str(folder), seed=3).map(Slow()).to_tuple("cls").batched(8).loader(workers=2, threads=2)
-    list(loader)
-    assert loader.stats().stages["map"].mean_s >= 0.001
-
-
-class Slow:
-    """Blocks for a millisecond."""
-
-    def __call__(self, sample):
-        threading.Event().wait(0.001)
-        return sample
+    assert "`map` takes " in str(found).splitlines()[-1]
 
 
 def test_a_loader_that_is_not_asked_measures_all_the_same(tmp_path):
@@ -242,7 +175,5 @@ def test_a_loader_that_is_not_asked_measures_all_the_same(tmp_path):
     sizes = []
     for _ in range(3):
         list(loader)
-        life = loader._meter.totals("life")
-        sizes.append(len(life.timings.stages))
-        assert isinstance(life.timings, Timings)
+        sizes.append(len(loader._meter.stats("life").stages))
     assert sizes == [1, 1, 1]

@@ -18,7 +18,7 @@ from wdskit.stages.base import NOWHERE, Origin
 from wdskit.stages.collate import FRESH, Memory
 from wdskit.stages.images.fused import FusedStep
 from wdskit.stages.layouts import names_image
-from wdskit.stages.timing import Timings, started
+from wdskit.stages.timing import Timings
 
 VALID = "__valid__"
 
@@ -174,11 +174,10 @@ class _Rows:
                 self._images += slot.split(1)
             self._slots.append(slot)
         num_chunks = -(-num // CHUNK)
-        weights = program.chunk_pace.pick(num_chunks)
         timed: list[Timings] = []  # each from one thread
 
         def run(chunk: int) -> None:
-            timings = started(weights[chunk]) if chunk in weights else None
+            timings = program.chunk_pace.begin()
             if self._run(range(chunk * CHUNK, min(num, (chunk + 1) * CHUNK)), task, timings) and timings is not None:
                 program.chunk_pace.end(timings)
                 timed.append(timings)

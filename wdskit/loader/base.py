@@ -10,9 +10,9 @@ from typing import Any
 from wdskit.errors import PipelineError, RankError
 from wdskit.loader.meter import Meter
 from wdskit.loader.metrics import metrics_text, serve
-from wdskit.loader.stats import LoaderStats, Setting
+from wdskit.loader.stats import LoaderStats
 from wdskit.pipeline.ranks import group_place, initialised_place
-from wdskit.pipeline.settings import LoaderSpec, local_ranks, usable_cores
+from wdskit.pipeline.settings import LoaderSpec
 from wdskit.stages.base import Run
 
 _MAX_EPOCH = 10**9  # a stream's draws are numbers of 63 bits, 30 of which are the epoch's
@@ -26,11 +26,8 @@ class Loader(ABC):
     Args:
         run: Of the pipeline: rank and world size that it reads for, threads.
         spec: Workers, prefetch and the rest.
-        prefetch: What the number of items ahead follows from, and
-        capacity: that number, at most.
         name: Of the pipeline, for reports.
         process_group: The group that they came from, to compare with at the start of each iteration.
-        one_thread: Whether each process has one thread because functions of the user's are called, for the advice.
         is_rank_given: Whether they were the caller's word alone, which no process group overrules.
 
     Raises:
@@ -45,12 +42,9 @@ class Loader(ABC):
         run: Run,
         spec: LoaderSpec,
         *,
-        prefetch: int,
-        capacity: int,
         name: str = "pipeline",
         process_group: Any = None,
         is_rank_given: bool = False,
-        one_thread: bool = False,
     ) -> None:
         self.spec = spec
         self._place = run.place
@@ -59,9 +53,7 @@ class Loader(ABC):
         self._running: weakref.ref[Any] | None = None
         self._is_inside = False  # whether the running iteration is where the consumer stands
         self._next_epoch: int | None = None  # what `set_epoch` said meanwhile
-        num_cpus = max(1, usable_cores() // local_ranks())
-        setting = Setting(spec.workers, run.num_threads, prefetch, capacity, num_cpus, one_thread)
-        self._meter = Meter(name=name, rank=run.place.rank, setting=setting, spec=spec.stats)
+        self._meter = Meter(name=name, rank=run.place.rank, spec=spec.stats)
         if spec.stats is not None and spec.stats.port is not None:
             serve(self._meter, spec.stats.host, spec.stats.port)
 
@@ -95,7 +87,7 @@ class Loader(ABC):
         """One iteration, as a generator that does nothing before its first item is asked for."""
 
     def stats(self) -> LoaderStats:
-        """What happened since the running epoch began, or the last one: speed, waits, stages, and what to change.
+        """What happened since the running epoch began, or the last one: speed, waits and stages.
 
         It counts always, and costs less than 1 % of the work. For a person: `print(loader.stats())`.
         """

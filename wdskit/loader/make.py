@@ -113,7 +113,6 @@ def make_loader(
         "name": name,
         "process_group": process_group,
         "is_rank_given": rank is not None and process_group is None,
-        "one_thread": bool(reason),
     }
     if isinstance(built, StreamPipeline):
         if spec.device is not None:

@@ -6,31 +6,24 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
 from wdskit.errors import PipelineError
-from wdskit.loader.meter import Meter, Totals
-from wdskit.stages.timing import BUCKETS_AN_OCTAVE, NUM_BUCKETS, Histogram, edge_s
+from wdskit.loader.meter import Meter
+from wdskit.loader.stats import LoaderStats
 
 logger = logging.getLogger(__name__)
 
-MAX_PORT = 65_535
-
-_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
+_COUNTERS: dict[str, tuple[str, Callable[[LoaderStats], float]]] = {
     "steps": ("Items that the consumer has received.", lambda of: of.steps),
     "samples": ("Samples in them.", lambda of: of.samples),
     "replaced_samples": ("Bad samples for which others stand.", lambda of: of.replaced),
-    "read_bytes": ("Bytes read from shards for these samples.", lambda of: of.timings.bytes_read),
-    "wait_seconds": (
-        "Time that the consumer waited for items, the first of an epoch included.",
-        lambda of: of.waits.total_s + of.first_wait_s,
-    ),
-    "work_seconds": ("Time that the consumer worked between items.", lambda of: of.work_s),
-    "asked": ("Times that the consumer asked for an item while others were made ahead.", lambda of: of.waits.num),
-    "ready_items": ("Items that were ready then, added up.", lambda of: of.ready),
+    "read_bytes": ("Bytes read from shards for these samples.", lambda of: of.bytes_read),
+    "wait_seconds": ("Time that the consumer waited, also for first items.", lambda of: of.wait_s + of.first_wait_s),
+    "work_seconds": ("Time that the consumer worked between items.", lambda of: of.elapsed_s - of.wait_s),
 }
 
 
@@ -54,27 +47,18 @@ class _Collector:
         """One family of metrics after the other, as prometheus_client asks for them."""
         core = _client().metrics_core
         meters = (ref() for ref in self.meters.valuerefs())
-        found = [([each.name, str(each.rank)], each.totals("life")) for each in meters if each is not None]
+        found = [each.stats("life") for each in meters if each is not None]
         for name, (meaning, value) in _COUNTERS.items():
             counter = core.CounterMetricFamily(f"wdskit_{name}", meaning, labels=["loader", "rank"])
-            for labels, totals in found:
-                counter.add_metric(labels, value(totals))
+            for stats in found:
+                counter.add_metric([stats.loader, str(stats.rank)], value(stats))
             yield counter
-        meaning = "Time that a stage took for a value: a sample, or behind batched a batch."
-        stages = core.HistogramMetricFamily("wdskit_stage_seconds", meaning, labels=["loader", "rank", "stage"])
-        for labels, totals in found:
-            for stage, histogram in totals.timings.stages.items():
-                stages.add_metric([*labels, stage], list(_buckets(histogram)), histogram.total_s)
+        meaning = "Values that a stage worked on (samples, or behind batched batches) and the time that this took."
+        stages = core.SummaryMetricFamily("wdskit_stage_seconds", meaning, labels=["loader", "rank", "stage"])
+        for stats in found:
+            for name, stage in stats.stages.items():
+                stages.add_metric([stats.loader, str(stats.rank), name], stage.num, stage.total_s)
         yield stages
-
-
-def _buckets(histogram: Histogram) -> Iterable[tuple[str, int]]:
-    """How many durations are at most 0.4 us, 1.6 us, 6.4 us, ... 107 s, and how many there are."""
-    num, width = 0, 2 * BUCKETS_AN_OCTAVE
-    for first in range(0, NUM_BUCKETS, width):
-        num += sum(histogram.buckets.get(bucket, 0) for bucket in range(first, first + width))
-        yield f"{edge_s(first + width):.3g}", num
-    yield "+Inf", histogram.num
 
 
 def metrics_text(meter: Meter) -> str:
@@ -84,7 +68,7 @@ def metrics_text(meter: Meter) -> str:
         PipelineError: prometheus_client is not installed.
     """
     client, collector = _client(), _Collector()
-    collector.meters[meter.name] = meter
+    collector.add(meter)
     registry = client.CollectorRegistry()
     registry.register(collector)
     text: bytes = client.generate_latest(registry)
@@ -110,17 +94,14 @@ def serve(meter: Meter, host: str, port: int) -> None:
     """
     client = _client()
     port = port + meter.rank if port else 0
-    if port > MAX_PORT:
-        msg = f"stats: rank {meter.rank} would listen at port {port}, and there are none above {MAX_PORT}."
-        raise PipelineError(f"{msg}\n  Choose a lower one for loader.stats.port.")
     with _lock:
         if (host, port) not in _servers:
             collector, registry = _Collector(), client.CollectorRegistry()
             registry.register(collector)
             try:
                 _servers[host, port] = client.start_http_server(port, addr=host, registry=registry)[0], collector
-            except OSError as err:
-                msg = f"stats: port {port} of {host} cannot be had: {err.strerror or err}."
+            except (OSError, OverflowError) as err:
+                msg = f"stats: rank {meter.rank} cannot listen at port {port} of {host} ({err})."
                 raise PipelineError(f"{msg}\n  Choose another for loader.stats.port, or leave it out.") from err
         server, collector = _servers[host, port]
         collector.add(meter)

@@ -42,8 +42,7 @@ class PlannedLoader(Loader):
         errors: ErrorsSpec | None = None,
         **origin: Any,
     ) -> None:
-        num_ahead = _num_ahead(spec, pipeline.num_threads)
-        super().__init__(pipeline.run, spec, prefetch=num_ahead, capacity=num_ahead, **origin)
+        super().__init__(pipeline.run, spec, **origin)
         self._mover, program = make_mover(pipeline.program, spec)
         self.pipeline = PlannedPipeline(program)
         plan = program.plan
@@ -60,7 +59,8 @@ class PlannedLoader(Loader):
         start_method = functools.partial(start_method_of, self.pipeline.pipeline, spec.start_method)
         if spec.workers:
             start_method()
-        self._prefetch = Prefetch(make_pool(self.pipeline, spec.workers, start_method), num_ahead)
+        pool = make_pool(self.pipeline, spec.workers, start_method)
+        self._prefetch = Prefetch(pool, _num_ahead(spec, pipeline.num_threads))
 
     @property
     def epoch(self) -> int:
@@ -108,8 +108,7 @@ class PlannedLoader(Loader):
         step = 0
         try:
             for batch in taken if self._mover is None else hand_over(taken, self._mover):
-                ready = self._prefetch.num_ready
-                self._meter.received(batch.num_samples, ready=ready, replaced=len(batch.bad), timings=batch.timings)
+                self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
                 budget.spend(running.epoch, batch.bad)
                 self._passes.received(running, step)
                 step += 1

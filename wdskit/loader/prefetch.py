@@ -29,10 +29,6 @@ class Pool(Protocol):
         """What came of a job, once; waits for it."""
         ...
 
-    def is_ready(self, ticket: Any) -> bool:
-        """Whether nobody would have to wait for it, as far as is known."""
-        ...
-
     def forget(self, tickets: Sequence[Any]) -> None:
         """Do without jobs that nobody has taken."""
         ...
@@ -66,10 +62,6 @@ class InlinePool:
         finally:
             torch.set_num_threads(before)
 
-    def is_ready(self, ticket: Any) -> bool:  # noqa: ARG002 (none ever is)
-        """See `Pool`."""
-        return False
-
     def forget(self, tickets: Sequence[Any]) -> None:
         """See `Pool`."""
 
@@ -97,15 +89,11 @@ class Prefetch:
     Args:
         pool: Makes the batches.
         num_ahead: How many jobs are at work or ready beside the one that is waited for.
-
-    Attributes:
-        num_ready: How many jobs were done when the last one was asked for.
     """
 
     def __init__(self, pool: Pool, num_ahead: int) -> None:
         self._pool = pool
         self._num_ahead = num_ahead
-        self.num_ready = 0
         self._waiting: deque[tuple[Any, Any]] = deque()  # jobs and their tickets
 
     def take(self, jobs: Iterator[Any], number: int) -> Iterator[Batch]:
@@ -120,7 +108,6 @@ class Prefetch:
             _, ticket = self._waiting.popleft()
             try:
                 self._fill(jobs, self._num_ahead)
-                self.num_ready = sum(map(self._pool.is_ready, (ticket, *(each for _, each in self._waiting))))
                 outcome = self._pool.take(ticket)
             except BaseException:
                 self._forget(ticket)

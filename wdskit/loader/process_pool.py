@@ -140,10 +140,6 @@ class ProcessPool:
         outcome: Outcome[list[Batch]] = unpack(message, worker.borrow)
         return outcome
 
-    def is_ready(self, ticket: int) -> bool:
-        """See `Pool`: as far as is known since the last job was submitted."""
-        return ticket in self._replies
-
     def forget(self, tickets: Sequence[int]) -> None:
         """See `Pool`."""
         for ticket in tickets:

@@ -35,8 +35,7 @@ class StreamLoader(Loader):
     """
 
     def __init__(self, pipeline: StreamPipeline, spec: LoaderSpec, **origin: Any) -> None:
-        capacity = spec.prefetch * spec.workers
-        super().__init__(pipeline.run, spec, prefetch=spec.prefetch, capacity=capacity, **origin)
+        super().__init__(pipeline.run, spec, **origin)
         self.pipeline = pipeline
         self._epoch = 0
         self._num_workers = max(1, spec.workers)
@@ -195,7 +194,7 @@ class StreamLoader(Loader):
         self._meter.begin(epoch)
         taken = self._take(jobs, first)
         moved = taken if self._mover is None else hand_over(taken, self._mover)
-        for worker, batch, ready in moved:
+        for worker, batch in moved:
             self._keep(worker, batch.position)
             if batch.position.is_end:
                 continue
@@ -203,12 +202,12 @@ class StreamLoader(Loader):
             self._next_worker = (worker + 1) % self._num_workers
             num_items += 1
             if num_items == wanted:  # before the last item is out, so that a checkpoint taken with it goes on
-                for other, end, _ in moved:  # each worker says where it stands at the end
+                for other, end in moved:  # each worker says where it stands at the end
                     self._keep(other, end.position)
                     num_items += not end.position.is_end
                 self._check_length(epoch, num_items, wanted)
                 self._finish(epoch)
-            self._meter.received(batch.num_samples, ready=ready, timings=batch.timings)
+            self._meter.received(batch.num_samples, timings=batch.timings)
             value = batch.value
             del batch
             yield value
@@ -219,14 +218,11 @@ class StreamLoader(Loader):
         else:
             self._check_length(epoch, num_items, wanted)
 
-    def _take(self, jobs: list[StreamJob], first: int) -> Iterator[tuple[int, Batch, int]]:
-        """What the workers give in turns, from `first` on, with the number of items that are ready: the items of an
-        epoch, and the end of each worker.
-        """
+    def _take(self, jobs: list[StreamJob], first: int) -> Iterator[tuple[int, Batch]]:
+        """What the workers give in turns, from `first` on: the items of an epoch, and the end of each worker."""
         pool = self._pool
         submit = pool.submit if isinstance(pool, ProcessPool) else lambda job, _: pool.submit(job)
         turns = [(first + turn) % self._num_workers for turn in range(self._num_workers)]
-        ended: set[int] = set()
         waiting: deque[tuple[int, Any]] = deque()
         following = StreamJob(jobs[0].epoch)
         try:
@@ -235,17 +231,14 @@ class StreamLoader(Loader):
                 waiting += [(worker, submit(following, worker)) for worker in turns]
             while waiting:
                 worker, ticket = waiting[0]
-                ready = sum(pool.is_ready(each) for other, each in waiting if other not in ended)
                 outcome = pool.take(ticket)
                 waiting.popleft()
                 batches = outcome.result()
                 if not batches:  # behind the end
                     continue
-                if batches[0].position.is_end:
-                    ended.add(worker)
-                else:
+                if not batches[0].position.is_end:
                     waiting.append((worker, submit(following, worker)))
-                yield worker, batches.pop(), ready  # not held here while it is used
+                yield worker, batches.pop()  # not held here while it is used
         finally:
             pool.forget([ticket for _, ticket in waiting])
             if not self.spec.persistent_workers:

@@ -97,10 +97,6 @@ class ThreadPool:
         ticket.is_done.wait()
         return ticket.taken()
 
-    def is_ready(self, ticket: ThreadTask) -> bool:
-        """See `Pool`."""
-        return ticket.is_done.is_set()
-
     def forget(self, tickets: Sequence[ThreadTask]) -> None:
         """See `Pool`: the threads leave them within the present sample."""
         for ticket in tickets:
