@@ -21,7 +21,7 @@ from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.stages.sources import PlannedData
-from wdskit.tune.mixing import SortedData, expected_classes, measure_quality, trace
+from wdskit.tune.mixing import depths, expected_classes, measure_quality, trace
 
 COUNTS_OF_SHARDS = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 
@@ -99,12 +99,12 @@ def test_what_has_no_quality_says_so(folder):
 def test_the_trace_is_what_a_rank_reads(folder):
     """Places in the data set of every sample of every step, as a real loader yields them."""
     order = ExactOrder(COUNTS, seed=0, lanes=7, window=30)
-    steps, depths = trace(planned(order, COUNTS), Steps(600, 5, 4, "drop"), 3 * 600, 3)
+    steps, places = trace(planned(order, COUNTS), Steps(600, 5, 4, "drop"), 3 * 600, 3)
     reading = wdskit.Pipeline().exact(str(folder), lanes=7, window=30).decode("rgb8").to_tuple("cls").batched(5)
     loader = reading.loader(workers=0, rank=3, world_size=4)
     loader.set_epoch(3)
     numbers = np.concatenate([numbers.numpy() for (numbers,) in loader])
-    assert np.array_equal(np.rint(depths * 600), numbers)
+    assert np.array_equal(np.rint(places * 600), numbers)
     assert steps.tolist() == [step for step in range(30) for _ in range(5)]
 
 
@@ -155,15 +155,16 @@ def test_expected_classes_stay_exact_for_a_billion_samples():
 def test_sorted_data_have_classes_of_equal_size_from_the_first_sample_to_the_last(counts, num_classes):
     total = sum(counts)
     num_classes = min(num_classes, total)
-    classes = SortedData([np.array(counts)]).depths(SequentialOrder(counts).take(np.arange(total)), num_classes)
+    order = SequentialOrder(counts)
+    classes = depths(planned(order, counts), order.take(np.arange(total)), num_classes)
     assert (np.diff(classes) >= 0).all()
     sizes = np.bincount(classes, minlength=num_classes)
     assert sizes.max() - sizes.min() <= 1
 
 
 def test_each_part_of_a_mixture_has_all_classes():
-    data = SortedData([np.array([4, 4]), np.array([2])])
-    assert data.depths((np.array([0, 1, 2, 2]), np.array([3, 0, 0, 1])), 2).tolist() == [0, 1, 0, 1]
+    data = planned(None, [4, 4], [2])
+    assert depths(data, (np.array([0, 1, 2, 2]), np.array([3, 0, 0, 1])), 2).tolist() == [0, 1, 0, 1]
 
 
 def test_quality_counts_the_classes_of_each_ranks_batch():
@@ -173,7 +174,7 @@ def test_quality_counts_the_classes_of_each_ranks_batch():
     of_ranks, of_all = [], []
     for step in range(4):
         taken = [order.take(start + steps.positions(rank, step)) for rank in range(3)]
-        classes = [set(SortedData([np.array(counts)]).depths(each, 10).tolist()) for each in taken]
+        classes = [set(depths(planned(order, counts), each, 10).tolist()) for each in taken]
         of_ranks += map(len, classes)
         of_all.append(len(set.union(*classes)))
     assert (found.num_steps, found.rank_classes_least) == (4, min(of_ranks))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,7 +68,7 @@ def bench_command(
             progress=progress,
         )
     if json:
-        print_json(dataclasses.asdict(result))
+        print_json(result)
     else:
         show_result(result)
 

@@ -349,12 +349,9 @@ def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting
     """What to try: threads of this process, of one worker and of several, one decoder a CPU; or processes of one thread
     only.
     """
-    if one_thread:
-        tried = [(workers, 1) for workers in (0, 1, 2, 4, 8, min(num_cpus, _MANY)) if workers <= num_cpus]
-    else:
-        tried = [(0, 1), (0, num_cpus)]
-        tried += [(workers, num_cpus // workers) for workers in (1, 2, 4, 8, _MANY) if workers <= num_cpus]
-        tried += [(num_cpus, 1)] if num_cpus <= _MANY else []
+    tried = [(0, 1), (0, 1 if one_thread else num_cpus)]
+    workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MANY)) if each <= num_cpus]
+    tried += [(each, 1 if one_thread else num_cpus // each) for each in workers]
     return [Setting(*each) for each in dict.fromkeys(tried)]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.classes import read_classes
 from wdskit.errors import PipelineError, StorageError
-from wdskit.files import publish_bytes, why_not
+from wdskit.files import publish_bytes
 from wdskit.order.base import Ints
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
@@ -61,22 +60,14 @@ class QualityPlan:
     verdict: str
 
 
-class SortedData:
-    """Data sets, the parts of an order, as if each were sorted by class.
-
-    Args:
-        counts: For each data set, samples of its shards; the shards are numbered through.
-    """
-
-    def __init__(self, counts: Sequence[Ints]) -> None:
-        self._firsts = np.concatenate([np.cumsum(each) - each for each in counts])
-        self._totals = np.concatenate([np.full(len(each), max(1, int(each.sum()))) for each in counts])
-
-    def depths(self, taken: tuple[Ints, Ints], num: int) -> Ints:
-        """Where samples, which `Order.take` gave, stand in their data set, in `num` equal steps: 0..num-1."""
-        shards, samples = taken
-        depths: Ints = (self._firsts[shards] + samples) * num // self._totals[shards]
-        return depths
+def depths(data: PlannedData, taken: tuple[Ints, Ints], num: int) -> Ints:
+    """Where samples, which `Order.take` gave, stand in their data set, 0..num-1: their classes where it is sorted."""
+    counts = [table.counts for table in data.tables]
+    firsts = np.concatenate([np.cumsum(each) - each for each in counts])
+    totals = np.concatenate([np.full(len(each), each.sum()) for each in counts])
+    shards, samples = taken
+    found: Ints = (firsts[shards] + samples) * num // totals[shards]
+    return found
 
 
 def _evenly(num: int, size: int) -> Ints:
@@ -119,16 +110,14 @@ def measure_quality(data: PlannedData, steps: Steps, start: int, classes: int | 
     num_full = steps.num_samples // size
     if not num_full:
         raise PipelineError(f"an epoch of {steps.num_samples} samples has no full global batch to be looked at.")
-    counts = [table.counts for table in data.tables]
-    least_samples = min(int(each.sum()) for each in counts)
+    least_samples = min(int(table.counts.sum()) for table in data.tables)
     if classes is None:
         classes = len(read_classes(data.tables[0].folders[0]) or ()) or DEFAULT_CLASSES
     classes = min(classes, least_samples)
-    by_class = SortedData(counts)
     numbers = _evenly(max(1, min(_MAX_STEPS, _MAX_POSITIONS // size)), num_full)
     of_ranks, of_all = [], []
     for number in numbers.tolist():
-        found = by_class.depths(data.order.take(start + number * size + np.arange(size)), classes)
+        found = depths(data, data.order.take(start + number * size + np.arange(size)), classes)
         of_ranks.append(_num_different(found.reshape(steps.batch, steps.world_size).T))
         of_all.append(_num_different(found[None]))
     mean, rank_ideal = float(np.mean(of_ranks)), expected_classes(classes, least_samples, steps.batch)
@@ -156,24 +145,6 @@ def _verdict(ratio: float, *, is_shuffled: bool) -> str:
     return f"Of data sorted by class, {holds}: far from uniform.\n  {way_out}"
 
 
-def check_picture(path: str | os.PathLike[str]) -> None:
-    """Refuse a picture that could not be drawn, before anything is computed.
-
-    Raises:
-        PipelineError: Another kind of file, or matplotlib is not installed.
-        StorageError: There is no such folder, or nothing may be written there.
-    """
-    if Path(path).suffix.lower() not in {".png", ".svg"}:
-        raise PipelineError(f"{path}: a picture is drawn as .png or .svg.")
-    problem = why_not(Path(path))
-    if problem:
-        raise StorageError(f"{path}: the picture cannot be written: {problem}.", url=str(path))
-    try:
-        import matplotlib  # noqa: F401, ICN001 (only whether it is there)
-    except ImportError as err:
-        raise PipelineError("a picture needs matplotlib.\n  Install it: pip install 'wdskit[plot]'.") from err
-
-
 def draw(data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike[str], title: str) -> None:
     """Draw which place of the data set three ranks read in steps all through an epoch, one dot a sample.
 
@@ -185,28 +156,33 @@ def draw(data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike
         title: Above it.
 
     Raises:
+        PipelineError: Another kind of file, or matplotlib is not installed.
         StorageError: The file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    kind = Path(path).suffix.lower()[1:]
+    if kind not in {"png", "svg"}:
+        raise PipelineError(f"{path}: a picture is drawn as .png or .svg.")
+    try:
+        from matplotlib import figure, ticker
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as err:
+        raise PipelineError("a picture needs matplotlib.\n  Install it: pip install 'wdskit[plot]'.") from err
 
-    figure = Figure(figsize=(11, 6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    picture = figure.Figure(figsize=(11, 6), dpi=110, layout="constrained")
+    FigureCanvasAgg(picture)
+    axes = picture.add_subplot()
     for rank in range(min(len(_COLOURS), steps.world_size)):
-        numbers, depths = trace(data, steps, start, rank)
+        numbers, places = trace(data, steps, start, rank)
         size = min(20, max(4, 3000 / len(numbers)))
         beside = numbers + (rank - 1) * max(0.25, len(steps) / _DRAWN_STEPS / 4)  # so that no rank hides another
-        axes.scatter(beside, depths, s=size, linewidths=0, color=_COLOURS[rank], label=f"rank {rank}")
+        axes.scatter(beside, places, s=size, linewidths=0, color=_COLOURS[rank], label=f"rank {rank}")
     axes.set_title(title, loc="left", fontsize=11)
     axes.set(xlabel="step", ylabel="place in the data set", ylim=(-0.02, 1.02))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["first", "", "middle", "", "last"])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(_COLOURS), fontsize=8, frameon=False)
-    kind = Path(path).suffix.lower()[1:]
     stream = io.BytesIO()
-    figure.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    picture.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else None)
     try:
         publish_bytes(Path(path), stream.getvalue())
     except OSError as err:
@@ -219,5 +195,4 @@ def trace(data: PlannedData, steps: Steps, start: int, rank: int) -> tuple[Ints,
     rows = _evenly(_DRAWN_ROWS, steps.batch)
     places = np.concatenate([steps.positions(rank, each)[rows] for each in numbers.tolist()])
     taken = data.order.take(np.minimum(places, steps.num_samples - 1) + start)
-    depths = SortedData([table.counts for table in data.tables]).depths(taken, _DEPTHS)
-    return np.repeat(numbers, len(rows)), depths / _DEPTHS
+    return np.repeat(numbers, len(rows)), depths(data, taken, _DEPTHS) / _DEPTHS

@@ -18,7 +18,7 @@ from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length
-from wdskit.tune.mixing import QualityPlan, check_picture, draw, measure_quality
+from wdskit.tune.mixing import QualityPlan, draw, measure_quality
 from wdskit.tune.reads import Floats, read_epoch
 
 _MUCH_DROPPED = 0.05  # of an epoch
@@ -211,25 +211,20 @@ def plan(
             msg = "a stream's order is that of its shuffle buffers, which only a run shows."
             raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and plan `exact`.")
         return _plan_stream(pipe, world_size, loader.workers, errors)
-    if plot is not None:
-        check_picture(plot)
     data = source.plan()
     length = epoch_length(pipe.stages, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, pipe.stages[0].tail)
     start = epoch * steps.num_samples
+    lanes = _plan_lanes(source, data, world_size)
+    if plot is not None:
+        title = f"{source.name}: {steps.num_samples:,} samples on {world_size} ranks, batches of {steps.batch}"
+        if lanes is not None:
+            title += f", {lanes.num_lanes} lanes, windows of {getattr(source, 'window', 0):,}"
+        draw(data, steps, start, path=plot, title=title)
     node_size = min(gpus_per_node, world_size)
     run = choose_workers(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
     reads, of_parts = read_epoch(data, steps, start, node_size)
     parts = tuple(_plan_parts(source, data, of_parts))
-    num_lanes: int | None = getattr(source, "lanes", None)
-    lanes = None
-    if num_lanes is not None:
-        shared = 1 if isinstance(data.order, MixtureOrder) else math.gcd(num_lanes, world_size)
-        lanes = LanesPlan(num_lanes, num_lanes // shared, fitting_lanes(num_lanes, world_size))
-    if plot is not None:
-        title = f"{source.name}: {steps.num_samples:,} samples on {world_size} ranks, batches of {steps.batch}"
-        title += "" if lanes is None else f", {num_lanes} lanes, windows of {getattr(source, 'window', 0):,}"
-        draw(data, steps, start, path=plot, title=title)
     open_shards = math.ceil(reads.rank_open)
     return EpochPlan(
         source=source.name,
@@ -256,6 +251,14 @@ def plan(
         warnings=tuple(_warnings(data, parts, lanes, open_shards, steps, start)),
         quality=measure_quality(data, steps, start, classes) if quality else None,
     )
+
+
+def _plan_lanes(source: PlannedSource, data: PlannedData, world_size: int) -> LanesPlan | None:
+    num_lanes: int | None = getattr(source, "lanes", None)
+    if num_lanes is None:
+        return None
+    shared = 1 if isinstance(data.order, MixtureOrder) else math.gcd(num_lanes, world_size)
+    return LanesPlan(num_lanes, num_lanes // shared, fitting_lanes(num_lanes, world_size))
 
 
 def fitting_lanes(num_lanes: int, world_size: int) -> tuple[int, ...]:
