@@ -300,7 +300,7 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
     Returns:
         Samples/s, CPU ms of a sample (None where only Linux counts it), and seconds up to the first batch.
     """
-    plan, workers = loader.pipeline.program.plan, loader.spec.workers
+    program, workers = loader.pipeline.program, loader.spec.workers
     cpu_time = cpu_s_of_tree if workers else time.process_time
     round_size = max(1, workers)  # batches of several workers come in bursts of as many
     items = iter(loader)
@@ -308,13 +308,15 @@ def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float 
         start = time.perf_counter()
         next(items)
         first_batch_s = time.perf_counter() - start
-        for _ in range(max(loader.spec.prefetch, 2 * workers)):  # what was made ahead meanwhile
+        start, left = time.perf_counter(), max(loader.spec.prefetch, 2 * workers) * program.batches_a_job
+        while left and time.perf_counter() - start < seconds:  # what was made ahead meanwhile
             next(items)
+            left -= 1
         count, elapsed, cpu_s, start = 0, 0.0, cpu_time(), time.perf_counter()
         while elapsed < seconds:
             for _ in range(round_size):
                 next(items)
-            count += round_size * (plan.batch if plan.is_batched else 1)
+            count += round_size * program.plan.batch
             elapsed = time.perf_counter() - start
         cpu_s_now = cpu_time()
         cpu_ms = None if cpu_s is None or cpu_s_now is None else (cpu_s_now - cpu_s) * 1000 / count
