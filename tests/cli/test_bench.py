@@ -12,7 +12,7 @@ from shards import write_numbers
 
 from wdskit.cli.bench import show_result
 from wdskit.shards.index import index_folder
-from wdskit.tune.bench import Advice, BenchResult, LoaderBench, Measured, PartBench, Setting
+from wdskit.tune.bench import Advice, BenchResult, LoaderBench, Measured, Setting
 
 CONFIG = """\
 version: 1
@@ -35,12 +35,8 @@ QUICK = ("--seconds", "0.01", "--repeats", "1", "--workers", "0,1", "--threads",
 
 SHOWN = """\
 Samples of 110 kB in batches of 64, one rank of 8, on 4 CPUs; medians of 3 and their spread
-
- processes x threads   samples/s         bytes/s   CPU ms
-────────────────────────────────────────────────────────────────────────
- read, 1 x 1              24,000   ±4%   2.64 GB   0.0410
- decode, 1 x 1               790   ±3%   86.9 MB     1.27
- decode, 4 x 1             2,900   ±1%    319 MB     1.35   = the limit
+Only read, by one thread: 24,000 samples/s ±4%, 2.64 GB/s, CPU ms 0.0410
+Decode limit: 2,900 samples/s, what one thread makes in its CPU time x 4 CPUs
 
  workers x threads   samples/s         of the limit   CPU ms   first batch
 ───────────────────────────────────────────────────────────────────────────
@@ -51,9 +47,6 @@ Samples of 110 kB in batches of 64, one rank of 8, on 4 CPUs; medians of 3 and t
 loader: {workers: 1, threads: 4, pin_memory: true}
 
 It reaches 95% of the decode limit; it is the fastest.
-
-Not tried: workers: 4, threads: 1: it cannot run.
-  Do this.
 
 Warning: this machine has other work.
   Do that.
@@ -67,11 +60,6 @@ def near(value: float, spread: float = 0.0) -> Measured:
 @pytest.fixture
 def result() -> BenchResult:
     """Figures as those of a quiet machine."""
-    parts = (
-        PartBench("read", 1, 1, near(24_000, 0.04), near(0.041)),
-        PartBench("decode", 1, 1, near(790, 0.03), near(1.27)),
-        PartBench("decode", 4, 1, near(2900, 0.01), near(1.35)),
-    )
     loaders = tuple(
         LoaderBench(Setting(*setting), near(rate, spread), *map(near, others))
         for setting, rate, spread, *others in (
@@ -87,10 +75,10 @@ def result() -> BenchResult:
         num_cpus=4,
         repeats=3,
         configured=Setting(1, 1),
-        parts=parts,
+        read_samples_per_s=near(24_000, 0.04),
+        read_cpu_ms=near(0.041),
         limit=near(2900, 0.01),
         loaders=loaders,
-        refused=((Setting(4, 1), "it cannot run.\n  Do this."),),
         advice=Advice(
             Setting(1, 4),
             "loader: {workers: 1, threads: 4, pin_memory: true}",
@@ -121,7 +109,7 @@ def test_a_result_is_shown_whole_at_every_width(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
     shown = "\n".join(line.rstrip() for line in lines)
-    assert shown.split("\n\n")[1:4] == SHOWN.split("\n\n")[1:4]  # the tables, and what to paste
+    assert shown.split("\n\n")[1:3] == SHOWN.split("\n\n")[1:3]  # the table, and what to paste
     if columns == 100:
         assert shown + "\n" == SHOWN
 
@@ -132,10 +120,7 @@ def test_json_has_every_number(folder: Path, run) -> None:
     document = json.loads(out)
     assert [each["setting"] for each in document["loaders"]] == [[0, 1], [1, 1]]
     assert document["advice"]["yaml"].startswith("loader: {workers: ")
-    assert [(part["what"], part["processes"], part["threads"]) for part in document["parts"]] == [
-        ("read", 1, 1),
-        ("decode", 1, 1),
-    ]
+    assert len(document["read_samples_per_s"]) == len(document["limit"]) == 3
 
 
 def test_overrides_the_world_size_and_plugins_count(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:

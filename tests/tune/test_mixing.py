@@ -20,11 +20,27 @@ from wdskit.order.exact import ExactOrder
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
-from wdskit.tune.mixing import SortedData, expected_classes, sample_mixing, trace
+from wdskit.stages.sources import PlannedData
+from wdskit.tune.mixing import depths, expected_classes, measure_quality, trace
 
 COUNTS_OF_SHARDS = st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(any)
 
 COUNTS = [20] * 30
+
+
+class Table:
+    """A data set that is nowhere."""
+
+    def __init__(self, counts):
+        self.counts = np.array(counts)
+
+
+def planned(order, *parts):
+    return PlannedData(tuple(map(Table, parts)), tuple(range(len(parts))), order, None, {})
+
+
+def mean_classes(order, counts, steps, classes, start=0):
+    return measure_quality(planned(order, counts), steps, start, classes).rank_classes
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +99,12 @@ def test_what_has_no_quality_says_so(folder):
 def test_the_trace_is_what_a_rank_reads(folder):
     """Places in the data set of every sample of every step, as a real loader yields them."""
     order = ExactOrder(COUNTS, seed=0, lanes=7, window=30)
-    steps, depths = trace(order, SortedData([COUNTS], 10), Steps(600, 5, 4, "drop"), 3 * 600, 3)
+    steps, places = trace(planned(order, COUNTS), Steps(600, 5, 4, "drop"), 3 * 600, 3)
     reading = wdskit.Pipeline().exact(str(folder), lanes=7, window=30).decode("rgb8").to_tuple("cls").batched(5)
     loader = reading.loader(workers=0, rank=3, world_size=4)
     loader.set_epoch(3)
     numbers = np.concatenate([numbers.numpy() for (numbers,) in loader])
-    assert np.array_equal(np.rint(depths * 600), numbers)
+    assert np.array_equal(np.rint(places * 600), numbers)
     assert steps.tolist() == [step for step in range(30) for _ in range(5)]
 
 
@@ -139,50 +155,47 @@ def test_expected_classes_stay_exact_for_a_billion_samples():
 def test_sorted_data_have_classes_of_equal_size_from_the_first_sample_to_the_last(counts, num_classes):
     total = sum(counts)
     num_classes = min(num_classes, total)
-    data = SortedData([counts], num_classes)
-    taken = SequentialOrder(counts).take(np.arange(total))
-    classes = data.classes(*taken)
+    order = SequentialOrder(counts)
+    classes = depths(planned(order, counts), order.take(np.arange(total)), num_classes)
     assert (np.diff(classes) >= 0).all()
     sizes = np.bincount(classes, minlength=num_classes)
     assert sizes.max() - sizes.min() <= 1
-    assert data.depths(*taken) == pytest.approx(np.arange(total) / total)
 
 
 def test_each_part_of_a_mixture_has_all_classes():
-    data = SortedData([[4, 4], [2]], 2)
-    assert data.classes(np.array([0, 1, 2, 2]), np.array([3, 0, 0, 1])).tolist() == [0, 1, 0, 1]
+    data = planned(None, [4, 4], [2])
+    assert depths(data, (np.array([0, 1, 2, 2]), np.array([3, 0, 0, 1])), 2).tolist() == [0, 1, 0, 1]
 
 
-def test_mixing_counts_the_classes_of_each_ranks_batch():
+def test_quality_counts_the_classes_of_each_ranks_batch():
     counts = [5, 0, 30, 16]
-    order, steps = ExactOrder(counts, seed=3, lanes=3, window=4), Steps(51, 4, 3, "drop")
-    data = SortedData([counts], 10)
-    found = sample_mixing(order, data, steps, 51 * 7)
-    assert found.steps.tolist() == [0, 1, 2, 3]
+    order, steps, start = ExactOrder(counts, seed=3, lanes=3, window=4), Steps(51, 4, 3, "drop"), 51 * 7
+    found = measure_quality(planned(order, counts), steps, start, 10)
+    of_ranks, of_all = [], []
     for step in range(4):
-        of_ranks = [set(data.classes(*order.take(51 * 7 + steps.positions(rank, step))).tolist()) for rank in range(3)]
-        assert found.of_ranks[step].tolist() == [len(classes) for classes in of_ranks]
-        assert found.of_all[step] == len(set.union(*of_ranks))
+        taken = [order.take(start + steps.positions(rank, step)) for rank in range(3)]
+        classes = [set(depths(planned(order, counts), each, 10).tolist()) for each in taken]
+        of_ranks += map(len, classes)
+        of_all.append(len(set.union(*classes)))
+    assert (found.num_steps, found.rank_classes_least) == (4, min(of_ranks))
+    assert (found.rank_classes, found.global_classes) == pytest.approx((np.mean(of_ranks), np.mean(of_all)))
 
 
-def test_mixing_looks_at_few_of_many_steps_and_at_first_and_last():
-    found = sample_mixing(SequentialOrder([10**6]), SortedData([[10**6]], 10), Steps(10**6, 64, 8, "pad"), 0)
-    assert (found.steps[0], found.steps[-1]) == (0, 10**6 // 512 - 1)
-    assert len(found.steps) <= 24
-    assert sample_mixing(SequentialOrder([5]), SortedData([[5]], 5), Steps(5, 4, 2, "pad"), 0) is None
+def test_quality_looks_at_few_of_many_steps():
+    data = planned(SequentialOrder([10**6]), [10**6])
+    found = measure_quality(data, Steps(10**6, 64, 8, "pad"), 0, 10)
+    assert found.num_steps == 24
+    assert found.rank_classes < 1.1
 
 
 def test_a_uniform_permutation_is_as_good_as_uniform_and_a_small_window_is_not():
     """One lane and one window of everything is a uniform permutation; the measure sees that a poor shuffle is not."""
     counts, steps = [100] * 50, Steps(5000, 40, 5, "drop")
-    data = SortedData([counts], 100)
     ideal = expected_classes(100, 5000, 40)
 
     def mean(lanes, window):
-        found = [
-            sample_mixing(ExactOrder(counts, seed=s, lanes=lanes, window=window), data, steps, 0) for s in range(5)
-        ]
-        return np.mean([each.of_ranks.mean() for each in found])
+        orders = [ExactOrder(counts, seed=seed, lanes=lanes, window=window) for seed in range(5)]
+        return np.mean([mean_classes(order, counts, steps, 100) for order in orders])
 
     assert mean(1, 5000) == pytest.approx(ideal, rel=0.01)
     assert mean(1, 200) < 0.5 * ideal

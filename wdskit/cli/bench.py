@@ -1,8 +1,7 @@
-"""`wdskit bench`: how fast this machine reads, decodes and loads, and the workers and threads to take on it."""
+"""`wdskit bench`: how fast this machine reads and loads, and the workers and threads to take on it."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,6 @@ from wdskit.cli.console import (
     numbers_table,
     plural,
     print_json,
-    print_tables,
     show_steps,
 )
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
@@ -46,9 +44,9 @@ def bench_command(
 ) -> None:
     """Measure this machine and recommend workers and threads.
 
-    Reads, decodes and loads the shards of CONFIG, whose source must have an index, on the CPUs that this process may
-    use: with `taskset -c 0-7` on eight of them, as one rank of several on a node would. The decode limit is what its
-    stages reach on samples in memory, on all CPUs and without a loader. It takes some minutes.
+    Reads and loads the shards of CONFIG, whose source must have an index, on the CPUs that this process may use: with
+    `taskset -c 0-7` on eight of them, as one rank of several on a node would. The decode limit is what one thread makes
+    of its CPU time, times the number of CPUs. It takes some minutes.
 
     In Python: wdskit.bench
     """
@@ -70,7 +68,7 @@ def bench_command(
             progress=progress,
         )
     if json:
-        print_json(dataclasses.asdict(result))
+        print_json(result)
     else:
         show_result(result)
 
@@ -94,17 +92,12 @@ def show_result(result: BenchResult) -> None:
     repeats = f"; medians of {result.repeats} and their spread" if result.repeats > 1 else ""
     cpus = plural(result.num_cpus, "CPU")
     console.print(f"Samples of {format_bytes(result.sample_bytes)}{batch}{ranks}, on {cpus}{repeats}")
+    rate, spread = _rate(result.read_samples_per_s)
+    reading = f"{rate} samples/s{spread and f' {spread}'}"
+    num_bytes = format_bytes(result.read_samples_per_s.median * result.sample_bytes)
+    console.print(f"Only read, by one thread: {reading}, {num_bytes}/s, CPU ms {result.read_cpu_ms.median:#.3g}")
+    console.print(f"Decode limit: {_rate(result.limit)[0]} samples/s, what one thread makes in its CPU time x {cpus}\n")
     advice = result.advice
-    parts = (
-        (
-            f"{part.what}, {part.processes} x {part.threads}",
-            *_rate(part.samples_per_s),
-            format_bytes(part.samples_per_s.median * result.sample_bytes),
-            f"{part.cpu_ms.median:#.3g}",
-            "= the limit" if part.what == "decode" and part.samples_per_s == result.limit else "",
-        )
-        for part in result.parts
-    )
     loaders = (
         (
             "{} x {}".format(*each.setting)
@@ -117,20 +110,13 @@ def show_result(result: BenchResult) -> None:
         )
         for each in result.loaders
     )
-    console.print()
-    print_tables(
-        [
-            numbers_table(("processes x threads", "samples/s", "", "bytes/s", "CPU ms", ""), parts),
-            numbers_table(("workers x threads", "samples/s", "", "of the limit", "CPU ms", "first batch"), loaders),
-        ]
-    )
+    titles = ("workers x threads", "samples/s", "", "of the limit", "CPU ms", "first batch")
+    console.print(numbers_table(titles, loaders))
     print(f"\n{escape_lines(advice.yaml)}\n")
     reached = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
     if advice.setting == result.configured:
         reached += ", and is what the configuration comes to already"
     console.print(f"{reached}; {advice.reason}")
-    for setting, reason in result.refused:
-        print(f"\nNot tried: {setting}: {escape_lines(reason)}")
     for warning in advice.warnings:
         print(f"\nWarning: {escape_lines(warning)}")
 

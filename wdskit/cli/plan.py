@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -75,7 +74,7 @@ def plan_command(
         plot=plot,
     )
     if json:
-        print_json(dataclasses.asdict(found))
+        print_json(found)
         return
     if isinstance(found, StreamPlan):
         print_tables([details_table(_stream_rows(found))])

@@ -1,25 +1,26 @@
-"""`wdskit.bench`: how fast this machine reads, decodes and loads, and the workers and threads to take on it."""
+"""`wdskit.bench`: how fast this machine reads and loads, and the workers and threads to take on it."""
 
 from __future__ import annotations
 
 import os
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from wdskit.config.export import settings_to_yaml
+from wdskit.engine.program import Program
 from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
-from wdskit.loader.starting import choose_start_method
+from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Opened, Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_place
 from wdskit.pipeline.settings import ONE_THREAD, calls_functions, choose_workers, usable_cores
+from wdskit.processes import cpu_s_of_tree
 from wdskit.stages.sources import PlannedSource
 from wdskit.stages.streaming import WithEpoch
-from wdskit.tune.measure import LoaderRate, Part, Parts, measure_loader
 
 Progress = Callable[[str, int, int], None]
 
@@ -29,6 +30,7 @@ _NEAR = 0.95  # what reaches this share of the best is as good
 _HERE = 0.8  # of its rate counts without workers, whose threads stop while the training process runs Python code
 _MANY = 16  # processes above which each with a single thread is not tried: their batches take a lot of memory
 _NOISE = 0.25
+_MUCH_WAITING = 0.5  # for storage, of the CPU time of a sample
 
 
 class Measured(NamedTuple):
@@ -59,24 +61,7 @@ class Setting(NamedTuple):
         return f"workers: {self.workers}, threads: {self.threads}"
 
 
-@dataclass(frozen=True)
-class PartBench:
-    """Reading alone, or decoding alone, without a loader.
-
-    Attributes:
-        what: "read": the fields' bytes through the index, in the pipeline's order. "decode": the pipeline's stages,
-            batches included, on samples that are in memory.
-        processes: That work at the same time, and
-        threads: in each.
-        samples_per_s: All of them together.
-        cpu_ms: CPU time of a sample.
-    """
-
-    what: Literal["read", "decode"]
-    processes: int
-    threads: int
-    samples_per_s: Measured
-    cpu_ms: Measured
+_ALONE = Setting(0, 1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +71,7 @@ class LoaderBench:
     Attributes:
         setting: Workers and threads.
         samples_per_s: Samples that it gives.
-        limit_ratio: The same as a share of the fastest decoding of the same repeat.
+        limit_ratio: The same as a share of the decode limit in the same repeat.
         cpu_ms: CPU time of a sample, of the process and its workers; None where only Linux counts it.
         first_batch_s: From the first `next` to the first batch, the start of the workers included.
     """
@@ -106,8 +91,8 @@ class Advice:
         setting: Workers and threads.
         yaml: It, and what else the configuration says of the loader, to paste.
         reason: Why, in a sentence.
-        limit_ratio: The share of the fastest decoding that it reaches.
-        warnings: What makes the figures doubtful, or is in the way of better ones.
+        limit_ratio: The share of the decode limit that it reaches.
+        warnings: What was not tried, makes the figures doubtful, or is in the way of better ones.
     """
 
     setting: Setting
@@ -122,16 +107,16 @@ class BenchResult:
     """All that was measured.
 
     Attributes:
-        sample_bytes: Mean bytes of the fields of the samples that were decoded.
+        sample_bytes: Mean bytes of a sample, headers and padding included.
         batch: Samples of a batch of a rank; 1 without `batched`.
         world_size: Ranks of the run of which one is measured.
         num_cpus: CPUs that this process may use.
         repeats: How often each was made, in turns.
-        configured: The setting of the configuration; None of a `Pipeline`.
-        parts: Reading and decoding alone.
-        limit: Samples/s of the fastest decoding.
+        configured: The setting of the configuration, or what a loader of it takes by itself.
+        read_samples_per_s: What one thread reads of the fields' bytes, through the index and in the pipeline's order.
+        read_cpu_ms: CPU time of a sample that is only read.
+        limit: The decode limit: samples/s of all CPUs, if each made as many as one thread does in its CPU time.
         loaders: One a setting.
-        refused: Settings with which the pipeline cannot run, and why.
         advice: What follows.
     """
 
@@ -140,11 +125,11 @@ class BenchResult:
     world_size: int
     num_cpus: int
     repeats: int
-    configured: Setting | None
-    parts: tuple[PartBench, ...]
+    configured: Setting
+    read_samples_per_s: Measured
+    read_cpu_ms: Measured
     limit: Measured
     loaders: tuple[LoaderBench, ...]
-    refused: tuple[tuple[Setting, str], ...]
     advice: Advice
 
 
@@ -162,7 +147,7 @@ def bench(
     repeats: int = 3,
     progress: Progress | None = None,
 ) -> BenchResult:
-    """Measure a planned pipeline on this machine: its parts alone, and the loader with several workers and threads.
+    """Measure a planned pipeline on this machine: reading alone, and the loader with several workers and threads.
 
     All is measured in turns, `repeats` times, with the samples in the order of a run; where an epoch ends, the next one
     follows without a pause. Nothing is written: `errors.dir` stays as it is.
@@ -175,7 +160,7 @@ def bench(
         plugins: Modules to import first, so that they register their functions.
         world_size: Ranks of the run; one of them is measured. Without: 1.
         workers: Worker processes to try, each with each of `threads`. Without both, what suits the CPUs that this
-            process may use, and the configuration's setting; without one, the configuration's.
+            process may use, and the configured setting; without one, that of the configured setting.
         threads: Threads to try.
         seconds: Length of each measurement.
         repeats: How often each is made.
@@ -184,7 +169,7 @@ def bench(
     Raises:
         ConfigError: The configuration has problems; all of them are listed.
         PipelineError: It is a stream; it cannot run with a setting that was asked for, or with any; an argument is out
-            of range; or this process is one of several ranks.
+            of range; this process is one of several ranks; or a worker died.
         StorageError, FolderIndexError, SelectionError: The shards cannot be listed, or have no index.
         ShardError, SampleError: Reading or decoding fails.
     """
@@ -207,46 +192,39 @@ def bench(
         once = f"Start it once, without torchrun, with world_size={place.world_size} (--world-size)"
         raise PipelineError(f"{msg}\n  {once}, on the CPUs of one rank (taskset).")
     subject = _Subject(opened, transforms, plugins, world_size or 1)
-    is_configured = not isinstance(config, Pipeline)
-    settings, refused = _choose_settings(subject, workers, threads, is_configured=is_configured)
-    one_thread = subject.one_thread and all(setting.threads == 1 for setting in settings)
-    pairs = dict.fromkeys([(1, 1), (1, usable_cores()), (usable_cores(), 1)])
-    wanted = [Part("read", *pair) for pair in pairs]
-    wanted += [Part("decode", *pair) for pair in pairs if pair[1] == 1 or not one_thread]
-    program = subject.loader(Setting(0, 1)).pipeline.program
-    with Parts(program, usable_cores(), choose_start_method(subject.spec.start_method)) as processes:
-        for part in wanted:
-            processes.run(part, min(_WARM_UP_S, seconds))
-        jobs: dict[Part | Setting, Callable[[], Any]] = {part: partial(processes.run, part, seconds) for part in wanted}
-        jobs |= {each: partial(subject.measure, each, seconds) for each in settings}
-        found = _measure_in_turns(jobs, repeats, progress or (lambda *_: None))
-    parts = tuple(
-        PartBench(*part, *(Measured.of(values) for values in zip(*found[part], strict=True))) for part in wanted
-    )
-    limit = max((part for part in parts if part.what == "decode"), key=lambda part: part.samples_per_s.median)
-    limits = [rate.samples_per_s for rate in found[Part("decode", limit.processes, limit.threads)]]
-    loaders = tuple(_sum_up(setting, found[setting], limits) for setting in settings)
+    settings, refused = _choose_settings(subject, workers, threads)
+    found = subject.measure_in_turns(settings, seconds, repeats, progress or (lambda *_: None))
+    num_cpus = usable_cores()
+    read, read_cpu_ms = map(Measured.of, zip(*found[None], strict=True))
+    limits = [num_cpus * 1000 / cpu_ms for _, cpu_ms, _ in found[_ALONE]]
+    loaders = []
+    for setting in settings:
+        rates, of_cpu, first_batch_s = zip(*found[setting], strict=True)
+        ratios = Measured.of([rate / limit for rate, limit in zip(rates, limits, strict=True)])
+        cpu_ms = None if None in of_cpu else Measured.of(of_cpu)
+        loaders.append(LoaderBench(setting, Measured.of(rates), ratios, cpu_ms, Measured.of(first_batch_s)))
     chosen = choose(loaders)
-    configured = subject.spec.model_dump(exclude_defaults=True, exclude={"workers", "threads"})
-    advice = Advice(
-        chosen.setting,
-        settings_to_yaml("loader", chosen.setting._asdict() | configured),
-        explain(chosen, loaders, parts),
-        chosen.limit_ratio.median,
-        tuple(warn(loaders, parts, num_cpus=usable_cores(), one_thread=one_thread)),
-    )
+    read_wait_ms, sample_ms = 1000 / read.median - read_cpu_ms.median, num_cpus * 1000 / statistics.median(limits)
+    others = subject.spec.model_dump(exclude_defaults=True, exclude={"workers", "threads"})
+    one_thread = subject.one_thread and all(setting.threads == 1 for setting in settings)
     return BenchResult(
-        sample_bytes=processes.sample_bytes,
-        batch=program.plan.batch,
+        sample_bytes=subject.sample_bytes,
+        batch=subject.program.plan.batch,
         world_size=subject.world_size,
-        num_cpus=usable_cores(),
+        num_cpus=num_cpus,
         repeats=repeats,
-        configured=subject.configured if is_configured else None,
-        parts=parts,
-        limit=limit.samples_per_s,
-        loaders=loaders,
-        refused=tuple(refused),
-        advice=advice,
+        configured=subject.configured,
+        read_samples_per_s=read,
+        read_cpu_ms=read_cpu_ms,
+        limit=Measured.of(limits),
+        loaders=tuple(loaders),
+        advice=Advice(
+            chosen.setting,
+            settings_to_yaml("loader", chosen.setting._asdict() | others),
+            explain(chosen, loaders),
+            chosen.limit_ratio.median,
+            (*refused, *warn(loaders, read_wait_ms, sample_ms, num_cpus, one_thread=one_thread)),
+        ),
     )
 
 
@@ -266,11 +244,16 @@ class _Subject:
         self._pipe = opened.pipe
         self._functions: dict[str, Any] = {"transforms": transforms, "plugins": plugins}
         self._errors = opened.errors.model_dump() | {"dir": None}
-        self.loader(Setting(0, 1))  # refuses the pipeline as it stands where it could not run
+        self.loader(_ALONE)  # refuses the pipeline as it stands where it could not run
         if opened.errors.max_bad:
             self._errors["max_bad"] = 2**62  # the same bad sample may come again and again
         stages = [stage for stage in opened.pipe.stages if not isinstance(stage, WithEpoch)]
         self._pipe = Pipeline([*stages, WithEpoch(n=_ENDLESS)])
+        self.program: Program = self.loader(_ALONE).pipeline.program
+        tables = self.program.shards.tables
+        num_bytes = sum(float(table.counts @ table.sample_bytes()) for table in tables)
+        self.sample_bytes = num_bytes / sum(int(table.counts.sum()) for table in tables)
+        self._step = 0
 
     def loader(self, setting: Setting) -> PlannedLoader:
         """A new one. Nothing starts before it is iterated."""
@@ -280,21 +263,77 @@ class _Subject:
         assert isinstance(loader, PlannedLoader)
         return loader
 
-    def measure(self, setting: Setting, seconds: float) -> LoaderRate:
-        """Run a loader for some time."""
-        return measure_loader(self.loader(setting), seconds)
+    def measure_in_turns(
+        self, settings: Sequence[Setting], seconds: float, repeats: int, progress: Progress
+    ) -> dict[Setting | None, list[Any]]:
+        """What `measure_loader` gives each time, of each setting and of one thread alone; under None what `read`
+        gives.
+        """
+        jobs: list[Setting | None] = [None, _ALONE, *settings]
+        found: dict[Setting | None, list[Any]] = {job: [] for job in jobs}
+        self.read(min(_WARM_UP_S, seconds))
+        for number, job in enumerate([*found] * repeats):
+            progress(str(job or "read"), number, repeats * len(found))
+            found[job].append(measure_loader(self.loader(job), seconds) if job else self.read(seconds))
+        progress("done", repeats * len(found), repeats * len(found))
+        return found
+
+    def read(self, seconds: float) -> tuple[float, float]:
+        """Read batches behind those of the last call, by columns where the loader would: samples/s, CPU ms a sample."""
+        plan, shards = self.program.plan, self.program.shards
+        steps = Steps(plan.epoch_samples, plan.batch, self.world_size, plan.tail)
+        count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
+        while elapsed < seconds:
+            found = plan.order.take(steps.positions(0, self._step))
+            if self.program.columns is None or shards.read_many(*found, viewed=lambda _: False) is None:
+                for shard, sample in zip(*(each.tolist() for each in found), strict=True):
+                    shards.read(shard, sample)
+            self._step += 1
+            count += plan.batch
+            elapsed = time.perf_counter() - start
+        return count / elapsed, (time.process_time() - cpu_s) * 1000 / count
+
+
+def measure_loader(loader: PlannedLoader, seconds: float) -> tuple[float, float | None, float]:
+    """Run a loader that was not iterated yet and has an epoch without end.
+
+    Returns:
+        Samples/s, CPU ms of a sample (None where only Linux counts it), and seconds up to the first batch.
+    """
+    program, workers = loader.pipeline.program, loader.spec.workers
+    cpu_time = cpu_s_of_tree if workers else time.process_time
+    round_size = max(1, workers)  # batches of several workers come in bursts of as many
+    items = iter(loader)
+    try:
+        start = time.perf_counter()
+        next(items)
+        first_batch_s = time.perf_counter() - start
+        start, left = time.perf_counter(), max(loader.spec.prefetch, 2 * workers) * program.batches_a_job
+        while left and time.perf_counter() - start < seconds:  # what was made ahead meanwhile
+            next(items)
+            left -= 1
+        count, elapsed, cpu_s, start = 0, 0.0, cpu_time(), time.perf_counter()
+        while elapsed < seconds:
+            for _ in range(round_size):
+                next(items)
+            count += round_size * program.plan.batch
+            elapsed = time.perf_counter() - start
+        cpu_s_now = cpu_time()
+        cpu_ms = None if cpu_s is None or cpu_s_now is None else (cpu_s_now - cpu_s) * 1000 / count
+        return count / elapsed, cpu_ms, first_batch_s
+    finally:
+        items.close()  # type: ignore[attr-defined]  # a generator
 
 
 def _choose_settings(
-    subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None, *, is_configured: bool
-) -> tuple[list[Setting], list[tuple[Setting, str]]]:
-    """What to measure, and what cannot be."""
+    subject: _Subject, workers: Sequence[int] | None, threads: Sequence[int] | None
+) -> tuple[list[Setting], list[str]]:
+    """What to measure, and a warning for each that cannot be."""
     here = subject.configured
+    wanted = [Setting(w, t) for w in workers or [here.workers] for t in threads or [here.threads]]
     is_asked = workers is not None or threads is not None
-    if is_asked:
-        wanted = [Setting(w, t) for w in workers or [here.workers] for t in threads or [here.threads]]
-    else:
-        wanted = default_settings(usable_cores(), one_thread=subject.one_thread) + ([here] if is_configured else [])
+    if not is_asked:
+        wanted += default_settings(usable_cores(), one_thread=subject.one_thread)
     found, refused = [], []
     for setting in sorted(set(wanted)):
         try:
@@ -302,11 +341,9 @@ def _choose_settings(
         except PipelineError as err:
             if is_asked:
                 raise
-            refused.append((setting, str(err)))
+            refused.append(f"{setting} was not tried: {err}")
         else:
             found.append(setting)
-    if not found:
-        raise PipelineError(refused[0][1])
     return found, refused
 
 
@@ -314,36 +351,10 @@ def default_settings(num_cpus: int, *, one_thread: bool = False) -> list[Setting
     """What to try: threads of this process, of one worker and of several, one decoder a CPU; or processes of one thread
     only.
     """
-    if one_thread:
-        tried = [(workers, 1) for workers in (0, 1, 2, 4, 8, min(num_cpus, _MANY)) if workers <= num_cpus]
-    else:
-        tried = [(0, 1), (0, num_cpus)]
-        tried += [(workers, num_cpus // workers) for workers in (1, 2, 4, 8, _MANY) if workers <= num_cpus]
-        tried += [(num_cpus, 1)] if num_cpus <= _MANY else []
+    tried = [(0, 1), (0, 1 if one_thread else num_cpus)]
+    workers = [each for each in (1, 2, 4, 8, min(num_cpus, _MANY)) if each <= num_cpus]
+    tried += [(each, 1 if one_thread else num_cpus // each) for each in workers]
     return [Setting(*each) for each in dict.fromkeys(tried)]
-
-
-def _measure_in_turns(
-    jobs: Mapping[Part | Setting, Callable[[], Any]], repeats: int, progress: Progress
-) -> dict[Part | Setting, list[Any]]:
-    """What each job gives each time."""
-    found: dict[Part | Setting, list[Any]] = {name: [] for name in jobs}
-    for number, name in enumerate([*jobs] * repeats):
-        progress(str(name), number, repeats * len(jobs))
-        found[name].append(jobs[name]())
-    progress("done", repeats * len(jobs), repeats * len(jobs))
-    return found
-
-
-def _sum_up(setting: Setting, rates: Sequence[LoaderRate], limits: Sequence[float]) -> LoaderBench:
-    samples_per_s, cpu_ms, first_batch_s = zip(*rates, strict=True)
-    return LoaderBench(
-        setting,
-        Measured.of(samples_per_s),
-        Measured.of([rate / limit for rate, limit in zip(samples_per_s, limits, strict=True)]),
-        None if None in cpu_ms else Measured.of(cpu_ms),
-        Measured.of(first_batch_s),
-    )
 
 
 def choose(loaders: Sequence[LoaderBench]) -> LoaderBench:
@@ -355,20 +366,9 @@ def choose(loaders: Sequence[LoaderBench]) -> LoaderBench:
     return min(near, key=lambda each: (each.setting.workers == 0, each.setting))
 
 
-def explain(chosen: LoaderBench, loaders: Sequence[LoaderBench], parts: Sequence[PartBench]) -> str:
+def explain(chosen: LoaderBench, loaders: Sequence[LoaderBench]) -> str:
     """Why this one, in a sentence."""
     rate = chosen.samples_per_s.median
-    read, decode = (
-        max(part.samples_per_s.median for part in parts if part.what == what) for what in ("read", "decode")
-    )
-    if read < decode and rate >= 0.7 * read:
-        return f"reading is what limits: it gives {read:,.0f} samples/s where {decode:,.0f} could be decoded."
-    decoding = {(part.processes, part.threads): part.samples_per_s.median for part in parts if part.what == "decode"}
-    num_cpus = max(processes for processes, _ in decoding)
-    by_threads, by_processes = decoding.get((1, num_cpus)), decoding[num_cpus, 1]
-    if chosen.setting.workers > 1 and by_threads is not None and by_processes > 1.15 * by_threads:
-        msg = f"the stages wait for Python's lock (GIL): threads of one process decode {by_threads:,.0f} samples/s, "
-        return f"{msg}as many processes {by_processes:,.0f}."
     others = [each for each in loaders if each.setting != chosen.setting]
     if not others:
         return "no other was tried."
@@ -382,7 +382,7 @@ def explain(chosen: LoaderBench, loaders: Sequence[LoaderBench], parts: Sequence
 
 
 def warn(
-    loaders: Sequence[LoaderBench], parts: Sequence[PartBench], *, num_cpus: int, one_thread: bool = False
+    loaders: Sequence[LoaderBench], read_wait_ms: float, cpu_ms: float, num_cpus: int, *, one_thread: bool = False
 ) -> Iterator[str]:
     """What makes the figures doubtful, or better ones impossible."""
     if one_thread:
@@ -391,9 +391,8 @@ def warn(
     if spread > _NOISE:
         msg = f"repeats of one setting differ by up to {spread:.0%} from their median: this machine has other work too."
         yield f"{msg}\n  Run it when it is quiet, or with more --repeats."
-    read, decode = (min(part.cpu_ms.median for part in parts if part.what == what) for what in ("read", "decode"))
-    if read > decode:
-        msg = f"reading a sample takes {read:.2g} ms of CPU and decoding it {decode:.2g}: reading decides here, and the"
-        yield f"{msg} decode limit\n  is out of reach."
+    if read_wait_ms > _MUCH_WAITING * cpu_ms:
+        msg = f"reading a sample waits for storage {read_wait_ms:.2g} ms, and making it takes {cpu_ms:.2g} ms of CPU."
+        yield f"{msg}\n  Try more threads than CPUs (--threads), or faster storage."
     if max(max(1, each.setting.workers) * each.setting.threads for each in loaders) < num_cpus:
         yield f"no setting that was tried uses all {num_cpus} CPUs; the decode limit does."

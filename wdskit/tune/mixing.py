@@ -9,18 +9,16 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from wdskit.dataset.classes import read_classes
 from wdskit.errors import PipelineError, StorageError
-from wdskit.files import publish_bytes, why_not
-from wdskit.order.base import Ints, Order
+from wdskit.files import publish_bytes
+from wdskit.order.base import Ints
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
 from wdskit.stages.sources import PlannedData
@@ -32,6 +30,7 @@ _MAX_POSITIONS = 1 << 18  # and their samples, the first step always
 _AS_GOOD = 0.95  # of the classes of a uniform draw
 _USABLE = 0.8
 _COLOURS = ("#0072B2", "#E69F00", "#009E73")  # colour-blind eyes see the difference too (Okabe and Ito)
+_DEPTHS = 10_000  # of a picture
 _DRAWN_STEPS = 120
 _DRAWN_ROWS = 16  # of a rank's batch
 
@@ -61,69 +60,14 @@ class QualityPlan:
     verdict: str
 
 
-class SortedData:
-    """Data sets as if each were sorted by class, all into the same classes of equal size.
-
-    Args:
-        counts: For each data set of an order, samples of its shards; the shards are numbered through.
-        num_classes: K; where a data set has fewer samples, as many as it has.
-    """
-
-    def __init__(self, counts: Sequence[ArrayLike], num_classes: int) -> None:
-        each = [np.asarray(one, dtype=np.int64) for one in counts]
-        self.least_samples = min(int(one.sum()) for one in each)
-        self.num_classes = min(num_classes, self.least_samples)
-        self._firsts = np.concatenate([np.cumsum(one) - one for one in each])
-        self._totals = np.concatenate([np.full(len(one), max(1, int(one.sum()))) for one in each])
-
-    def depths(self, shards: Ints, samples: Ints) -> NDArray[np.float64]:
-        """Where samples stand in their data set, 0 at its beginning, below 1."""
-        depths: NDArray[np.float64] = (self._firsts[shards] + samples) / self._totals[shards]
-        return depths
-
-    def classes(self, shards: Ints, samples: Ints) -> Ints:
-        """Number of the class of each sample, 0..K-1."""
-        classes: Ints = (self._firsts[shards] + samples) * self.num_classes // self._totals[shards]
-        return classes
-
-
-class Mixing(NamedTuple):
-    """Classes in batches of some steps of an epoch.
-
-    Attributes:
-        steps: Their numbers, (num_steps,).
-        of_ranks: Different classes in the batch of each rank, (num_steps, world_size).
-        of_all: Different classes in the global batch, (num_steps,).
-    """
-
-    steps: Ints
-    of_ranks: Ints
-    of_all: Ints
-
-
-def sample_mixing(order: Order, data: SortedData, steps: Steps, start: int) -> Mixing | None:
-    """Count classes in steps all over an epoch, the first and the last full one among them.
-
-    Args:
-        order: The order.
-        data: Its data sets.
-        steps: Of the epoch.
-        start: Position of the epoch's first sample in the endless sequence.
-
-    Returns:
-        None where no step is full.
-    """
-    size = steps.global_batch
-    num_full = steps.num_samples // size
-    if not num_full:
-        return None
-    numbers = _evenly(max(1, min(_MAX_STEPS, _MAX_POSITIONS // size)), num_full)
-    of_ranks, of_all = [], []
-    for number in numbers.tolist():
-        classes = data.classes(*order.take(start + number * size + np.arange(size)))
-        of_ranks.append(_num_different(classes.reshape(steps.batch, steps.world_size).T))
-        of_all.append(int(_num_different(classes[None])[0]))
-    return Mixing(numbers, np.array(of_ranks), np.array(of_all))
+def depths(data: PlannedData, taken: tuple[Ints, Ints], num: int) -> Ints:
+    """Where samples, which `Order.take` gave, stand in their data set, 0..num-1: their classes where it is sorted."""
+    counts = [table.counts for table in data.tables]
+    firsts = np.concatenate([np.cumsum(each) - each for each in counts])
+    totals = np.concatenate([np.full(len(each), each.sum()) for each in counts])
+    shards, samples = taken
+    found: Ints = (firsts[shards] + samples) * num // totals[shards]
+    return found
 
 
 def _evenly(num: int, size: int) -> Ints:
@@ -150,44 +94,43 @@ def expected_classes(num_classes: int, num_samples: int, batch: int) -> float:
 
 
 def measure_quality(data: PlannedData, steps: Steps, start: int, classes: int | None = None) -> QualityPlan:
-    """Compare an epoch's batches with a uniform draw.
+    """Compare batches of steps all over an epoch, the first and the last full one among them, with a uniform draw.
 
     Args:
         data: The shards and their order.
         steps: Of the epoch.
         start: Position of its first sample in the endless sequence.
-        classes: Number of classes; None for those of classes.json, or 1000.
+        classes: K; None for those of classes.json, or 1000. Where a data set has fewer samples, as many as it has.
 
     Raises:
         PipelineError: The epoch has no full global batch.
         FolderIndexError: `classes.json` is invalid.
     """
-    as_sorted = _as_sorted(data, classes)
-    found = sample_mixing(data.order, as_sorted, steps, start)
-    if found is None:
+    size = steps.global_batch
+    num_full = steps.num_samples // size
+    if not num_full:
         raise PipelineError(f"an epoch of {steps.num_samples} samples has no full global batch to be looked at.")
-    ideals = [
-        expected_classes(as_sorted.num_classes, as_sorted.least_samples, size)
-        for size in (steps.batch, steps.global_batch)
-    ]
-    mean = float(found.of_ranks.mean())
-    return QualityPlan(
-        num_classes=as_sorted.num_classes,
-        num_steps=len(found.steps),
-        rank_classes=mean,
-        rank_classes_least=int(found.of_ranks.min()),
-        rank_ideal=ideals[0],
-        global_classes=float(found.of_all.mean()),
-        global_ideal=ideals[1],
-        verdict=_verdict(mean / ideals[0], is_shuffled=not isinstance(data.order, SequentialOrder)),
-    )
-
-
-def _as_sorted(data: PlannedData, classes: int | None) -> SortedData:
+    least_samples = min(int(table.counts.sum()) for table in data.tables)
     if classes is None:
-        names = read_classes(Path(data.tables[0].folders[0]))
-        classes = len(names) if names else DEFAULT_CLASSES
-    return SortedData([table.counts for table in data.tables], classes)
+        classes = len(read_classes(data.tables[0].folders[0]) or ()) or DEFAULT_CLASSES
+    classes = min(classes, least_samples)
+    numbers = _evenly(max(1, min(_MAX_STEPS, _MAX_POSITIONS // size)), num_full)
+    of_ranks, of_all = [], []
+    for number in numbers.tolist():
+        found = depths(data, data.order.take(start + number * size + np.arange(size)), classes)
+        of_ranks.append(_num_different(found.reshape(steps.batch, steps.world_size).T))
+        of_all.append(_num_different(found[None]))
+    mean, rank_ideal = float(np.mean(of_ranks)), expected_classes(classes, least_samples, steps.batch)
+    return QualityPlan(
+        num_classes=classes,
+        num_steps=len(numbers),
+        rank_classes=mean,
+        rank_classes_least=int(np.min(of_ranks)),
+        rank_ideal=rank_ideal,
+        global_classes=float(np.mean(of_all)),
+        global_ideal=expected_classes(classes, least_samples, size),
+        verdict=_verdict(mean / rank_ideal, is_shuffled=not isinstance(data.order, SequentialOrder)),
+    )
 
 
 def _verdict(ratio: float, *, is_shuffled: bool) -> str:
@@ -202,24 +145,6 @@ def _verdict(ratio: float, *, is_shuffled: bool) -> str:
     return f"Of data sorted by class, {holds}: far from uniform.\n  {way_out}"
 
 
-def check_picture(path: str | os.PathLike[str]) -> None:
-    """Refuse a picture that could not be drawn, before anything is computed.
-
-    Raises:
-        PipelineError: Another kind of file, or matplotlib is not installed.
-        StorageError: There is no such folder, or nothing may be written there.
-    """
-    if Path(path).suffix.lower() not in {".png", ".svg"}:
-        raise PipelineError(f"{path}: a picture is drawn as .png or .svg.")
-    problem = why_not(Path(path))
-    if problem:
-        raise StorageError(f"{path}: the picture cannot be written: {problem}.", url=str(path))
-    try:
-        import matplotlib  # noqa: F401, ICN001 (only whether it is there)
-    except ImportError as err:
-        raise PipelineError("a picture needs matplotlib.\n  Install it: pip install 'wdskit[plot]'.") from err
-
-
 def draw(data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike[str], title: str) -> None:
     """Draw which place of the data set three ranks read in steps all through an epoch, one dot a sample.
 
@@ -231,40 +156,43 @@ def draw(data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike
         title: Above it.
 
     Raises:
+        PipelineError: Another kind of file, or matplotlib is not installed.
         StorageError: The file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    kind = Path(path).suffix.lower()[1:]
+    if kind not in {"png", "svg"}:
+        raise PipelineError(f"{path}: a picture is drawn as .png or .svg.")
+    try:
+        from matplotlib import figure, ticker
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as err:
+        raise PipelineError("a picture needs matplotlib.\n  Install it: pip install 'wdskit[plot]'.") from err
 
-    figure = Figure(figsize=(11, 6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    as_sorted = SortedData([table.counts for table in data.tables], 1)
+    picture = figure.Figure(figsize=(11, 6), dpi=110, layout="constrained")
+    FigureCanvasAgg(picture)
+    axes = picture.add_subplot()
     for rank in range(min(len(_COLOURS), steps.world_size)):
-        numbers, depths = trace(data.order, as_sorted, steps, start, rank)
+        numbers, places = trace(data, steps, start, rank)
         size = min(20, max(4, 3000 / len(numbers)))
         beside = numbers + (rank - 1) * max(0.25, len(steps) / _DRAWN_STEPS / 4)  # so that no rank hides another
-        axes.scatter(beside, depths, s=size, linewidths=0, color=_COLOURS[rank], label=f"rank {rank}")
+        axes.scatter(beside, places, s=size, linewidths=0, color=_COLOURS[rank], label=f"rank {rank}")
     axes.set_title(title, loc="left", fontsize=11)
     axes.set(xlabel="step", ylabel="place in the data set", ylim=(-0.02, 1.02))
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["first", "", "middle", "", "last"])
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=len(_COLOURS), fontsize=8, frameon=False)
-    kind = Path(path).suffix.lower()[1:]
     stream = io.BytesIO()
-    figure.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    picture.savefig(stream, format=kind, metadata={"Date": None} if kind == "svg" else None)
     try:
         publish_bytes(Path(path), stream.getvalue())
     except OSError as err:
         raise StorageError(f"{path}: the picture cannot be written: {err.strerror}.", url=str(path)) from err
 
 
-def trace(order: Order, data: SortedData, steps: Steps, start: int, rank: int) -> tuple[Ints, NDArray[np.float64]]:
+def trace(data: PlannedData, steps: Steps, start: int, rank: int) -> tuple[Ints, NDArray[np.float64]]:
     """Some samples of some steps of a rank, all through the epoch: step, and depth in the data set; (n,) each."""
     numbers = _evenly(_DRAWN_STEPS, max(1, len(steps)))
-    places = np.concatenate([steps.positions(rank, each) for each in numbers.tolist()])
     rows = _evenly(_DRAWN_ROWS, steps.batch)
-    places = places.reshape(len(numbers), steps.batch)[:, rows].ravel()
-    places = np.minimum(places, steps.num_samples - 1) + start
-    return np.repeat(numbers, len(rows)), data.depths(*order.take(places))
+    places = np.concatenate([steps.positions(rank, each)[rows] for each in numbers.tolist()])
+    taken = data.order.take(np.minimum(places, steps.num_samples - 1) + start)
+    return np.repeat(numbers, len(rows)), depths(data, taken, _DEPTHS) / _DEPTHS

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,26 @@ from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
-from wdskit.stages.sources import MixturePart, PlannedData, PlannedSource, epoch_length
-from wdskit.tune.mixing import QualityPlan, check_picture, draw, measure_quality
-from wdskit.tune.reads import Spread, find_uneven_rank, read_epoch
+from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length
+from wdskit.tune.mixing import QualityPlan, draw, measure_quality
+from wdskit.tune.reads import Floats, read_epoch
 
 _MUCH_DROPPED = 0.05  # of an epoch
+_MAX_RANKS = 16  # of a mixture whose shares are sampled, and
+_MAX_SAMPLED = 1 << 14  # positions of each of them
+
+
+class Spread(NamedTuple):
+    """A number that differs from rank to rank."""
+
+    least: float
+    mean: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Floats) -> Spread:
+        """Of at least one value."""
+        return cls(float(values.min()), float(values.mean()), float(values.max()))
 
 
 @dataclass(frozen=True)
@@ -196,21 +211,20 @@ def plan(
             msg = "a stream's order is that of its shuffle buffers, which only a run shows."
             raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and plan `exact`.")
         return _plan_stream(pipe, world_size, loader.workers, errors)
-    if plot is not None:
-        check_picture(plot)
     data = source.plan()
     length = epoch_length(pipe.stages, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, pipe.stages[0].tail)
     start = epoch * steps.num_samples
+    lanes = _plan_lanes(source, data, world_size)
+    if plot is not None:
+        title = f"{source.name}: {steps.num_samples:,} samples on {world_size} ranks, batches of {steps.batch}"
+        if lanes is not None:
+            title += f", {lanes.num_lanes} lanes, windows of {getattr(source, 'window', 0):,}"
+        draw(data, steps, start, path=plot, title=title)
     node_size = min(gpus_per_node, world_size)
     run = choose_workers(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
-    reads = read_epoch(data, steps, start, node_size)
-    parts = _plan_parts(source, data, reads.samples_of_part)
-    lanes = None
-    if reads.num_lanes is not None:
-        lanes = LanesPlan(reads.num_lanes, reads.rank_lanes, fitting_lanes(reads.num_lanes, world_size))
-    if plot is not None:
-        draw(data, steps, start, path=plot, title=_title(source, steps))
+    reads, of_parts = read_epoch(data, steps, start, node_size)
+    parts = tuple(_plan_parts(source, data, of_parts))
     open_shards = math.ceil(reads.rank_open)
     return EpochPlan(
         source=source.name,
@@ -225,11 +239,11 @@ def plan(
         steps=len(steps),
         num_dropped=steps.num_dropped,
         num_padded=steps.num_padded,
-        num_shards=sum(int(np.count_nonzero(table.counts)) for table in data.tables),
+        num_shards=sum(part.num_shards * data.parts.count(number) for number, part in enumerate(parts)),
         num_bytes=sum(part.num_bytes for part in parts),
         lanes=lanes,
-        rank_shards=reads.rank_shards,
-        rank_bytes=reads.rank_bytes,
+        rank_shards=Spread.of(reads.shards),
+        rank_bytes=Spread.of(reads.num_bytes),
         open_shards=open_shards,
         node_shards=math.ceil(reads.node_open),
         node_bytes=round(reads.node_bytes),
@@ -237,6 +251,14 @@ def plan(
         warnings=tuple(_warnings(data, parts, lanes, open_shards, steps, start)),
         quality=measure_quality(data, steps, start, classes) if quality else None,
     )
+
+
+def _plan_lanes(source: PlannedSource, data: PlannedData, world_size: int) -> LanesPlan | None:
+    num_lanes: int | None = getattr(source, "lanes", None)
+    if num_lanes is None:
+        return None
+    shared = 1 if isinstance(data.order, MixtureOrder) else math.gcd(num_lanes, world_size)
+    return LanesPlan(num_lanes, num_lanes // shared, fitting_lanes(num_lanes, world_size))
 
 
 def fitting_lanes(num_lanes: int, world_size: int) -> tuple[int, ...]:
@@ -249,36 +271,22 @@ def fitting_lanes(num_lanes: int, world_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(each for each in (below, -(-num_lanes // unit) * unit) if each))
 
 
-def _plan_parts(source: PlannedSource, data: PlannedData, samples: Sequence[float]) -> tuple[PartPlan, ...]:
-    parts = []
-    for number, (spec, count) in enumerate(zip(source.parts, samples, strict=True)):
+def _plan_parts(source: PlannedSource, data: PlannedData, samples: Sequence[int]) -> Iterator[PartPlan]:
+    for number, (spec, num) in enumerate(zip(source.parts, samples, strict=True)):
         table = data.tables[data.parts.index(number)]
-        num_samples = int(table.counts.sum())
-        num_bytes = round(float(table.counts @ table.sample_bytes()))
+        name = spec.shards if isinstance(spec.shards, str) else "::".join(spec.shards)
+        name += f" split {spec.split}" if spec.split is not None else ""
+        name += f" range {spec.range[0]} to {spec.range[1]}" if spec.range is not None else ""
+        num_samples, num_bytes = int(table.counts.sum()), round(float(table.counts @ table.sample_bytes()))
         num_shards = int(np.count_nonzero(table.counts))
-        share = count / sum(samples)
-        parts.append(PartPlan(_name(spec), num_shards, num_samples, num_bytes, share, count / num_samples))
-    return tuple(parts)
-
-
-def _name(spec: MixturePart) -> str:
-    shards = spec.shards if isinstance(spec.shards, str) else "::".join(spec.shards)
-    split = f" split {spec.split}" if spec.split is not None else ""
-    return shards + split + (f" range {spec.range[0]} to {spec.range[1]}" if spec.range is not None else "")
-
-
-def _title(source: PlannedSource, steps: Steps) -> str:
-    lanes = getattr(source, "lanes", None)
-    how = "" if lanes is None else f", {lanes} lanes, windows of {getattr(source, 'window', 0):,}"
-    return f"{source.name}: {steps.num_samples:,} samples on {steps.world_size} ranks, batches of {steps.batch}{how}"
+        yield PartPlan(name, num_shards, num_samples, num_bytes, num / sum(samples), num / num_samples)
 
 
 def _warnings(
     data: PlannedData, parts: Sequence[PartPlan], lanes: LanesPlan | None, open_shards: int, steps: Steps, start: int
 ) -> Iterator[str]:
-    uneven = None
     if isinstance(data.order, MixtureOrder):
-        uneven = find_uneven_rank(data.order, start, steps)
+        yield from _warn_of_uneven_ranks(data.order, parts, steps, start)
     elif lanes is not None and lanes.per_rank * steps.world_size > 2 * lanes.num_lanes:
         near = " or ".join(map(str, lanes.fitting))
         yield (
@@ -297,13 +305,24 @@ def _warnings(
             f"{steps.num_dropped / steps.num_samples:.0%} of each epoch is dropped, since it fills no batch of "
             f"{steps.global_batch:,} on all ranks.\n  Use smaller batches or `tail: pad`."
         )
-    if uneven is not None:
-        rank, part, share, whole = uneven
+
+
+def _warn_of_uneven_ranks(order: MixtureOrder, parts: Sequence[PartPlan], steps: Steps, start: int) -> Iterator[str]:
+    """Sample what the first ranks take of each part of a mixture: parts can take turns in step with the ranks."""
+    num = max(1, min(_MAX_SAMPLED, steps.num_samples // steps.world_size))
+    ranks = np.arange(min(steps.world_size, _MAX_RANKS))
+    positions = start + ranks[:, None] + steps.world_size * np.arange(num)
+    taken = order.shares.take(positions.ravel())[0].reshape(positions.shape)
+    shares = np.array([np.bincount(mine, minlength=len(parts)) / num for mine in taken])
+    whole = shares.mean(axis=0)
+    off = np.abs(shares - whole)
+    rank, part = divmod(int(off.argmax()), len(parts))
+    if off[rank, part] > max(0.005, 0.05 * whole[part]):
         yield (
-            f"rank {rank} takes {share:.0%} of its samples from {parts[part].name}, all ranks together {whole:.0%}: "
-            "the parts take turns in step with the ranks. Global batches have the right shares, those of one rank have "
-            f"not.\n  Weights that add up to a number without a common factor with {steps.world_size}, as 50 and 51, "
-            "break it."
+            f"rank {rank} takes {shares[rank, part]:.0%} of its samples from {parts[part].name}, all ranks together "
+            f"{whole[part]:.0%}: the parts take turns in step with the ranks. Global batches have the right shares, "
+            "those of one rank have not.\n  Weights that add up to a number without a common factor with "
+            f"{steps.world_size}, as 50 and 51, break it."
         )
 
 

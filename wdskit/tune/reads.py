@@ -1,10 +1,11 @@
-"""What the ranks of an epoch read, and into how many shards they reach at once, from the cuts of an order's lanes."""
+"""What the ranks of an epoch read, and from how many shards at once, from the cuts of an order's lanes: no position is
+looked at.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,59 +13,40 @@ from numpy.typing import NDArray
 from wdskit.order.base import Ints
 from wdskit.order.exact import ExactOrder
 from wdskit.order.mixture import MixtureOrder
+from wdskit.order.pieces import Pieces, cut
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
 from wdskit.stages.sources import PlannedData
 
 Floats = NDArray[np.float64]
-OneOrder = ExactOrder | ResampledOrder | SequentialOrder
 
 _MAX_PASSES = 64  # of an epoch; later ones of a data set that repeats so often reach no further shard
-_MAX_RANKS = 16  # of a mixture whose shares are sampled, and
-_MAX_SAMPLED = 1 << 14  # positions of each of them
+_MAX_MOMENTS = 1 << 20  # of a sequential pass; where it has more steps, a moment is some of them, of the mean bytes
 
 
-class Spread(NamedTuple):
-    """A number that differs from rank to rank."""
-
-    least: float
-    mean: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Floats) -> Spread:
-        """Of at least one value."""
-        return cls(float(values.min()), float(values.mean()), float(values.max()))
-
-
-@dataclass(frozen=True)
-class EpochReads:
+class Reads(NamedTuple):
     """What is read in an epoch.
 
+    Ranks whose positions are alike modulo gcd(R, L) take from the same lanes: they are a group.
+
     Attributes:
-        rank_shards: Shards into which the lanes of a rank reach, and
-        rank_bytes: bytes of the samples that it reads.
+        shards: Shards into which the lanes of each group reach, (num_groups,): counted; expected of `resampled`.
+        num_bytes: Bytes of the samples that a rank of each group reads, (num_groups,).
         rank_open: The most shards into which the windows of a rank reach at once.
         node_open: The same of all ranks of a node together, and
-        node_bytes: the bytes of all samples of these windows.
-        num_lanes: L; None for a sequential order.
-        rank_lanes: Lanes from which a rank takes.
-        samples_of_part: How many of the epoch's samples are of each part.
+        node_bytes: the most bytes of all samples of these windows.
     """
 
-    rank_shards: Spread
-    rank_bytes: Spread
+    shards: Floats
+    num_bytes: Floats
     rank_open: float
     node_open: float
     node_bytes: float
-    num_lanes: int | None
-    rank_lanes: int
-    samples_of_part: tuple[int, ...]
 
 
-def read_epoch(data: PlannedData, steps: Steps, start: int, node_size: int) -> EpochReads:
-    """What is read of an epoch.
+def read_epoch(data: PlannedData, steps: Steps, start: int, node_size: int) -> tuple[Reads, list[int]]:
+    """What is read in an epoch, and how many of its samples are of each part.
 
     Args:
         data: The shards and their order.
@@ -74,148 +56,82 @@ def read_epoch(data: PlannedData, steps: Steps, start: int, node_size: int) -> E
     """
     stop = start + steps.num_samples - steps.num_dropped
     sizes = [table.sample_bytes() for table in data.tables]
-    if isinstance(data.order, MixtureOrder):
-        orders, num_groups = data.order.parts, 1  # ranks take from all lanes of each part
-        ends = [data.order.shares.before(each).tolist() for each in (start, stop)]
-        of_parts = [last - first for first, last in zip(*ends, strict=True)]
-    else:
-        orders, sizes, ends = (data.order,), [np.concatenate(sizes)], [[start], [stop]]
-        # Rank r takes the positions p with p mod R == r: those that are alike mod gcd(R, L) take from the same lanes.
-        num_groups = math.gcd(_num_lanes(data.order), steps.world_size)
+    order = data.order
+    if not isinstance(order, MixtureOrder):
+        num_groups = math.gcd(getattr(order, "num_lanes", 1), steps.world_size)
+        reads = read_order(order, start, stop, np.concatenate(sizes), num_groups, node_size, steps.global_batch)
         weights = np.bincount(data.parts, [float(table.counts.sum()) for table in data.tables])
         of_parts = [round(each) for each in (weights / weights.sum() * (stop - start)).tolist()]
-    shards, num_bytes = np.zeros(num_groups), np.zeros(num_groups)
-    rank_open = node_open = node_bytes = 0.0
-    num_lanes = 1
-    for order, sample_bytes, first, last in zip(orders, sizes, *ends, strict=True):
-        if first < last:
-            assert isinstance(order, OneOrder)
-            num_lanes = _num_lanes(order)
-            groups = np.arange(num_lanes) % num_groups
-            of_lanes = lane_reads(order, first, last, groups, sample_bytes)
-            shards += of_lanes[0]
-            num_bytes += of_lanes[1] * num_groups / steps.world_size
-            batch = max(1, round(steps.global_batch * (last - first) / (stop - start)))
-            rank_open += read_at_once(order, first, groups, sample_bytes, batch)[0]
-            of_node = read_at_once(order, first, groups // node_size, sample_bytes, batch)
-            node_open += of_node[0]
-            node_bytes += of_node[1]
-    has_lanes = not isinstance(orders[0], SequentialOrder)
-    return EpochReads(
-        Spread.of(shards),
-        Spread.of(num_bytes),
-        rank_open,
-        node_open,
-        node_bytes,
-        num_lanes if has_lanes else None,
-        num_lanes // num_groups,
-        tuple(of_parts),
-    )
+        return reads._replace(num_bytes=reads.num_bytes * num_groups / steps.world_size), of_parts
+    found = []
+    firsts, stops = (order.shares.before(each).tolist() for each in (start, stop))
+    of_parts = [behind - first for first, behind in zip(firsts, stops, strict=True)]
+    for part, sample_bytes, first, num in zip(order.parts, sizes, firsts, of_parts, strict=True):
+        if num:  # ranks take from all lanes of each part
+            batch = max(1, round(steps.global_batch * num / (stop - start)))
+            found.append(read_order(part, first, first + num, sample_bytes, 1, 1, batch))
+    shards, num_bytes, *at_once = (sum(each) for each in zip(*found, strict=True))
+    return Reads(shards, num_bytes / steps.world_size, *at_once), of_parts
 
 
-def _num_lanes(order: object) -> int:
-    """A sequential order is one lane."""
-    return getattr(order, "num_lanes", 1)
-
-
-def find_uneven_rank(order: MixtureOrder, start: int, steps: Steps) -> tuple[int, int, float, float] | None:
-    """Sample what the first ranks take of each part of a mixture: parts can take turns in step with the ranks.
-
-    Returns:
-        (rank, part, its share of the rank's samples, its share of all ranks') where they differ most; None where they
-        hardly do.
-    """
-    num = max(1, min(_MAX_SAMPLED, steps.num_samples // steps.world_size))
-    ranks = np.arange(min(steps.world_size, _MAX_RANKS))
-    positions = start + ranks[:, None] + steps.world_size * np.arange(num)
-    parts = order.shares.take(positions.ravel())[0].reshape(positions.shape)
-    shares = np.array([np.bincount(mine, minlength=len(order.parts)) / num for mine in parts])
-    whole = shares.mean(axis=0)
-    off = np.abs(shares - whole)
-    rank, part = divmod(int(off.argmax()), shares.shape[1])
-    if off[rank, part] <= max(0.005, 0.05 * whole[part]):
-        return None
-    return rank, part, float(shares[rank, part]), float(whole[part])
-
-
-def lane_reads(order: OneOrder, start: int, stop: int, groups: Ints, sample_bytes: Floats) -> tuple[Floats, Floats]:
-    """What groups of lanes hold of positions `start` to `stop` of the endless sequence.
+def read_order(
+    order: Any, start: int, stop: int, sample_bytes: Floats, num_groups: int, node_size: int, batch: int
+) -> Reads:
+    """What groups of ranks read of positions `start` to `stop` of one order; lane l is of group l mod `num_groups`.
 
     Args:
-        order: The order.
-        start: First position, >= 0.
+        order: Exact, resampled or sequential.
+        start: First position of the endless sequence, >= 0.
         stop: The one behind the last, above `start`.
-        groups: Group of each lane, from 0 on, (num_lanes,).
         sample_bytes: Mean size of a sample of each shard, (num_shards,).
+        num_groups: A divisor of the number of lanes; 1 for a sequential order.
+        node_size: Groups of a node.
+        batch: Positions of a step, into which a sequential order reaches at once.
 
     Returns:
-        Shards into which each group reaches, and bytes of their samples, float64 (num_groups,) each. Of `resampled`
-        they are expected, over all seeds; else counted.
+        With the bytes of each group.
     """
-    num_groups = int(groups.max()) + 1
     if isinstance(order, ResampledOrder):
-        nums = np.bincount(groups, minlength=num_groups)
-        num_chunks = math.ceil((stop - start) / order.num_lanes / order.chunk)
-        drawn = {num: _num_drawn(order, num * num_chunks) for num in set(nums.tolist())}
-        mean_bytes = order.counts @ sample_bytes / order.num_samples
-        return np.array([drawn[num] for num in nums.tolist()]), nums / order.num_lanes * (stop - start) * mean_bytes
-    if isinstance(order, SequentialOrder):
-        num_seen = min(stop - start, order.num_samples)  # of several passes the first
-        counts = np.diff(np.minimum(order.stops, num_seen), prepend=0)
-        scale = (stop - start) / num_seen
-        return np.array([float(np.count_nonzero(counts))]), np.array([counts @ sample_bytes * scale])
-    size, num_seen = order.num_samples, 0
-    found, num_bytes = [], np.zeros(num_groups)
+        return _expect(order, stop - start, sample_bytes, num_groups, node_size)
+    size, num_seen, found = order.num_samples, 0, []
+    num_bytes, of_ranks, of_nodes = np.zeros(num_groups), (0, 0.0), (0, 0.0)
     for number in range(start // size, -(-stop // size))[:_MAX_PASSES]:
-        pieces = order.pieces(number)
-        lanes, numbers, sizes = pieces.windows
+        pieces, num_lanes, window, share = _cut(order, number, batch)
         first, last = (min(max(each - number * size, 0), size) for each in (start, stop))
         num_seen += last - first
-        ends = (-(-(each - lanes) // order.num_lanes) for each in (first, last))  # places of a lane before each
-        before, behind = (np.clip(each - numbers * order.window, 0, sizes) for each in ends)
+        lanes, moments, sizes = pieces.windows
+        ends = (-(-(each - lanes) // num_lanes) - moments * window for each in (first, last))  # places before each
+        before, behind = (np.clip(each, 0, sizes) for each in ends)
         ratios = (behind - before) / sizes
-        counted = (ratios > 0)[pieces.at]
-        at, shards = pieces.at[counted], pieces.shards[pieces.turns[counted]]
-        of_piece = groups[lanes][at]
-        found.append(_distinct(shards * num_groups + of_piece))
-        weights = pieces.sizes[counted] * ratios[at] * sample_bytes[shards]
-        num_bytes += np.bincount(of_piece, weights, minlength=num_groups)
-    shards_of = np.bincount(_distinct(np.concatenate(found)) % num_groups, minlength=num_groups)
-    return shards_of.astype(np.float64), num_bytes * (stop - start) / num_seen
+        at, shards = pieces.at, pieces.shards[pieces.turns]
+        groups, weights = lanes % num_groups, pieces.sizes * sample_bytes[shards]
+        is_read = (ratios > 0)[at]
+        found.append(_distinct((shards * num_groups + groups[at])[is_read]))
+        num_bytes += np.bincount(groups[at], weights * ratios[at], minlength=num_groups)
+        if not of_nodes[0]:
+            of_ranks = _most_at_once(moments * num_groups + groups, pieces, weights)
+            of_nodes = _most_at_once(moments * num_groups + groups // node_size, pieces, weights * share)
+    num_shards = np.bincount(_distinct(np.concatenate(found)) % num_groups, minlength=num_groups)
+    scale = (stop - start) / num_seen
+    return Reads(num_shards.astype(np.float64), num_bytes * scale, of_ranks[0], *of_nodes)
 
 
-def read_at_once(
-    order: OneOrder, start: int, groups: Ints, sample_bytes: Floats, global_batch: int
-) -> tuple[float, float]:
-    """The most shards, and the most bytes of samples, that one group of lanes is in at one moment of a pass.
-
-    All lanes are in windows of one number at a time, but for the moment in which they change over; a sequential order
-    is in a global batch.
-
-    Args:
-        order: The order.
-        start: A position of the pass.
-        groups: As `lane_reads` takes them.
-        sample_bytes: As `lane_reads` takes them.
-        global_batch: Positions of a step.
+def _cut(order: ExactOrder | SequentialOrder, number: int, batch: int) -> tuple[Pieces, int, int, float]:
+    """A pass cut into pieces, its lanes, the window, and the share of a window that is at hand at once. The windows of
+    one number of all lanes are a moment. A sequential order is one lane, whose windows are steps.
     """
-    if isinstance(order, ResampledOrder):
-        num = int(np.bincount(groups).max())
-        mean_bytes = float(order.counts @ sample_bytes) / order.num_samples
-        return _num_drawn(order, num * -(-order.window // order.chunk)), num * order.window * mean_bytes
-    if isinstance(order, SequentialOrder):
-        edges = np.minimum(np.arange(0, order.num_samples + global_batch, global_batch), order.num_samples)
-        firsts, lasts = (np.searchsorted(order.stops, each, side="right") for each in (edges[:-1], edges[1:] - 1))
-        counts = np.diff(order.stops, prepend=0)
-        filled = np.cumsum(counts > 0, dtype=np.int64)
-        heights = np.concatenate([[0.0], np.cumsum(counts * sample_bytes)])
-        num_bytes = np.diff(np.interp(edges, np.concatenate([[0], order.stops]), heights))
-        return float((filled[lasts] - filled[firsts]).max()) + 1, float(num_bytes.max())
-    pieces = order.pieces(start // order.num_samples)
-    moments = (pieces.windows.numbers * (int(groups.max()) + 1) + groups[pieces.windows.lanes])[pieces.at]
-    found = _distinct(moments * len(pieces.shards) + pieces.turns)  # two lanes can meet in a shard
-    of_moments = np.bincount(moments, pieces.sizes * sample_bytes[pieces.shards[pieces.turns]])
-    return float(np.bincount(found // len(pieces.shards)).max()), float(of_moments.max())
+    if isinstance(order, ExactOrder):
+        return order.pieces(number), order.num_lanes, order.window, 1.0
+    length = batch * -(-order.num_samples // (batch * _MAX_MOMENTS))
+    first, size = np.zeros(1, np.int64), np.array([order.num_samples])
+    return cut(order.stops, np.arange(len(order.stops)), first, size, length), 1, length, batch / length
+
+
+def _most_at_once(owners: Ints, pieces: Pieces, weights: Floats) -> tuple[int, float]:
+    """The most shards, and the most bytes, of one owner of windows: a group of ranks at a moment."""
+    num_shards = len(pieces.shards)
+    found = _distinct(owners[pieces.at] * num_shards + pieces.turns)  # two lanes can meet in a shard
+    return int(np.bincount(found // num_shards).max()), float(np.bincount(owners[pieces.at], weights).max())
 
 
 def _distinct(numbers: Ints) -> Ints:
@@ -225,7 +141,16 @@ def _distinct(numbers: Ints) -> Ints:
     return distinct
 
 
-def _num_drawn(order: ResampledOrder, num_draws: int) -> float:
-    """Different shards among so many starts of chunks, as expected."""
+def _expect(order: ResampledOrder, num: int, sample_bytes: Floats, num_groups: int, node_size: int) -> Reads:
+    """What is expected over all seeds: chunks start at each sample alike."""
+    lanes = order.num_lanes // num_groups
+    of_node = min(num_groups, node_size) * lanes
+    chunks = -(-order.window // order.chunk)
     likely = np.minimum(order.counts / order.num_samples, 1 - 1e-15)
-    return float(-np.expm1(num_draws * np.log1p(-likely)).sum())
+    in_epoch, of_rank, of_nodes = (
+        float(-np.expm1(num_chunks * np.log1p(-likely)).sum())
+        for num_chunks in (lanes * math.ceil(num / order.num_lanes / order.chunk), lanes * chunks, of_node * chunks)
+    )
+    mean_bytes = float(order.counts @ sample_bytes) / order.num_samples
+    of_groups = np.full(num_groups, num / num_groups * mean_bytes)
+    return Reads(np.full(num_groups, in_epoch), of_groups, of_rank, of_nodes, of_node * order.window * mean_bytes)
