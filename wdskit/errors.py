@@ -187,3 +187,11 @@ class RankError(WdskitError):
 
 class StateError(PipelineError):
     """A loader's state cannot be taken, or does not fit the loader."""
+
+
+def error_text(err: BaseException) -> str:
+    """Class and text of any exception, also of one whose `__str__` raises."""
+    try:
+        return f"{type(err).__name__}: {err}"
+    except Exception:  # noqa: BLE001 (a user's class)
+        return type(err).__name__

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 from pathlib import Path
 
+from wdskit.errors import PipelineError
+
 _PROCESSES = Path("/proc")
 
 
@@ -31,8 +33,8 @@ def _wait_for_parent() -> None:
 
 @contextmanager
 def block_sigint() -> Iterator[None]:
-    """Processes that start inside hear Ctrl-C only once they call `hear_ctrl_c`: in the middle of their imports they
-    would print a traceback. This process hears it when the block is left.
+    """This process hears Ctrl-C when the block is left. Processes that start inside do not hear it in the middle of
+    their imports, where they would print a traceback; then they ignore it, or call `hear_ctrl_c`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     try:  # a Ctrl-C that came just before is heard in here, and does not leave it blocked
@@ -40,6 +42,18 @@ def block_sigint() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def refuse_fork(owner: int) -> None:
+    """Refuse to use what belongs to the process `owner`: in one that was forked from it, its workers and threads are
+    not there.
+
+    Raises:
+        PipelineError: This is another process.
+    """
+    if os.getpid() != owner:
+        msg = f"this loader has run in process {owner}, from which this one was forked."
+        raise PipelineError(f"{msg}\n  Make a loader in each process.")
 
 
 def hear_ctrl_c() -> None:

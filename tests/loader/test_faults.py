@@ -283,14 +283,14 @@ def test_whatever_a_function_raises_arrives_and_the_next_epoch_works(tmp_path, k
     for name, make in UNUSUAL.items():
         flag.write_text(name)
         wanted = type(make())
-        if workers and name in {"unpicklable", "elsewhere"}:
+        if workers and name in {"unpicklable", "elsewhere", "pytest"}:  # pytest's say another module than they are in
             wanted = PipelineError
         with pytest.raises(wanted) as caught:
             list(loader)
         assert type(caught.value) is wanted
         if workers:
             assert "raise_unusual" in str(caught.value.__cause__)
-        if name in {"cancelled", "exit", "pytest", "group"}:
+        if name in {"cancelled", "exit", "group"}:
             assert caught.value.args == make().args
             assert sys.version_info < (3, 11) or re.search(r"s-000.tar: n.*: map failed", caught.value.__notes__[0])
         assert loader.epoch == 0
@@ -424,7 +424,7 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
 
     built = Pipeline().sequential(pattern, tail="drop").map(wait).batched(4).build(threads=2)
     ticket = Ticket(1)
-    requests = iter([Request(1, Job(0, range(4), 4), (), ()), Request(-1, None, (ticket,), ()), None])
+    requests = iter([Request((), (), 1, Job(0, range(4), 4)), Request((ticket,), ()), None])
 
     class Channel:
         """The worker's side, with what the main process says written down."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -105,14 +105,17 @@ def make_batches(program: Program, job: Job, memory: Memory = FRESH, task: Task 
     return Outcome(batches)
 
 
+class _Cancelled(Exception):
+    """Nobody wants the job any more."""
+
+
 def _make(program: Program, job: Job, memory: Memory, task: Task, batches: list[Batch]) -> Timings:
     """Add the batches of a job one by one."""
     places, is_sample = job.places(), job.is_sample()
     shards, samples = program.plan.order.take(places)
     size = program.plan.batch
     bounds = [slice(first, first + size) for first in range(0, len(places), size)]
-    columns, pace = program.columns, program.chunk_pace
-    timings = pace.begin() if columns is not None else None
+    columns, timings = program.columns, program.pace.begin()
     columnar = None if columns is None else columns.make(places, shards, samples, bounds, memory)
     if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches is not like that
         total = Timings()
@@ -120,29 +123,29 @@ def _make(program: Program, job: Job, memory: Memory, task: Task, batches: list[
             total.merge(_make(program, replace(job, positions=job.positions[at]), memory, task, batches))
         return total
     total = Timings(bytes_read=program.shards.mean_bytes(shards))
-    if columnar is None:
+    collated: Iterable[tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]]
+    if columnar is not None:
+        if timings is not None:
+            timings.lap("read-to-batched", len(places))
+        collated = ((value, origin, True, (), None) for value, origin in columnar)
+    else:
         rows = _Rows(program, job, list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True)), memory)
         rows.make(bounds, task, total)
-        pace = program.batch_pace
-    elif timings is not None:
-        timings.lap("read-to-batched", len(places))
-    for number, bound in enumerate(bounds):
-        if columnar is None:
-            timings = pace.begin() if program.batched is not None else None
-            value, origin, good, bad, raw = rows.collate(number, bound)
-            if timings is not None:
-                timings.lap("batched")
-        else:
-            (value, origin), good, bad, raw = columnar[number], True, (), None
+        if timings is not None:
+            timings.start()
+        collated = itertools.starmap(rows.collate, enumerate(bounds))
+    for bound, (value, origin, good, bad, raw) in zip(bounds, collated, strict=True):
+        if timings is not None and columnar is None and program.batched is not None:
+            timings.lap("batched")
         if program.behind is not None:
             value = program.behind.apply(value, origin, timings=timings)
         mask = is_sample[bound]
         if program.plan.tail == "pad":
             value = with_mask(value, torch.from_numpy(mask & good) if program.batched else bool((mask & good)[0]))
         batches.append(Batch(value, int(np.count_nonzero(mask)), bad, raw))
-        if timings is not None and (columnar is None or number == len(bounds) - 1):
-            pace.end(timings)
-            total.merge(timings)
+    if timings is not None:
+        program.pace.end(timings)
+        total.merge(timings)
     return total
 
 
@@ -183,6 +186,8 @@ class _Rows:
                 timed.append(timings)
 
         task.map(run, num_chunks)
+        if task.is_cancelled:  # not all are made
+            raise _Cancelled
         for each in timed:
             total.merge(each)
 

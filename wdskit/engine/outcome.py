@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import pickle
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from wdskit.errors import PipelineError
+from wdskit.errors import PipelineError, error_text
 
 T = TypeVar("T")
 
@@ -59,7 +57,13 @@ class Outcome(Generic[T]):
         if self.error is None:
             return Outcome, (self.value,)
         trace = "".join(traceback.format_exception(self.error))
-        return _arrived, (self.value, _pickled(self.error), _text(self.error), f"{self.where}:\n{trace}", self.where)
+        return _arrived, (
+            self.value,
+            _pickled(self.error),
+            error_text(self.error),
+            f"{self.where}:\n{trace}",
+            self.where,
+        )
 
 
 class WorkerTraceback(Exception):
@@ -78,30 +82,7 @@ def _arrived(value: Any, pickled: bytes | None, text: str, trace: str, where: st
 def _pickled(err: BaseException) -> bytes | None:
     """The exception's pickle where the same comes out of it."""
     with contextlib.suppress(BaseException):  # whatever its __reduce__ or __init__ raises
-        file = io.BytesIO()
-        _Pickler(file).dump(err)
-        if type(pickle.loads(file.getvalue())) is type(err):  # noqa: S301 (made above)
-            return file.getvalue()
+        data = pickle.dumps(err)
+        if type(pickle.loads(data)) is type(err):  # noqa: S301 (made above)
+            return data
     return None
-
-
-class _Pickler(pickle.Pickler):
-    """Finds classes that stand in another module than they say: pytest's exceptions say `builtins`."""
-
-    def reducer_override(self, value: object) -> Any:
-        """Where a class really stands; all else as usual."""
-        if isinstance(value, type) and _class_in(value.__module__, value.__name__) is not value:
-            for module in [*sys.modules]:
-                if _class_in(module, value.__name__) is value:
-                    return _class_in, (module, value.__name__)
-        return NotImplemented
-
-
-def _class_in(module: str, name: str) -> Any:
-    return getattr(sys.modules.get(module), "__dict__", {}).get(name)
-
-
-def _text(err: BaseException) -> str:
-    with contextlib.suppress(BaseException):  # whatever its __str__ raises
-        return f"{type(err).__name__}: {err}"
-    return type(err).__name__

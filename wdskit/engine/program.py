@@ -98,8 +98,8 @@ class Program:
         columns: What makes batches by columns, where the stages and the samples allow it.
         first: The first stage, if it is one that decodes an image in two halves.
         writer: The stage whose image can be written into the batch at once.
-        chunk_pace: Which chunks of samples are timed, and
-        batch_pace: which batches.
+        pace: Which jobs are timed, and
+        chunk_pace: which chunks of samples.
     """
 
     shards: ShardCache
@@ -112,7 +112,7 @@ class Program:
     first: FusedStep | None = field(init=False)
     writer: FusedStep | None = field(init=False)
     chunk_pace: Pace = field(init=False, default_factory=Pace)
-    batch_pace: Pace = field(init=False, default_factory=Pace)
+    pace: Pace = field(init=False, default_factory=Pace)
 
     def __post_init__(self) -> None:
         steps = self.stages.steps

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-import torch
 import webdataset
 from torch.utils.data import get_worker_info
 
 from wdskit.engine.batch import Batch
 from wdskit.engine.outcome import Outcome
+from wdskit.engine.stream_epochs import SharedEpochs
 from wdskit.engine.stream_position import How, Mark, Position, Positions, Start, clear, max_numbers, spacing
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
@@ -87,7 +88,7 @@ class _Live:
 
     values: Iterator[Any]
     next_epoch: int | None
-    worker: int
+    readers: tuple[int, ...]
     close: Callable[[], object]
 
 
@@ -114,7 +115,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         self._positions = Positions(self.pipeline, run, layout.draws, layout.cut, layout.tars)
         self._spacing = spacing(self.pipeline, layout.batch)
         before_cut = [] if layout.cut is None else self.pipeline[: layout.cut]
-        self._epochs = _Epochs(max(1, max_workers), max_numbers(before_cut))
+        self._epochs = SharedEpochs(max(1, max_workers), max_numbers(before_cut))
         self._live: _Live | None = None
         self._turn: object = None
 
@@ -182,7 +183,18 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
     def start(self, worker: int, num_workers: int) -> Callable[..., Outcome[list[Batch]]]:
         """What gives the items of one worker: called with a StreamJob, it gives the next item of its epoch."""
         self.run.worker, self.run.num_workers = worker, num_workers
-        return _Worker(self)
+        return StreamItems(self)
+
+    @property
+    def _readers(self) -> tuple[int, ...]:
+        """Who reads: this process, and which of how many workers it is."""
+        return os.getpid(), self.run.worker, self.run.num_workers
+
+    def close(self) -> None:
+        """End the stream that goes on from epoch to epoch, unless it is that of a process that this was forked from."""
+        live, self._live = self._live, None
+        if live is not None and live.readers[0] == os.getpid():
+            live.close()
 
     def items(self, job: StreamJob) -> Iterator[Batch]:
         """One epoch of this worker; the `position` of each batch is a Progress, and the last one is its end."""
@@ -201,7 +213,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         """One epoch of with_epoch: the next part of a stream that goes on."""
         epoch, cut = job.epoch, self.layout.cut or 0
         live, begun = self._live, None
-        if start.how is not How.NEXT or live is None or (live.next_epoch, live.worker) != (epoch, self.run.worker):
+        if start.how is not How.NEXT or live is None or (live.next_epoch, live.readers) != (epoch, self._readers):
             live, begun = self._restart(job, start)
         self.run.epoch = epoch
         if start.how is not How.RESUME or start.mark is None:
@@ -224,14 +236,13 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         epoch, stateless = job.epoch, self.layout.stateless
         if stateless and start.how is not How.ANEW and job.last_finished == epoch - 1 >= 0:
             raise PipelineError(_cannot_go_on(stateless))
-        if self._live is not None:
-            self._live.close()
+        self.close()
         first = start.epoch if start.how is How.LEAVE else epoch
         cut = self.layout.cut or 0
         self._positions.begin(first, start.position, self.pipeline if start.mark else self.pipeline[:cut])
         values = self._chain(0, cut, None)
         # It is closed with its pipeline; when Python exits, before its modules are emptied.
-        live = self._live = _Live(values, epoch, self.run.worker, weakref.finalize(self, _close, values))
+        live = self._live = _Live(values, epoch, self._readers, weakref.finalize(self, _close, values))
         if start.how is How.LEAVE:
             self.run.epoch = first
             rest = self._chain(cut, len(self.pipeline), values)
@@ -269,7 +280,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
         return iter(values)
 
 
-class _Worker:
+class StreamItems:
     """The items of one worker, one a call."""
 
     def __init__(self, pipeline: StreamPipeline) -> None:
@@ -282,58 +293,10 @@ class _Worker:
             self._items = self._pipeline.items(job)
         return Outcome.of(lambda: list(itertools.islice(self._items, 1)))
 
-
-class _Epochs:
-    """Epochs and positions in memory that all processes of a torch DataLoader share: workers that do not persist are
-    gone when their epoch ends. Two slots a worker, by the parity of the epoch: the start of the epoch that runs, which
-    a repeated epoch goes back to, and the start of the next one.
-
-    Args:
-        max_workers: Worker processes that can use it; the main process counts as one.
-        num_numbers: Most numbers of a position.
-    """
-
-    _HEAD = 4  # of a slot: epoch + 1, rank, world size, workers
-
-    def __init__(self, max_workers: int, num_numbers: int) -> None:
-        self.max_workers = max_workers
-        self._set = torch.zeros(2, dtype=torch.int64).share_memory_()  # calls of `set` so far, and the last epoch
-        # For each worker: calls of `set` that it has followed, its next epoch, and the one behind its last.
-        self._workers = torch.zeros((max_workers, 3), dtype=torch.int64).share_memory_()
-        slots = torch.zeros((max_workers, 2, self._HEAD + num_numbers), dtype=torch.int64)
-        self._slots = slots.share_memory_()
-
-    def set(self, epoch: int) -> None:
-        """Make `epoch` the next one to run in every worker."""
-        self._set[1] = epoch
-        self._set[0] += 1
-
-    def next(self, worker: int) -> int:
-        """The epoch that a worker is to run: the one set last, or the one behind its last."""
-        if self._workers[worker, 0] != self._set[0]:
-            self._workers[worker, :2] = self._set
-        return int(self._workers[worker, 1])
-
-    def finish(self, worker: int, epoch: int) -> None:
-        """Note that a worker has finished `epoch`."""
-        self._workers[worker, 1:] = epoch + 1
-
-    def last_finished(self, worker: int) -> int:
-        """The epoch that a worker has finished last, -1 before the first."""
-        return int(self._workers[worker, 2]) - 1
-
-    def save(self, worker: int, epoch: int, ranks: tuple[int, int, int], position: Position) -> None:
-        """Keep where a worker stands at the start of `epoch`; `ranks` is (rank, world size, workers)."""
-        slot = self._slots[worker, epoch % 2]
-        slot[0] = 0
-        numbers = [*ranks, *position.numbers()]
-        slot[1 : len(numbers) + 1] = torch.tensor(numbers, dtype=torch.int64)
-        slot[0] = epoch + 1
-
-    def load(self, worker: int, epoch: int, ranks: tuple[int, int, int]) -> Position | None:
-        """What was kept for the start of `epoch` under the same ranks; None where nothing was."""
-        slot = self._slots[worker, epoch % 2].tolist()
-        return Position.of_numbers(slot[self._HEAD :]) if slot[: self._HEAD] == [epoch + 1, *ranks] else None
+    def close(self) -> None:
+        """Let the stages put away files and threads; the next job begins a new stream where its epoch starts."""
+        _close(self._items)
+        self._pipeline.close()
 
 
 def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers: int) -> None:

@@ -34,23 +34,24 @@ class Budget:
         self._path = None if spec.dir is None else Path(spec.dir) / f"bad-rank{rank:05d}.jsonl"
 
     def spend(self, epoch: int, bad: Sequence[Bad]) -> None:
-        """List bad samples and count them.
+        """List and count the bad samples of a batch that is about to be handed out.
 
         Raises:
-            SampleError: There are too many in this epoch.
+            SampleError: There would be too many in this epoch; then nothing is counted.
         """
         if not bad:
             return
+        count = self.count + len(bad)
+        if count > self.limit:
+            last = bad[-1]
+            msg = f"{last.reason}\n  Epoch {epoch} has {count} bad samples on rank {self._rank} so far, and "
+            msg += f"errors.max_bad allows {self._max_bad}"
+            where = f" {self._path} lists those before." if self._path is not None and self.count else ""
+            raise SampleError(f"{msg}.{where}", stage="errors", shard=last.shard, key=last.key)
+        self.count = count
         if self._path is not None:
             make_folders(self._path.parent)
             append_lines(self._path, [json.dumps({"epoch": epoch, **each._asdict()}) for each in bad])
-        self.count += len(bad)
-        if self.count > self.limit:
-            last = bad[-1]
-            msg = f"{last.reason}\n  Epoch {epoch} has {self.count} bad samples on rank {self._rank} so far, and "
-            msg += f"errors.max_bad allows {self._max_bad}"
-            where = "" if self._path is None else f" They are listed in {self._path}."
-            raise SampleError(f"{msg}.{where}", stage="errors", shard=last.shard, key=last.key)
 
 
 def _limit(max_bad: int | str, num_samples: int) -> int:

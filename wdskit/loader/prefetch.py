@@ -12,7 +12,7 @@ import torch
 from wdskit.engine.batch import Batch, Here
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.planned import PlannedPipeline
-from wdskit.engine.stream import StreamPipeline
+from wdskit.engine.stream import StreamItems, StreamPipeline
 from wdskit.loader.process_pool import ProcessPool
 from wdskit.loader.shared_memory import Ring
 from wdskit.loader.thread_pool import ThreadPool
@@ -21,8 +21,8 @@ from wdskit.loader.thread_pool import ThreadPool
 class Pool(Protocol):
     """Makes the batches of jobs: in this thread, in threads, or in worker processes."""
 
-    def submit(self, job: Any) -> Any:
-        """Begin with a job; gives its ticket."""
+    def submit(self, job: Any, worker: int | None = None) -> Any:
+        """Begin with a job; gives its ticket. `worker` is who has to do it; None leaves that to the pool."""
         ...
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
@@ -49,7 +49,7 @@ class InlinePool:
         self._make = make
         self._memory = Ring()
 
-    def submit(self, job: Any) -> Any:
+    def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one)
         """See `Pool`."""
         return job
 
@@ -63,10 +63,12 @@ class InlinePool:
             torch.set_num_threads(before)
 
     def forget(self, tickets: Sequence[Any]) -> None:
-        """See `Pool`."""
+        """See `Pool`: none has been begun with."""
 
     def close(self) -> None:
         """See `Pool`."""
+        if isinstance(self._make, StreamItems):
+            self._make.close()
 
 
 def make_pool(pipeline: PlannedPipeline | StreamPipeline, num_workers: int, start_method: Callable[[], str]) -> Pool:

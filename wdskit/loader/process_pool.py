@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
+import itertools
 import os
+import pickle
 import random
+import select
 import signal
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,20 +28,27 @@ from torch.utils.data._utils import worker as torch_worker
 from wdskit.engine.batch import Batch, Here
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
-from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, pack, unpack
+from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, map_file, pack, unpack
 from wdskit.loader.thread_pool import ThreadPool, ThreadTask
-from wdskit.processes import block_sigint, end_with_parent
+from wdskit.processes import block_sigint, end_with_parent, refuse_fork
 
 _PATIENCE_S = 1.0  # for a worker that is in the midst of a batch when it is asked to end; then it is killed
 
 
 class Request(NamedTuple):
-    """What the main process sends: a job under a number; numbers that are not wanted any more; blocks that are free."""
+    """What the main process sends.
 
-    ticket: int
-    job: Any
+    Attributes:
+        forgotten: Tickets of jobs that are not wanted any more.
+        returned: Blocks that nobody shares any more.
+        ticket: Of the job that is asked for.
+        job: What to make; None to ask for nothing.
+    """
+
     forgotten: tuple[int, ...]
     returned: tuple[int, ...]
+    ticket: int = 0
+    job: Any = None
 
 
 class Reply(NamedTuple):
@@ -61,23 +71,43 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.tickets: set[int] = set()
-        self.blocks: dict[int, mmap.mmap] = {}
+        self.forgotten: list[int] = []
+        self.blocks: dict[int, Any] = {}
         self.returned: deque[int] = deque()  # filled in the midst of anything
+        self._poll = select.poll()
+        self._poll.register(self.connection.fileno(), select.POLLOUT)
 
-    def send(self, ticket: int, job: Any, forgotten: Sequence[int] = ()) -> None:
-        """Ask it for a job, or say what it need not do."""
+    @property
+    def is_open_to(self) -> bool:
+        """Whether a request would not have to wait for it, in the midst of a job, to read others."""
+        return bool(self._poll.poll(0))
+
+    def send(self, ticket: int = 0, job: Any = None) -> None:
+        """Ask it for a job, or only say what it need not do."""
         returned = tuple(self.returned.popleft() for _ in range(len(self.returned)))
-        self.connection.send(Request(ticket, job, tuple(forgotten), returned))
+        forgotten, self.forgotten = tuple(self.forgotten), []
+        self.connection.send(Request(forgotten, returned, ticket, job))
         if job is not None:
             self.tickets.add(ticket)
+
+    def forget(self, tickets: Sequence[int]) -> None:
+        """Do without jobs; if it cannot hear that now, it hears it with the next job."""
+        left = self.tickets.intersection(tickets)
+        self.tickets -= left
+        self.forgotten += left
+        if self.is_open_to:
+            with contextlib.suppress(OSError):  # it died, as will be seen
+                self.send()
 
     def receive(self) -> Reply:
         """Its next reply; waits for it. New blocks are mapped."""
         reply: Reply = self.connection.recv()
         for number, num_bytes in reply.new:
             file = reduction.recv_handle(self.connection)
-            self.blocks[number] = mmap.mmap(file, num_bytes)
-            os.close(file)
+            try:
+                self.blocks[number] = map_file(file, num_bytes)
+            finally:
+                os.close(file)
         for number in reply.dropped:
             del self.blocks[number]
         return reply
@@ -88,13 +118,15 @@ class _Worker:
 
     @property
     def death(self) -> str:
-        """How it ended."""
+        """How it ended, and what that may mean."""
         self.process.join(_PATIENCE_S)
         code = self.process.exitcode
         how = "is gone" if code is None else f"exited with status {code}"
+        advice = "It printed why, or a function of yours ended it."
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-        return f"worker {self.number} (pid {self.process.pid}) {how}"
+            advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
+        return f"worker {self.number} (pid {self.process.pid}) {how}.\n  {advice}"
 
 
 class ProcessPool:
@@ -113,14 +145,18 @@ class ProcessPool:
         self._workers: list[_Worker] = []
         self._replies: dict[int, tuple[_Worker, Message]] = {}
         self._next_ticket = 0
+        self._owner = 0
         self._closing: Any = None
 
     def submit(self, job: Any, worker: int | None = None) -> int:
         """See `Pool`; the job is for one worker, or for that which has least to do."""
         if not self._workers:
             self._start()
+        refuse_fork(self._owner)
         self._receive_all(timeout_s=0)
         found = self._workers[worker] if worker is not None else min(self._workers, key=lambda each: len(each.tickets))
+        while not found.is_open_to:  # it may wait for this process to take its replies
+            self._receive_all(timeout_s=0.01)
         self._next_ticket += 1
         try:
             found.send(self._next_ticket, job)
@@ -132,9 +168,11 @@ class ProcessPool:
         """See `Pool`.
 
         Raises:
-            PipelineError: A worker died.
+            PipelineError: A worker died, or this process was forked from the one that has them.
         """
+        refuse_fork(self._owner)
         while ticket not in self._replies:
+            assert self._workers, "the job was forgotten"
             self._receive_all(timeout_s=None)
         worker, message = self._replies.pop(ticket)
         outcome: Outcome[list[Batch]] = unpack(message, worker.borrow)
@@ -142,15 +180,12 @@ class ProcessPool:
 
     def forget(self, tickets: Sequence[int]) -> None:
         """See `Pool`."""
+        if self._owner != os.getpid():
+            return
         for ticket in tickets:
             self._drop(self._replies.pop(ticket, None))
         for worker in self._workers:
-            left = worker.tickets.intersection(tickets)
-            worker.tickets -= left
-            try:
-                worker.send(-1, None, tuple(left))
-            except OSError:
-                self._raise_death(worker)
+            worker.forget(tickets)
 
     def close(self) -> None:
         """See `Pool`."""
@@ -160,8 +195,9 @@ class ProcessPool:
 
     def _start(self) -> None:
         context = torch.multiprocessing.get_context(self._start_method())
+        self._owner = os.getpid()
         with block_sigint():  # what has begun is known to who ends it
-            self._closing = weakref.finalize(self, _close, self._workers, os.getpid())
+            self._closing = weakref.finalize(self, _close, self._workers, self._owner)
             try:
                 for number in range(self._num_workers):
                     self._workers.append(_Worker(context, self._pipeline, number, self._num_workers))
@@ -179,8 +215,12 @@ class ProcessPool:
             try:
                 while worker.connection.poll():  # what a worker sent before it died counts
                     self._keep(worker, worker.receive())
-            except (EOFError, OSError):
+            except (EOFError, ConnectionError):
                 self._raise_death(worker)
+            except (OSError, RuntimeError) as err:  # multiprocessing's, where a descriptor could not be received
+                self.close()
+                msg = f"a batch of worker {worker.number} cannot be received: {err}."
+                raise PipelineError(f"{msg}\n  Often too many files are open: see `ulimit -n`.") from err
             if worker.process.sentinel in ready:
                 self._raise_death(worker)
 
@@ -198,8 +238,7 @@ class ProcessPool:
     def _raise_death(self, worker: _Worker) -> None:
         death = worker.death
         self.close()
-        msg = f"a worker process died: {death}."
-        raise PipelineError(f"{msg}\n  Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches.")
+        raise PipelineError(f"a worker process died: {death}")
 
 
 def _close(workers: list[_Worker], owner: int) -> None:
@@ -207,11 +246,10 @@ def _close(workers: list[_Worker], owner: int) -> None:
         return
     with block_sigint():
         for worker in workers:
-            try:
-                worker.connection.send(None)
-                worker.connection.close()
-            except OSError:
-                pass  # it is gone
+            with contextlib.suppress(OSError):  # it is gone
+                if worker.is_open_to:
+                    worker.connection.send(None)
+            worker.connection.close()
         deadline = time.monotonic() + _PATIENCE_S
         for worker in workers:
             worker.process.join(max(0.0, deadline - time.monotonic()))
@@ -232,7 +270,7 @@ def _serve(connection: Connection, pipeline: Any, number: int, num_workers: int)
     torch.set_num_threads(1)
     _seed(pipeline, number, num_workers)
     make = pipeline.start(number, num_workers)
-    with contextlib.suppress(EOFError, OSError):  # the main process is gone, or does not want any more
+    with contextlib.suppress(EOFError, ConnectionError):  # the main process is gone, or does not want any more
         channel = _Channel(connection, number)
         if pipeline.num_threads > 1:
             _serve_threads(channel, make, pipeline.num_threads)
@@ -273,16 +311,20 @@ class _Channel:
         return request
 
     def answer(self, ticket: int, outcome: Outcome[list[Batch]]) -> None:
-        """Send what came of a job; the error instead, where that does not pickle.
+        """Send what came of a job; where a batch does not pickle, those before it and the error.
 
         Raises:
-            OSError: The main process is gone.
+            ConnectionError: The main process is gone.
+            OSError: A block cannot be sent: nothing more can be.
         """
         outcome.where = self._where
         try:
             message = pack(outcome, self.memory)
+        except OSError as err:  # there is no more memory or no more descriptors
+            message = Message(pickle.dumps(Outcome(error=err, where=self._where)), ())
         except BaseException as err:  # noqa: BLE001 (every error of a worker is the consumer's to see)
-            message = pack(Outcome(error=err, where=self._where), self.memory)
+            good = list(itertools.takewhile(_pickles, outcome.value or ()))
+            message = pack(Outcome(good, err, self._where), self.memory)
         with self._lock:
             new = {number: self.memory.hold(number) for number in message.blocks - self._known}
             dropped = [self.memory.dropped.popleft() for _ in range(len(self.memory.dropped))]
@@ -296,6 +338,14 @@ class _Channel:
                 reduction.send_handle(self._connection, block.file, None)
                 block.close_file()
                 self.memory.give_back(number)
+
+
+def _pickles(batch: Batch) -> bool:
+    try:
+        pickle.dumps(batch, protocol=5, buffer_callback=lambda _: False)
+    except Exception:  # noqa: BLE001 (whatever a user's `__reduce__` raises)
+        return False
+    return True
 
 
 def _serve_alone(channel: _Channel, make: Callable[..., Outcome[list[Batch]]]) -> None:
@@ -320,13 +370,19 @@ def _serve_threads(channel: _Channel, make: Callable[..., Outcome[list[Batch]]],
 
     def finish(ticket: int, task: ThreadTask) -> None:
         tasks.pop(ticket, None)
-        if not task.is_cancelled:
-            with contextlib.suppress(OSError):  # the main process is gone, which the other thread sees too
-                channel.answer(ticket, task.taken())
+        if task.is_cancelled:
+            return
+        try:
+            channel.answer(ticket, task.taken())
+        except ConnectionError:
+            pass  # the main process is gone, which the other thread sees too
+        except BaseException:  # noqa: BLE001 (or the main process would wait for ever)
+            traceback.print_exc()
+            os._exit(1)
 
     while (request := channel.request()) is not None:
         forgotten = [tasks.pop(ticket, None) for ticket in request.forgotten]  # a thread may be about to take it out
         pool.forget([task for task in forgotten if task is not None])
         if request.job is not None:
-            tasks[request.ticket] = pool.submit(request.job, functools.partial(finish, request.ticket))
+            tasks[request.ticket] = pool.submit(request.job, done=functools.partial(finish, request.ticket))
     pool.close()

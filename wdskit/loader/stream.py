@@ -14,7 +14,6 @@ from wdskit.errors import PipelineError, StateError
 from wdskit.loader.base import Loader
 from wdskit.loader.device import hand_over, pin_mover
 from wdskit.loader.prefetch import make_pool
-from wdskit.loader.process_pool import ProcessPool
 from wdskit.loader.starting import start_method_of
 from wdskit.loader.states import beside, compare_fingerprints, unused_state
 from wdskit.pipeline.settings import LoaderSpec
@@ -221,14 +220,13 @@ class StreamLoader(Loader):
     def _take(self, jobs: list[StreamJob], first: int) -> Iterator[tuple[int, Batch]]:
         """What the workers give in turns, from `first` on: the items of an epoch, and the end of each worker."""
         pool = self._pool
-        submit = pool.submit if isinstance(pool, ProcessPool) else lambda job, _: pool.submit(job)
         turns = [(first + turn) % self._num_workers for turn in range(self._num_workers)]
         waiting: deque[tuple[int, Any]] = deque()
         following = StreamJob(jobs[0].epoch)
         try:
-            waiting += [(worker, submit(jobs[worker], worker)) for worker in turns]
+            waiting += [(worker, pool.submit(jobs[worker], worker)) for worker in turns]
             for _ in range(1, self.spec.prefetch if self.spec.workers else 1):
-                waiting += [(worker, submit(following, worker)) for worker in turns]
+                waiting += [(worker, pool.submit(following, worker)) for worker in turns]
             while waiting:
                 worker, ticket = waiting[0]
                 outcome = pool.take(ticket)
@@ -237,7 +235,7 @@ class StreamLoader(Loader):
                 if not batches:  # behind the end
                     continue
                 if not batches[0].position.is_end:
-                    waiting.append((worker, submit(following, worker)))
+                    waiting.append((worker, pool.submit(following, worker)))
                 yield worker, batches.pop()  # not held here while it is used
         finally:
             pool.forget([ticket for _, ticket in waiting])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -14,7 +15,7 @@ import torch
 from wdskit.engine.batch import Batch
 from wdskit.engine.outcome import Outcome
 from wdskit.loader.shared_memory import Ring
-from wdskit.processes import block_sigint
+from wdskit.processes import block_sigint, refuse_fork
 
 _JOBS_AT_WORK = 2  # while the last samples of one are made, those of the next are begun
 _JOIN_S = 5.0  # a thread is in the midst of a sample, unless a function of the user's hangs
@@ -77,15 +78,24 @@ class ThreadPool:
         self._memory = memory or Ring()
         self._num_threads = num_threads
         self._threads: tuple[Threads, Threads] | None = None  # of jobs, and of samples
+        self._owner = os.getpid()
         self._tasks: weakref.WeakSet[ThreadTask] = weakref.WeakSet()
         self._closing: Callable[[], object] = _nothing
 
-    def submit(self, job: Any, done: Callable[[ThreadTask], None] | None = None) -> ThreadTask:
+    def submit(
+        self,
+        job: Any,
+        worker: int | None = None,  # noqa: ARG002 (there is one)
+        *,
+        done: Callable[[ThreadTask], None] | None = None,
+    ) -> ThreadTask:
         """See `Pool`; `done` is called by the thread that has made it."""
         if self._threads is None:
+            self._owner = os.getpid()
             with block_sigint():  # what has begun is known to who ends it
                 self._threads = Threads(_JOBS_AT_WORK, "batches"), Threads(self._num_threads, "samples")
-                self._closing = weakref.finalize(self, _close, *self._threads, self._tasks, os.getpid())
+                self._closing = weakref.finalize(self, _close, *self._threads, self._tasks, self._owner)
+        refuse_fork(self._owner)
         jobs, chunks = self._threads
         task = ThreadTask(chunks, job)
         self._tasks.add(task)
@@ -93,7 +103,12 @@ class ThreadPool:
         return task
 
     def take(self, ticket: ThreadTask) -> Outcome[list[Batch]]:
-        """See `Pool`."""
+        """See `Pool`.
+
+        Raises:
+            PipelineError: This process was forked from the one that has the threads.
+        """
+        refuse_fork(self._owner)
         ticket.is_done.wait()
         return ticket.taken()
 
@@ -150,8 +165,12 @@ class Threads:
             threading.Thread(target=_work, args=(self._calls, ready), name=f"wdskit-{name}-{at}", daemon=True)
             for at in range(number)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:  # there can be no more of them
+            ready.abort()
+            raise
         ready.wait()
         torch.set_num_threads(before)  # those that were just started keep theirs
 
@@ -171,7 +190,12 @@ class Threads:
 def _work(calls: SimpleQueue[tuple[Any, ...] | None], ready: threading.Barrier) -> None:
     torch.set_num_threads(1)  # of this thread: several images at a time instead of several threads an image
     torch.get_num_threads()  # torch looks at the number again where a thread first asks, which may be later
-    ready.wait()
+    with contextlib.suppress(threading.BrokenBarrierError):  # another could not start
+        ready.wait()
+        _call_all(calls)
+
+
+def _call_all(calls: SimpleQueue[tuple[Any, ...] | None]) -> None:
     while (call := calls.get()) is not None:
         function, *args = call
         del call

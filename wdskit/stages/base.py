@@ -24,7 +24,7 @@ from pydantic import PlainValidator, WithJsonSchema
 from wdskit.codecs.formats import is_image_field
 from wdskit.config.messages import show, unknown_setting, wrong_kind
 from wdskit.config.spec import Kind, StageSpec, refuse
-from wdskit.errors import PipelineError, SampleError, WdskitError
+from wdskit.errors import PipelineError, SampleError, WdskitError, error_text
 from wdskit.order.keys import PositionRng
 from wdskit.stages.layouts import NOTHING_KNOWN, Layouts, Stored, unmarked
 from wdskit.stages.timing import Timings
@@ -175,7 +175,7 @@ def stage_error(stage: str, origin: Origin, err: Exception) -> WdskitError:
     """The error of a stage that failed on one value, with shard and key; a PipelineError stays one."""
     if isinstance(err, PipelineError):
         return PipelineError(f"{origin}: {err}")
-    text = str(err) if isinstance(err, WdskitError) else f"{type(err).__name__}: {err}"
+    text = str(err) if isinstance(err, WdskitError) else error_text(err)
     return SampleError(f"{origin}: {stage} failed: {text}", stage=stage, shard=origin.url, key=origin.key)
 
 
