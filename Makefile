@@ -72,7 +72,7 @@ faults: $(STAMP)
 # `make test` runs a part of the tests on the oldest webdataset; this runs all of them, and the readers that take
 # an environment each, as Ray does: 2 GB.
 peers: $(STAMP)
-	$(BIN)/python tools/install_readers.py $(VENV)/peers
+	$(BIN)/python tools/environments.py $(VENV)/peers energon dali timm open_clip wids ray
 	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/peers tests/peers/check_readers.py tests/peers/check_ray.py
 
 # `make test` takes a part.

@@ -24,16 +24,16 @@ def python(*words: str, repository: Path, cwd: Path) -> subprocess.CompletedProc
 def test_the_driver_measures_those_who_are_there_and_names_the_others(repository: Path, tmp_path: Path) -> None:
     """On data so small that the numbers say nothing, but each sample came once, in each of three loaders."""
     tool = str(repository / "tools" / "bench_peers.py")
-    words = ["--quick", "--rounds", "1", "--seconds", "0.01", "--no-install", "--parts", "small,images"]
+    words = ["--quick", "--no-install", "--parts", "small,images"]
     only = ["--only", "bare", "wdskit", "webdataset", "litdata"]
     done = python(tool, *words, *only, "--json", "found.json", repository=repository, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["missing"] == {"litdata": "not installed, and --no-install was given"}
     assert "litdata is missing: not installed" in done.stdout
-    assert [part["key"] for part in found["parts"]] == ["small", "images-uint8"]
+    assert [part["key"] for part in found["parts"]] == ["small-2000", "images-uint8"]
     for part in found["parts"]:
-        assert [line["key"].split()[0] for line in part["lines"]] == ["bare", "wdskit", "webdataset"]
+        assert [line["peer"] for line in part["lines"]] == ["bare", "wdskit", "webdataset"]
         for line in part["lines"]:
             assert line["problem"] == ""
             assert min(line[metric] for metric in METRICS) > 0
@@ -46,11 +46,11 @@ def test_the_driver_measures_those_who_are_there_and_names_the_others(repository
 
 CHECK = """
 import json, sys
-from peers.job import Job
+from peers.common import Job
 from peers.report import problems
-job = Job("run", "{kind}", "", 8, 100, 4, "uint8")
+job = Job("{kind}", "", 8, 100 * ("{kind}" == "bytes"), 4)
 shape = "uint8 (4, 3, 224, 224)" if job.kind == "images" else "4"
-right = dict(samples=8, distinct=8, mixed=0, in_order=0.1, shapes=[shape], num_bytes=800, digest=7)
+right = dict(samples=8, distinct=8, mixed=0, in_order=0.1, shapes=[shape], num_bytes=8 * job.size, digest=7)
 right |= dict(mean=100, deviation=50)
 bare = dict(tallies=[right])
 cheats = json.loads(sys.argv[1])
@@ -85,7 +85,7 @@ def test_who_delivers_something_else_is_found_out(kind: str, cheats: dict, repos
 
 def test_a_reason_names_no_place_of_this_machine(repository: Path) -> None:
     """Of paths the last part stays, of addresses nothing."""
-    code = "import sys; from peers.install import reason; print(reason(sys.argv[1]))"
+    code = "import sys; from environments import reason; print(reason(sys.argv[1]))"
     lines = [
         "Looking in https://host.example/simple",
         "ERROR: No file /opt/a/b.so at https://h.example/x (host='h.example')",

@@ -48,15 +48,13 @@ def test_all_photographs_are_in_the_installed_package(load_tool) -> None:
 
 BENCH_WAYS = {
     "tar": {"webdataset", "wdskit"},
-    "small": {"webdataset", "wdskit", "order alone", "pread alone", "headers and keys alone"},
-    "engine": {"bare, 4 threads", "0 x 4", "1 x 4", "2 x 2", "4 x 1"},
     "image": {"bare", "Pillow", "fused", "apart"},
     "order": {"exact", "exact, 1 of 8 workers", "resampled", "mixture"},
     "pack": {"tar cf, sync", "ShardWriter", "wdskit pack"},
     "reshard": {"webdataset", "merge", "shuffle", "drop cls", "filter"},
     "verify": {"sha256sum", "hashlib", "index", "verify --images none", "verify"},
 }
-"""All parts but `treat`, whose processes take a minute to start."""
+"""All parts but `resize`, whose processes take a minute to start."""
 
 
 @pytest.mark.parametrize(("part", "ways"), BENCH_WAYS.items(), ids=BENCH_WAYS)

@@ -1,13 +1,12 @@
 """wdskit beside other loaders: the same samples, the same crop, one interleaved run.
 
     python tools/bench_peers.py [--only NAME ...] [--rounds N] [--parts bytes,small,images] [--quick]
-                                [--folder DIR] [--venvs DIR] [--no-install] [--json FILE]
+                                [--folder DIR] [--no-install] [--json FILE]
 
-Needs the extras `bench` and `dev`, and some 10 GB below --folder. Each contestant stands in tools/peers/ and runs in
-its own process, those with requirements of their own in an environment made below --venvs; one that cannot be
-installed is a line that says why. A run is a fresh process: an epoch that warms up, then whole epochs for at least
---seconds. The order turns with each round. Numbers are medians, ratios medians of the ratios to the bare loop of the
-same round.
+Needs the extras `bench` and `dev`, and some 10 GB below --folder. Each peer stands in tools/peers/ and runs in its own
+process, those with requirements of their own in an environment made below --folder; one that cannot be installed is a
+line that says why. A run is a fresh process: an epoch that warms up, then whole epochs for at least 1.5 s. The order
+turns with each round. Numbers are medians, ratios medians of the ratios to the bare loop of the same round.
 
     samples/s      of the measured epochs; of images in the middle of each, where all decoders have work
     CPU ms         of the whole tree of processes, a sample
@@ -30,89 +29,142 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from peers import install, report
-from peers.catalogue import CONTESTANTS
-from peers.job import Job
-from peers.parts import PARTS, Entry, Part, parts
+from environments import REQUIREMENTS, NotInstalled, python_of, reason
+from peers import report
+from peers.common import Job
 
 TOOLS = Path(__file__).resolve().parent
 MIN_ROUNDS = 5
 TIMEOUT_S = 300
-BARE = next(contestant for contestant in CONTESTANTS if contestant.name == "bare")
+DECODERS = 4
+COMMON = ("numpy", "orjson", "pillow", "simplejpeg", "torch", "wdskit", "webdataset")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: a peer in one of its settings, `Job` says which; of `images` or of what is only read."""
+
+    peer: str
+    title: str
+    images: bool = False
+    workers: int = 0
+    threads: int = 0
+    chain: str = ""
+
+
+LINES = (
+    Line("bare", "bare loop"),
+    Line("bare", "bare loop, 4 threads", images=True, threads=DECODERS),
+    Line("bare", "bare loop, 1 thread", images=True),
+    Line("wdskit", "wdskit"),
+    Line("wdskit", "wdskit, 0 x 4", images=True, threads=4),
+    Line("wdskit", "wdskit, 1 x 4", images=True, workers=1, threads=4),
+    Line("wdskit", "wdskit, 2 x 2", images=True, workers=2, threads=2),
+    Line("wdskit", "wdskit, 4 x 1", images=True, workers=4, threads=1),
+    Line("webdataset", "webdataset"),
+    Line("webdataset", "webdataset, Pillow", images=True, workers=DECODERS),
+    Line("webdataset", "webdataset, simplejpeg, torch", images=True, workers=DECODERS, chain="fast"),
+    Line("streaming", "MosaicML streaming"),
+    Line("streaming", "MosaicML streaming", images=True, workers=DECODERS),
+    Line("litdata", "litdata"),
+    Line("litdata", "litdata", images=True, workers=DECODERS),
+    Line("grain", "array_record, grain"),
+    Line("grain", "array_record, DataLoader", chain="torch"),
+    Line("grain", "array_record, grain", images=True, workers=DECODERS),
+    Line("energon", "Megatron energon"),
+    Line("energon", "Megatron energon", images=True, workers=DECODERS),
+    Line("dali", "DALI on the CPU"),
+    Line("dali", "DALI on the CPU", images=True, threads=DECODERS),
+    Line("ffcv", "FFCV"),
+    Line("ffcv", "FFCV", images=True, threads=DECODERS),
+    Line("spdl", "SPDL"),
+    Line("spdl", "SPDL", images=True, threads=DECODERS),
+)
+NAMES = list(dict.fromkeys(line.peer for line in LINES))
+WITHOUT_DATA = {"wdskit", "webdataset", "spdl"}  # read what the bare loop reads
+
+PARTS = {
+    "bytes": [Job("bytes", "", 16_384, 3_000, 64), Job("bytes", "", 2_048, 100_000, 64)],
+    "small": [Job("small", "", 16_384, 2_000, 256)],
+    "images": [Job("images", "", 2_048, 0, 64, dtype) for dtype in ("uint8", "float32")],
+}
+TITLES = {
+    "bytes": "bytes only, {kb} kB, batches of {job.batch}, one process",
+    "small": "{kb} kB and JSON, batches of {job.batch}, one process",
+    "images": "photographs to batches of {job.batch} as {job.dtype}, {decoders} decoders",
+}
 
 
 class Failed(Exception):
     """A run that gave no result, and why."""
 
 
-def run_part(part: Part, pythons: dict[str, str], rounds: int) -> dict[str, Any]:
-    """Measure one table: every round runs all entries, each in a fresh process."""
-    entries = part.entries([contestant for contestant in CONTESTANTS if contestant.name in pythons])
-    prepare(part, entries, pythons)
+def measure_part(job: Job, lines: list[Line], pythons: dict[str, str], rounds: int) -> dict[str, Any]:
+    """Measure one table: every round runs all lines, each in a fresh process."""
+    key = f"{job.kind}-{job.dtype if job.kind == 'images' else job.size}"
+    wrong = prepare(job, [line.peer for line in lines], pythons)
+    failed = {line.title: wrong["bare"] or wrong[line.peer] for line in lines}
+    runs: dict[str, list[dict[str, Any]]] = {line.title: [] for line in lines}
     for number in range(rounds):
-        for entry in turned(entries, number):
-            if not entry.problem:
-                log(f"{part.key}, round {number + 1} of {rounds}: {entry.title}")
-                try:
-                    entry.rounds.append(run(entry, part.job, pythons, launched=time.monotonic()))
-                except Failed as error:
-                    entry.problem = f"failed: {error}"
-    base = next((entry for entry in entries if entry.contestant == BARE), None)
-    bare = base.rounds[0] if base is not None and base.rounds else None
-    for entry in entries:
-        wrong = [text for result in entry.rounds for text in report.problems(part.job, result, bare)]
-        entry.problem = entry.problem or "; ".join(wrong[:2])
-    summaries = [report.summary(entry, base) for entry in entries]
-    runs = {entry.key: entry.rounds for entry in entries}
-    return {"key": part.key, "title": part.title, "lines": summaries, "runs": runs}
-
-
-def prepare(part: Part, entries: list[Entry], pythons: dict[str, str]) -> None:
-    """Write the samples, unless they are: for the bare loop, which all start from, then in each one's own format."""
-    folder = Path(part.job.folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    problems = {contestant.name: "" for contestant in [BARE, *(entry.contestant for entry in entries)]}
-    for contestant in CONTESTANTS:
-        if contestant.name in problems and contestant.writes:
-            log(f"{part.key}: the data of {contestant.title}")
+        for line in turned(lines, number):
+            if failed[line.title]:
+                continue
+            log(f"{key}, round {number + 1} of {rounds}: {line.title}")
+            settings = {name: value for name, value in asdict(line).items() if name not in {"title", "images"}}
             try:
-                run(Entry(contestant), part.job, pythons, mode="prepare")
+                runs[line.title].append(run("run", replace(job, **settings, launched=time.monotonic()), pythons))
             except Failed as error:
-                problems[contestant.name] = f"failed to write its data: {error}"
-    for entry in entries:
-        entry.problem = problems[BARE.name] or problems[entry.contestant.name]
-    for path in folder.rglob("*"):  # into the page cache
+                failed[line.title] = f"failed: {error}"
+    base = next((runs[line.title] for line in lines if line.peer == "bare"), [])
+    found = []
+    for line in lines:
+        texts = [text for one in runs[line.title] for text in report.problems(job, one, base[0] if base else None)]
+        problem = failed[line.title] or "; ".join(texts[:2])
+        row = {"peer": line.peer, "title": line.title, "problem": problem}
+        found.append(row | ({} if problem else report.medians(runs[line.title], base)))
+    title = TITLES[job.kind].format(job=job, kb=job.size // 1000, decoders=DECODERS)
+    return {"key": key, "title": title, "lines": found, "runs": runs}
+
+
+def prepare(job: Job, names: list[str], pythons: dict[str, str]) -> dict[str, str]:
+    """Write the samples, unless they are: the bare loop's, which all start from, then each format; why one is not."""
+    wrong = dict.fromkeys(["bare", *names], "")
+    for name in [name for name in wrong if name not in WITHOUT_DATA]:
+        log(f"{job.kind}: the data of {name}")
+        try:
+            run("prepare", replace(job, peer=name), pythons)
+        except Failed as error:
+            wrong[name] = f"failed to write its data: {error}"
+    for path in Path(job.folder).rglob("*"):  # into the page cache
         if path.is_file():
-            with path.open("rb") as file:
-                while file.read(1 << 22):
-                    pass
+            path.read_bytes()
+    return wrong
 
 
-def run(entry: Entry, common: Job, pythons: dict[str, str], **changes: Any) -> dict[str, Any]:
-    """Run a contestant in a process of its own; its result. Raises Failed."""
-    name, setting = entry.contestant.name, entry.setting
-    job = replace(common, workers=setting.workers, threads=setting.threads, chain=setting.chain, **changes)
-    command = [pythons.get(name, sys.executable), "-m", "peers.harness", name, job.text()]
+def run(mode: str, job: Job, pythons: dict[str, str]) -> dict[str, Any]:
+    """Run a peer in a process of its own; its result. Raises Failed."""
+    command = [pythons.get(job.peer, sys.executable), "-m", "peers.harness", mode, json.dumps(asdict(job))]
     paths = os.pathsep.join([str(TOOLS), str(TOOLS.parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    timeout = TIMEOUT_S if job.mode == "run" else 4 * TIMEOUT_S
+    timeout_s = TIMEOUT_S if mode == "run" else 4 * TIMEOUT_S
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
     ) as process:
         try:
-            stdout, stderr = process.communicate(timeout=timeout)
+            stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise Failed(f"no result within {timeout} s") from None
+            raise Failed(f"no result within {timeout_s} s") from None
         finally:
             with suppress(ProcessLookupError):  # what is left of it, its workers included
                 os.killpg(process.pid, 9)
     if process.returncode or not stdout.strip():
-        raise Failed(install.last_line(stderr.splitlines()))
+        raise Failed(reason(stderr))
     result: dict[str, Any] = json.loads(stdout)
     return result
 
@@ -122,52 +174,51 @@ def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def turned(entries: list[Entry], number: int) -> list[Entry]:
+def turned(lines: list[Line], number: int) -> list[Line]:
     """The order of a round: another one begins, and every second round goes backwards."""
-    start = number * max(len(entries) // MIN_ROUNDS, 1) % max(len(entries), 1)
-    order = entries[start:] + entries[:start]
+    start = number * max(len(lines) // MIN_ROUNDS, 1) % max(len(lines), 1)
+    order = lines[start:] + lines[:start]
     return order[::-1] if number % 2 else order
 
 
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="wdskit beside other loaders.")
-    names = [contestant.name for contestant in CONTESTANTS]
-    parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help=f"{MIN_ROUNDS} or more, unless --quick")
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help=f"{MIN_ROUNDS} or more (default: %(default)s)")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
-    parser.add_argument("--seconds", type=float, default=1.5, help="to measure in each run, at least")
-    parser.add_argument("--quick", action="store_true", help="so few samples that the numbers say nothing")
-    parser.add_argument("--folder", type=Path, default=Path(".bench"), help="for the samples in all formats")
-    parser.add_argument("--venvs", type=Path, default=Path(".bench"), help="for the contestants' environments")
+    parser.add_argument("--quick", action="store_true", help="one round of so few samples that the numbers say nothing")
+    parser.add_argument("--folder", type=Path, default=Path(".bench"), help="for samples and environments")
     parser.add_argument("--no-install", action="store_true", help="take only those who are installed already")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every number of every run")
     options = parser.parse_args()
-    if options.rounds < MIN_ROUNDS and not options.quick:
-        parser.error(f"--rounds is {MIN_ROUNDS} or more")
-    options.parts = options.parts.split(",")
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"--parts: {', '.join(sorted(unknown))}: not one of {', '.join(PARTS)}")
+    if options.rounds < MIN_ROUNDS:
+        parser.error(f"--rounds: {options.rounds}: fewer than {MIN_ROUNDS}")
+    if unknown := set(options.parts.split(",")) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))}: no such part. Name some of {', '.join(PARTS)}.")
     return options
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Install and measure."""
-    found: dict[str, Any] = {"machine": report.machine(), "rounds": options.rounds, "missing": {}, "parts": []}
+    rounds = 1 if options.quick else options.rounds
+    found: dict[str, Any] = {"machine": report.machine(), "rounds": rounds, "missing": {}, "parts": []}
     pythons: dict[str, str] = {}
-    for contestant in CONTESTANTS:
-        if contestant.name in options.only:
-            log(f"the environment of {contestant.title}")
-            venvs = options.venvs.resolve() / "venvs"
-            try:
-                pythons[contestant.name] = install.python_of(contestant, venvs, install=not options.no_install)
-            except install.NotInstalled as error:
-                found["missing"][contestant.title] = str(error)
-    data = str(options.folder.resolve() / "data")
-    for part in parts(options.parts, data, quick=options.quick, seconds=options.seconds):
-        found["parts"].append(run_part(part, pythons, options.rounds))
-        results = [result for one in found["parts"] for rounds in one["runs"].values() for result in rounds]
-        found["versions"] = {name: version for result in results for name, version in result["versions"].items()}
+    for name in options.only:
+        log(f"the environment of {name}")
+        try:
+            pythons[name] = python_of(name, options.folder / "venvs", install=not options.no_install)
+        except NotInstalled as error:
+            found["missing"][name] = str(error)
+    pins = dict(pin.split("==") for name in pythons for pin in REQUIREMENTS.get(name, ()))
+    found["versions"] = {name: version(name) for name in COMMON} | pins
+    for job in [job for name in options.parts.split(",") for job in PARTS[name][: 1 if options.quick else None]]:
+        lines = [line for line in LINES if line.peer in pythons and line.images == (job.kind == "images")]
+        if options.quick:
+            job = replace(job, num=job.batch * 3, batch=job.batch // 8, seconds=0.01)
+            lines = list({line.peer: line for line in lines[::-1]}.values())[::-1]  # the first of each
+        folder = options.folder.resolve() / "data" / f"{job.kind}-{job.size}-{job.num}"
+        found["parts"].append(measure_part(replace(job, folder=str(folder)), lines, pythons, rounds))
         if options.json:  # after each part: all of them take an hour, and may be stopped
             options.json.write_text(json.dumps(found, indent=1) + "\n")
     return found

@@ -37,19 +37,8 @@ GENERATED = {"pipeline/methods.py"}  # by tools/generate.py
 HEAVY = {"PIL", "numpy", "orjson", "pydantic", "simplejpeg", "torch", "webdataset", "yaml"}
 ONLY_IN = {"PIL": "codecs", "simplejpeg": "codecs", "rich": "cli", "typer": "cli"}
 IO_MODULES = {
-    "asyncio",
-    "glob",
-    "http",
-    "io",
-    "mmap",
-    "os",
-    "pathlib",
-    "shutil",
-    "socket",
-    "subprocess",
-    "tempfile",
-    "urllib",
-}
+    "asyncio", "glob", "http", "io", "mmap", "os", "pathlib", "shutil", "socket", "subprocess", "tempfile", "urllib",
+}  # fmt: skip
 WRITERS = {"write_text", "write_bytes"}
 
 

@@ -48,16 +48,17 @@ def load_photos() -> dict[str, Image.Image]:
     return photos
 
 
-def random_view(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Return a random part of `photo`, 40 to 100 % of its shorter side, at an ImageNet-like size."""
-    width, height = (int(500 * rng.uniform(0.8, 1.2)), int(375 * rng.uniform(0.8, 1.2)))
-    if rng.random() < 0.25:
+def random_view(
+    photo: Image.Image, rng: np.random.Generator, *, size: tuple[int, int] | None = None, least: float = 0.4
+) -> Image.Image:
+    """Return a random part of `photo`, from `least` to all of its shorter side, at `size` or an ImageNet-like one."""
+    width, height = size or (int(500 * rng.uniform(0.8, 1.2)), int(375 * rng.uniform(0.8, 1.2)))
+    if size is None and rng.random() < 0.25:
         width, height = height, width
-    scale = rng.uniform(0.4, 1.0) * min(photo.width / width, photo.height / height)
-    crop_width, crop_height = width * scale, height * scale
-    left = rng.uniform(0, photo.width - crop_width)
-    top = rng.uniform(0, photo.height - crop_height)
-    box = (left, top, left + crop_width, top + crop_height)
+    scale = rng.uniform(least, 1.0) * min(photo.width / width, photo.height / height)
+    left = rng.uniform(0, photo.width - width * scale)
+    top = rng.uniform(0, photo.height - height * scale)
+    box = (left, top, left + width * scale, top + height * scale)
     view = photo.resize((width, height), Image.Resampling.BICUBIC, box=box)
     if rng.random() < 0.5:
         view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)

@@ -27,13 +27,9 @@ def read_options() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(description="Train a small classifier with DDP.")
     parser.add_argument("--config", default="configs/demo.yaml", help="wdskit's YAML (default: %(default)s)")
-    parser.add_argument("--pipeline", default="train", help="the pipeline in it (default: %(default)s)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="PATH=VALUE", help="override, such as loader.workers=2"
-    )
+    parser.add_argument("--set", action="append", metavar="PATH=VALUE", help="override, such as loader.workers=2")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--num-classes", type=int, default=12)
-    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="go on from it if it is there; save to it")
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
     parser.add_argument("--expect-lower-loss", action="store_true", help="fail unless the loss falls")
@@ -53,11 +49,9 @@ def init_device() -> torch.device:
 def build_model(num_classes: int) -> nn.Module:
     """Return four strided convolutions and a linear layer."""
     layers: list[nn.Module] = []
-    channels = 3
-    for width in (32, 64, 128, 128):
+    for channels, width in ((3, 32), (32, 64), (64, 128), (128, 128)):
         layers += [nn.Conv2d(channels, width, 3, stride=2, padding=1), nn.GroupNorm(8, width), nn.ReLU()]
-        channels = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes))
 
 
 def save_checkpoint(path: Path, loader: Any, parts: dict[str, Any]) -> None:
@@ -82,8 +76,8 @@ def train(options: argparse.Namespace, device: torch.device) -> list[float]:
     """Train and return the mean loss over all ranks of each epoch, or of what was left of it."""
     torch.manual_seed(0)
     model = DistributedDataParallel(build_model(options.num_classes).to(device))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    loader = wdskit.make_loader(options.config, pipeline=options.pipeline, overrides=options.set)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    loader = wdskit.make_loader(options.config, pipeline="train", overrides=options.set or [])
     parts = {"model": model, "optimizer": optimizer}
     if options.checkpoint and options.checkpoint.exists():
         load_checkpoint(options.checkpoint, loader, parts, device)

@@ -1,7 +1,5 @@
-"""The contestants of bench_peers.py, one file each, and what they share.
+"""The peers of bench_peers.py, one file each, and what they share: common.py, which needs numpy, orjson and torch only.
 
-A contestant has `open_(job)`, whose result gives an epoch's batches at each call, `PACKAGES`, whose versions are shown,
-and `prepare(job)` where it reads a format of its own. `python -m peers.harness NAME JOB` runs it (`job.Job` as JSON)
-and prints its result as JSON, often in a virtual environment of its own: so what it shares with the driver needs numpy,
-torch and psutil only.
+A peer has `open_epochs(job)`, which gives an epoch's batches at each call, and `prepare(job, folder)` where it reads a
+format of its own. `python -m peers.harness MODE JOB` runs it, often in an environment of its own.
 """

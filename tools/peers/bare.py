@@ -4,59 +4,86 @@ from __future__ import annotations
 
 import os
 import tarfile
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
-import bare
+import crops
 import numpy as np
 import orjson
 import torch
+from make_photos import load_photos, random_view
 
-from peers.data import make_photos, make_shards, shards
-from peers.harness import Batch, Epoch
-from peers.job import Job
-from peers.recipes import draw
+from peers.common import FIELDS, PHOTO_QUALITY, PHOTO_SIZE, Batch, Epochs, Job
 
-PACKAGES = ("simplejpeg", "torch", "numpy", "orjson")
+NUM_SHARDS = 8
 
 Piece = tuple[int, int, int]  # file descriptor, offset, bytes
 
 
-def prepare(job: Job) -> None:
-    """Photographs and shards, which others start from."""
+photographs = cache(load_photos)
+
+
+def write_photo(folder: Path, number: int) -> None:
+    """Nearly the whole of a photograph, lighter or darker, mirrored or not."""
+    photo = list(photographs().values())[number % len(photographs())]
+    view = random_view(photo, np.random.default_rng([9, number]), size=PHOTO_SIZE, least=0.85)
+    view.save(folder / f"{number:06d}.jpg", quality=PHOTO_QUALITY)
+
+
+def prepare(job: Job, folder: Path) -> None:
+    """Photographs, shards, and where each field of each sample is (shard, offset, bytes). All start from here."""
+    from wdskit import pack
+
     if job.kind == "images":
-        make_photos(job)
-    make_shards(job)
-    find_pieces(job)
+        (folder / "photos").mkdir()
+        with ProcessPoolExecutor() as pool:
+            list(pool.map(partial(write_photo, folder / "photos"), range(job.num), chunksize=64))
+    rows = ({"__key__": f"{number:08d}", **fields} for number, fields in enumerate(job.samples()))
+    pack(rows, folder / "tar", pattern="s-%03d.tar", max_samples=-(-job.num // NUM_SHARDS))
+    found: dict[str, list[Piece]] = {field: [] for field in FIELDS[job.kind]}
+    for number, path in enumerate(job.shards()):
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                found[member.name.partition(".")[2]].append((number, member.offset_data, member.size))
+    np.savez(folder / "pieces.npz", allow_pickle=False, **{name: np.asarray(rows) for name, rows in found.items()})
 
 
-def find_pieces(job: Job) -> dict[str, np.ndarray[Any, Any]]:
-    """Where each field of each sample is: rows of shard, offset, bytes. Walked once, by Python's own tar reader."""
-    kept = job.path / "tar" / "pieces.npz"
-    if not kept.exists():
-        found: dict[str, list[tuple[int, int, int]]] = {}
-        for number, path in enumerate(shards(job)):
-            with tarfile.open(path, "r:") as tar:
-                for member in tar:
-                    place = (number, member.offset_data, member.size)
-                    found.setdefault(member.name.partition(".")[2], []).append(place)
-        np.savez(kept, allow_pickle=False, **{name: np.asarray(rows) for name, rows in found.items()})
-    with np.load(kept) as arrays:
-        return dict(arrays)
-
-
-def open_(job: Job) -> Epoch:
+def open_epochs(job: Job) -> Epochs:
     """The loop for the kind."""
-    files = [os.open(path, os.O_RDONLY) for path in shards(job)]
-    places = {
-        name: [(files[shard], offset, size) for shard, offset, size in rows.tolist()]
-        for name, rows in find_pieces(job).items()
-    }
-    if job.kind == "images":
-        images = Images(job, places["jpg"])
-        return images.threaded if job.threads else images.plain
-    return lambda: read(job, places)
+    files = [os.open(path, os.O_RDONLY) for path in job.shards()]
+    with np.load(job.home / "pieces.npz") as arrays:
+        pieces = {name: [(files[row[0]], *row[1:]) for row in arrays[name].tolist()] for name in arrays}
+    if job.kind != "images":
+        return lambda: read(job, pieces["bin"], pieces.get("json"))
+    boxes = [crops.draw(*PHOTO_SIZE[::-1]) for _ in range(job.num)]
+    free = deque(crops.new_batch(job.batch, job.dtype) for _ in range(job.threads + 2))
+    pool = ThreadPoolExecutor(max(job.threads, 1))
+
+    def fill(batch: torch.Tensor, numbers: list[int]) -> Batch:
+        for out, number in zip(batch, numbers, strict=True):
+            fd, offset, size = pieces["jpg"][number]
+            crops.write(out, crops.decode_and_crop(os.pread(fd, size, offset), boxes[number]))
+        return batch, numbers
+
+    def in_this_thread() -> Iterator[Batch]:
+        return map(partial(fill, free[0]), orders(job))
+
+    def in_threads() -> Iterator[Batch]:
+        """In order, as many ahead as there are batches to fill; one is free once the consumer comes back."""
+        waiting: deque[Future[Batch]] = deque()
+        for numbers in [*orders(job), *[None] * len(free)]:
+            if waiting and not (free and numbers):
+                batch = waiting.popleft().result()
+                yield batch
+                free.append(batch[0])
+            if numbers:
+                waiting.append(pool.submit(fill, free.popleft(), numbers))
+
+    return in_threads if job.threads else in_this_thread
 
 
 def orders(job: Job) -> list[list[int]]:
@@ -65,12 +92,11 @@ def orders(job: Job) -> list[list[int]]:
     return order
 
 
-def read(job: Job, places: dict[str, list[Piece]]) -> Iterator[Batch]:
+def read(job: Job, values: list[Piece], documents: list[Piece] | None) -> Iterator[Any]:
     """Bytes, and JSON where there is any: one read a sample, from the first field's data to the last one's."""
-    values, documents = places["bin"], places.get("json")
     for numbers in orders(job):
         if documents is None:
-            yield [os.pread(fd, size, offset) for fd, offset, size in map(values.__getitem__, numbers)], None
+            yield ([os.pread(fd, size, offset) for fd, offset, size in map(values.__getitem__, numbers)],)
             continue
         batch: tuple[list[bytes], list[Any]] = ([], [])
         for number in numbers:
@@ -80,43 +106,3 @@ def read(job: Job, places: dict[str, list[Piece]]) -> Iterator[Batch]:
             batch[0].append(bytes(span[:size]))
             batch[1].append(orjson.loads(span[json_start - start :]))
         yield batch
-
-
-class Images:
-    """Decoded into batches that are used again, a batch a thread."""
-
-    def __init__(self, job: Job, places: list[Piece]) -> None:
-        self.job, self.places = job, places
-        height, width = 385, 455
-        self.boxes = [draw(height, width) for _ in range(job.num)]
-        dtype = getattr(torch, job.dtype)
-        self.free = [bare.new_batch(job.batch, dtype) for _ in range(job.threads + 2)]
-        self.pool = ThreadPoolExecutor(max(job.threads, 1))
-
-    def fill(self, batch: torch.Tensor, numbers: list[int]) -> Batch:
-        """One batch."""
-        for out, number in zip(batch, numbers, strict=True):
-            fd, offset, size = self.places[number]
-            bare.write(out, bare.decode_and_crop(os.pread(fd, size, offset), self.boxes[number]))
-        return batch, numbers
-
-    def plain(self) -> Iterator[Batch]:
-        """In the consumer's thread."""
-        for numbers in orders(self.job):
-            yield self.fill(self.free[0], numbers)
-
-    def threaded(self) -> Iterator[Batch]:
-        """In order, as many ahead as there are batches to fill."""
-        waiting: list[Future[Batch]] = []
-        for numbers in orders(self.job):
-            if not self.free:
-                yield from self.take(waiting)
-            waiting.append(self.pool.submit(self.fill, self.free.pop(), numbers))
-        while waiting:
-            yield from self.take(waiting)
-
-    def take(self, waiting: list[Future[Batch]]) -> Iterator[Batch]:
-        """The oldest batch, whose memory is free once the consumer comes back."""
-        batch = waiting.pop(0).result()
-        yield batch
-        self.free.append(batch[0])

@@ -7,40 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from bare import MEAN, STD, TARGET
+from crops import MEAN, STD, TARGET
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-from peers.data import once, shards
-from peers.harness import Batch, Epoch
-from peers.job import Job
-
-PACKAGES = ("nvidia-dali-cuda120", "torch")
-
-SHUFFLE = 1000
-FIELDS = {"images": ["jpg", "cls"], "small": ["bin", "json"], "bytes": ["bin"]}
+from peers.common import FIELDS, SHUFFLE, Batch, Epochs, Job
 
 
-def prepare(job: Job) -> None:
+def prepare(job: Job, folder: Path) -> None:
     """Its index of each shard, by what its wds2idx does."""
     from wds2idx import IndexCreator
 
-    def write(folder: Path) -> None:
-        for path in shards(job):
-            with IndexCreator(str(path), str(folder / f"{path.stem}.idx")) as creator:
-                creator.create_index()
-
-    once(job.path / "dali", write)
+    for path in job.shards():
+        with IndexCreator(str(path), str(folder / f"{path.stem}.idx")) as creator:
+            creator.create_index()
 
 
 @pipeline_def  # type: ignore[untyped-decorator]
 def pipeline(job: Job) -> Any:
     """The graph."""
-    paths = shards(job)
     found = fn.readers.webdataset(
-        paths=[str(path) for path in paths],
-        index_paths=[str(job.path / "dali" / f"{path.stem}.idx") for path in paths],
+        paths=[str(path) for path in job.shards()],
+        index_paths=[str(job.home / f"{path.stem}.idx") for path in job.shards()],
         ext=FIELDS[job.kind],
         random_shuffle=True,
         initial_fill=SHUFFLE,
@@ -49,24 +38,20 @@ def pipeline(job: Job) -> Any:
     )
     if job.kind == "bytes":
         return found
+    values, texts = found[0], fn.pad(found[1], fill_value=ord(" "))
     if job.kind == "small":
-        return found[0], fn.pad(found[1], fill_value=ord(" "))
+        return values, texts
     images = fn.decoders.image_random_crop(
-        found[0], device="cpu", random_aspect_ratio=[3 / 4, 4 / 3], random_area=[0.08, 1.0]
+        values, device="cpu", random_aspect_ratio=[3 / 4, 4 / 3], random_area=[0.08, 1.0]
     )
     images = fn.resize(images, resize_x=TARGET, resize_y=TARGET, interp_type=types.INTERP_LINEAR, antialias=True)
     if job.dtype == "float32":
-        images = fn.crop_mirror_normalize(
-            images,
-            dtype=types.FLOAT,
-            output_layout="CHW",
-            mean=[255 * value for value in MEAN],
-            std=[255 * value for value in STD],
-        )
-    return images, fn.pad(found[1], fill_value=ord(" "))
+        mean, std = ([255 * value for value in values] for values in (MEAN, STD))
+        images = fn.crop_mirror_normalize(images, dtype=types.FLOAT, output_layout="CHW", mean=mean, std=std)
+    return images, texts
 
 
-def open_(job: Job) -> Epoch:
+def open_epochs(job: Job) -> Epochs:
     """Its own threads, and no GPU."""
     graph = pipeline(job, batch_size=job.batch, num_threads=max(job.threads, 1), device_id=None, seed=7)
     loader = DALIGenericIterator(
@@ -76,11 +61,10 @@ def open_(job: Job) -> Epoch:
     def epoch() -> Iterator[Batch]:
         for (batch,) in loader:
             first, *rest = (batch[name] for name in FIELDS[job.kind])
+            texts = [orjson.loads(bytes(row)) for row in rest[0].numpy()] if rest else []  # a label is JSON too
             if job.kind == "images":
-                images = first.permute(0, 3, 1, 2) if job.dtype == "uint8" else first
-                yield images, [int(bytes(row)) for row in rest[0].numpy()]
+                yield first.permute(0, 3, 1, 2) if job.dtype == "uint8" else first, texts
             else:
-                texts = [orjson.loads(bytes(row)) for row in rest[0].numpy()] if rest else None
                 yield list(first.numpy()), texts
 
     return epoch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,30 +20,15 @@ from megatron.energon import (
     stateless,
 )
 
-from peers.data import once, shards
-from peers.harness import Epoch
-from peers.job import Job
-from peers.recipes import batches, collate, decoded
-
-PACKAGES = ("megatron-energon", "torch", "pillow")
-
-SHUFFLE = 1000
-SEQUENCE = 100
+from peers.common import SHUFFLE, Epochs, Job
 
 
-def prepare(job: Job) -> None:
+def prepare(job: Job, folder: Path) -> None:
     """The shards once more, as links, with energon's index and metadata."""
-
-    def write(folder: Path) -> None:
-        for path in shards(job):
-            os.link(path, folder / path.name)
-        command = [shutil.which("energon", path=str(Path(sys.executable).parent)) or "energon", "prepare"]
-        words = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset"]
-        done = subprocess.run([*command, *words, str(folder)], check=False, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-
-    once(job.path / "energon", write)
+    for path in job.shards():
+        os.link(path, folder / path.name)
+    words = ["prepare", "--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "CrudeWebdataset"]
+    subprocess.run([Path(sys.executable).with_name("energon"), *words, str(folder)], check=True)
 
 
 @edataclass
@@ -73,26 +57,23 @@ class Encoder(DefaultTaskEncoder):  # type: ignore[misc]  # untyped
     @stateless  # type: ignore[untyped-decorator]
     def encode_sample(self, sample: Row) -> Any:
         """One sample."""
-        fields = sample.fields
-        if self.job.kind == "images":
-            fields = {"jpg": fields["jpg"], "cls": int(fields["cls"])}
-        return decoded(fields, self.job)
+        return self.job.decode(sample.fields)
 
     def batch(self, samples: list[Any]) -> Any:
         """A batch."""
-        return collate(self.job)(samples)
+        return self.job.collate(samples)
 
 
-def open_(job: Job) -> Epoch:
+def open_epochs(job: Job) -> Epochs:
     """An epoch that ends; its loader keeps the workers."""
     dataset = get_train_dataset(
-        job.path / "energon",
+        job.home,
         worker_config=WorkerConfig(rank=0, world_size=1, num_workers=job.workers),
         batch_size=job.batch,
         shuffle_buffer_size=SHUFFLE,
-        max_samples_per_sequence=SEQUENCE,
+        max_samples_per_sequence=100,
         task_encoder=Encoder(job),
         repeat=False,
     )
     loader = get_loader(dataset)
-    return lambda: batches(loader)
+    return lambda: loader

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import orjson
-from bare import MEAN, STD, TARGET
+from crops import MEAN, STD, TARGET
 from ffcv.fields import BytesField, IntField, JSONField, RGBImageField
 from ffcv.fields.bytes import BytesDecoder
 from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
@@ -18,11 +18,9 @@ from ffcv.transforms import NormalizeImage, Squeeze, ToTensor, ToTorchImage
 from ffcv.writer import DatasetWriter
 from PIL import Image
 
-from peers.data import PHOTO_QUALITY, once, sample
-from peers.harness import Batch, Epoch
-from peers.job import Job
+from peers.common import FIELDS, PHOTO_QUALITY, Batch, Epochs, Job
 
-PACKAGES = ("ffcv", "torch", "numba")
+FILE = "all.beton"
 
 
 class Rows:
@@ -35,63 +33,49 @@ class Rows:
         return self.job.num
 
     def __getitem__(self, number: int) -> tuple[Any, ...]:
-        fields = sample(self.job, int(number))
+        fields = self.job.sample(int(number))
         if self.job.kind == "images":
             return Image.open(io.BytesIO(fields["jpg"])).convert("RGB"), number
         row = (np.frombuffer(fields["bin"], np.uint8),)
         return (*row, orjson.loads(fields["json"])) if self.job.kind == "small" else row
 
 
-def prepare(job: Job) -> None:
+def prepare(job: Job, folder: Path) -> None:
     """Photographs are encoded once more, at the same quality: it takes pixels."""
-    fields = {
-        "images": {
-            "image": RGBImageField(write_mode="jpg", jpeg_quality=PHOTO_QUALITY),
-            "label": IntField(),
-        },
-        "small": {"bin": BytesField(), "json": JSONField()},
-        "bytes": {"bin": BytesField()},
+    makers: dict[str, Any] = {
+        "jpg": lambda: RGBImageField(write_mode="jpg", jpeg_quality=PHOTO_QUALITY),
+        "cls": IntField,
+        "bin": BytesField,
+        "json": JSONField,
     }
-
-    def write(folder: Path) -> None:
-        DatasetWriter(str(folder / "all.beton"), fields[job.kind], num_workers=1).from_indexed_dataset(Rows(job))
-
-    once(job.path / "ffcv", write)
+    fields = {name: makers[name]() for name in FIELDS[job.kind]}
+    DatasetWriter(str(folder / FILE), fields, num_workers=1).from_indexed_dataset(Rows(job))
 
 
-def pipelines(job: Job) -> dict[str, list[Any]]:
-    """From bytes to tensors, for each field."""
-    if job.kind == "images":
-        image: list[Any] = [RandomResizedCropRGBImageDecoder((TARGET, TARGET))]
-        if job.dtype == "float32":
-            mean, std = (255 * np.asarray(values) for values in (MEAN, STD))
-            image.append(NormalizeImage(mean, std, np.float32))
-        return {
-            "image": [*image, ToTensor(), ToTorchImage()],
-            "label": [IntDecoder(), ToTensor(), Squeeze()],
-        }
-    return {name: [BytesDecoder()] for name in (["bin", "json"] if job.kind == "small" else ["bin"])}
-
-
-def open_(job: Job) -> Epoch:
+def open_epochs(job: Job) -> Epochs:
     """Its threads; with one, they are one."""
+    pipelines: dict[str, list[Any]] = {name: [BytesDecoder()] for name in FIELDS[job.kind]}
+    if job.kind == "images":
+        mean, std = (255 * np.asarray(values) for values in (MEAN, STD))
+        normalize = [NormalizeImage(mean, std, np.float32)] if job.dtype == "float32" else []
+        crop = RandomResizedCropRGBImageDecoder((TARGET, TARGET))
+        pipelines["jpg"] = [crop, *normalize, ToTensor(), ToTorchImage()]
+        pipelines["cls"] = [IntDecoder(), ToTensor(), Squeeze()]
     loader = Loader(
-        str(job.path / "ffcv" / "all.beton"),
+        str(job.home / FILE),
         batch_size=job.batch,
         num_workers=max(job.threads, 1),
         order=OrderOption.RANDOM,
         os_cache=True,
         drop_last=True,
-        pipelines=pipelines(job),
+        pipelines=pipelines,
     )
 
     def epoch() -> Iterator[Batch]:
-        for batch in loader:
+        for values, *rest in loader:
             if job.kind == "images":
-                yield batch[0], batch[1]
-            elif job.kind == "bytes":
-                yield list(batch[0]), None
+                yield values, rest[0]
             else:
-                yield list(batch[0]), JSONField.unpack(batch[1])
+                yield list(values), JSONField.unpack(rest[0]) if rest else []
 
     return epoch

@@ -4,7 +4,6 @@ through torch's DataLoader, which can ask for a batch's records at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,38 +14,26 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from torch.utils.data import DataLoader, Dataset
 
-from peers.data import once, samples
-from peers.harness import Batch, Epoch
-from peers.job import Job
-from peers.recipes import batches, columns, decoded
+from peers.common import FIELDS, Epochs, Job, columns
 
-PACKAGES = ("grain", "array-record", "numpy", "pillow")
-
-WRITER = "group_size:1,uncompressed"  # random access; the samples are not to be compressed
-READER = "readahead_buffer_size:0"
+FILE = "all.array_record"
 HEAD = 4  # bytes in front of a record's first field that hold its size
 
 
-def prepare(job: Job) -> None:
+def prepare(job: Job, folder: Path) -> None:
     """One record a group, as random access wants it. A record is its first field, between its size and its second."""
-
-    def write(folder: Path) -> None:
-        out = ArrayRecordWriter(str(folder / "all.array_record"), WRITER)
-        for fields in samples(job):
-            first, second = [*fields.values(), b""][:2]
-            out.write(len(first).to_bytes(HEAD, "little") + first + second)
-        out.close()
-
-    once(job.path / "grain", write)
+    out = ArrayRecordWriter(str(folder / FILE), "group_size:1,uncompressed")
+    for fields in job.samples():
+        first, second = [*fields.values(), b""][:2]
+        out.write(len(first).to_bytes(HEAD, "little") + first + second)
+    out.close()
 
 
 def row(job: Job, record: bytes) -> tuple[Any, ...]:
     """A record to what a batch is made of."""
     end = HEAD + int.from_bytes(record[:HEAD], "little")
-    if job.kind == "images":
-        image, label = decoded({"jpg": record[HEAD:end], "cls": int(record[end:])}, job)
-        return image.numpy(), label
-    return decoded({"bin": record[HEAD:end], "json": record[end:]}, job)
+    values = job.decode(dict(zip(FIELDS[job.kind], (record[HEAD:end], record[end:]), strict=False)))
+    return (values[0].numpy(), values[1]) if job.kind == "images" else values
 
 
 def stacked(rows: Any) -> tuple[Any, ...]:
@@ -66,28 +53,16 @@ class Rows(Dataset[Any]):
         return self.job.num
 
     def __getitems__(self, numbers: list[int]) -> list[Any]:
-        self.reader = self.reader or ArrayRecordReader(str(self.job.path / "grain" / "all.array_record"), READER)
+        self.reader = self.reader or ArrayRecordReader(str(self.job.home / FILE), "readahead_buffer_size:0")
         return [row(self.job, record) for record in self.reader.read(numbers)]
 
 
-def open_(job: Job) -> Epoch:
-    """Grain's own loader, or torch's."""
-    if job.chain != "torch":
-        return open_grain(job)
-    loader = DataLoader(
-        Rows(job),
-        job.batch,
-        shuffle=True,
-        num_workers=job.workers,
-        collate_fn=columns,
-        persistent_workers=job.workers > 0,
-    )
-    return lambda: batches(loader)
-
-
-def open_grain(job: Job) -> Epoch:
-    """One endless sequence of epochs, so that workers stay."""
-    source = grain.ArrayRecordDataSource(str(job.path / "grain" / "all.array_record"))
+def open_epochs(job: Job) -> Epochs:
+    """Torch's DataLoader, or grain's endless sequence of epochs, whose workers stay."""
+    if job.chain == "torch":
+        loader: DataLoader[Any] = DataLoader(Rows(job), job.batch, shuffle=True, collate_fn=columns)
+        return lambda: loader
+    source = grain.ArrayRecordDataSource(str(job.home / FILE))
     dataset = grain.MapDataset.source(source).shuffle(seed=7).repeat().map(partial(row, job))
     dataset = dataset.batch(job.batch, batch_fn=stacked if job.kind == "images" else columns)
     if job.workers:
@@ -95,11 +70,5 @@ def open_grain(job: Job) -> Epoch:
         parts = parts.mp_prefetch(grain.MultiprocessingOptions(num_workers=job.workers, per_worker_buffer_size=2))
     else:
         parts = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    endless: list[Any] = []
-
-    def epoch() -> Iterator[Batch]:
-        if not endless:
-            endless.append(iter(parts))
-        yield from batches(islice(endless[0], job.steps))
-
-    return epoch
+    endless = iter(parts)
+    return lambda: islice(endless, job.steps)

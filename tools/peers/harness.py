@@ -1,126 +1,191 @@
-"""Runs a contestant: an epoch to warm up, in which memory is sampled, then whole epochs that are measured."""
+"""Runs a peer: an epoch to warm up, in which memory is sampled, then whole epochs that are measured.
+
+    python -m peers.harness prepare|run JOB
+
+JOB and the result are JSON. What the peer itself prints goes to stderr.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import resource
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from importlib.metadata import version
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-from peers import measure
-from peers.job import Job
-from peers.tally import Tally
+import numpy as np
+import psutil
+from numpy.typing import NDArray
 
-Batch = tuple[Any, Any]
-"""Images and labels, or a list of bytes and their JSON documents (None without)."""
+from peers.common import Epochs, Job
 
-Epoch = Callable[[], Iterable[Batch]]
-"""What `open_` of a contestant returns: each call gives the batches of one more epoch."""
-
+PAGE = 4096
 PSS_SAMPLES = 8
 EDGE = 6  # the part of an epoch's batches at either end that the rate of image batches leaves out, as 1/EDGE
 
 
-@dataclass
-class Measured:
-    """One epoch."""
-
-    first: float = 0.0
-    last: float = 0.0
-    cpu: float = 0.0
-    middle_s: float = 0.0
-    middle_samples: int = 0
-    tally: dict[str, Any] = field(default_factory=dict)
+def below() -> Iterator[psutil.Process]:
+    """All living processes below this one."""
+    yield from psutil.Process().children(recursive=True)
 
 
-def main(name: str, text: str) -> None:
-    """Do a job, as JSON, with a contestant. What packages print goes to stderr; the result alone to stdout."""
-    stdout = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    peer = importlib.import_module(f"peers.{name}")
-    imported = time.monotonic()
-    job = Job(**json.loads(text))
-    result: dict[str, Any] = {}
-    if job.mode == "prepare":
-        peer.prepare(job)
-    else:
-        result = run(job, peer.open_(job), imported)
-        result["versions"] = {package: version(package) for package in peer.PACKAGES}
-    stdout.write(json.dumps(result) + "\n")
-    stdout.close()
-    sys.stderr.flush()
-    measure.end_below()
-    os._exit(0)  # what a peer does at its end is no part of this, and some hang there
+def cpu_s() -> float:
+    """CPU seconds of the tree since it began: this process, the living ones below it, and those that have ended."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = time.process_time() + ended.ru_utime + ended.ru_stime
+    for process in below():
+        with suppress(psutil.NoSuchProcess):
+            total += sum(process.cpu_times()[:4])  # user, system, and both of its own ended children
+    return total
 
 
-def run(job: Job, epoch: Epoch, imported: float) -> dict[str, Any]:
-    """Measure."""
-    memory: list[float] = []
-    every = max(job.steps // PSS_SAMPLES, 1)
+def pss_mb() -> float:
+    """Proportional set size of the tree in megabytes: shared pages count once."""
+    total = 0
+    for process in [psutil.Process(), *below()]:
+        with suppress(OSError, psutil.NoSuchProcess):
+            for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total / 1e6
 
-    def sample_memory(step: int) -> None:
-        if step % every == every - 1:
-            memory.append(measure.pss_mb())
 
-    warm = one_epoch(job, epoch, sample_memory, digests=True)
-    epochs: list[Measured] = []
-    start, cpu = time.monotonic(), measure.cpu_s()
-    while not epochs or epochs[-1].last - start < job.seconds:
-        epochs.append(one_epoch(job, epoch))
-    cpu_s = measure.cpu_s() - cpu
-    memory.append(measure.pss_mb())
-    samples: int = sum(one.tally["samples"] for one in epochs)
+class Epoch:
+    """One epoch: the consumer touches each page of each batch and notes what it was, the same way for all peers.
+
+    A sample is known by its number: the label of an image, the first four bytes and the JSON's `id` otherwise. In the
+    epoch that warms up (`first`), which is not measured, the crc32 of every value and memory are taken too.
+    """
+
+    def __init__(self, job: Job, *, first: bool = False) -> None:
+        self.job, self.first = job, first
+        self.begin_s = self.end_s = self.middle_s = 0.0
+        self.middle_samples = self.in_order = self.mixed = self.num_bytes = self.digest = self.pixels = 0
+        self.sum = self.squares = 0.0
+        self.seen: NDArray[np.int64] = np.zeros(job.num, dtype=np.int64)
+        self.shapes: set[str] = set()
+        self.memory: list[float] = []
+
+    def run(self, epochs: Epochs) -> None:
+        """Take all batches."""
+        edge, every, middle = max(self.job.steps // EDGE, 1), max(self.job.steps // PSS_SAMPLES, 1), 0.0
+        for step, (values, *rest) in enumerate(epochs()):
+            now = time.monotonic()
+            self.begin_s = self.begin_s or now
+            if step == edge:
+                middle = now
+            if step == self.job.steps - edge:
+                self.middle_s, self.middle_samples = now - middle, (step - edge) * self.job.batch
+            labels = rest[0] if rest else []
+            numbers = self.images(values, labels) if self.job.kind == "images" else self.fields(values, labels)
+            self.in_order += int(np.count_nonzero(np.diff(numbers) == 1))
+            np.add.at(self.seen, numbers, 1)
+            if self.first and step % every == every - 1:
+                self.memory.append(pss_mb())
+        self.end_s = time.monotonic()
+
+    def images(self, values: Any, labels: Any) -> NDArray[np.int64]:
+        """The numbers of a batch of images."""
+        pixels = np.asarray(values)
+        self.shapes.add(f"{pixels.dtype} {pixels.shape}")
+        part = pixels.ravel(order="K")[:: PAGE // pixels.itemsize].astype(np.float64)
+        self.pixels += part.size
+        self.sum += float(part.sum())
+        self.squares += float(part @ part)
+        return np.asarray(labels, dtype=np.int64).ravel()
+
+    def fields(self, values: Any, documents: Any) -> NDArray[np.int64]:
+        """The numbers of a batch of bytes and their JSON."""
+        numbers = [int.from_bytes(value[:4], "little") for value in values]
+        for value in values:
+            value[::PAGE]
+            if self.first:
+                self.digest ^= zlib.crc32(value)
+            self.num_bytes += len(value)
+        if self.job.kind == "small":
+            self.mixed += sum(document["id"] != number for document, number in zip(documents, numbers, strict=True))
+        self.shapes.add(f"{len(numbers)}")
+        return np.asarray(numbers)
+
+    def tally(self) -> dict[str, Any]:
+        """What came, as JSON: what the driver compares."""
+        samples, pixels = int(self.seen.sum()), max(self.pixels, 1)
+        return {
+            "samples": samples,
+            "distinct": int(np.count_nonzero(self.seen)),
+            "in_order": self.in_order / max(samples, 1),
+            "mixed": self.mixed,
+            "num_bytes": self.num_bytes,
+            "digest": self.digest,
+            "mean": self.sum / pixels,
+            "deviation": (self.squares / pixels - (self.sum / pixels) ** 2) ** 0.5,
+            "shapes": sorted(self.shapes),
+        }
+
+
+def measure(job: Job, epochs: Epochs, imported_s: float) -> dict[str, Any]:
+    """The peer's numbers and what it delivered.
+
+    The rate is that of all epochs, but for images without each epoch's ends: decoders stand still while an epoch
+    drains. Over an epoch of a million images that is nothing, over these few it is not. Memory that only reads can be
+    read in advance, so there nothing is left out.
+    """
+    warm, measured = Epoch(job, first=True), list[Epoch]()
+    warm.run(epochs)
+    start_s, cpu = time.monotonic(), cpu_s()
+    while not measured or measured[-1].end_s - start_s < job.seconds:
+        measured.append(Epoch(job))
+        measured[-1].run(epochs)
+    cpu = cpu_s() - cpu
+    pss = max([*warm.memory, pss_mb()])
+    tallies = [epoch.tally() for epoch in [warm, *measured]]
+    samples = sum(tally["samples"] for tally in tallies[1:])
+    rate = samples / (measured[-1].end_s - start_s)
+    if job.kind == "images":
+        rate = sum(epoch.middle_samples for epoch in measured) / sum(epoch.middle_s for epoch in measured)
     return {
         "samples": samples,
-        "epochs": len(epochs),
-        "cpu_ms": cpu_s / samples * 1000,
-        "samples_per_s": rate(job, epochs, start),
-        "first_s": warm.first - imported,
-        "start_s": warm.first - job.launched,
-        "next_epoch_s": epochs[0].first - warm.last,
-        "pss_mb": max(memory),
-        "tallies": [one.tally for one in [warm, *epochs]],
+        "epochs": len(measured),
+        "cpu_ms": cpu / samples * 1000,
+        "samples_per_s": rate,
+        "first_s": warm.begin_s - imported_s,
+        "start_s": warm.begin_s - job.launched,
+        "next_epoch_s": measured[0].begin_s - warm.end_s,
+        "pss_mb": pss,
+        "tallies": tallies,
     }
 
 
-def rate(job: Job, epochs: list[Measured], start: float) -> float:
-    """Samples a second: of all epochs, or for images with workers or threads without each epoch's ends.
-
-    Decoders stand still while an epoch drains. Over an epoch of a million images that is nothing, over these few it
-    is not, so it is left out; memory that only reads can be read in advance, so there it must not be.
-    """
-    if job.kind == "images":
-        return sum(one.middle_samples for one in epochs) / sum(one.middle_s for one in epochs)
-    samples: int = sum(one.tally["samples"] for one in epochs)
-    return samples / (epochs[-1].last - start)
-
-
-def one_epoch(
-    job: Job, epoch: Epoch, at_step: Callable[[int], object] | None = None, *, digests: bool = False
-) -> Measured:
-    """All batches of an epoch."""
-    measured, tally = Measured(), Tally(job.kind, job.num, digests=digests)
-    begin, end = max(job.steps // EDGE, 1), job.steps - max(job.steps // EDGE, 1)
-    begun = 0.0
-    for step, (values, labels) in enumerate(epoch()):
-        now = time.monotonic()
-        if step == 0:
-            measured.first = now
-        if step == begin:
-            begun = now
-        if step == end:
-            measured.middle_s, measured.middle_samples = now - begun, (end - begin) * job.batch
-        tally.take(values, labels)
-        if at_step is not None:
-            at_step(step)
-    measured.last = time.monotonic()
-    measured.tally = tally.found()
-    return measured
+def main(mode: str, text: str) -> None:
+    """Write the peer's data, unless that was done before, or measure it."""
+    stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    job = Job(**json.loads(text))
+    peer = importlib.import_module(f"peers.{job.peer}")
+    imported_s = time.monotonic()
+    result: dict[str, Any] = {}
+    if mode == "run":
+        result = measure(job, peer.open_epochs(job), imported_s)
+    elif not (job.home / "done").exists():
+        shutil.rmtree(job.home, ignore_errors=True)
+        job.home.mkdir(parents=True)
+        peer.prepare(job, job.home)
+        (job.home / "done").touch()
+    stdout.write(json.dumps(result) + "\n")
+    stdout.close()
+    sys.stderr.flush()
+    for process in below():  # all but Python's own tracker, which removes what they leave in shared memory
+        with suppress(psutil.Error):
+            if not any("resource_tracker" in word for word in process.cmdline()):
+                process.kill()
+    os._exit(0)  # what a peer does at its end is no part of this, and some hang there
 
 
 if __name__ == "__main__":

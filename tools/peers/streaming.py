@@ -8,14 +8,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import orjson
 from torch.utils.data import DataLoader
 
-from peers.data import once, samples
-from peers.harness import Epoch
-from peers.job import Job
-from peers.recipes import batches, collate, decoded
+from peers.common import FIELDS, Epochs, Job
 
-# Its package imports torchvision for one class that stands in nobody's way here; see install.KEPT_OUT.
+# Its package imports torchvision, which is left out of the environments, for one class that is not used here.
 for name, attributes in {
     "torchvision": (),
     "torchvision.datasets": ("VisionDataset",),
@@ -30,53 +28,33 @@ for name, attributes in {
 from streaming import MDSWriter, StreamingDataset  # noqa: E402  # after torchvision's stand-in
 from streaming.base.util import clean_stale_shared_memory  # noqa: E402
 
-PACKAGES = ("mosaicml-streaming", "torch", "pillow")
-
-COLUMNS = {
-    "images": {"jpg": "bytes", "cls": "int"},
-    "small": {"bin": "bytes", "json": "json"},
-    "bytes": {"bin": "bytes"},
-}
+TYPES = {"jpg": "bytes", "cls": "int", "bin": "bytes", "json": "json"}
 
 
-def prepare(job: Job) -> None:
+def prepare(job: Job, folder: Path) -> None:
     """In 64 MB shards, the default, without hashes."""
-
-    def write(folder: Path) -> None:
-        import orjson
-
-        with MDSWriter(out=str(folder / "mds"), columns=COLUMNS[job.kind]) as out:
-            for fields in samples(job):
-                row: dict[str, Any] = dict(fields)
-                if job.kind == "images":
-                    row["cls"] = int(fields["cls"])
-                if job.kind == "small":
-                    row["json"] = orjson.loads(fields["json"])
-                out.write(row)
-
-    once(job.path / "streaming", write)
+    with MDSWriter(out=str(folder / "mds"), columns={field: TYPES[field] for field in FIELDS[job.kind]}) as out:
+        for number in range(job.num):
+            row = job.values(number)
+            out.write(row | ({"json": orjson.loads(row["json"])} if job.kind == "small" else {}))
 
 
 class Decoded(StreamingDataset):  # type: ignore[misc]  # untyped
     """With the crop, as its examples do it."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(local=str(job.path / "streaming" / "mds"), shuffle=True, batch_size=job.batch)
+        super().__init__(local=str(job.home / "mds"), shuffle=True, batch_size=job.batch)
         self.job = job
 
     def __getitem__(self, at: int) -> Any:
         row = super().__getitem__(at)
-        return (row["bin"], row["json"]) if self.job.kind == "small" else decoded(row, self.job)
+        return (row["bin"], row["json"]) if self.job.kind == "small" else self.job.decode(row)
 
 
-def open_(job: Job) -> Epoch:
+def open_epochs(job: Job) -> Epochs:
     """Workers that stay."""
     clean_stale_shared_memory()
     loader: DataLoader[Any] = DataLoader(
-        Decoded(job),
-        batch_size=job.batch,
-        num_workers=job.workers,
-        persistent_workers=job.workers > 0,
-        collate_fn=collate(job),
+        Decoded(job), job.batch, num_workers=job.workers, persistent_workers=job.workers > 0, collate_fn=job.collate
     )
-    return lambda: batches(loader)
+    return lambda: loader

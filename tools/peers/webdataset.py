@@ -5,33 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import crops
 import torch
 import webdataset as wds
 
-from peers.data import shards
-from peers.harness import Epoch
-from peers.job import Job
-from peers.recipes import batches, crop_pillow, fast
-
-PACKAGES = ("webdataset", "torch", "pillow")
-
-SHUFFLE = 1000
-
-
-def pipeline(job: Job) -> Any:
-    """The samples in batches."""
-    urls = [str(path) for path in shards(job)]
-    source = wds.WebDataset(urls, shardshuffle=len(urls), nodesplitter=wds.split_by_node, empty_check=False)
-    source = source.shuffle(SHUFFLE)
-    if job.kind == "bytes":
-        return source.to_tuple("bin").batched(job.batch)
-    if job.kind == "small":
-        return source.decode(only=["json"]).to_tuple("bin", "json").batched(job.batch)
-    if job.chain == "fast":
-        images = source.decode(only=["cls"]).to_tuple("jpg", "cls").map_tuple(partial(fast, dtype=job.dtype), same)
-    else:
-        images = source.decode("pil").to_tuple("jpg", "cls").map_tuple(partial(crop_pillow, dtype=job.dtype), same)
-    return images.batched(job.batch)
+from peers.common import FIELDS, SHUFFLE, Epochs, Job
 
 
 def same(value: Any) -> Any:
@@ -39,13 +17,22 @@ def same(value: Any) -> Any:
     return value
 
 
-def open_(job: Job) -> Epoch:
+def open_epochs(job: Job) -> Epochs:
     """Without workers the pipeline itself."""
-    source = pipeline(job)
-    loader = (
-        wds.WebLoader(source, batch_size=None, num_workers=job.workers, persistent_workers=True)
-        if job.workers
-        else source
-    )
+    urls = [str(path) for path in job.shards()]
+    pipe = wds.WebDataset(urls, shardshuffle=len(urls), nodesplitter=wds.split_by_node, empty_check=False)
+    pipe = pipe.shuffle(SHUFFLE)
+    if job.kind == "small":
+        pipe = pipe.decode(only=["json"])
+    elif job.kind == "images":
+        pipe = pipe.decode(only=["cls"]) if job.chain == "fast" else pipe.decode("pil")
+    pipe = pipe.to_tuple(*FIELDS[job.kind])
+    if job.kind == "images":
+        crop = crops.by_simplejpeg if job.chain == "fast" else crops.crop_pillow
+        pipe = pipe.map_tuple(partial(crop, dtype=job.dtype), same)
+    pipe = pipe.batched(job.batch)
     torch.set_num_threads(1)
-    return lambda: batches(loader)
+    if not job.workers:
+        return lambda: pipe
+    loader = wds.WebLoader(pipe, batch_size=None, num_workers=job.workers, persistent_workers=True)
+    return lambda: loader

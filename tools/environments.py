@@ -1,0 +1,95 @@
+"""Make an environment for each program that `make peers` and `make bench-peers` compare wdskit with.
+
+    python tools/environments.py FOLDER NAME ...
+
+An environment sees the packages of the one that runs this, so torch is the same for all, and has its own versions of
+whatever else its program asks for. torch, torchvision and torchcodec are left out: nothing that reads shards needs
+another one.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+REQUIREMENTS = {
+    "dali": ("nvidia-dali-cuda120==2.4.0",),
+    "energon": ("megatron-energon==7.4.1",),
+    "ffcv": ("ffcv==1.0.2",),  # built here: needs a C++ compiler, pkg-config, the headers of OpenCV and libturbojpeg
+    "grain": ("grain==0.2.18", "array-record==0.8.6"),
+    "litdata": ("litdata==0.2.76",),
+    "open_clip": ("open_clip_torch==3.3.0",),
+    "ray": ("ray==2.60.0",),
+    "spdl": ("spdl==0.8.0", "spdl-io==0.8.0", "spdl-core==0.8.0"),
+    "streaming": ("mosaicml-streaming==0.13.0",),
+    "timm": ("timm==1.0.31",),
+    "wids": ("wids==0.1.11",),
+}
+_LIST_REQUIREMENTS = """
+import sys
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+for name in sys.argv[1:]:
+    for one in map(Requirement, requires(Requirement(name).name) or []):
+        if one.name.lower() not in ("torch", "torchvision", "torchcodec"):
+            if not (one.marker and not one.marker.evaluate({"extra": ""})):
+                print(one.name + str(one.specifier))
+"""
+
+
+class NotInstalled(Exception):
+    """Why a program is not there, in a line."""
+
+
+def python_of(name: str, folder: Path, *, install: bool = True) -> str:
+    """The interpreter that runs a program: this one, where it has no requirements of its own.
+
+    Raises:
+        NotInstalled: It cannot be installed, or is not and `install` is false.
+    """
+    requirements = REQUIREMENTS.get(name)
+    if requirements is None:
+        return sys.executable
+    home = folder.resolve() / name
+    python, done = home / "bin" / "python", home / "installed.txt"
+    if done.exists() and done.read_text() == "\n".join(requirements):
+        return str(python)
+    if not install:
+        raise NotInstalled("not installed, and --no-install was given")
+    shutil.rmtree(home, ignore_errors=True)
+    venv.create(home, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(home)}))
+    (packages / "base.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", "install", "-q"]
+    run(*pip, "--no-deps", *requirements)
+    if needed := run(str(python), "-c", _LIST_REQUIREMENTS, *requirements).split():
+        run(*pip, *needed)
+    done.write_text("\n".join(requirements))
+    return str(python)
+
+
+def run(*command: str) -> str:
+    """What a command prints; NotInstalled if it fails."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        raise NotInstalled(reason(done.stderr))
+    return done.stdout
+
+
+def reason(stderr: str) -> str:
+    """The line of an output that says why (its first error, or its last line), without paths and addresses."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()] or ["no reason given"]
+    errors = [line for line in lines if re.match(r"(ERROR|error|fatal|\w*(Error|Exception|NotFound))\b", line)]
+    text = re.sub(r"host='[^']*'", "host=(address)", (errors or lines[-1:])[0])
+    text = re.sub(r"\b\w+://\S+", "(address)", text)
+    return re.sub(r"(?<![\w.])(/[\w.+@-]+)+", lambda found: found.group().rsplit("/", 1)[-1], text)[:200]
+
+
+if __name__ == "__main__":
+    for program in sys.argv[2:]:
+        print(f"{program}: {python_of(program, Path(sys.argv[1]))}")
