@@ -316,6 +316,23 @@ def test_processes_that_fork_first_or_end_early(faults, how, name):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.parametrize("module", ["urls", "objects", "requests", "stores"])
+def test_without_obstore_the_way_to_install_it_is_named(module):
+    script = f"""
+import sys
+sys.modules["obstore"] = sys.modules["obstore.store"] = None
+from wdskit.errors import StorageError
+try:
+    import wdskit.storage.{module}
+    wdskit.storage.urls.open_stream("s3://bucket/a.tar")
+except StorageError as err:
+    assert "pip install 'wdskit[remote]'" in str(err)
+else:
+    sys.exit(1)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=15, cwd=REPOSITORY)
+
+
 # Streams.
 
 
@@ -383,6 +400,7 @@ def test_folders_are_listed(bucket):
         file = ObjectFile(each.url, num_bytes=each.num_bytes, etag=each.etag)
         assert file.read_at(0, 100).decode() == each.url.partition(f"{BUCKET}/")[2]
     assert list_objects(f"s3://{BUCKET}/none") == []
+    assert f"s3://{BUCKET}/ready" in [each.url for each in list_objects(f"s3://{BUCKET}")]
     assert "only folders of s3://, gs://, az:// can be listed" in problem(list_objects, "http://127.0.0.1/a/")
 
 

@@ -18,8 +18,6 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-import obstore
-
 from wdskit.errors import StorageError
 from wdskit.storage.requests import LARGE_UNITS, STORE_ERRORS, ShortBodyError, Tries, loop_of_this_process, result
 from wdskit.storage.stores import BUCKET_SCHEMES, Location, locate
@@ -184,7 +182,7 @@ class ObjectFile:
         options: Any = {"range": (start, stop)}
         if self._etag is not None and not self._etag.startswith("W/"):
             options["if_match"] = self._etag
-        reply = await obstore.get_async(store, self._location.key, options=options)
+        reply = await store.get_async(self._location.key, options=options)
         at, stop = start, self._check(reply, start, stop)
         async for data in reply.stream(min_chunk_size=CHUNK_BYTES):
             chunks.append(Chunk(at, memoryview(data)))
@@ -197,7 +195,7 @@ class ObjectFile:
     async def _read_end(self, start: int, tries: Tries) -> list[Chunk]:
         """Learn the size of an object that ends before the first byte that was asked for: often it is empty."""
         try:
-            reply = await obstore.get_async(tries.store(), self._location.key)
+            reply = await tries.store().get_async(self._location.key)
         except STORE_ERRORS as err:
             await tries.failed(err)
             return await self._read_end(start, tries)
@@ -311,7 +309,7 @@ async def _list(location: Location) -> Any:
     tries = Tries(location)
     while True:
         try:
-            listing = obstore.list_with_delimiter_async(tries.store(), location.key or None)
+            listing = tries.store().list_with_delimiter_async(location.key or None)
             reply = await asyncio.wait_for(listing, PART_S)
         except asyncio.TimeoutError as err:
             raise StorageError(f"{location.url}: no list came within {PART_S:.0f} s.", url=location.url) from err

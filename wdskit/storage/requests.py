@@ -20,10 +20,8 @@ from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
-from obstore.exceptions import BaseError
-
 from wdskit.errors import StorageError
-from wdskit.storage.stores import Location, is_metadata_failure, open_store
+from wdskit.storage.stores import OBSTORE_ERRORS, Location, is_metadata_failure, open_store
 
 MAX_IN_FLIGHT = 64
 """Units in flight at once: a request takes one, a large one `LARGE_UNITS`."""
@@ -144,13 +142,11 @@ class Tries:
     async def failed(self, err: Exception) -> None:
         """Return when it is time for the next try; `StorageError` where there is none."""
         failure = explain(err)
-        if is_metadata_failure(str(err)):
-            self._open(anonymous=True)
-            return
-        if failure.is_expired and not self._is_renewed:
+        has_none = is_metadata_failure(str(err)) and not self._used.is_anonymous
+        if has_none or (failure.is_expired and not self._is_renewed):
             self._is_renewed = True
             if self._loop.stores.get(self._key) is self._used:  # no other request has opened it again
-                self._open(anonymous=False)
+                self._open(anonymous=has_none)
             return
         if failure.status in _BUSY:
             self._loop.limit = max(LARGE_UNITS, self._loop.limit // 2)
@@ -202,8 +198,8 @@ class ShortBodyError(Exception):
     """A reply that ended too early, though its server says that it is whole."""
 
 
-STORE_ERRORS = (BaseError, OSError, ValueError, ShortBodyError)
-"""What obstore raises, and what is wrong with a reply that it takes for right."""
+STORE_ERRORS = (*OBSTORE_ERRORS, ShortBodyError)
+"""What `Tries.failed` decides about."""
 
 
 def explain(err: Exception) -> Failure:

@@ -28,6 +28,8 @@ except ImportError as error:
     message = "object stores: the package obstore is not installed. Run `pip install 'wdskit[remote]'`."
     raise StorageError(message) from error
 
+OBSTORE_ERRORS = (BaseError, OSError, ValueError)
+"""What obstore raises: its own, FileNotFoundError and the like, and ValueError for a key that it does not take."""
 REQUEST_S = 600.0
 """Longest time for one request with its body."""
 READ_S = 15.0
