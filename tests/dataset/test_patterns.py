@@ -132,9 +132,9 @@ def test_a_tilde_is_a_name_like_any_other(here: Path) -> None:
         ("pipe:cat a.tar", "runs a shell command, which wdskit never does"),
         ("pipe:cat {a,b}.tar", "runs a shell command"),
         ("PIPE:cat a.tar", "runs a shell command"),
-        ("s3://bucket/a.tar", "the scheme `s3:` is not supported"),
-        ("gs://bucket/a-{000..127}.tar", "the scheme `gs:` is not supported"),
-        ("hf://a/*.tar", "the scheme `hf:` is not supported"),
+        ("abfs://bucket/a.tar", "the scheme `abfs:` is not supported"),
+        ("gcs://bucket/a-{000..127}.tar", "the scheme `gcs:` is not supported"),
+        ("ftp://a/*.tar", "the scheme `ftp:` is not supported"),
         ("{pipe:id,x}", "runs a shell command"),
     ],
 )

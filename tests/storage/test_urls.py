@@ -353,7 +353,7 @@ def test_urls_that_are_none(url):
 
 
 @pytest.mark.parametrize(
-    "scheme", ["s3", "gs", "az", "abfs", "hf", "ftp", "sftp", "ssh", "data", "PIPE", "pipe", "git+ssh"]
+    "scheme", ["abfs", "gcs", "wasb", "hdfs", "ftp", "sftp", "ssh", "data", "PIPE", "pipe", "git+ssh"]
 )
 def test_other_schemes_are_refused_by_name_before_anything_runs(scheme, tmp_path):
     url = f"{scheme}:touch {tmp_path}/ran" if scheme.lower() == "pipe" else f"{scheme}://bucket/a-{{0..3}}.tar"

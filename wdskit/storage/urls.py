@@ -13,6 +13,7 @@ from wdskit.errors import StorageError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` are two folders
 _HTTP = ("http", "https")
+_STORES = ("s3", "gs", "az", "hf", "ais")
 
 
 class Stream(Protocol):
@@ -26,17 +27,20 @@ class Stream(Protocol):
 
 
 def scheme_of(url: str) -> str:
-    """`file` for a path or a file URL, `http`, `https`; `StorageError` for others: `pipe:` is never run."""
+    """`file` for a path or a file URL, `http`, `https`, `s3`, `gs`, `az`, `hf` or `ais`; `StorageError` for others:
+    `pipe:` is never run.
+    """
     match = _SCHEME.match(url)
     if match is None:
         return "file"
     scheme = match[1].lower()
-    if scheme in (*_HTTP, "file"):
+    if scheme in (*_HTTP, *_STORES, "file"):
         return scheme
+    known = "http(s), s3, gs, az, hf or ais"
     if scheme == "pipe":
-        msg = f"{url}: `pipe:` runs a shell command, which wdskit never does. Name a file or an http(s) URL."
+        msg = f"{url}: `pipe:` runs a shell command, which wdskit never does. Name a file or a URL of {known}."
     else:
-        msg = f"{url}: the scheme `{scheme}:` is not supported. Name a local path or an http(s) URL."
+        msg = f"{url}: the scheme `{scheme}:` is not supported. Name a local path or a URL of {known}."
     raise StorageError(msg, url=url)
 
 
@@ -63,8 +67,15 @@ def local_path(url: str) -> str:
 
 
 def open_stream(url: str) -> Stream:
-    """Open a local file, a named pipe or an http(s) body for reading in order; `StorageError` where it cannot be."""
-    if scheme_of(url) in _HTTP:
+    """Open a local file, a named pipe, an http(s) body or an object of a store for reading in order; `StorageError`
+    where it cannot be.
+    """
+    scheme = scheme_of(url)
+    if scheme in _STORES:
+        from wdskit.storage.objects import ObjectStream
+
+        return ObjectStream(url)
+    if scheme in _HTTP:
         from wdskit.storage.http import HttpBody
 
         return HttpBody(url)

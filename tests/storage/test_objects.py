@@ -1,0 +1,430 @@
+"""Objects of a store: the right bytes, or a named error within a set time. Never wrong bytes, and never a hang."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import random
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+from fault_server import BODY, FaultServer
+from folders import REPOSITORY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from object_server import BUCKET, put, s3_server
+from shards import write_shard
+
+from wdskit import Pipeline
+from wdskit.errors import StorageError
+from wdskit.storage import objects, requests, stores
+from wdskit.storage.objects import ObjectFile, ObjectStream, list_objects, plan_parts
+from wdskit.storage.urls import open_stream
+
+LIMIT_S = 20
+"""No read of these tests takes as long."""
+TWO_MB = 2_000_000
+SECRET = "hush" * 3
+"""A secret: tracebacks show the lines of this file, where it does not stand as it is."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Timeouts and waits for tests, and an environment that names no store."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "HF_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
+    monkeypatch.setattr(stores, "READ_S", 0.5)
+    monkeypatch.setattr(stores, "CONNECT_S", 0.5)
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < LIMIT_S
+
+
+@pytest.fixture
+def faults():
+    with FaultServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(s3, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
+    requests.loop_of_this_process("").stores.clear()
+    return f"{s3}/{BUCKET}"
+
+
+def problem(read, *arguments) -> str:
+    with pytest.raises(StorageError) as caught:
+        read(*arguments)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.url
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["ok", "busy_3", "too_many_2", "reset_2", "cut", "stall_2", "short", "anonymous", "moved"]
+)
+def test_what_passes_gives_the_right_bytes(faults, name):
+    faults.location = "/ok"
+    ranges = [(5, 7), (TWO_MB, TWO_MB + 70), (100, 100), (TWO_MB - 9, len(BODY)), (0, 2_600_000)]
+    file = ObjectFile(f"{faults.url}/d/{name}.tar")
+    assert file.read_ranges(ranges) == [BODY[start:stop] for start, stop in ranges]
+    assert file.num_bytes == len(BODY)
+    assert file.etag == ('"one"' if name != "anonymous" else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("busy", r"the server answered 503 Service Unavailable \(SlowDown\) \(9 tries in"),
+        ("broken", r"the server answered 500 Internal Server Error.*\(9 tries in"),
+        ("denied", r"the server answered 403 Forbidden \(AccessDenied\)\.\n"),
+        ("missing", r"there is no such object \(NoSuchKey\)\.\n"),
+        ("reset", r"the connection failed \(9 tries in"),
+        ("cut_at_once", r"the connection failed \(9 tries in"),
+        ("short_for_ever", r"the server sent 0 of 2000 bytes \(9 tries in"),
+        ("long", r"the connection failed \(9 tries in"),
+        ("more", "the server sent more than bytes 100 to 2100"),
+        ("endless", "the server sent more than bytes 100 to 2100"),
+        ("wrong_range", "the server sent another part of the object than the one asked for"),
+        ("other_range", "the server sent another part of the object than the one asked for"),
+        ("no_range", "the server gives no parts of a file"),
+        ("without_length", r"a header of the server's reply is missing or invalid \(MissingContentLength\)"),
+        ("gzip", r"the server sends it compressed \(gzip\)"),
+        ("round", "its redirect is not followed: .* or in a circle"),
+    ],
+)
+def test_what_does_not_pass_is_a_named_error(faults, name, what):
+    with pytest.raises(StorageError, match=what) as caught:
+        ObjectFile(f"{faults.url}/{name}.tar?sig={SECRET}").read_at(100, 2000)
+    assert str(caught.value).startswith(f"{faults.url}/{name}.tar: ")
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.url == f"{faults.url}/{name}.tar"
+
+
+@pytest.mark.parametrize("name", ["stall", "silence"])
+def test_a_server_that_says_nothing_more_is_an_error(faults, name, monkeypatch):
+    monkeypatch.setattr(stores, "READ_S", 0.1)
+    assert "no reply came in time (9 tries" in problem(ObjectFile(f"{faults.url}/{name}.tar").read_at, 0, 5000)
+
+
+@pytest.mark.parametrize("which", ["request", "part"])
+def test_a_body_that_drips_is_an_error_in_the_end(faults, which, monkeypatch):
+    """Each byte comes in time, and the whole never does."""
+    monkeypatch.setattr(stores, "REQUEST_S", 0.2 if which == "request" else 60)
+    monkeypatch.setattr(objects, "PART_S", 0.5 if which == "part" else 60)
+    what = "no reply came in time" if which == "request" else "did not come within 0 s"
+    assert what in problem(ObjectFile(f"{faults.url}/drip.tar").read_at, 0, TWO_MB)
+
+
+def test_tries_end_after_a_set_time(faults, monkeypatch):
+    monkeypatch.setattr(requests, "RETRY_S", 0.3)
+    monkeypatch.setattr(requests, "WAIT_S", 0.1)
+    start = time.monotonic()
+    problem(ObjectFile(f"{faults.url}/busy.tar").read_at, 0, 10)
+    assert time.monotonic() - start < 5
+    assert len(faults.requests) < 5
+
+
+@pytest.mark.parametrize("name", ["replaced", "replaced_without_etag", "grown", "changed"])
+def test_bytes_of_two_objects_are_never_mixed(faults, name):
+    file = ObjectFile(f"{faults.url}/{name}.tar")
+    assert file.read_at(0, 100) == BODY[:100]
+    for _ in range(3):
+        assert "the object was replaced while it was read" in problem(file.read_at, 100, 100)
+    sent = [headers.get("If-Match") or headers.get("if-match") for _, headers in faults.requests]
+    assert sent == [None, *(3 * [None if name == "replaced_without_etag" else '"one"'])]
+
+
+@pytest.mark.parametrize("known", [{"num_bytes": 5}, {"etag": '"zero"'}, {"num_bytes": len(BODY) + 1}])
+def test_what_is_known_from_an_index_is_compared(faults, known):
+    file = ObjectFile(f"{faults.url}/ok.tar", **known)
+    assert "the object was replaced" in problem(file.read_at, 0, 3)
+    right = ObjectFile(f"{faults.url}/ok.tar", num_bytes=len(BODY), etag="one")  # as some lists have it
+    assert right.read_at(0, 3) == BODY[:3]
+
+
+def test_the_end_of_an_object(faults):
+    file = ObjectFile(f"{faults.url}/ok.tar")
+    assert file.read_at(len(BODY) - 3, 10) == file.read_whole(len(BODY) - 3, 10) == BODY[-3:]
+    assert file.read_at(len(BODY), 10) == b""
+    assert f"it has {len(BODY)} bytes" in problem(file.read_ranges, [(0, 3), (5, len(BODY) + 1)])
+    empty = ObjectFile(f"{faults.url}/empty.tar")
+    assert (empty.read_at(0, 10), empty.num_bytes) == (b"", 0)
+
+
+def test_nothing_is_read_once_it_is_closed(faults):
+    file = ObjectFile(f"{faults.url}/ok.tar")
+    file.close()
+    file.close()
+    assert "it has been closed" in problem(file.read_at, 0, 1)
+    assert faults.requests == []
+
+
+def test_a_pickled_object_is_read_elsewhere_and_holds_no_secret(faults):
+    file = ObjectFile(f"{faults.url}/ok.tar")
+    file.read_at(0, 1)
+    again = pickle.loads(pickle.dumps(file))
+    assert (again.url, again.num_bytes, again.etag) == (file.url, len(BODY), '"one"')
+    assert again.read_at(7, 9) == BODY[7:16]
+    assert "an open URL with a query" in problem(pickle.dumps, ObjectFile(f"{faults.url}/ok.tar?sig={SECRET}"))
+
+
+# Ranges.
+
+RANGES = st.lists(
+    st.tuples(st.integers(0, len(BODY)), st.integers(0, 300_000)).map(lambda r: (r[0], min(len(BODY), r[0] + r[1]))),
+    max_size=12,
+)
+
+
+@given(RANGES, st.integers(1, 2000), st.integers(0, 1000))
+@settings(max_examples=300)
+def test_parts_cover_all_ranges_and_little_more(ranges, part_bytes, gap_bytes):
+    ranges = [(start // 100, stop // 100) for start, stop in ranges]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "PART_BYTES", part_bytes)
+        patch.setattr(objects, "GAP_BYTES", gap_bytes)
+        parts = plan_parts(ranges)
+    assert all(0 < stop - start <= part_bytes for start, stop in parts)
+    assert all(first[1] <= second[0] for first, second in itertools.pairwise(parts))
+    wanted = {at for start, stop in ranges for at in range(start, stop)}
+    covered = {at for start, stop in parts for at in range(start, stop)}
+    assert wanted <= covered
+    assert len(covered) <= len(wanted) + gap_bytes * len(ranges)
+
+
+@given(RANGES, st.integers(1000, 200_000))
+@settings(max_examples=40)
+def test_any_ranges_are_the_true_bytes(ranges, part_bytes):
+    with FaultServer() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "PART_BYTES", part_bytes)
+        patch.setattr(objects, "GAP_BYTES", 5000)
+        patch.setattr(objects, "CHUNK_BYTES", 10_000)
+        found = ObjectFile(f"{server.url}/ok.tar").read_ranges(ranges)
+        assert found == [BODY[start:stop] for start, stop in ranges]
+        assert all(type(data) is bytes for data in found)
+
+
+def test_near_ranges_are_one_request(faults):
+    file = ObjectFile(f"{faults.url}/ok.tar")
+    file.read_ranges([(at, at + 10) for at in range(0, 600_000, 60_000)])
+    assert len(faults.requests) == 1
+    file.read_ranges([(0, 10), (10 + objects.GAP_BYTES, 100_000)])
+    assert len(faults.requests) == 3
+
+
+def test_threads_share_an_object(faults):
+    file = ObjectFile(f"{faults.url}/ok.tar")
+    wrong = []
+
+    def read(seed):
+        draw = random.Random(seed)
+        for _ in range(30):
+            start = draw.randrange(len(BODY))
+            stop = min(len(BODY), start + draw.randrange(100_000))
+            if file.read_ranges([(start, stop)]) != [BODY[start:stop]]:
+                wrong.append((start, stop))
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# Processes.
+
+
+def test_a_forked_process_gets_an_error_and_does_not_hang(faults, monkeypatch):
+    monkeypatch.setattr(objects, "STREAM_BYTES", 1_000_000)
+    file = ObjectFile(f"{faults.url}/ok.tar")
+    stream = ObjectStream(f"{faults.url}/ok.tar")
+    assert file.read_at(0, 3) == BODY[:3]
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            for read in (lambda: file.read_at(0, 3), lambda: ObjectFile(file.url).num_bytes, lambda: drain(stream)):
+                try:
+                    read()
+                except StorageError as err:
+                    os.write(theirs, f"{err}\n".encode())
+        os._exit(0)
+    try:
+        os.close(theirs)
+        said = b""
+        while select.select([ours], [], [], 10)[0] and (part := os.read(ours, 10_000)):
+            said += part
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(ours)
+    assert said.count(b"this process was forked") == 3
+    assert said.count(b'the method "forkserver" or "spawn"') == 3
+    assert file.read_at(5, 3) == BODY[5:8]
+    stream.close()
+
+
+SCRIPT = """
+import os, sys, threading, time
+from wdskit.errors import StorageError
+from wdskit.storage.objects import ObjectFile
+def read():
+    try:
+        file.read_at(0, 3_000_000)
+    except StorageError as err:
+        assert "the read was given up" in str(err), err
+file = ObjectFile(sys.argv[1])
+if sys.argv[2] == "fork":  # before the first read
+    pid = os.fork()
+    data = file.read_at(0, 3)
+    assert len(data) == 3
+    if pid:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+elif sys.argv[2] == "read":
+    file.num_bytes
+else:  # the interpreter ends while a read is under way
+    threading.Thread(target=read, daemon=True).start()
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize(("how", "name"), [("fork", "ok"), ("end", "drip"), ("read", "ok")])
+def test_processes_that_fork_first_or_end_early(faults, how, name):
+    command = [sys.executable, "-c", SCRIPT, f"{faults.url}/{name}.tar", how]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=15, cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("module", ["urls", "objects", "requests", "stores"])
+def test_without_obstore_the_way_to_install_it_is_named(module):
+    script = f"""
+import sys
+sys.modules["obstore"] = sys.modules["obstore.store"] = None
+from wdskit.errors import StorageError
+try:
+    import wdskit.storage.{module}
+    wdskit.storage.urls.open_stream("s3://bucket/a.tar")
+except StorageError as err:
+    assert "pip install 'wdskit[remote]'" in str(err)
+else:
+    sys.exit(1)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=15, cwd=REPOSITORY)
+
+
+# Streams.
+
+
+def drain(stream) -> bytes:
+    parts = []
+    while part := stream.read(100_000):
+        assert len(part) <= 100_000
+        parts.append(part)
+    assert stream.read(1) == b""
+    stream.close()
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("name", ["ok", "cut", "busy_3", "short", "anonymous", "reset_2"])
+@pytest.mark.parametrize("part_bytes", [700_000, 3_000_000, 8 << 20])
+def test_a_stream_is_the_whole_object(faults, name, part_bytes, monkeypatch):
+    monkeypatch.setattr(objects, "STREAM_BYTES", part_bytes)
+    assert drain(ObjectStream(f"{faults.url}/{name}.tar")) == BODY
+
+
+@pytest.mark.parametrize("name", ["missing", "denied", "busy", "no_range"])
+def test_a_stream_that_cannot_be_read_says_so_when_it_is_opened(faults, name):
+    problem(ObjectStream, f"{faults.url}/{name}.tar")
+
+
+@pytest.mark.parametrize("name", ["replaced", "changed", "grown"])
+def test_a_stream_is_never_of_two_objects(faults, name, monkeypatch):
+    monkeypatch.setattr(objects, "STREAM_BYTES", 1_000_000)
+    stream = ObjectStream(f"{faults.url}/{name}.tar")
+    assert "the object was replaced" in problem(drain, stream)
+    stream.close()
+    empty = ObjectStream(f"{faults.url}/empty.tar")
+    assert drain(empty) == b""
+
+
+# A real server.
+
+
+def test_ranges_of_a_real_s3(bucket):
+    put(f"{bucket}/a/one.tar", BODY)
+    file = ObjectFile(f"s3://{BUCKET}/a/one.tar")
+    draw = random.Random(3)
+    ranges = [(start, min(len(BODY), start + draw.randrange(500_000))) for start in draw.sample(range(len(BODY)), 40)]
+    assert file.read_ranges(ranges) == [BODY[start:stop] for start, stop in ranges]
+    assert file.num_bytes == len(BODY)
+
+
+def test_an_object_replaced_on_a_real_s3_is_an_error(bucket):
+    put(f"{bucket}/replaced.tar", BODY)
+    file = ObjectFile(f"s3://{BUCKET}/replaced.tar")
+    assert file.read_at(0, 9) == BODY[:9]
+    put(f"{bucket}/replaced.tar", BODY[::-1])
+    assert "the object was replaced while it was read" in problem(file.read_at, 9, 9)
+
+
+def test_folders_are_listed(bucket):
+    for name in ("l/b.tar", "l/a%20%23%C3%A9.tar", "l/deep/c.tar", "lx/d.tar"):
+        put(f"{bucket}/{name}", name.encode())
+    found = list_objects(f"s3://{BUCKET}/l/")
+    assert [(each.url, each.num_bytes) for each in found] == [
+        (f"s3://{BUCKET}/l/a%20%23%C3%A9.tar", 19),
+        (f"s3://{BUCKET}/l/b.tar", 7),
+    ]
+    for each in found:
+        file = ObjectFile(each.url, num_bytes=each.num_bytes, etag=each.etag)
+        assert file.read_at(0, 100).decode() == each.url.partition(f"{BUCKET}/")[2]
+    assert list_objects(f"s3://{BUCKET}/none") == []
+    assert f"s3://{BUCKET}/ready" in [each.url for each in list_objects(f"s3://{BUCKET}")]
+    assert "only folders of s3://, gs://, az:// can be listed" in problem(list_objects, "http://127.0.0.1/a/")
+
+
+def test_what_is_not_there(bucket):
+    assert "there is no such object (NoSuchKey)" in problem(ObjectFile(f"s3://{BUCKET}/none.tar").read_at, 0, 1)
+    assert "NoSuchBucket" in problem(ObjectFile("s3://no-such-bucket/none.tar").read_at, 0, 1)
+    assert "NoSuchBucket" in problem(list_objects, "s3://no-such-bucket/a/")
+    assert "there is no such object" in problem(open_stream, f"s3://{BUCKET}/none.tar")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_pipeline_reads_shards_of_a_real_s3(bucket, tmp_path: Path, workers):
+    keys = []
+    for number in range(3):
+        samples = {f"{number}-{index:03d}": {"bin": os.urandom(40_000)} for index in range(30)}
+        put(f"{bucket}/p/{number}.tar", write_shard(tmp_path / f"{number}.tar", samples).read_bytes())
+        keys += samples
+    expected = [(sample["__key__"], sample["bin"]) for sample in local_samples(str(tmp_path / "{0..2}.tar"))]
+    assert [key for key, _ in expected] == keys
+    pipe = Pipeline().stream(f"s3://{BUCKET}/p/{{0..2}}.tar", shuffle_shards=False)
+    loader = pipe.to_tuple("__key__", "bin").batched(7).loader(workers=workers, start_method="spawn")
+    found = [pair for keys_, data in loader for pair in zip(keys_, data, strict=True)]
+    assert found == expected
+
+
+def local_samples(shards):
+    return list(Pipeline().stream(shards, shuffle_shards=False).build())

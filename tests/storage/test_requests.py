@@ -1,0 +1,135 @@
+"""Requests to stores: how many at once, and what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from fault_server import BODY, FaultServer
+
+from wdskit.errors import StorageError
+from wdskit.storage import objects, requests
+from wdskit.storage.objects import ObjectFile
+from wdskit.storage.requests import LARGE_UNITS, MAX_IN_FLIGHT, explain, loop_of_this_process
+
+
+@pytest.fixture(autouse=True)
+def loop(monkeypatch):
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    event_loop = loop_of_this_process("")
+    event_loop.limit = MAX_IN_FLIGHT
+    yield event_loop
+    event_loop.limit = MAX_IN_FLIGHT
+
+
+def test_what_is_in_flight_is_bounded(monkeypatch, loop):
+    monkeypatch.setattr(objects, "PART_BYTES", 10_000)
+    loop.limit = 5
+    monkeypatch.setattr(requests, "MAX_IN_FLIGHT", 5)
+    with FaultServer() as server:
+        assert ObjectFile(f"{server.url}/slow.tar").read_at(0, 500_000) == BODY[:500_000]
+        assert 2 <= server.most <= 5
+
+
+def test_large_requests_count_as_several(monkeypatch, loop):
+    monkeypatch.setattr(objects, "PART_BYTES", 100_000)
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 50_000)
+    loop.limit = 2 * LARGE_UNITS + 1
+    monkeypatch.setattr(requests, "MAX_IN_FLIGHT", loop.limit)
+    with FaultServer() as server:
+        assert ObjectFile(f"{server.url}/slow.tar").read_at(0, len(BODY)) == BODY
+        assert server.most == 2
+
+
+def test_a_busy_server_gets_half_as_many_and_each_success_adds_one(loop):
+    with FaultServer() as server:
+        file = ObjectFile(f"{server.url}/busy_3.tar")
+        file.read_at(0, 10)
+        assert loop.limit == MAX_IN_FLIGHT // 8 + 1
+        for number in range(MAX_IN_FLIGHT + 9):
+            file.read_at(number, 10)
+        assert loop.limit == MAX_IN_FLIGHT
+        with pytest.raises(StorageError):
+            ObjectFile(f"{server.url}/busy.tar").read_at(0, 10)
+        assert loop.limit == LARGE_UNITS
+        with pytest.raises(StorageError):
+            ObjectFile(f"{server.url}/denied.tar").read_at(0, 10)
+        assert loop.limit == LARGE_UNITS
+
+
+def test_who_came_first_goes_first_and_who_gives_up_leaves_no_gap(loop):
+    async def run() -> list[int]:
+        loop.limit, order = 8, []
+        release = asyncio.Event()
+
+        async def take(number: int, units: int) -> None:
+            async with loop.slot(units):
+                order.append(number)
+                await release.wait()
+
+        tasks = [asyncio.ensure_future(take(number, units)) for number, units in enumerate([8, 8, 1, 8, 1])]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        assert order == [0]
+        release.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert loop._used == 0
+        assert not loop._waiting
+        return order
+
+    assert loop.submit(run()).result(10) == [0, 2, 3, 4]
+
+
+def test_a_read_that_is_given_up_leaves_no_gap(loop):
+    with FaultServer() as server:
+        for _ in range(20):
+            ahead = ObjectFile(f"{server.url}/silence.tar").start_reading([(0, 100)])
+            ahead.cancel()
+        assert ObjectFile(f"{server.url}/ok.tar").read_at(0, 9) == BODY[:9]
+        loop.submit(asyncio.sleep(0)).result(10)
+    assert loop._used == 0
+
+
+def test_stores_of_signed_urls_do_not_pile_up(loop):
+    with FaultServer() as server:
+        for number in range(requests.MAX_STORES + 9):
+            ObjectFile(f"{server.url}/ok.tar?sig={number}").read_at(0, 1)
+        assert len(loop.stores) == requests.MAX_STORES
+        assert "sig" not in repr(loop)
+        ObjectFile(f"{server.url}/ok.tar").read_at(0, 1)
+        num = len(loop.stores)
+        ObjectFile(f"{server.url}/d/ok.tar").read_at(0, 1)
+        assert len(loop.stores) == num
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "is_passing"),
+    [
+        ("status code: 503 Service Unavailable: hush", "the server answered 503 Service Unavailable", True),
+        ("status code: 400 Bad Request: <Code>RequestTimeout</Code>", "400 Bad Request (RequestTimeout)", True),
+        ("status code: 403 Forbidden: hush", "the server answered 403 Forbidden", False),
+        ('HttpError { kind: Connect, code: 111,\n kind: ConnectionRefused,\n message: "Connection refused"', "", True),
+        ("HttpError { kind: Timeout", "no reply came in time", True),
+        ("HttpError { invalid peer certificate: UnknownIssuer hush", "its TLS certificate is not trusted", False),
+        ("hush", "it cannot be read: ValueError", False),
+    ],
+)
+def test_reasons_hold_nothing_of_a_reply(text, reason, is_passing):
+    failure = explain(ValueError(text))
+    assert reason in failure.reason
+    assert failure.is_passing == is_passing
+    assert "hush" not in failure.reason
+
+
+def test_there_is_one_event_loop_a_process():
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(loop_of_this_process(""))) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(map(id, found))) == 1

@@ -1,0 +1,353 @@
+"""Objects of a store, read by ranges: S3, Google Cloud Storage, Azure, Hugging Face, AIStore and http(s) servers.
+
+All reads of a process go through one event loop in one thread, which bounds what is in flight and tries again what
+fails for now. Every reply is compared with what was asked for and with what is known of the object, since a server may
+ignore a range or If-Match, and an object may be replaced while it is read. A wrong reply is an error.
+
+obstore hangs for ever in a process that was forked after it was used. So such a process gets an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from datetime import datetime
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import quote
+
+from wdskit.errors import StorageError
+from wdskit.storage.requests import LARGE_UNITS, STORE_ERRORS, ShortBodyError, Tries, loop_of_this_process, result
+from wdskit.storage.stores import BUCKET_SCHEMES, Location, locate
+
+PART_BYTES = 16 << 20
+"""Most bytes of one request."""
+STREAM_BYTES = 8 << 20
+"""Bytes of one request where an object is read in order."""
+GAP_BYTES = 64 << 10
+"""Ranges with less than this between them are one request: a request costs more than these bytes."""
+CHUNK_BYTES = 1 << 20
+"""What has come is kept in pieces of this size, when a connection breaks."""
+PART_S = 720.0
+"""Longest time for one part, all tries included."""
+
+Range: TypeAlias = tuple[int, int]
+
+
+class ObjectInfo(NamedTuple):
+    """One object of a folder: `etag` is None where the store has none."""
+
+    url: str
+    num_bytes: int
+    etag: str | None
+
+
+class ObjectFile:
+    """One object, read by ranges. Nothing is asked of the store before the first read.
+
+    What is not given is learnt with the first reply. All later replies must agree with it: bytes of two versions are
+    never mixed. Safe to share between threads. Pickled, it is its URL, size and ETag.
+
+    Args:
+        url: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, hf://datasets/OWNER/NAME[@REVISION]/PATH,
+            ais://BUCKET/KEY or http(s)://...
+        num_bytes: Its size, where it is known.
+        etag: Its ETag, where it is known.
+
+    Attributes:
+        url: Names it in messages: without the query, which may hold a signature.
+
+    Raises:
+        StorageError: The URL names no object.
+    """
+
+    def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
+        self._location = locate(url)
+        if not self._location.key and self._location.scheme not in ("http", "https"):
+            raise StorageError(f"{self._location.url}: no object is named. Add its key.", url=self._location.url)
+        self.url = self._location.url
+        self._full_url = url
+        self._num_bytes = num_bytes
+        self._etag = _quoted(etag)
+        self._modified: datetime | None = None
+        self._is_closed = False
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """What opens it again. A query may be a secret, which no pickle holds."""
+        if self._full_url != self.url:
+            msg = f"{self.url}: an open URL with a query is not pickled. Hand its text to the other process instead."
+            raise StorageError(msg, url=self.url)
+        return _reopen, (self.url, self._num_bytes, self._etag)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the object. Where it is not known yet, its first byte is read. Raises as `read_at`."""
+        if self._num_bytes is None:
+            self.read_at(0, 1)
+        assert self._num_bytes is not None
+        return self._num_bytes
+
+    @property
+    def etag(self) -> str | None:
+        """ETag of the object, None where the store gives none. Raises as `read_at`."""
+        if self._etag is None and self._modified is None:
+            self.read_at(0, 1)
+        return self._etag
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """`size` bytes from `offset`, fewer only where the object ends.
+
+        Raises:
+            StorageError: The store cannot be reached, refuses, or sends something else than was asked for; the object
+                was replaced; this process was forked after it had read an object; or this is closed.
+        """
+        return _join(self._read([(offset, offset + size)]), offset, offset + size)
+
+    read_whole = read_at
+
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
+        """The bytes of each range (start, stop), in the order given. Near ranges share a request.
+
+        Raises:
+            StorageError: As `read_at`; or a range ends behind the end of the object.
+        """
+        chunks = self._read(ranges)
+        found = [_join(chunks, start, stop) for start, stop in ranges]
+        for (start, stop), data in zip(ranges, found, strict=True):
+            if len(data) != stop - start:
+                raise self._error(f"bytes {start} to {stop} were asked for, and it has {self.num_bytes} bytes")
+        return found
+
+    def close(self) -> None:
+        """Let no more be read; twice is fine."""
+        self._is_closed = True
+
+    def start_reading(self, ranges: Sequence[Range]) -> Future[list[Chunk]]:
+        """Begin to read ranges in the background: the chunks that cover them, by offset. Raises as `read_at`."""
+        if self._is_closed:
+            raise self._error("it has been closed")
+        return loop_of_this_process(self.url).submit(self._read_parts(plan_parts(ranges)))
+
+    def _read(self, ranges: Sequence[Range]) -> list[Chunk]:
+        return result(self.start_reading(ranges), self.url)
+
+    async def _read_parts(self, parts: list[Range]) -> list[Chunk]:
+        """The chunks of all parts; the first is read alone where the size is not known yet."""
+        chunks: list[Chunk] = []
+        if parts and (self._num_bytes is None or len(parts) == 1):
+            chunks = await self._read_part(*parts[0])
+            parts = parts[1:]
+        tasks = [asyncio.ensure_future(self._read_part(*part)) for part in parts]
+        try:
+            for found in await asyncio.gather(*tasks):
+                chunks += found
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            raise
+        return chunks
+
+    async def _read_part(self, start: int, stop: int) -> list[Chunk]:
+        """The chunks of one part, as far as the object goes."""
+        if self._num_bytes is not None:
+            stop = min(stop, self._num_bytes)
+        if start >= stop:
+            return []
+        loop = loop_of_this_process(self.url)
+        async with loop.slot(LARGE_UNITS if stop - start >= CHUNK_BYTES else 1):
+            try:
+                return await asyncio.wait_for(self._request_part(start, stop), PART_S)
+            except asyncio.TimeoutError as err:
+                raise self._error(f"bytes {start} to {stop} did not come within {PART_S:.0f} s") from err
+
+    async def _request_part(self, start: int, stop: int) -> list[Chunk]:
+        """The chunks of one part, asked for until all are there. A body that breaks goes on where it broke."""
+        chunks: list[Chunk] = []
+        tries = Tries(self._location)
+        while (at := chunks[-1].stop if chunks else start) < (stop := min(stop, self._num_bytes or stop)):
+            try:
+                await self._try_part(tries.store(), at, stop, chunks)
+            except STORE_ERRORS as err:
+                if "status code: 416" in str(err) and self._num_bytes is None:
+                    return await self._read_end(start, tries)
+                await tries.failed(err)
+            else:
+                tries.succeeded()
+        return chunks
+
+    async def _try_part(self, store: Any, start: int, stop: int, chunks: list[Chunk]) -> None:
+        """Ask for a part once, and append what comes of it."""
+        options: Any = {"range": (start, stop)}
+        if self._etag is not None and not self._etag.startswith("W/"):
+            options["if_match"] = self._etag
+        reply = await store.get_async(self._location.key, options=options)
+        at, stop = start, self._check(reply, start, stop)
+        async for data in reply.stream(min_chunk_size=CHUNK_BYTES):
+            chunks.append(Chunk(at, memoryview(data)))
+            at += len(data)
+            if at > stop:
+                raise self._error(f"the server sent more than bytes {start} to {stop}, which were asked for")
+        if at < stop:
+            raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
+
+    async def _read_end(self, start: int, tries: Tries) -> list[Chunk]:
+        """Learn the size of an object that ends before the first byte that was asked for: often it is empty."""
+        try:
+            reply = await tries.store().get_async(self._location.key)
+        except STORE_ERRORS as err:
+            await tries.failed(err)
+            return await self._read_end(start, tries)
+        self._check(reply, 0, 0)
+        if reply.meta["size"] > start:
+            raise self._error(f"the server gives no bytes from {start} on, and says that it has {reply.meta['size']}")
+        return []
+
+    def _check(self, reply: Any, start: int, stop: int) -> int:
+        """Compare a reply with what is known, and learn what is not. Returns where the part ends."""
+        meta = reply.meta
+        etag, modified, num_bytes = _quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
+        if self._num_bytes not in (None, num_bytes):
+            raise self._replaced(f"it has {num_bytes} bytes now and had {self._num_bytes}")
+        if self._etag is not None and etag != self._etag:
+            raise self._replaced(f"its ETag is {etag} now and was {self._etag}")
+        if self._modified is not None and etag is None and modified != self._modified:
+            raise self._replaced(f"it was changed {modified} and no longer {self._modified}")
+        encoding = str(reply.attributes.get("Content-Encoding", "identity")).lower()
+        if encoding not in ("", "identity", "aws-chunked"):
+            raise self._error(f"the server sends it compressed ({encoding}), so that ranges are not those of the file")
+        self._num_bytes, self._etag, self._modified = num_bytes, etag, modified
+        stop = min(stop, num_bytes)
+        if stop > start and tuple(reply.range) != (start, stop):
+            raise self._error(f"the server sent bytes {reply.range}, and {(start, stop)} were asked for")
+        return stop
+
+    def _replaced(self, what: str) -> StorageError:
+        return self._error(f"the object was replaced while it was read: {what}")
+
+    def _error(self, problem: str) -> StorageError:
+        return StorageError(f"{self.url}: {problem}.", url=self.url)
+
+
+class Chunk(NamedTuple):
+    """Bytes of an object, and where they stand in it."""
+
+    offset: int
+    data: memoryview
+
+    @property
+    def stop(self) -> int:
+        """Where the byte behind it stands."""
+        return self.offset + len(self.data)
+
+
+class ObjectStream:
+    """An object read in order, one part ahead. Raises as `ObjectFile`."""
+
+    def __init__(self, url: str) -> None:
+        self._file = ObjectFile(url)
+        self.url = self._file.url
+        self._next = 0
+        self._chunks: deque[memoryview] = deque()
+        self._ahead: Future[list[Chunk]] | None = None
+        self._read_ahead()
+        self._take()  # what is wrong is said when it is opened, as for a file
+
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes from where the last call stopped; empty at the end and only there."""
+        if not self._chunks and not self._take():
+            return b""
+        chunk = self._chunks[0]
+        if size < len(chunk):
+            self._chunks[0] = chunk[size:]
+        else:
+            self._chunks.popleft()
+        return bytes(chunk[:size])
+
+    def close(self) -> None:
+        """Give up what is read ahead."""
+        self._file.close()
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
+        self._chunks.clear()
+
+    def _read_ahead(self) -> None:
+        self._ahead = self._file.start_reading([(self._next, self._next + STREAM_BYTES)])
+        self._next += STREAM_BYTES
+
+    def _take(self) -> bool:
+        """Take the part that was read ahead, and begin with the next; whether there was one."""
+        if self._ahead is None:
+            return False
+        loop_of_this_process(self.url)
+        ahead, self._ahead = self._ahead, None
+        self._chunks.extend(chunk.data for chunk in result(ahead, self.url))
+        if self._next < self._file.num_bytes:
+            self._read_ahead()
+        return bool(self._chunks)
+
+
+def list_objects(url: str) -> list[ObjectInfo]:
+    """The objects of a folder of a bucket, by URL; those of the folders in it are not listed.
+
+    Raises:
+        StorageError: The store cannot be reached or refuses; or it is of a kind that has no lists.
+    """
+    location = locate(url)
+    if location.scheme not in BUCKET_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in BUCKET_SCHEMES)
+        raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
+    reply = result(loop_of_this_process(location.url).submit(_list(location)), location.url)
+    base = f"{location.scheme}://{location.root}"
+    found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], _quoted(one["e_tag"])) for one in reply["objects"]]
+    return sorted(found)
+
+
+async def _list(location: Location) -> Any:
+    tries = Tries(location)
+    while True:
+        try:
+            listing = tries.store().list_with_delimiter_async(location.key or None)
+            reply = await asyncio.wait_for(listing, PART_S)
+        except asyncio.TimeoutError as err:
+            raise StorageError(f"{location.url}: no list came within {PART_S:.0f} s.", url=location.url) from err
+        except STORE_ERRORS as err:
+            await tries.failed(err)
+        else:
+            tries.succeeded()
+            return reply
+
+
+def plan_parts(ranges: Iterable[Range]) -> list[Range]:
+    """The requests that cover all ranges, by offset: near ranges in one, none longer than `PART_BYTES`."""
+    runs: list[list[int]] = []
+    for start, stop in sorted(ranges):
+        assert 0 <= start <= stop, f"no range: {(start, stop)}"
+        if start == stop:
+            continue
+        if runs and start - runs[-1][1] < GAP_BYTES:
+            runs[-1][1] = max(runs[-1][1], stop)
+        else:
+            runs.append([start, stop])
+    return [(at, min(at + PART_BYTES, stop)) for start, stop in runs for at in range(start, stop, PART_BYTES)]
+
+
+def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:
+    """The bytes of a range, from chunks by offset that cover as much of it as there is."""
+    pieces: list[memoryview] = []
+    for offset, data in chunks[max(0, bisect.bisect_right(chunks, start, key=lambda chunk: chunk.offset) - 1) :]:
+        if offset >= stop:
+            break
+        pieces.append(data[max(0, start - offset) : stop - offset])
+    return b"".join(pieces)
+
+
+def _quoted(etag: str | None) -> str | None:
+    """An ETag as headers have it: in lists some stores leave the quotes out."""
+    return f'"{etag}"' if etag and not etag.endswith('"') else etag or None
+
+
+def _reopen(url: str, num_bytes: int | None, etag: str | None) -> ObjectFile:
+    return ObjectFile(url, num_bytes=num_bytes, etag=etag)

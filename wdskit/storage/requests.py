@@ -1,0 +1,287 @@
+"""How requests to stores run: on which event loop, how many at once, and what is tried again.
+
+obstore tries nothing again here, since it would hide a server's 503 and try a bad certificate ten times. Its errors
+repeat whole URLs, headers' names and the server's reply: none of their text goes into a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import random
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+from wdskit.errors import StorageError
+from wdskit.storage.stores import OBSTORE_ERRORS, Location, is_metadata_failure, open_store
+
+MAX_IN_FLIGHT = 64
+"""Units in flight at once: a request takes one, a large one `LARGE_UNITS`."""
+LARGE_UNITS = 8
+RETRIES = 8
+"""Tries behind the first for one part."""
+RETRY_S = 120.0
+"""No try begins later than this after the first."""
+WAIT_S = 0.1
+"""Wait before the second try; it doubles for each that follows. obstore shows no Retry-After."""
+MAX_WAIT_S = 15.0
+END_S = 2.0
+"""Longest wait, when the process ends, for requests that are given up."""
+LEAVE_S = 0.05
+"""How long obstore's threads may take to leave Python."""
+MAX_STORES = 64
+"""Stores that stay open: a signed URL has one of its own."""
+
+T = TypeVar("T")
+_STATUS = re.compile(r"status code: (\d{3})((?: [A-Z][A-Za-z-]*)*)")
+_CODE = re.compile(r"<Code>(\w{1,80})</Code>")
+_HEADER = re.compile(r"source: Header \{\s*source: (\w+)")
+_CERTIFICATE = re.compile(r"certificate|UnknownIssuer|NotValidForName", re.IGNORECASE)
+_SYSTEM = re.compile(r'code: \d+,\s*kind: \w+,\s*message: "([^"]*)"')
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_BUSY = (429, 503)
+
+
+class EventLoop:
+    """The event loop of this process, in a thread of its own, with what is in flight on it.
+
+    Attributes:
+        limit: Units that may be in flight now: halved where a server is busy, one more with each success.
+        stores: The open stores by scheme and root, the last opened last.
+    """
+
+    def __init__(self) -> None:
+        self.limit = MAX_IN_FLIGHT
+        self.stores: dict[tuple[str, str], OpenStore] = {}
+        self._used = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="wdskit-objects", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on this loop, from another thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def end(self) -> None:
+        """Give up all requests. A thread of obstore that enters Python while the interpreter ends aborts the process,
+        even behind a request that has succeeded.
+        """
+        with contextlib.suppress(TimeoutError, concurrent.futures.TimeoutError):
+            self.submit(_cancel_all()).result(END_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_S)
+        time.sleep(LEAVE_S)
+
+    @contextlib.asynccontextmanager
+    async def slot(self, units: int) -> AsyncIterator[None]:
+        """Wait until so many units more may be in flight: who came first goes first."""
+        turn = self._loop.create_future()
+        self._waiting.append((turn, units))
+        self._grant()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._used -= units
+            turn.cancel()
+            self._grant()
+
+    def _grant(self) -> None:
+        while self._waiting and (not self._used or self._used + self._waiting[0][1] <= self.limit):
+            turn, units = self._waiting.popleft()
+            if not turn.done():
+                self._used += units
+                turn.set_result(None)
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class OpenStore(NamedTuple):
+    """A store of obstore, and whether it signs nothing though nobody asked for that."""
+
+    store: Any
+    is_anonymous: bool
+
+
+class Tries:
+    """The tries of one request, each with the store of its location. Used on the event loop only."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+        self._key = (location.scheme, location.root)
+        self._loop = loop_of_this_process(location.url)
+        self._used = OpenStore(None, is_anonymous=False)
+        self._start = time.monotonic()
+        self._num = 0
+        self._is_renewed = False
+
+    def store(self) -> Any:
+        """The open store for the next try. Raises as `open_store`."""
+        self._used = self._loop.stores.get(self._key) or self._open(anonymous=False)
+        return self._used.store
+
+    def succeeded(self) -> None:
+        """Let one more be in flight."""
+        self._loop.limit = min(MAX_IN_FLIGHT, self._loop.limit + 1)
+
+    async def failed(self, err: Exception) -> None:
+        """Return when it is time for the next try; `StorageError` where there is none."""
+        failure = explain(err)
+        has_none = is_metadata_failure(str(err)) and not self._used.is_anonymous
+        if has_none or (failure.is_expired and not self._is_renewed):
+            self._is_renewed = True
+            if self._loop.stores.get(self._key) is self._used:  # no other request has opened it again
+                self._open(anonymous=has_none)
+            return
+        if failure.status in _BUSY:
+            self._loop.limit = max(LARGE_UNITS, self._loop.limit // 2)
+        self._num += 1
+        wait_s = min(MAX_WAIT_S, WAIT_S * 2 ** (self._num - 1)) * random.uniform(0.75, 1.25)  # noqa: S311 (no secret)
+        elapsed_s = time.monotonic() - self._start
+        if not failure.is_passing or self._num > RETRIES or elapsed_s + wait_s > RETRY_S:
+            raise self._error(failure, elapsed_s) from None
+        await asyncio.sleep(wait_s)
+
+    def _open(self, *, anonymous: bool) -> OpenStore:
+        stores = self._loop.stores
+        stores.pop(self._key, None)
+        while len(stores) >= MAX_STORES:
+            stores.pop(next(iter(stores)))
+        stores[self._key] = opened = OpenStore(open_store(self._location, anonymous=anonymous), anonymous)
+        return opened
+
+    def _error(self, failure: Failure, elapsed_s: float) -> StorageError:
+        url, advice = self._location.url, _ADVICE.get(failure.status, "")
+        if failure.status in (401, 403) and self._used.is_anonymous:
+            self._loop.stores.pop(self._key, None)  # there may be credentials later
+            advice = "No credentials were found, and it is not public. Set those that the store's own tools read."
+        tries = f" ({self._num} tries in {elapsed_s:.0f} s)" if self._num > 1 else ""
+        msg = f"{url}: {failure.reason}{tries}." + (f"\n  {advice}" if advice else "")
+        return StorageError(msg, url=url, status=failure.status)
+
+
+_ADVICE = {
+    301: "Set AWS_REGION to the region of the bucket.",
+    400: "Check the region, the endpoint and the credentials.",
+    401: "Check the credentials.",
+    403: "Check the credentials, and whether they may read here.",
+    404: "Check the name.",
+    412: "Start again with the object that is there now.",
+}
+
+
+class Failure(NamedTuple):
+    """Why a request failed; `is_passing` where it may succeed later, `is_expired` where new credentials may help."""
+
+    reason: str
+    status: int = 0
+    is_passing: bool = False
+    is_expired: bool = False
+
+
+class ShortBodyError(Exception):
+    """A reply that ended too early, though its server says that it is whole."""
+
+
+STORE_ERRORS = (*OBSTORE_ERRORS, ShortBodyError)
+"""What `Tries.failed` decides about."""
+
+
+def explain(err: Exception) -> Failure:
+    """What an error of obstore means, in words that hold no secret."""
+    text = str(err)
+    if isinstance(err, ShortBodyError):
+        return Failure(text, is_passing=True)
+    if found := _STATUS.search(text):
+        status = int(found[1])
+        code = _CODE.search(text)
+        reason = f"the server answered {status}{found[2]}" + (f" ({code[1]})" if code else "")
+        is_expired = status == 401 or (code is not None and code[1] in _EXPIRED)
+        if status == 412:
+            reason = "the object was replaced while it was read"
+        elif status == 404:
+            reason = "there is no such object" + (f" ({code[1]})" if code else "")
+        is_slow = code is not None and code[1] == "RequestTimeout"  # with status 400
+        return Failure(reason, status, status in (408, 429) or status >= 500 or is_slow, is_expired)
+    if "RangeNotSupported" in text:
+        return Failure("the server gives no parts of a file, so that it cannot be read by ranges")
+    if "UnexpectedRange" in text:
+        return Failure("the server sent another part of the object than the one asked for")
+    if "Could not parse path" in text:
+        return Failure("the key has an empty part, or one of dots only, which is not supported")
+    if found := _HEADER.search(text):
+        return Failure(f"a header of the server's reply is missing or invalid ({found[1]})")
+    if _CERTIFICATE.search(text):
+        return Failure("its TLS certificate is not trusted. Name your own CA in SSL_CERT_FILE or AWS_CA_BUNDLE")
+    if "kind: Redirect" in text:
+        return Failure("its redirect is not followed: it leads from https to http, or in a circle")
+    if "HttpError {" in text:
+        kind = "no reply came in time" if "kind: Timeout" in text or "TimedOut" in text else "the connection failed"
+        system = _SYSTEM.search(text)
+        return Failure(kind + (f": {system[1]}" if system else ""), is_passing=True)
+    return Failure(f"it cannot be read: {type(err).__name__}. Check the settings of its store")
+
+
+class _Process:
+    """What this process has: its event loop, and whether its parent had one when it was forked."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.event_loop: EventLoop | None = None
+        self.was_forked = False
+        self.is_ending = False
+
+    def after_fork(self) -> None:
+        """In the child: no thread runs the loop, and nobody holds the lock."""
+        self.lock = threading.Lock()
+        self.was_forked = self.was_forked or self.event_loop is not None
+
+    def end(self) -> None:
+        """At exit: let no more be read."""
+        self.is_ending = True
+        if self.event_loop is not None and not self.was_forked:
+            self.event_loop.end()
+
+
+_PROCESS = _Process()
+os.register_at_fork(after_in_child=_PROCESS.after_fork)
+atexit.register(_PROCESS.end)
+
+
+def loop_of_this_process(url: str) -> EventLoop:
+    """The event loop, started with the first call; `StorageError` naming `url` where obstore would hang."""
+    if _PROCESS.was_forked:
+        msg = f"{url}: this process was forked after its parent had read from a store, where reading would hang."
+        raise StorageError(f'{msg}\n  Start processes with the method "forkserver" or "spawn".', url=url)
+    if _PROCESS.is_ending:
+        raise StorageError(f"{url}: this process is ending, and reads nothing more.", url=url)
+    with _PROCESS.lock:
+        if _PROCESS.event_loop is None:
+            _PROCESS.event_loop = EventLoop()
+        return _PROCESS.event_loop
+
+
+def result(future: Future[T], url: str) -> T:
+    """What a coroutine returned; it is given up where the wait is."""
+    try:
+        return future.result()
+    except concurrent.futures.CancelledError:
+        raise StorageError(f"{url}: the read was given up: it was closed, or the process ends.", url=url) from None
+    except BaseException:
+        future.cancel()
+        raise

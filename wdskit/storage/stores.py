@@ -1,0 +1,273 @@
+"""Which store holds the object that a URL names, and how it is opened: what the environment says, as for the cloud's
+own tools.
+
+A URL is percent-encoded, as all are: `%23` is a `#` in the object's key. Settings and secrets come from the
+environment and from the files of the cloud's own tools, never from a URL, except the query of an http(s) URL, which no
+message shows.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from wdskit.errors import StorageError
+from wdskit.storage.urls import scheme_of
+
+try:
+    from obstore.exceptions import BaseError
+    from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
+except ImportError as error:
+    message = "object stores: the package obstore is not installed. Run `pip install 'wdskit[remote]'`."
+    raise StorageError(message) from error
+
+OBSTORE_ERRORS = (BaseError, OSError, ValueError)
+"""What obstore raises: its own, FileNotFoundError and the like, and ValueError for a key that it does not take."""
+REQUEST_S = 600.0
+"""Longest time for one request with its body."""
+READ_S = 15.0
+"""Longest wait for the next bytes."""
+CONNECT_S = 5.0
+"""Longest wait for a connection."""
+
+BUCKET_SCHEMES = ("s3", "gs", "az")
+_METADATA_PATHS = ("/latest/api/token", "/latest/meta-data/", "/computeMetadata/", "/metadata/identity/")
+_HOST = re.compile(r"[^:/]+://[^/#]*")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SERVER = re.compile(r"https?://[\w.:\[\]-]+(?:[/?]\S*)?", re.ASCII | re.IGNORECASE)
+_YES = ("1", "true", "yes")
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where an object lives.
+
+    Attributes:
+        scheme: Of its URL.
+        root: The bucket or container; or a URL whose path the key continues, with the query that each request has.
+        key: The object's name there, not percent-encoded.
+        url: Names it in messages: without its query, which may hold a signature.
+    """
+
+    scheme: str
+    root: str = field(repr=False)
+    key: str
+    url: str
+
+
+def locate(url: str) -> Location:
+    """Where the object of a URL lives; `StorageError` where the URL names none, or holds a password."""
+    scheme = scheme_of(url)
+    shown = url.partition("?")[0]
+    host = _HOST.match(shown)
+    if host and "@" in host[0]:
+        shown = f"{scheme}://{host[0].rpartition('@')[2]}{shown[host.end() :]}"
+        msg = f"{shown}: a user or password in a URL is not supported. Put them where the store's own tools read them."
+        raise StorageError(msg, url=shown)
+    try:
+        parts = urlsplit(url)
+    except ValueError as err:
+        raise StorageError(f"{shown}: this is no URL: {err}.", url=shown) from err
+    key = unquote(parts.path[1:])
+    if parts.fragment or (parts.query and scheme not in ("http", "https")):
+        raise StorageError(f"{shown}: `?` and `#` end the key. Write %3F and %23 in their place.", url=shown)
+    if scheme in ("http", "https") and parts.netloc:
+        return _locate_http(scheme, parts.netloc, parts.path, parts.query, shown)
+    if scheme == "hf":
+        return _locate_hugging_face(parts.netloc, parts.path, shown)
+    if not _BUCKET.fullmatch(parts.netloc) or scheme == "file":
+        raise StorageError(f"{shown}: no object of a store is named. Write s3://BUCKET/KEY.", url=shown)
+    if scheme == "ais":
+        gateway = _required("AIS_ENDPOINT", shown, "the URL of the cluster's gateway").rstrip("/")
+        return Location(scheme, f"{gateway}/ais/{parts.netloc}", key, shown)
+    return Location(scheme, parts.netloc, key, shown)
+
+
+def _locate_http(scheme: str, host: str, path: str, query: str, shown: str) -> Location:
+    """One store a host, except for paths that would not come back as they are from their parts."""
+    end = f"?{query}" if query else ""
+    if "%2F" in path.upper() or "//" in path:
+        return Location(scheme, f"{scheme}://{host}{path}{end}", "", shown)
+    return Location(scheme, f"{scheme}://{host}/{end}", unquote(path[1:]), shown)
+
+
+def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
+    """The resolve URL of `hf://datasets/OWNER/NAME[@REVISION]/path`."""
+    owner, _, rest = path[1:].partition("/")
+    name, _, key = rest.partition("/")
+    name, _, revision = name.partition("@")
+    if kind != "datasets" or not owner or not name:
+        msg = f"{shown}: no data set is named. Write hf://datasets/OWNER/NAME[@REVISION]/path."
+        raise StorageError(msg, url=shown)
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
+    revision = quote(unquote(revision or "main"), safe="")
+    return Location("hf", f"{hub}/datasets/{owner}/{name}/resolve/{revision}", unquote(key), shown)
+
+
+def open_store(location: Location, *, anonymous: bool = False) -> Any:
+    """The obstore store of a location. Its requests are tried once: `storage.objects` tries again.
+
+    Args:
+        location: What it is opened for.
+        anonymous: Whether to sign nothing, though the environment does not ask for it.
+
+    Raises:
+        StorageError: A setting of the environment is missing or invalid.
+    """
+    opener = {"s3": _open_s3, "gs": _open_gs, "az": _open_az}.get(location.scheme)
+    try:
+        if opener is not None:
+            return opener(location, anonymous=anonymous)
+        headers = {"Authorization": f"Bearer {token}"} if location.scheme == "hf" and (token := _hub_token()) else {}
+        return HTTPStore(location.root, **_common(location.root, headers=headers))
+    except OSError as err:  # a file of certificates or credentials
+        raise StorageError(f"{location.url}: its store cannot be opened: {err}", url=location.url) from None
+    except (BaseError, ValueError) as err:  # their text may repeat a setting
+        msg = (
+            f"{location.url}: its store cannot be opened: {type(err).__name__}. Check the settings of the environment."
+        )
+        raise StorageError(msg, url=location.url) from None
+
+
+def is_metadata_failure(text: str) -> bool:
+    """Whether obstore says that the machine has no credentials of its own, the last place where it looks for some."""
+    return any(path in text for path in _METADATA_PATHS)
+
+
+def _common(url: str, *, ca_bundle: str = "", headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What all stores have: timeouts, who is trusted, and no tries beyond the first. `url` is whom they speak to: a
+    server that is named by https is never followed to http.
+    """
+    if url and not _SERVER.fullmatch(url):  # obstore would panic
+        raise ValueError(url)
+    options: dict[str, Any] = {
+        "timeout": timedelta(seconds=REQUEST_S),
+        "read_timeout": timedelta(seconds=READ_S),
+        "connect_timeout": timedelta(seconds=CONNECT_S),
+        "allow_http": url.lower().startswith("http:"),
+        "default_headers": dict(headers or {}),
+    }
+    if path := ca_bundle or os.environ.get("SSL_CERT_FILE"):
+        options["root_certificate"] = Path(path).read_bytes()
+    return {"client_options": options, "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=1)}}
+
+
+def _open_s3(location: Location, *, anonymous: bool) -> Any:
+    """An S3 bucket: the environment first, then the profile, then the machine's own credentials."""
+    env = os.environ
+    profile = _aws_profile(location.url)
+    settings: dict[str, Any] = {}
+    if not env.get("AWS_ACCESS_KEY_ID") and "aws_access_key_id" in profile:
+        names = ("access_key_id", "secret_access_key", "session_token")
+        settings |= {name: profile[f"aws_{name}"] for name in names if f"aws_{name}" in profile}
+    found = env.get("AWS_ACCESS_KEY_ID") or settings
+    if not (found or any(env.get(name) for name in _AWS_PROVIDERS)):
+        odd = next((name for name in profile if name in ("role_arn", "credential_process") or "sso" in name), None)
+        if odd is not None and not (anonymous or _is_set("AWS_NO_SIGN_REQUEST")):
+            msg = f"{location.url}: the AWS profile has `{odd}`, which is not read here."
+            msg += ' Run `eval "$(aws configure export-credentials --format env)"` first.'
+            raise StorageError(msg, url=location.url)
+        anonymous = anonymous or _is_set("AWS_EC2_METADATA_DISABLED")
+    region = env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION") or profile.get("region") or "us-east-1"
+    named = (env.get("AWS_ENDPOINT_URL_S3"), env.get("AWS_ENDPOINT_URL"), profile.get("endpoint_url"))
+    endpoint = next(filter(None, named), "")
+    if endpoint:
+        settings["endpoint"] = endpoint
+    if anonymous or _is_set("AWS_NO_SIGN_REQUEST"):
+        settings["skip_signature"] = True
+    common = _common(endpoint, ca_bundle=env.get("AWS_CA_BUNDLE") or profile.get("ca_bundle", ""))
+    return S3Store(location.root, region=region, **settings, **common)
+
+
+_AWS_PROVIDERS = (
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+)
+
+
+def _aws_profile(url: str) -> dict[str, str]:
+    """What ~/.aws/config and ~/.aws/credentials say of the chosen profile."""
+    chosen = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+    name = chosen or "default"
+    values: dict[str, str] = {}
+    for variable, default, section in (
+        ("AWS_CONFIG_FILE", "~/.aws/config", name if name == "default" else f"profile {name}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials", name),
+    ):
+        path = os.path.expanduser(os.environ.get(variable) or default)  # noqa: PTH111 (no home is no error)
+        parser = configparser.RawConfigParser(strict=False)
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError):  # their text repeats lines of the file
+            raise StorageError(f"{url}: {path} cannot be read as a file of AWS profiles. Mend it.", url=url) from None
+        if parser.has_section(section):
+            values.update(parser[section])
+    if chosen and not values:
+        msg = f"{url}: there is no AWS profile {chosen!r}. Set AWS_PROFILE to one of ~/.aws/config, or unset it."
+        raise StorageError(msg, url=url)
+    return values
+
+
+def _open_gs(location: Location, *, anonymous: bool) -> Any:
+    """A bucket of Google Cloud Storage: application default credentials, or the emulator."""
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if host:
+        host = host if "://" in host else f"http://{host}"
+        return GCSStore(location.root, base_url=host.rstrip("/"), skip_signature=True, **_common(host))
+    settings: dict[str, Any] = {"skip_signature": True} if anonymous else {}
+    return GCSStore(location.root, **settings, **_common(os.environ.get("GOOGLE_BASE_URL", "")))
+
+
+def _open_az(location: Location, *, anonymous: bool) -> Any:
+    """A container of Azure: its account by name or connection string, or the emulator."""
+    env = os.environ
+    text = env.get("AZURE_STORAGE_CONNECTION_STRING", "")
+    given = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+    if given.get("UseDevelopmentStorage", "").lower() in _YES or _is_set("AZURE_STORAGE_USE_EMULATOR"):
+        return AzureStore(location.root, use_emulator=True, **_common("http://127.0.0.1"))
+    names = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+    account = given.get("AccountName") or next(filter(None, map(env.get, names)), "")
+    if not account:
+        account = _required(names[0], location.url, "the name of the storage account")
+    endpoint = given.get("BlobEndpoint") or env.get("AZURE_STORAGE_ENDPOINT") or env.get("AZURE_ENDPOINT") or ""
+    if not endpoint and "EndpointSuffix" in given:
+        endpoint = f"{given.get('DefaultEndpointsProtocol', 'https')}://{account}.blob.{given['EndpointSuffix']}"
+    settings: dict[str, Any] = {
+        "account_name": account,
+        "endpoint": endpoint.rstrip("/"),
+        "account_key": given.get("AccountKey") or env.get("AZURE_STORAGE_KEY"),
+        "sas_key": given.get("SharedAccessSignature"),
+        "skip_signature": anonymous,
+    }
+    return AzureStore(location.root, **{k: v for k, v in settings.items() if v}, **_common(endpoint))
+
+
+def _hub_token() -> str:
+    """The bearer token of the Hugging Face hub: from HF_TOKEN, or from the file where its own tools keep it."""
+    env = os.environ
+    if env.get("HF_TOKEN"):
+        return env["HF_TOKEN"].strip()
+    home = env.get("HF_HOME") or f"{env.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    path = Path(os.path.expanduser(env.get("HF_TOKEN_PATH") or f"{home}/token"))  # noqa: PTH111 (no home is no error)
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
+def _required(name: str, url: str, what: str) -> str:
+    """A variable of the environment that must be set."""
+    value = os.environ.get(name)
+    if not value:
+        raise StorageError(f"{url}: {name} is not set. Set it to {what}.", url=url)
+    return value
+
+
+def _is_set(name: str) -> bool:
+    """Whether a switch of the environment is on."""
+    return os.environ.get(name, "").lower() in _YES
