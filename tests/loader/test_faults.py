@@ -594,3 +594,180 @@ def test_a_loader_used_in_another_thread_works_and_leaves_nothing(six):
     assert open_things() == before
     assert items == [*range(39), *range(39)]
     assert wdskit.Pipeline is Pipeline
+
+
+# --- what is kept, cancelled, forked, or hangs
+
+
+def wide(sample: dict[str, Any]) -> torch.Tensor:
+    return torch.full((1024,), int(sample["cls"]))  # 8 KiB, which would not travel in a pipe
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_batches_that_are_kept_hold_no_descriptor(tmp_path, threads):
+    """A consumer that collects 1,000 of them would run out."""
+    write_numbers(tmp_path, [300])
+    index_folder(tmp_path, workers=1)
+    loader = Pipeline().exact(str(tmp_path)).map(wide).batched(4).loader(workers=1, threads=threads)
+    before = open_things()["files"]
+    kept = list(loader)
+    assert len(kept) == 75
+    assert open_things()["files"] - before < 10
+    assert sorted(int(number) for batch in kept for number in batch[:, 0]) == list(range(300))
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (0, 2)])
+def test_a_forked_process_is_refused_and_the_other_goes_on(tmp_path, workers, threads):
+    write_numbers(tmp_path, [200])
+    index_folder(tmp_path, workers=1)
+    pipe = Pipeline().exact(str(tmp_path), seed=1).map(number_of).batched(2)
+    expected = [batch.tolist() for batch in pipe.loader(workers=0)]
+    items = iter(pipe.loader(workers=workers, threads=threads))
+    found = [next(items).tolist() for _ in range(5)]
+    child = os.fork()
+    if child == 0:
+        try:
+            next(items)
+        except PipelineError as err:
+            os._exit(7 if "from which this one was forked" in str(err) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert found + [batch.tolist() for batch in items] == expected
+
+
+NONE_SEEN = []
+
+
+def noting_none(values: list[Any]) -> list[Any]:
+    NONE_SEEN.extend(value for value in values if value is None)
+    return values
+
+
+def slow_number(sample: dict[str, Any]) -> int:
+    select.select([], [], [], 0.005)
+    return int(sample["cls"])
+
+
+def test_a_job_that_nobody_wants_any_more_is_not_collated(tmp_path):
+    """Some of its samples were never made."""
+    write_numbers(tmp_path, [200])
+    index_folder(tmp_path, workers=1)
+    pipe = Pipeline().exact(str(tmp_path)).map(slow_number).batched(32, collate=noting_none)
+    loader = pipe.loader(workers=0, threads=2)
+    for epoch in range(4):
+        loader.set_epoch(epoch)
+        next(iter(loader))
+    del loader
+    assert NONE_SEEN == []
+
+
+def hang(sample: dict[str, Any]) -> int:
+    select.select([], [], [], 1000)
+    return int(sample["cls"])
+
+
+def test_a_loader_ends_while_its_worker_hangs_however_many_jobs_wait(tmp_path):
+    """More than its pipe holds: nothing may wait for it to read them."""
+    write_numbers(tmp_path, [3000])
+    index_folder(tmp_path, workers=1)
+    loader = Pipeline().exact(str(tmp_path)).map(hang).batched(1).loader(workers=1, threads=1, prefetch=2000)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            next(iter(loader))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    del loader
+    gc.collect()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(("threads", "workers"), [(1, 2), (2, 1)])
+def test_a_stream_that_ran_here_runs_in_workers_of_torch(six, threads, workers):
+    """They are forked from this process, and must not go on with its stream."""
+
+    def build() -> Any:
+        pipe = Pipeline().stream(six, shuffle_shards=False).split_by_worker().map(number_of).with_epoch(10)
+        return pipe.build(max_workers=2, threads=threads)
+
+    def epoch_1(built: Any) -> list[int]:
+        built.set_epoch(1)
+        return list(torch.utils.data.DataLoader(built, batch_size=None, num_workers=workers, timeout=60))
+
+    used = build()
+    assert len(list(used)) == 10
+    if workers > 1:  # of one, the position is that of one reader here too, and it goes on
+        assert epoch_1(used) == epoch_1(build())
+    else:
+        assert len(epoch_1(used)) == 10
+
+
+def test_the_threads_of_a_stream_end_with_its_epoch_where_workers_do_not_persist(six):
+    loader = split(six).map(number_of).loader(workers=0, threads=3, persistent_workers=False)
+    before = threading.active_count()
+    next(iter(loader))
+    assert threading.active_count() == before
+
+
+def lambda_at_40(sample: dict[str, Any]) -> Any:
+    number = int(sample["cls"])
+    return (lambda: number) if number == 40 else number
+
+
+def test_values_before_one_that_does_not_pickle_arrive(tmp_path):
+    write_numbers(tmp_path, [100])
+    index_folder(tmp_path, workers=1)
+    items = iter(Pipeline().sequential(str(tmp_path)).map(lambda_at_40).loader(workers=1, threads=1))
+    assert [next(items)[0] for _ in range(40)] == list(range(40))
+    with pytest.raises(AttributeError, match="lambda"):
+        next(items)
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def wordless_at_7(sample: dict[str, Any]) -> int:
+    if int(sample["cls"]) == 7:
+        raise Wordless
+    return int(sample["cls"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_exception_without_words_is_one_of_its_sample(tmp_path, workers):
+    write_numbers(tmp_path, [20])
+    index_folder(tmp_path, workers=1)
+    pipe = Pipeline().sequential(str(tmp_path)).map(wordless_at_7).batched(4)
+    with pytest.raises(SampleError, match="n000007: map failed: Wordless"):
+        list(pipe.loader(workers=workers))
+    assert len(list(pipe.loader(workers=workers, errors={"max_bad": 1, "transforms": True}))) == 5
+
+
+def fails_of_three(sample: dict[str, Any]) -> int:
+    number = int(sample["cls"])
+    if number in {1, 5, 6}:
+        raise ValueError(number)
+    return number
+
+
+def test_a_batch_that_the_budget_refuses_is_not_counted(tmp_path):
+    """The state is that of what was received; with a larger budget it goes on."""
+    write_numbers(tmp_path / "data", [20])
+    index_folder(tmp_path / "data", workers=1)
+    pipe = Pipeline().sequential(str(tmp_path / "data")).map(fails_of_three).batched(4)
+
+    def make(max_bad: int) -> Any:
+        return pipe.loader(workers=0, errors={"max_bad": max_bad, "transforms": True, "dir": str(tmp_path)})
+
+    loader = make(2)
+    with pytest.raises(SampleError, match="Epoch 0 has 3 bad samples on rank 0 so far, and errors.max_bad allows 2"):
+        list(loader)
+    state = loader.state_dict()
+    assert (state["consumed"], state["bad"]) == (4, 1)
+    loader = make(3)
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 4
+    assert len((tmp_path / "bad-rank00000.jsonl").read_text().splitlines()) == 3
