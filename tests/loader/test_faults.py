@@ -763,7 +763,7 @@ def test_a_batch_that_the_budget_refuses_is_not_counted(tmp_path):
         return pipe.loader(workers=0, errors={"max_bad": max_bad, "transforms": True, "dir": str(tmp_path)})
 
     loader = make(2)
-    with pytest.raises(SampleError, match="Epoch 0 has 3 bad samples on rank 0 so far, and errors.max_bad allows 2"):
+    with pytest.raises(SampleError, match=r"Epoch 0 has 3 bad samples on rank 0 so far, and errors\.max_bad allows 2"):
         list(loader)
     state = loader.state_dict()
     assert (state["consumed"], state["bad"]) == (4, 1)
