@@ -264,6 +264,8 @@ ALLOWED = {
     ("cli/options.py", "importlib.import_module"),  # plugins, named on the command line
     ("packing/samples/select.py", "shlex"),  # quotes a command that is shown, and runs none
     ("loader/shared_memory.py", "pickle.loads"),  # from worker processes that this one started, as multiprocessing does
+    ("loader/shared_memory.py", "ctypes"),  # the C library's mmap, which keeps no descriptor
+    ("loader/shared_memory.py", "ctypes.CDLL"),
     ("engine/outcome.py", "pickle.loads"),  # their errors, from the same processes; and where they are made, as a test
 }
 

@@ -54,7 +54,7 @@ def test_a_link_to_a_folder_is_followed(tmp_path):
         ("file", "file: this is a file, not a folder to pack into"),
         ("file/below", "file/below: cannot be written"),
         ("link", "link: cannot be written"),
-        ("s3://bucket/train", "the scheme `s3:` is not supported"),
+        ("s3://bucket/train", "only a local folder can be packed into"),
         ("http://host/train", "only a local folder can be packed into"),
         ("n" * 300, "cannot be written: File name too long"),
     ],
