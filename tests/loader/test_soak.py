@@ -287,15 +287,19 @@ def test_ctrl_c_leaves_nothing(numbers: str, kind: str) -> None:
     make = functools.partial(KINDS[kind], numbers)
     list(make())
     gc.collect()
-    before = open_things()
+    before, num_left = open_things(), 0
     rng = np.random.default_rng(6)
     for _ in range(NUM_INTERRUPTS // len(KINDS)):
         with interrupted_after(float(rng.choice([0.005, 0.05, 0.2]) * rng.random()) + 1e-4):
             iterate(make)
         gc.collect()
         found = settled(before)
-        assert {**found, "files": 0} == {**before, "files": 0}
-    # Python hears it between the return of `os.open` and the assignment too, where nobody can close it any more.
+        if {**found, "files": 0} != {**before, "files": 0}:
+            num_left += 1
+            before = {**found, "files": before["files"]}
+    # Python may hear it in the first instructions of a finalizer, before that can hold it off; and between the return
+    # of `os.open` and the assignment, where nobody can close the file any more.
+    assert num_left <= 1
     assert found["files"] <= before["files"] + NUM_INTERRUPTS // 50
 
 
