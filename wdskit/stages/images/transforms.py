@@ -6,6 +6,7 @@ A transform of yours to copy is `CenterCrop`: settings, then `change`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -41,6 +42,7 @@ class ImageTransform(PerSampleStage):
 
     fields: FieldChoices | None = Field(None, description=_FIELDS)
 
+    @abstractmethod
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:
         """The image changed, as a new one, or the same where nothing changes: see `geometry` for the kinds of images.
 
@@ -49,11 +51,10 @@ class ImageTransform(PerSampleStage):
             drawn: What `draw` gave for this sample; None of a transform that does not draw.
             nearest: Whether its numbers must stay as they are, since it is a mask.
         """
-        raise NotImplementedError
 
-    def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> Any:
+    def draw(self, rng: np.random.Generator, images: Mapping[str, Any]) -> Any:  # noqa: ARG002 (most draw nothing)
         """What is drawn once for all fields of a sample, with the Generator of its position, where `draws`."""
-        raise NotImplementedError
+        return None
 
     def bind(self, context: Context, label: str) -> BoundTransform:
         """As `PerSampleStage.bind`."""
