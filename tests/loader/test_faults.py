@@ -771,3 +771,36 @@ def test_a_batch_that_the_budget_refuses_is_not_counted(tmp_path):
     loader.load_state_dict(state)
     assert len(list(loader)) == 4
     assert len((tmp_path / "bad-rank00000.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_loader_that_is_dropped_in_the_midst_of_a_sample_leaves_nothing(six):
+    """The error of the job that is given up refers to what it was made with: no cycle keeps the shards open."""
+    index_folder(Path(six).parent, workers=1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait_at_9(sample: dict[str, Any]) -> int:
+        if int(sample["cls"]) == 9:
+            begun.set()
+            go_on.wait(30)
+        return int(sample["cls"])
+
+    def make() -> Any:
+        return Pipeline().sequential(str(Path(six).parent)).map(wait_at_9).batched(4).loader(workers=0, threads=2)
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = open_things()
+        loader = make()
+        for number, _ in enumerate(loader):
+            if number == 1:
+                assert begun.wait(30)
+                threading.Timer(0.5, go_on.set).start()
+                break
+        del loader
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+        assert open_things() == before
+    finally:
+        gc.enable()

@@ -44,6 +44,18 @@ class ThreadTask:
         outcome, self.outcome = self.outcome, Outcome()
         return outcome
 
+    def make(self, make: Callable[..., Outcome[list[Batch]]], memory: Ring) -> None:
+        """Work on it."""
+        if not self.is_cancelled:
+            self.outcome = make(self.job, memory, self)
+        if self.is_cancelled:  # which may have been said while it was made
+            self.taken()
+
+    def cancel(self) -> None:
+        """Nobody wants it any more: an error goes too, as its traceback leads back to this."""
+        self.is_cancelled = True
+        self.taken()
+
     def map(self, function: Callable[[int], None], num: int) -> None:
         """See `engine.batch.Task`."""
         if num == 1:
@@ -115,7 +127,7 @@ class ThreadPool:
     def forget(self, tickets: Sequence[ThreadTask]) -> None:
         """See `Pool`: the threads leave them within the present sample."""
         for ticket in tickets:
-            ticket.is_cancelled = True
+            ticket.cancel()
 
     def close(self) -> None:
         """See `Pool`."""
@@ -131,7 +143,7 @@ def _close(jobs: Threads, chunks: Threads, tasks: weakref.WeakSet[ThreadTask], o
         return
     with block_sigint():
         for task in [*tasks]:
-            task.is_cancelled = True
+            task.cancel()
         jobs.close()  # which needs the others
         chunks.close()
 
@@ -142,8 +154,7 @@ def _run(
     memory: Ring,
     done: Callable[[ThreadTask], None] | None,
 ) -> None:
-    if not task.is_cancelled:
-        task.outcome = make(task.job, memory, task)
+    task.make(make, memory)
     if done is not None:
         done(task)
     task.is_done.set()
