@@ -46,9 +46,8 @@ def test_every_stage_is_a_method_with_the_names_and_defaults_of_its_spec():
 
 def test_what_is_made_of_the_stages_is_current(repository):
     """In a process of its own: what other tests have registered is not part of it."""
-    done = subprocess.run(
-        [sys.executable, "tools/generate.py", "--check"], cwd=repository, capture_output=True, text=True
-    )
+    command = [sys.executable, "tools/generate.py", "--check"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
