@@ -28,7 +28,9 @@ from wdskit.export.api import check_shard_exports, new_members
 from wdskit.files import Buffer
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
 from wdskit.shards.index import DigestedFile
+from wdskit.shards.parallel import open_path
 from wdskit.shards.shares import choose_samples
+from wdskit.storage.urls import LocalFile
 from wdskit.tar.header import padded
 from wdskit.tar.window import Passed, size_of
 from wdskit.text import shorten
@@ -151,7 +153,7 @@ class _Pass:
             if not stat.S_ISREG(Path(job.path).stat().st_mode):  # opening a named pipe would wait for ever
                 self._found.add("unreadable", "this is no file")
             else:
-                shard = DigestedFile(job.path)
+                shard = DigestedFile(open_path(job.path))
                 with contextlib.closing(shard.file):
                     try:
                         self._read(shard)
@@ -172,7 +174,7 @@ class _Pass:
             report.findings += tuple(Finding(*problem) for problem in problems)
         return report
 
-    def _read(self, shard: DigestedFile) -> None:
+    def _read(self, shard: DigestedFile[LocalFile]) -> None:
         """Look at every member, then at the images of a share of the samples."""
         report = self._report
         reader = self._reader = ShardReader(
@@ -261,7 +263,7 @@ class _Pass:
         if report.quirks is not None and len(report.quirks.first_samples) < 5:
             report.quirks.first_samples.append((shorten(key), fields))
 
-    def _compare_entry(self, shard: DigestedFile, *, is_whole: bool) -> None:
+    def _compare_entry(self, shard: DigestedFile[LocalFile], *, is_whole: bool) -> None:
         """What the index says of the file; of its samples only where all of them were seen."""
         entry = self._job.entry
         if entry is None:

@@ -12,7 +12,7 @@ from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
 
 
 def index_command(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Local folder that holds the shards.")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards, of a bucket too.")],
     export: Annotated[
         str | None,
         typer.Option(

@@ -80,6 +80,7 @@ class BinaryIndex:
     Args:
         folder: Local folder that holds it and its `index.json`.
         expected: `digest` that it must have, None for any.
+        url: Of the remote folder of which `folder` holds a copy; empty for none.
 
     Attributes:
         counts: Samples of each shard, (num_shards,), read-only.
@@ -93,8 +94,9 @@ class BinaryIndex:
         FolderIndexError: It is missing, damaged, of another version, or belongs to another `index.json`.
     """
 
-    def __init__(self, folder: Path, expected: bytes | None = None) -> None:
+    def __init__(self, folder: Path, expected: bytes | None = None, url: str = "") -> None:
         self.folder = folder
+        self.url = url
         try:
             with (folder / "index.json").open("rb") as file:
                 json_digest = _digest(file)
@@ -126,12 +128,17 @@ class BinaryIndex:
         self.idx_digests = body[ends[3] + num_name_bytes :].reshape(num_shards, _DIGEST_BYTES)
         self._check_names(num_name_bytes)
         if expected not in (None, self.digest):
-            msg = f"{folder / BINARY_NAME}: it was replaced while it was in use. Start again."
-            raise FolderIndexError(msg, folder=str(folder))
+            msg = f"{self.place}/{BINARY_NAME}: it was replaced while it was in use. Start again."
+            raise FolderIndexError(msg, folder=self.place)
 
-    def __reduce__(self) -> tuple[object, tuple[Path, bytes]]:
+    def __reduce__(self) -> tuple[object, tuple[Path, bytes, str]]:
         """Its place, and which index it is."""
-        return BinaryIndex, (self.folder, self.digest)
+        return BinaryIndex, (self.folder, self.digest, self.url)
+
+    @property
+    def place(self) -> str:
+        """Path or URL of the folder of the shards."""
+        return self.url or str(self.folder)
 
     def __len__(self) -> int:
         """Number of shards."""
@@ -201,8 +208,9 @@ class BinaryIndex:
             raise self._error("its names are not file names")
 
     def _error(self, problem: str) -> FolderIndexError:
-        msg = f"{self.folder / BINARY_NAME}: {problem}.\n  Run `wdskit index {self.folder}`."
-        return FolderIndexError(msg, folder=str(self.folder))
+        remedy = "Run `wdskit index` where the shards are" if self.url else f"Run `wdskit index {self.folder}`"
+        msg = f"{self.place}/{BINARY_NAME}: {problem}.\n  {remedy}."
+        return FolderIndexError(msg, folder=self.place)
 
 
 def _digest(file: IO[bytes], num_bytes: int | None = None) -> bytes:

@@ -1,7 +1,7 @@
-"""Many samples at once, by columns: what `LocalShard.read` gives for each, in a tenth of the time.
+"""Many samples at once, by columns: what `IndexedShard.read` gives for each, in a tenth of the time.
 
 The samples are read into one buffer and their headers parsed together, the first of each, then the second, and so on.
-A sample with anything in it that is not plain is read by `LocalShard.read`, which knows all forms and all errors.
+A sample with anything in it that is not plain is read by `IndexedShard.read`, which knows all forms and all errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.shard import LocalShard
+from wdskit.dataset.shard import IndexedShard
 from wdskit.files import Buffer
 from wdskit.limits import BLOCK_BYTES
 from wdskit.tar.columns import Headers, key_sizes, parse_headers, says_its_name, start_alike
@@ -21,7 +21,7 @@ from wdskit.tar.columns import Headers, key_sizes, parse_headers, says_its_name,
 LARGE_BYTES = 32 << 10  # a larger sample is cut into its fields at once, while it is in the cache
 
 Ints = NDArray[np.int64]
-Run = tuple[LocalShard, int, int]
+Run = tuple[IndexedShard, int, int]
 """Consecutive samples of a shard: the first one's number, and how many."""
 
 
@@ -62,7 +62,7 @@ def read_samples(runs: Sequence[Run], *, viewed: Callable[[str], bool]) -> Many 
         viewed: Whether a field's bytes are only looked at, so that they need not be copied out of a large sample.
 
     Raises:
-        IndexError, ShardError, StorageError: As `LocalShard.read`.
+        IndexError, ShardError, StorageError: As `IndexedShard.read`.
     """
     raw = _read(runs)
     num_small = len(raw.places)
@@ -88,7 +88,7 @@ class _Raw(NamedTuple):
         data: For each small sample, bytes with it in them, and in these
         starts: where it starts, and
         stops: where it ends, with one block more behind it. Behind the small samples stand those before some runs.
-        places: Of each small sample, its place among all. `LocalShard.read` has to read the others.
+        places: Of each small sample, its place among all. `IndexedShard.read` has to read the others.
         num_samples: How many samples there are in all.
         checks: Runs of small samples of which it is not known that they start and end where the offsets say: the run,
             where in `data` its first sample stands, and where the sample before it; -1 where its start is known.
@@ -103,7 +103,7 @@ class _Raw(NamedTuple):
 
 
 def _read(runs: Sequence[Run]) -> _Raw:
-    """Read what is not for `LocalShard.read`. Written flat: this is half of what a small sample costs."""
+    """Read what is not for `IndexedShard.read`. Written flat: this is half of what a small sample costs."""
     data: list[Buffer] = []
     starts: list[int] = []
     stops: list[int] = []
@@ -125,7 +125,7 @@ def _read(runs: Sequence[Run]) -> _Raw:
         size = stop - start + BLOCK_BYTES
         try:
             part = pread(shard.file.fd, size, start)
-        except OSError:
+        except OSError:  # or it is no local file
             part = b""
         if len(part) != size:
             part = shard.read_at(start, size)  # which goes on where it stopped, or says what is wrong
@@ -172,7 +172,7 @@ def _read_apart(
     fields: _Fields,
     viewed: Callable[[str], bool],
 ) -> Many | None:
-    """The samples in their order, where `LocalShard.read` has to read some; those of `rows` are known."""
+    """The samples in their order, where `IndexedShard.read` has to read some; those of `rows` are known."""
     known = {raw.places[row]: at for at, row in enumerate(rows)}
     samples = ((shard, first + at) for shard, first, count in runs for at in range(count))
     many: Many | None = None

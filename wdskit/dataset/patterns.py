@@ -189,7 +189,7 @@ def has_wildcards(path: str) -> bool:
 
 
 class Place(NamedTuple):
-    """Where shards of one local folder are looked for: those with this name, or that this glob matches."""
+    """Where shards of one folder are looked for: those with this name, or that this glob matches."""
 
     folder: str
     name: str
@@ -213,6 +213,20 @@ def find_places(pattern: str) -> list[Place]:
         raise shard_error(path, ABSENT)
     parents = [parent] if is_plain else sorted(filter(os.path.isdir, glob.glob(parent)))
     return [Place(folder, name or "*.tar", is_glob=True) for folder in parents]
+
+
+def remote_place(url: str) -> Place:
+    """The place that one URL stands for: one shard, or those of a folder that a glob selects.
+
+    Raises:
+        StorageError: It has a query, which may be a signature for one file only.
+    """
+    path, query, _ = url.partition("?")
+    if query:
+        msg = f"{path}: a URL with a query names one file, and a planned source reads a folder and its index."
+        raise StorageError(f"{msg} Leave the query out, or use `stream`.", url=path)
+    folder, _, name = path.rpartition("/")
+    return Place(folder, unquote(name) or "*.tar", is_glob=not name or _URL_GLOB.search(name) is not None)
 
 
 def _match(pattern: str, open_index: OpenIndex) -> Iterator[Found]:

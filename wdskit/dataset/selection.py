@@ -235,10 +235,15 @@ def check_selection_name(name: str) -> None:
         )
 
 
+def selection_name(name: str) -> str:
+    """The name of a selection's file."""
+    check_selection_name(name)
+    return f"{name}{_SUFFIX}"
+
+
 def selection_path(folder: Path, name: str) -> Path:
     """Where a selection of a folder stands: beside the index."""
-    check_selection_name(name)
-    return folder / f"{name}{_SUFFIX}"
+    return folder / selection_name(name)
 
 
 def list_selections(folder: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Random access to the samples of one local shard, by the offsets that stand beside it.
+"""Random access to the samples of one shard, by the offsets that stand beside it.
 
 `<shard>.idx` says where each sample starts (Megatron-Energon's layout): N+1 little-endian uint64, the offset of each
 sample's first header block, extension headers included, then the end of the last member. No magic, so the numbers
@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,50 +34,50 @@ IDX_SUFFIX = ".idx"
 SMALL_BYTES = 32 << 10  # a sample up to here is read whole where its headers are wanted
 
 
-class LocalShard:
-    """The samples of a shard by number, one pread each, checked on the way.
+class File(Protocol):
+    """What a shard is read from: a local file, or an object of a store."""
+
+    def read_whole(self, offset: int, size: int) -> bytes:
+        """`size` bytes, fewer only where the file ends."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of a local file, -1 for others."""
+
+    def close(self) -> None:
+        """Let no more be read."""
+
+
+class IndexedShard:
+    """The samples of a shard by number, one read each, checked on the way.
 
     When a sample is read, every header of it is checked, and that its members have one key which neither the member
     before nor the one behind has. So offsets that are damaged or another shard's give an error, never a part of a
     sample or another's fields, even where their digest is known: the shard may have been replaced since. Where a sample
     starts is checked once: it costs a look at the headers before it.
 
-    Safe to share between threads, as long as none closes it while others read. Pickled, it is its path, and opens the
-    shard again.
+    Safe to share between threads, as long as none closes it while others read.
 
     Args:
-        path: A local shard with its `.idx` beside it.
-        idx_sha256: Hex digest that the folder's index says the `.idx` has, None where it does not say it.
-
-    Attributes:
+        path: Path or URL, for messages.
         file: What is read. It is closed with this.
         offsets: Where each sample starts, and where the last one ends, int64.
-        edges: For each of these, 1 once it is known that the members on its two sides have different keys.
 
-    Raises:
-        StorageError: The shard cannot be opened.
-        ShardError: What stands before the first sample is damaged.
-        FolderIndexError: The offsets are missing or cannot be those of this shard.
+    Attributes:
+        edges: For each of the offsets, 1 once it is known that the members on its two sides have different keys.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, idx_sha256: str | None = None) -> None:
-        self.path = os.fspath(path)
-        self._idx_sha256 = idx_sha256
-        self.file = LocalFile(self.path)
-        self._closing = weakref.finalize(self, self.file.close)
-        try:
-            offsets = read_offsets(self.path, num_bytes=self.file.num_bytes, sha256=idx_sha256)
-            self.offsets: memoryview[int] = memoryview(offsets.data)
-            self.edges = bytearray(len(offsets))
-            self.edges[0] = self.edges[-1] = 1
-            self._check_ends()
-        except BaseException:
-            self.close()
-            raise
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        """Its path: a descriptor means another file, or none, in another process."""
-        return functools.partial(LocalShard, idx_sha256=self._idx_sha256), (self.path,)
+    def __init__(self, path: str, file: File, offsets: NDArray[np.int64]) -> None:
+        self.path = path
+        self.file = file
+        self._closing = weakref.finalize(self, file.close)
+        self.offsets: memoryview[int] = memoryview(offsets.data)
+        self.edges = bytearray(len(offsets))
+        self.edges[0] = self.edges[-1] = 1
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -149,7 +150,7 @@ class LocalShard:
         if stop - at <= SMALL_BYTES and (plain := _plain_sample(self.read_at(at, stop - at), stop - at)):
             return plain[0], plain[0]
         try:
-            for name, _, span in TarWalk(self.file.read_at, self.file.num_bytes, shard=self.path, start=at):
+            for name, _, span in TarWalk(self.file.read_whole, self.file.num_bytes, shard=self.path, start=at):
                 at = span.offset + padded(span.size)
                 split = split_name(name)
                 keys += [split[0]] if split else []
@@ -188,6 +189,41 @@ class LocalShard:
             raise self._error(start, f"sample {number} has no member")
         return key, fields
 
+    def _error(self, offset: int, problem: str) -> ShardError:
+        remedy = f"The shard or its .idx changed. {_make_index(self.path)} if the shard is right."
+        return ShardError(shard=self.path, offset=offset, problem=problem, remedy=remedy)
+
+
+class LocalShard(IndexedShard):
+    """A local shard. Pickled, it is its path, and opens the shard again.
+
+    Args:
+        path: A local shard with its `.idx` beside it.
+        idx_sha256: Hex digest that the folder's index says the `.idx` has, None where it does not say it.
+
+    Raises:
+        StorageError: The shard cannot be opened.
+        ShardError: What stands before the first sample is damaged.
+        FolderIndexError: The offsets are missing or cannot be those of this shard.
+    """
+
+    file: LocalFile
+
+    def __init__(self, path: str | os.PathLike[str], *, idx_sha256: str | None = None) -> None:
+        self._idx_sha256 = idx_sha256
+        path = os.fspath(path)
+        file = LocalFile(path)
+        try:
+            super().__init__(path, file, read_offsets(path, num_bytes=file.num_bytes, sha256=idx_sha256))
+            self._check_ends()
+        except BaseException:
+            file.close()
+            raise
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        """Its path: a descriptor means another file, or none, in another process."""
+        return functools.partial(LocalShard, idx_sha256=self._idx_sha256), (self.path,)
+
     def _check_ends(self) -> None:
         """Compare the first and the last offset with what stands there: offsets cut short look like those of fewer
         samples.
@@ -200,10 +236,6 @@ class LocalShard:
             found = next((start for name, start, _ in reader if split_name(name) is not None), reader.stop)
             if first != found:
                 raise foreign_offsets(self.path, f"its first offset {first} is not that of the first sample")
-
-    def _error(self, offset: int, problem: str) -> ShardError:
-        remedy = f"The shard or its .idx changed. Run `wdskit index {Path(self.path).parent}` if the shard is right."
-        return ShardError(shard=self.path, offset=offset, problem=problem, remedy=remedy)
 
 
 def _plain_sample(data: bytes, stop: int) -> tuple[str, dict[str, memoryview]] | None:
@@ -252,12 +284,17 @@ def offsets_path(shard: str | Path) -> Path:
 
 def write_offsets(shard: Path, offsets: Sequence[int], *, disk: Disk = DISK) -> None:
     """Publish the offsets of a shard: one a sample, then the end of the last member."""
-    publish_bytes(offsets_path(shard), np.asarray(offsets, dtype="<u8").tobytes(), disk=disk)
+    publish_bytes(offsets_path(shard), idx_bytes(offsets), disk=disk)
 
 
 def digest_offsets(offsets: Sequence[int]) -> str:
     """Hex sha256 of the file that `write_offsets` makes."""
-    return hashlib.sha256(np.asarray(offsets, dtype="<u8").tobytes()).hexdigest()
+    return hashlib.sha256(idx_bytes(offsets)).hexdigest()
+
+
+def idx_bytes(offsets: Sequence[int]) -> bytes:
+    """The bytes of an `.idx`."""
+    return np.asarray(offsets, dtype="<u8").tobytes()
 
 
 def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
@@ -281,12 +318,16 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
         msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
         raise FolderIndexError(msg, folder=str(path.parent)) from err
     if idx_bytes > most:
-        problem: str | None = f"it has more than {most} bytes, the most that the offsets of its shard can take"
-    elif not data or len(data) % 8:
-        problem = f"it has {len(data)} bytes, not 8 a sample and 8 more"
-    else:
-        offsets = np.frombuffer(data, dtype="<u8")
-        problem = _offsets_problem(offsets, num_bytes)
+        raise foreign_offsets(shard, f"it has more than {most} bytes, the most that the offsets of its shard can take")
+    return parse_offsets(data, str(shard), num_bytes=num_bytes, sha256=sha256)
+
+
+def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
+    """The offsets that the bytes of an `.idx` hold. As `read_offsets`, but for the file."""
+    if not data or len(data) % 8:
+        raise foreign_offsets(shard, f"it has {len(data)} bytes, not 8 a sample and 8 more")
+    offsets = np.frombuffer(data, dtype="<u8")
+    problem = _offsets_problem(offsets, num_bytes)
     if not problem and sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
         problem = "it is not the file that the folder's index was made with"
     if problem:
@@ -307,6 +348,12 @@ def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
 
 def foreign_offsets(shard: str | Path, problem: str) -> FolderIndexError:
     """The error of offsets that cannot be those of `shard`."""
-    path = offsets_path(shard)
-    msg = f"{path}: {problem}, so it does not belong to {Path(shard).name}.\n  Run `wdskit index {path.parent}`."
-    return FolderIndexError(msg, folder=str(path.parent))
+    folder, _, name = str(shard).rpartition("/")
+    msg = f"{shard}{IDX_SUFFIX}: {problem}, so it does not belong to {name}.\n  {_make_index(str(shard))}."
+    return FolderIndexError(msg, folder=folder or ".")
+
+
+def _make_index(shard: str) -> str:
+    if "://" in shard:
+        return "Run `wdskit index` where the shards are"
+    return f"Run `wdskit index {Path(shard).parent}`"

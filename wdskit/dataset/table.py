@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,17 @@ from numpy.typing import NDArray
 from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.index import ShardEntry, join_url
-from wdskit.dataset.patterns import ABSENT, GONE, UNLISTED, find_places, nothing_matches, shard_error
-from wdskit.dataset.selection import read_selection
+from wdskit.dataset.patterns import (
+    ABSENT,
+    GONE,
+    UNLISTED,
+    find_places,
+    nothing_matches,
+    remote_place,
+    shard_error,
+)
+from wdskit.dataset.remote import read_copy
+from wdskit.dataset.selection import read_selection, selection_name
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import FolderIndexError, StorageError
 from wdskit.storage.urls import is_local
@@ -33,7 +43,7 @@ _MOST_SAMPLES = 1 << 62  # far more than there are, so that sums in int64 are ri
 
 
 class ShardTable:
-    """Indexed local shards, in the order in which they were named, and which of their samples count.
+    """Indexed shards, in the order in which they were named, and which of their samples count.
 
     Args:
         shards: As `dataset.patterns.list_shards` takes it.
@@ -44,7 +54,7 @@ class ShardTable:
         counts: Samples of each shard that count, int64 (num_shards,).
 
     Raises:
-        StorageError: Nothing matches, a shard is missing, or one is remote.
+        StorageError: Nothing matches, a shard is missing, or a store cannot be read.
         FolderIndexError: A folder has no index, or one that does not match its shards; or no sample is left.
         SelectionError: A folder has no such selection, or one of other shards.
     """
@@ -53,7 +63,7 @@ class ShardTable:
         self, shards: str | Sequence[str], *, split: str | None = None, bounds: tuple[Bound, Bound] | None = None
     ) -> None:
         try:
-            found = find_mapped(shards)
+            found = find_mapped(shards, split=split)
         except FolderIndexError as err:
             begun = find_unfinished(Path(err.folder)) if err.folder and is_local(err.folder) else None
             if begun is None:
@@ -89,7 +99,12 @@ class ShardTable:
     @property
     def folders(self) -> tuple[str, ...]:
         """The folders of the shards, each once."""
-        return tuple(str(index.folder) for index in self._indexes)
+        return tuple(index.place for index in self._indexes)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a shard stands in a store."""
+        return any(index.url for index in self._indexes)
 
     def sample_bytes(self) -> NDArray[np.float64]:
         """Mean bytes of a sample of each shard, headers and padding included, (num_shards,); 0 where it has none."""
@@ -97,9 +112,10 @@ class ShardTable:
         return np.where(self._in_files > 0, sizes / np.maximum(self._in_files, 1), 0.0)
 
     def path(self, shard: int) -> str:
-        """Path of a shard, 0 <= shard < len(self)."""
+        """Path or URL of a shard, 0 <= shard < len(self); in a URL its name is quoted."""
         index = self._indexes[int(self._folder_numbers[shard])]
-        return join_url(str(index.folder), index.name(int(self._numbers[shard])))
+        name = index.name(int(self._numbers[shard]))
+        return join_url(index.place, quote(name) if index.url else name)
 
     def entry(self, shard: int) -> ShardEntry:
         """What the index says of a shard, but for its fields."""
@@ -173,28 +189,33 @@ class ShardTable:
 MAX_COMPARED = 100_000  # shards of a folder up to which its files are listed too: 10**6 take 0.7 s
 
 
-def find_mapped(shards: str | Sequence[str]) -> list[tuple[BinaryIndex, Ints]]:
-    """The shards that a user named, in their order, by the indexes of their folders and their numbers in these. Raises
-    as `ShardTable`.
+def find_mapped(shards: str | Sequence[str], *, split: str | None = None) -> list[tuple[BinaryIndex, Ints]]:
+    """The shards that a user named, in their order, by the indexes of their folders and their numbers in these. Of
+    remote folders the selection `split` is fetched too. Raises as `ShardTable`.
     """
-    open_index = functools.cache(lambda folder: BinaryIndex(Path(folder)))
+    selections = [selection_name(split)] if split else []
+
+    @functools.cache
+    def open_index(folder: str) -> BinaryIndex:
+        if is_local(folder):
+            return BinaryIndex(Path(folder))
+        return read_copy(folder, selections, lambda copy: BinaryIndex(copy, url=folder))
+
     compare = functools.cache(_compare_with_disk)
     number_names = functools.cache(_number_names)
     found: list[tuple[BinaryIndex, Ints]] = []
     for pattern in expand_patterns(shards):
-        if not is_local(pattern):
-            msg = f"{pattern}: a planned source reads samples one by one, which takes a local shard."
-            raise StorageError(f"{msg}\n  Copy the shards here, or use `stream`.", url=pattern)
-        places = find_places(pattern)
+        places = find_places(pattern) if is_local(pattern) else [remote_place(pattern)]
         if not places:
             raise nothing_matches(pattern)
         for folder, name, is_glob in places:
-            path = join_url(folder, name)
-            if not is_glob and not os.path.exists(path):
+            path, local = join_url(folder, name), is_local(pattern)
+            if local and not is_glob and not os.path.exists(path):
                 raise shard_error(path, ABSENT)
             index = open_index(folder)
             if is_glob:
-                compare(folder, index)
+                if local:
+                    compare(folder, index)
                 numbers = _matching(index, name)
                 if not len(numbers):
                     raise nothing_matches(pattern)

@@ -13,6 +13,7 @@ import torch
 
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Job, Program
+from wdskit.engine.shard_cache import ShardCache
 from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.stages.base import NOWHERE, Origin
 from wdskit.stages.collate import FRESH, Memory
@@ -83,7 +84,25 @@ class Here:
             function(number)
 
 
-def make_batches(program: Program, job: Job, memory: Memory = FRESH, task: Task | None = None) -> Outcome[list[Batch]]:
+class Maker(Protocol):
+    """What pools have their jobs done by."""
+
+    def begin(self, job: Any) -> Any:
+        """Let what a job needs be on its way; gives what the call takes. It raises nothing."""
+
+    def __call__(self, work: Any, memory: Memory, task: Task, /) -> Outcome[list[Batch]]:
+        """Do a job that has begun. It raises nothing."""
+        ...
+
+
+def make_batches(
+    program: Program,
+    job: Job,
+    memory: Memory = FRESH,
+    task: Task | None = None,
+    *,
+    shards: ShardCache | None = None,
+) -> Outcome[list[Batch]]:
     """The batches of a job: the same whoever makes them. It raises nothing.
 
     Args:
@@ -91,6 +110,7 @@ def make_batches(program: Program, job: Job, memory: Memory = FRESH, task: Task 
         job: Which batches.
         memory: Where they are written.
         task: Who works on it; this thread without.
+        shards: Where its samples are read; without, where the program says.
 
     Returns:
         All batches; or those before the first that failed, with the error: a ShardError where a shard is damaged, a
@@ -98,7 +118,7 @@ def make_batches(program: Program, job: Job, memory: Memory = FRESH, task: Task 
     """
     batches: list[Batch] = []
     try:
-        timings = _make(program, job, memory, task or Here(), batches)
+        timings = _make(program, job, shards or program.shards, memory, task or Here(), batches)
         batches[0] = batches[0]._replace(timings=timings)
     except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
         return Outcome(batches, err)
@@ -109,18 +129,18 @@ class _Cancelled(Exception):
     """Nobody wants the job any more."""
 
 
-def _make(program: Program, job: Job, memory: Memory, task: Task, batches: list[Batch]) -> Timings:
+def _make(program: Program, job: Job, cache: ShardCache, memory: Memory, task: Task, batches: list[Batch]) -> Timings:
     """Add the batches of a job one by one."""
     places, is_sample = job.places(), job.is_sample()
     shards, samples = program.plan.order.take(places)
     size = program.plan.batch
     bounds = [slice(first, first + size) for first in range(0, len(places), size)]
     columns, timings = program.columns, program.pace.begin()
-    columnar = None if columns is None else columns.make(places, shards, samples, bounds, memory)
+    columnar = None if columns is None else columns.make(cache, places, shards, samples, bounds, memory)
     if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches is not like that
         total = Timings()
         for at in bounds:
-            total.merge(_make(program, replace(job, positions=job.positions[at]), memory, task, batches))
+            total.merge(_make(program, replace(job, positions=job.positions[at]), cache, memory, task, batches))
         return total
     total = Timings(bytes_read=program.shards.mean_bytes(shards))
     collated: Iterable[tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]]
@@ -129,7 +149,8 @@ def _make(program: Program, job: Job, memory: Memory, task: Task, batches: list[
             timings.lap("read-to-batched", len(places))
         collated = ((value, origin, True, (), None) for value, origin in columnar)
     else:
-        rows = _Rows(program, job, list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True)), memory)
+        found = list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True))
+        rows = _Rows(program, job, cache, found, memory)
         rows.make(bounds, task, total)
         if timings is not None:
             timings.start()
@@ -154,9 +175,12 @@ class _Rows:
     not begun.
     """
 
-    def __init__(self, program: Program, job: Job, found: list[tuple[int, int, int]], memory: Memory) -> None:
+    def __init__(
+        self, program: Program, job: Job, cache: ShardCache, found: list[tuple[int, int, int]], memory: Memory
+    ) -> None:
         self._program = program
         self._job = job
+        self._cache = cache
         self._found = found  # place, shard and sample of each
         self._memory = memory
         self._results: list[tuple[Any, Origin, str | None]] = [(None, NOWHERE, None)] * len(found)
@@ -210,13 +234,13 @@ class _Rows:
         pixels follow. One by one, all of it would run with caches that a decoder has filled, and hold Python's lock
         three to five times as long. What goes wrong with one is left to `_one`.
         """
-        first, shards = self._program.first, self._program.shards
+        first = self._program.first
         assert first is not None
         read, prepared, decoded = [], [], {}
         for at in rows:
             place, shard, sample = self._found[at]
             with contextlib.suppress(Exception):
-                path, key, part, fields = shards.read(shard, sample, names_image)
+                path, key, part, fields = self._cache.read(shard, sample, names_image)
                 read.append((at, Origin(path, key, 0, place, part), fields))
         if timings is not None:
             timings.lap("read", len(rows))
@@ -277,7 +301,7 @@ class _Rows:
         out: tuple[FusedStep, torch.Tensor] | None,
         timings: Timings | None,
     ) -> tuple[Any, Origin]:
-        path, key, part, fields = self._program.shards.read(shard, sample)
+        path, key, part, fields = self._cache.read(shard, sample)
         if timings is not None:
             timings.lap("read")
         origin = Origin(path, key, 0, place, part)

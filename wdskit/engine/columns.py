@@ -40,25 +40,28 @@ class Columns:
     """Makes batches by columns.
 
     Args:
-        shards: Where samples are read.
         steps: The stages before `batched`.
         collate: The default one.
     """
 
-    def __init__(
-        self, shards: ShardCache, steps: Sequence[FieldDecoder | Rename | ToTuple | ToDict], collate: Collate
-    ) -> None:
-        self.shards = shards
+    def __init__(self, steps: Sequence[FieldDecoder | Rename | ToTuple | ToDict], collate: Collate) -> None:
         self.steps = tuple(steps)
         self.collate = collate
 
     def make(
-        self, places: Ints, shards: Ints, samples: Ints, bounds: Sequence[slice], memory: Memory
+        self,
+        cache: ShardCache,
+        places: Ints,
+        shards: Ints,
+        samples: Ints,
+        bounds: Sequence[slice],
+        memory: Memory,
     ) -> list[tuple[Any, Origin]] | None:
         """Batches and their origins, whose `members` are the first and the last; None where their samples have to be
         made one by one, which says what is wrong with one.
 
         Args:
+            cache: Where samples are read.
             places: Positions in the endless sequence, (n,).
             shards: Their shards, (n,).
             samples: Their numbers in these, (n,).
@@ -66,21 +69,21 @@ class Columns:
             memory: Where tensors are written.
         """
         try:
-            found = self.shards.read_many(shards, samples, viewed=_is_viewed)
+            found = cache.read_many(shards, samples, viewed=_is_viewed)
             if found is None:
                 return None
-            return [self._make(places[at], shards[at], found.part(at), memory) for at in bounds]
+            return [
+                self._make(places[at], [cache.part(int(shards[at][end])) for end in (0, -1)], found.part(at), memory)
+                for at in bounds
+            ]
         except Exception:  # noqa: BLE001 (it comes again sample by sample)
             return None
 
-    def _make(self, places: Ints, shards: Ints, found: ManySamples, memory: Memory) -> tuple[Any, Origin]:
+    def _make(self, places: Ints, parts: list[int], found: ManySamples, memory: Memory) -> tuple[Any, Origin]:
         columns: Any = {"__key__": found.keys, "__url__": found.paths, **found.fields}
         for step in self.steps:
             columns = _run(step, columns)
-        first, last = (
-            Origin(found.paths[at], found.keys[at], 0, int(places[at]), self.shards.part(int(shards[at])))
-            for at in (0, -1)
-        )
+        first, last = (Origin(found.paths[at], found.keys[at], 0, int(places[at]), parts[at]) for at in (0, -1))
         if isinstance(columns, dict):
             self.collate.check_ragged(columns)
             batch: Any = {name: self._batch(name, column, memory) for name, column in columns.items()}
@@ -97,7 +100,7 @@ class Columns:
         return found or make_ragged(column.arrays() if isinstance(column, NpyColumn) else column, str(slot), memory)
 
 
-def columns_of(shards: ShardCache, stages: SampleStages, batched: Batcher | None) -> Columns | None:
+def columns_of(stages: SampleStages, batched: Batcher | None) -> Columns | None:
     """What makes the batches of a planned pipeline by columns; None where its stages or its collate are not such, or
     where images are decoded, whose pixels are for several threads.
     """
@@ -107,7 +110,7 @@ def columns_of(shards: ShardCache, stages: SampleStages, batched: Batcher | None
     fit = [each for each in functions if isinstance(each, (FieldDecoder, Rename, ToTuple, ToDict))]
     if len(fit) < len(functions) or any(isinstance(each, FieldDecoder) and _decodes_images(each) for each in fit):
         return None
-    return Columns(shards, fit, batched.collate)
+    return Columns(fit, batched.collate)
 
 
 def _decodes_images(decode: FieldDecoder) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from wdskit.engine.batch import Batch, make_batches
+from wdskit.engine.batch import Batch, Task, make_batches
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Job, Program
+from wdskit.engine.shard_cache import ShardCache
 from wdskit.errors import PipelineError
 from wdskit.order.steps import Steps
 from wdskit.stages.base import Run
+from wdskit.stages.collate import FRESH, Memory
 
 
 class PlannedPipeline(IterableDataset[Any]):
@@ -45,9 +46,9 @@ class PlannedPipeline(IterableDataset[Any]):
         found = (program.shards, program.stages, program.batched, program.behind)
         return [part for part in found if part is not None]
 
-    def start(self, worker: int, num_workers: int) -> Callable[..., Outcome[list[Batch]]]:  # noqa: ARG002 (all are alike)
-        """What makes the batches of jobs in one worker, called with (Job, memory, task)."""
-        return functools.partial(make_batches, self.program)
+    def start(self, worker: int, num_workers: int) -> BatchMaker:  # noqa: ARG002 (all are alike)
+        """What makes the batches of jobs in one worker."""
+        return BatchMaker(self.program)
 
     def __iter__(self) -> Iterator[Any]:
         """One epoch.
@@ -65,8 +66,44 @@ class PlannedPipeline(IterableDataset[Any]):
             raise PipelineError(f"{msg}\n  Use pipe.loader(workers=...), or wdskit.make_loader.")
         start = self._next_epoch * plan.epoch_samples
         steps = Steps(plan.epoch_samples, plan.batch, place.world_size, plan.tail)
+        make = BatchMaker(self.program)
         for step in range(len(steps)):
-            made = make_batches(self.program, Job(start, steps.range(place.rank, step, step + 1), plan.epoch_samples))
-            for batch in made.result() or ():
+            job = Job(start, steps.range(place.rank, step, step + 1), plan.epoch_samples)
+            for batch in make(make.begin(job)).result() or ():
                 yield batch.value
         self._next_epoch += 1
+
+
+class BatchMaker:
+    """Makes the batches of a planned pipeline, as a `Maker`.
+
+    Args:
+        program: Of the pipeline.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def begin(self, job: Job) -> Work:
+        """A job whose samples are on their way, where they come from a store. It raises nothing."""
+        shards = self._program.shards
+        if not shards.is_remote:
+            return Work(job, shards)
+        try:
+            return Work(job, shards.begin(*self._program.plan.order.take(job.places())))
+        except Exception as err:  # noqa: BLE001 (the consumer's to see, behind the batches before)
+            return Work(job, shards, err)
+
+    def __call__(self, work: Work, memory: Memory = FRESH, task: Task | None = None) -> Outcome[list[Batch]]:
+        """The batches of a job that has begun."""
+        if work.error is not None:
+            return Outcome(error=work.error)
+        return make_batches(self._program, work.job, memory, task, shards=work.shards)
+
+
+class Work(NamedTuple):
+    """A job that has begun: where its samples are read, or what went wrong."""
+
+    job: Job
+    shards: ShardCache
+    error: Exception | None = None

@@ -119,7 +119,7 @@ class Program:
         collates = self.batched is not None and isinstance(self.batched.collate, Collate)
         first = steps[0].function if steps and not self.stages.parts else None
         found = {
-            "columns": columns_of(self.shards, self.stages, self.batched),
+            "columns": columns_of(self.stages, self.batched),
             "first": first if isinstance(first, FusedStep) else None,
             "writer": _writer(steps) if collates else None,
         }

@@ -1,4 +1,4 @@
-"""Samples by (shard, sample), from files that stay open."""
+"""Samples by (shard, sample), from shards that stay open."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from wdskit.dataset.binary import Verified
 from wdskit.dataset.columns import LARGE_BYTES, Run, Spans, read_samples
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.shard import LocalShard
+from wdskit.dataset.remote import RemoteShard, open_remote_shards
+from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.table import ShardTable
 from wdskit.errors import ShardError
 from wdskit.order.base import Ints
@@ -59,7 +60,8 @@ class ShardCache:
 
     def _begin(self) -> None:
         self._stop_list: list[int] = self._stops.tolist()
-        self._open: OrderedDict[int, LocalShard] = OrderedDict()
+        self._open: OrderedDict[int, IndexedShard] = OrderedDict()
+        self._ahead: dict[int, IndexedShard] = {}  # shards with samples on their way, of a cache that `begin` gave
         self._lock = threading.Lock()
         self._verified = Verified()
         self._mean_bytes: NDArray[np.float64] | None = None
@@ -72,6 +74,24 @@ class ShardCache:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether some of the shards stand in a store."""
+        return any(table.is_remote for table in self.tables)
+
+    def begin(self, shards: Ints, samples: Ints) -> ShardCache:
+        """The same, with these samples on their way where they come from a store. Raises as `read`."""
+        if not self.is_remote:
+            return self
+        numbers, opened = self._locate(shards, samples)
+        wanted: dict[int, list[int]] = {}
+        for shard, number in sorted(set(zip(shards.tolist(), numbers.tolist(), strict=True))):
+            wanted.setdefault(shard, []).append(number)
+        ahead = {shard: one.ahead(wanted[shard]) for shard, one in opened.items() if isinstance(one, RemoteShard)}
+        begun = ShardCache.__new__(ShardCache)  # which shares all that is open
+        begun.__dict__.update(self.__dict__, _ahead=ahead)
+        return begun
 
     def read(
         self, shard: int, sample: int, viewed: Callable[[str], bool] | None = None
@@ -138,13 +158,13 @@ class ShardCache:
             return None
         return ManySamples([file.path for file in files], *found)
 
-    def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, LocalShard]]:
+    def _locate(self, shards: Ints, samples: Ints) -> tuple[Ints, dict[int, IndexedShard]]:
         """The samples' numbers in their files, and these, open."""
         if len(self.tables) == 1:
             return self.tables[0].numbers(shards, samples), self._opened(0, shards)
         tables = np.searchsorted(self._stops, shards, side="right")
         numbers = np.empty_like(samples)
-        opened: dict[int, LocalShard] = {}
+        opened: dict[int, IndexedShard] = {}
         for at in np.unique(tables).tolist():
             rows = np.flatnonzero(tables == at)
             start = int(self._stops[at]) - len(self.tables[at])
@@ -152,33 +172,46 @@ class ShardCache:
             opened |= self._opened(at, shards[rows])
         return numbers, opened
 
-    def _opened(self, at: int, shards: Ints) -> dict[int, LocalShard]:
+    def _opened(self, at: int, shards: Ints) -> dict[int, IndexedShard]:
         """Open shards of one table, by their numbers."""
         wanted = dict.fromkeys(shards.tolist())
         with self._lock:
             found = {shard: self._open[shard] for shard in wanted if shard in self._open}
             for shard in found:
                 self._open.move_to_end(shard)
+        found |= {shard: self._ahead[shard] for shard in wanted if shard in self._ahead}
         table = self.tables[at]
         start = int(self._stops[at]) - len(table)
+        missing = [shard for shard in wanted if shard not in found]
+        if table.is_remote and missing:  # all at once
+            inner = [shard - start for shard in missing]
+            remote = open_remote_shards([(table.path(one), table.entry(one)) for one in inner])
+            found |= {shard: self._keep(shard, one) for shard, one in zip(missing, remote, strict=True)}
         return {shard: found.get(shard) or self._shard(shard, table, shard - start) for shard in wanted}
 
-    def _shard(self, shard: int, table: ShardTable, inner: int) -> LocalShard:
+    def _shard(self, shard: int, table: ShardTable, inner: int) -> IndexedShard:
         """The open shard; the one that was not read for longest makes room, and closes when nobody reads it."""
+        if shard in self._ahead:
+            return self._ahead[shard]
         with self._lock:
-            local = self._open.get(shard)
-            if local is not None:
+            found = self._open.get(shard)
+            if found is not None:
                 self._open.move_to_end(shard)
-                return local
+                return found
         entry = table.entry(inner)
+        if table.is_remote:
+            return self._keep(shard, open_remote_shards([(table.path(inner), entry)])[0])
         local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256)
         _check(local, entry)
         self._verified.check(local.file, entry.identity, entry.sha256)
+        return self._keep(shard, local)
+
+    def _keep(self, shard: int, opened: IndexedShard) -> IndexedShard:
         with self._lock:
-            self._open[shard] = local
+            self._open[shard] = opened
             if len(self._open) > self._most:
                 self._open.popitem(last=False)
-        return local
+        return opened
 
 
 def _check(local: LocalShard, entry: ShardEntry) -> None:

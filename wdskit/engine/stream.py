@@ -180,7 +180,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
                 msg = "this pipeline is being iterated by another iterator that was started meanwhile."
                 raise PipelineError(f"{msg}\n  Finish one before the next, or build() a second pipeline.")
 
-    def start(self, worker: int, num_workers: int) -> Callable[..., Outcome[list[Batch]]]:
+    def start(self, worker: int, num_workers: int) -> StreamItems:
         """What gives the items of one worker: called with a StreamJob, it gives the next item of its epoch."""
         self.run.worker, self.run.num_workers = worker, num_workers
         return StreamItems(self)
@@ -281,16 +281,20 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
 
 
 class StreamItems:
-    """The items of one worker, one a call."""
+    """The items of one worker, one a call, as an `engine.batch.Maker`."""
 
     def __init__(self, pipeline: StreamPipeline) -> None:
         self._pipeline = pipeline
         self._items: Iterator[Batch] = iter(())
 
-    def __call__(self, job: StreamJob, *_: object) -> Outcome[list[Batch]]:
+    def begin(self, job: StreamJob) -> StreamJob:
+        """Nothing: a stream reads ahead by itself."""
+        return job
+
+    def __call__(self, work: StreamJob, *_: object) -> Outcome[list[Batch]]:
         """The next item of an epoch; none behind its end."""
-        if job.start is not None:
-            self._items = self._pipeline.items(job)
+        if work.start is not None:
+            self._items = self._pipeline.items(work)
         return Outcome.of(lambda: list(itertools.islice(self._items, 1)))
 
     def close(self) -> None:

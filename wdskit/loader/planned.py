@@ -56,11 +56,14 @@ class PlannedLoader(Loader):
         self._steps_a_job = program.batches_a_job
         num_samples = len(self._passes) * plan.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
-        start_method = functools.partial(start_method_of, self.pipeline.pipeline, spec.start_method)
+        is_remote = program.shards.is_remote
+        start_method = functools.partial(
+            start_method_of, self.pipeline.pipeline, spec.start_method, reads_store=is_remote
+        )
         if spec.workers:
             start_method()
         pool = make_pool(self.pipeline, spec.workers, start_method)
-        self._prefetch = Prefetch(pool, _num_ahead(spec, pipeline.num_threads))
+        self._prefetch = Prefetch(pool, _num_ahead(spec, pipeline.num_threads, is_remote=is_remote))
 
     @property
     def epoch(self) -> int:
@@ -134,8 +137,8 @@ class PlannedLoader(Loader):
                 yield Job(start, steps.range(self._place.rank, first, stop), steps.num_samples)
 
 
-def _num_ahead(spec: LoaderSpec, num_threads: int) -> int:
-    """Jobs that are at work or ready beside the one that is waited for."""
+def _num_ahead(spec: LoaderSpec, num_threads: int, *, is_remote: bool) -> int:
+    """Jobs that are at work or ready beside the one that is waited for; of a store's samples, on their way."""
     if spec.workers:
         return max(spec.prefetch, 2 * spec.workers)
-    return spec.prefetch if num_threads > 1 else 0
+    return spec.prefetch if num_threads > 1 or is_remote else 0

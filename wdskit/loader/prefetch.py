@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from wdskit.engine.batch import Batch, Here
+from wdskit.engine.batch import Batch, Here, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.planned import PlannedPipeline
 from wdskit.engine.stream import StreamItems, StreamPipeline
@@ -42,16 +42,16 @@ class InlinePool:
     """Does a job in this thread when it is taken.
 
     Args:
-        make: Makes the batches of a job: (job, memory, task) -> Outcome.
+        make: Does the jobs.
     """
 
-    def __init__(self, make: Callable[..., Outcome[list[Batch]]]) -> None:
+    def __init__(self, make: Maker) -> None:
         self._make = make
         self._memory = Ring()
 
     def submit(self, job: Any, worker: int | None = None) -> Any:  # noqa: ARG002 (there is one)
         """See `Pool`."""
-        return job
+        return self._make.begin(job)
 
     def take(self, ticket: Any) -> Outcome[list[Batch]]:
         """See `Pool`: with one thread of torch's, as in images of this size more only wait for each other."""

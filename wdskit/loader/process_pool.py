@@ -25,7 +25,7 @@ import numpy as np
 import torch.multiprocessing
 from torch.utils.data._utils import worker as torch_worker
 
-from wdskit.engine.batch import Batch, Here
+from wdskit.engine.batch import Batch, Here, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, map_file, pack, unpack
@@ -348,7 +348,7 @@ def _pickles(batch: Batch) -> bool:
     return True
 
 
-def _serve_alone(channel: _Channel, make: Callable[..., Outcome[list[Batch]]]) -> None:
+def _serve_alone(channel: _Channel, make: Maker) -> None:
     requests: deque[tuple[int, Any]] = deque()
     task = Here()
     while True:
@@ -359,12 +359,12 @@ def _serve_alone(channel: _Channel, make: Callable[..., Outcome[list[Batch]]]) -
             if request.forgotten:
                 requests = deque(kept for kept in requests if kept[0] not in request.forgotten)
             if request.job is not None:
-                requests.append((request.ticket, request.job))
-        ticket, job = requests.popleft()
-        channel.answer(ticket, make(job, channel.memory, task))
+                requests.append((request.ticket, make.begin(request.job)))
+        ticket, work = requests.popleft()
+        channel.answer(ticket, make(work, channel.memory, task))
 
 
-def _serve_threads(channel: _Channel, make: Callable[..., Outcome[list[Batch]]], num_threads: int) -> None:
+def _serve_threads(channel: _Channel, make: Maker, num_threads: int) -> None:
     pool = ThreadPool(make, num_threads, channel.memory)
     tasks: dict[int, ThreadTask] = {}
 

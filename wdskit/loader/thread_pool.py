@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from wdskit.engine.batch import Batch
+from wdskit.engine.batch import Batch, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.loader.shared_memory import Ring
 from wdskit.processes import block_sigint, refuse_fork
@@ -26,7 +26,7 @@ class ThreadTask:
 
     Args:
         chunks: Threads for its samples.
-        job: What is made.
+        job: What is made, begun.
 
     Attributes:
         outcome: What came of it, once `is_done` is set.
@@ -44,7 +44,7 @@ class ThreadTask:
         outcome, self.outcome = self.outcome, Outcome()
         return outcome
 
-    def make(self, make: Callable[..., Outcome[list[Batch]]], memory: Ring) -> None:
+    def make(self, make: Maker, memory: Ring) -> None:
         """Work on it."""
         if not self.is_cancelled:
             self.outcome = make(self.job, memory, self)
@@ -80,12 +80,12 @@ class ThreadPool:
     """Threads of this process.
 
     Args:
-        make: Makes the batches of a job: (job, memory, task) -> Outcome.
+        make: Does the jobs.
         num_threads: How many work on samples.
         memory: Where batches are written.
     """
 
-    def __init__(self, make: Callable[..., Outcome[list[Batch]]], num_threads: int, memory: Ring | None = None) -> None:
+    def __init__(self, make: Maker, num_threads: int, memory: Ring | None = None) -> None:
         self._make = make
         self._memory = memory or Ring()
         self._num_threads = num_threads
@@ -109,7 +109,7 @@ class ThreadPool:
                 self._closing = weakref.finalize(self, _close, *self._threads, self._tasks, self._owner)
         refuse_fork(self._owner)
         jobs, chunks = self._threads
-        task = ThreadTask(chunks, job)
+        task = ThreadTask(chunks, self._make.begin(job))
         self._tasks.add(task)
         jobs.submit(_run, self._make, task, self._memory, done)
         return task
@@ -149,7 +149,7 @@ def _close(jobs: Threads, chunks: Threads, tasks: weakref.WeakSet[ThreadTask], o
 
 
 def _run(
-    make: Callable[..., Outcome[list[Batch]]],
+    make: Maker,
     task: ThreadTask,
     memory: Ring,
     done: Callable[[ThreadTask], None] | None,

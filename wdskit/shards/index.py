@@ -6,16 +6,29 @@ import contextlib
 import hashlib
 import stat
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from urllib.parse import unquote
 
-from wdskit.dataset.index import Exports, FolderIndex, ShardEntry, has_index, read_index, read_other_counts, write_index
+from wdskit.dataset.binary import BINARY_NAME, build_binary
+from wdskit.dataset.index import (
+    INDEX_NAME,
+    NO_EXPORTS,
+    Exports,
+    FolderIndex,
+    ShardEntry,
+    has_index,
+    index_json,
+    read_index,
+    read_other_counts,
+    write_index,
+)
 from wdskit.dataset.lock import LOCK_NAME, lock_folder, wait_for_workers
 from wdskit.dataset.samples import ShardReader
-from wdskit.dataset.shard import digest_offsets, write_offsets
+from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, idx_bytes, write_offsets
 from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
@@ -24,9 +37,15 @@ from wdskit.files import DISK, Disk, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.identity import FileIdentity
-from wdskit.storage.urls import is_local, local_path
+from wdskit.storage.urls import LocalFile, Stream, is_local, local_path
 from wdskit.tar.header import padded
 from wdskit.tar.window import size_of
+
+if TYPE_CHECKING:
+    from wdskit.storage.objects import ObjectInfo
+
+S = TypeVar("S")
+F = TypeVar("F", bound=Stream)
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ def index_folder(
     The same shards give the same bytes, whatever `workers` is. Files whose names start with a dot are passed over.
 
     Args:
-        folder: A local folder.
+        folder: A local folder, or one of a bucket (`s3://bucket/train/`), into which the index is written last.
         export: Files for other readers to keep beside the shards: some of `export.api.KINDS`, besides those that the
             index before says are kept; or `none` alone. They are written in the same pass, those of a shard at once.
         split_name: The split of all shards for timm and energon; by default what the shards are called.
@@ -78,8 +97,14 @@ def index_folder(
             not finished here, another process is writing in the folder, or a file stands in the way that something
             else has written.
         ConfigError: `export` holds what is no kind.
-        StorageError: There is no such folder, no shard in it, or it cannot be written.
+        StorageError: There is no such folder, no shard in it, or it cannot be written; or `export` is asked for of a
+            bucket.
     """
+    if not is_local(str(folder)):
+        if export or split_name:
+            msg = f"{folder}: files for other readers are written into local folders. Leave `export` out."
+            raise StorageError(msg, url=str(folder))
+        return _index_bucket(str(folder).rstrip("/"), workers=workers, progress=progress)
     path = local_folder(folder, command="index", done="indexed")
     with lock_folder(path):
         wait_for_workers(path)
@@ -103,18 +128,53 @@ def index_folder(
             write_index(path, entries, exports=kept, disk=disk)
         except OSError as err:
             raise StorageError(f"{path}: the index cannot be written: {err.strerror}.", url=str(path)) from err
-    known = before.by_name
+    return _report(FolderIndex(str(folder), tuple(entries), kept), scans, num_workers, before.by_name)
+
+
+def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -> IndexReport:
+    """As `index_folder`, for a folder of a bucket; nothing is written before all shards are read."""
+    from wdskit.storage.objects import list_objects
+    from wdskit.storage.uploads import check_bucket, put_object
+
+    check_bucket(url)
+    objects = {unquote(one.url.rpartition("/")[2]): one for one in list_objects(url)}
+    shards = {name: one for name, one in objects.items() if name.endswith(".tar") and not name.startswith(".")}
+    if not shards:
+        raise StorageError(f"{url}: no shard (*.tar) stands in this folder.", url=url)
+    known = read_index(url).by_name if INDEX_NAME in objects else {}
+    sizes = [one.num_bytes for one in shards.values()]
+    num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
+    scans = [*_read_all(url, _scan_object, [*shards.values()], sizes, num_workers, progress)]
+    entries = [scan.entry for scan in scans]
+    for one, scan in zip(shards.values(), scans, strict=True):
+        put_object(f"{one.url}{IDX_SUFFIX}", idx_bytes(scan.offsets))
+    data = index_json(entries, NO_EXPORTS)
+    put_object(f"{url}/{BINARY_NAME}", build_binary(entries, hashlib.sha256(data).digest()))
+    put_object(f"{url}/{INDEX_NAME}", data)
+    return _report(FolderIndex(url, tuple(entries)), scans, num_workers, known)
+
+
+def _report(
+    index: FolderIndex, scans: Sequence[ScannedShard], workers: int, known: Mapping[str, ShardEntry]
+) -> IndexReport:
     return IndexReport(
-        index=FolderIndex(str(folder), tuple(entries), kept),
+        index=index,
         num_ignored=sum(scan.num_ignored for scan in scans),
-        workers=min(num_workers, len(sizes)),
+        workers=min(workers, len(scans)),
         changed=tuple(
             one.name
-            for one in entries
+            for one in index.entries
             if (old := known.get(one.name)) and old.num_bytes == one.num_bytes and old.sha256 != one.sha256
         ),
-        disagreeing=_disagreeing(path, entries),
+        disagreeing=_disagreeing(Path(index.folder), index.entries) if is_local(index.folder) else {},
     )
+
+
+def _scan_object(one: ObjectInfo) -> ScannedShard:
+    from wdskit.storage.objects import ObjectStream
+
+    stream = ObjectStream(one.url, num_bytes=one.num_bytes, etag=one.etag)
+    return scan_shard(one.url, name=_checked_name(unquote(one.url.rpartition("/")[2]), one.url), file=stream)
 
 
 def _disagreeing(folder: Path, entries: Sequence[ShardEntry]) -> dict[str, tuple[str, ...]]:
@@ -155,28 +215,43 @@ def _scan_all(
     folder: Path, sizes: dict[str, int], exports: Exports, workers: int, progress: Progress | None
 ) -> Iterator[ScannedShard]:
     """Scan the shards; behind the last, an error that lists those at fault if there are any."""
+    paths = [str(folder / name) for name in sizes]
+    yield from _read_all(str(folder), partial(_scan, kinds=exports.kinds), paths, [*sizes.values()], workers, progress)
+
+
+def _read_all(
+    folder: str,
+    scan: Callable[[S], ScannedShard],
+    shards: Sequence[S],
+    sizes: Sequence[int],
+    workers: int,
+    progress: Progress | None,
+) -> Iterator[ScannedShard]:
     try:
         yield from read_shards(
-            partial(_scan, kinds=exports.kinds),
-            [str(folder / name) for name in sizes],
-            [*sizes.values()],
-            path=str(folder),
+            scan,
+            shards,
+            sizes,
+            path=folder,
             workers=workers,
             progress=progress,
             so="are invalid, so no index was written",
-            error=partial(FolderIndexError, folder=str(folder)),
+            error=partial(FolderIndexError, folder=folder),
         )
     except (ShardError, StorageError) as err:
         msg = f"{folder}: 1 of {len(sizes)} shards is invalid, so no index was written.\n{err}"
-        raise FolderIndexError(msg, folder=str(folder)) from err
+        raise FolderIndexError(msg, folder=folder) from err
 
 
 def _scan(path: str, *, kinds: Sequence[str]) -> ScannedShard:
-    name = Path(path).name
+    return scan_shard(path, name=_checked_name(Path(path).name, path), members=new_members(kinds))
+
+
+def _checked_name(name: str, path: str) -> str:
     if not name.isprintable():
         problem = f"its file name {name!r} holds characters that cannot be printed"
         raise ShardError(shard=path, offset=0, problem=problem, remedy="Rename it.")
-    return scan_shard(path, name=name, members=new_members(kinds))
+    return name
 
 
 def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
@@ -218,17 +293,19 @@ class ScannedShard(NamedTuple):
     members: ShardMembers | None = None
 
 
-class DigestedFile:
-    """A local shard that is read in order and digested on the way.
+class DigestedFile(Generic[F]):
+    """A shard that is read in order and digested on the way.
+
+    Args:
+        file: The shard, to be closed by who made this.
 
     Attributes:
-        file: The file, to be closed by who made this.
         num_bytes: Bytes read so far.
         sha256: Of those.
     """
 
-    def __init__(self, path: str) -> None:
-        self.file = open_path(path)
+    def __init__(self, file: F) -> None:
+        self.file = file
         self.num_bytes = 0
         self.sha256 = hashlib.sha256()
 
@@ -240,13 +317,16 @@ class DigestedFile:
         return part
 
 
-def scan_shard(path: str, *, name: str, members: ShardMembers | None = None) -> ScannedShard:
-    """Read a local shard from end to end, every header, and digest its bytes in the same pass.
+def scan_shard(
+    path: str, *, name: str, members: ShardMembers | None = None, file: Stream | None = None
+) -> ScannedShard:
+    """Read a shard from end to end, every header, and digest its bytes in the same pass.
 
     Args:
         path: The file.
         name: What the index calls it.
         members: Empty, to be filled; None where nobody needs them.
+        file: What it is read from, where it is no local file.
 
     Raises:
         ShardError: It is invalid.
@@ -257,10 +337,10 @@ def scan_shard(path: str, *, name: str, members: ShardMembers | None = None) -> 
         assert members is not None
         members.add(member, reader.offset - padded(size_of(data)), data)
 
-    shard = DigestedFile(path)
+    shard: DigestedFile[Stream] = DigestedFile(open_path(path) if file is None else file)
     fields: set[str] = set()
     with contextlib.closing(shard.file):
-        identity = FileIdentity.of(shard.file.fd)
+        identity = FileIdentity.of(shard.file.fd) if isinstance(shard.file, LocalFile) else None
         on_member = None if members is None else add
         reader = ShardReader(shard.read, shard=path, on_member=on_member, hold_bytes=MAX_HELD_BYTES)
         for sample in reader:

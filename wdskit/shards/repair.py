@@ -16,7 +16,7 @@ from wdskit.dataset.shard import write_offsets
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
 from wdskit.shards.index import DigestedFile, refuse_filled, scan_shard
-from wdskit.shards.parallel import Progress
+from wdskit.shards.parallel import Progress, open_path
 from wdskit.shards.payloads import PIECE_BYTES, file_pieces
 from wdskit.shards.salvage import Loss, Walk, known_starts
 from wdskit.storage.urls import read_bytes
@@ -162,7 +162,7 @@ def _repair_shard(path: str, entry: ShardEntry | None, target: Path, images: Ima
         return RepairedShard(path, 0, (Loss(path, 0, 0, None, "this is no file"),), is_suspect=False)
     num_bytes = 0
     try:
-        shard = DigestedFile(path)
+        shard = DigestedFile(open_path(path))
         with contextlib.closing(shard.file) as file:
             num_bytes = file.num_bytes
             while entry and shard.read(PIECE_BYTES):

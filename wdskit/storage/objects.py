@@ -107,6 +107,14 @@ class ObjectFile:
 
     read_whole = read_at
 
+    fd = -1
+
+    @property
+    def version(self) -> str:
+        """Text that another version of the object has not, by ETag or time of change, and size. Raises as `read_at`."""
+        etag = self.etag
+        return f"{etag or self._modified} {self.num_bytes}"
+
     def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
         """The bytes of each range (start, stop), in the order given. Near ranges share a request.
 
@@ -123,6 +131,10 @@ class ObjectFile:
     def close(self) -> None:
         """Let no more be read; twice is fine."""
         self._is_closed = True
+
+    def ahead(self, ranges: Sequence[Range]) -> ReadAhead:
+        """The same object, with some ranges on their way. Raises as `start_reading`."""
+        return ReadAhead(self, ranges)
 
     def start_reading(self, ranges: Sequence[Range]) -> Future[list[Chunk]]:
         """Begin to read ranges in the background: the chunks that cover them, by offset. Raises as `read_at`."""
@@ -242,11 +254,43 @@ class Chunk(NamedTuple):
         return self.offset + len(self.data)
 
 
+class ReadAhead:
+    """An object of which some ranges are read in the background; the others when they are asked for.
+
+    Args:
+        file: The object, which stays open.
+        ranges: (start, stop) of each, by offset.
+    """
+
+    fd = -1
+
+    def __init__(self, file: ObjectFile, ranges: Sequence[Range]) -> None:
+        self._file = file
+        self._ranges = ranges
+        if ranges:
+            self._chunks = file.start_reading(ranges)
+
+    @property
+    def num_bytes(self) -> int:
+        """As `ObjectFile`."""
+        return self._file.num_bytes
+
+    def read_whole(self, offset: int, size: int) -> bytes:
+        """As `ObjectFile`: waits for all ranges where it is one of them."""
+        at = bisect.bisect_right(self._ranges, (offset, 1 << 63)) - 1
+        if at < 0 or self._ranges[at][1] < offset + size:
+            return self._file.read_whole(offset, size)
+        return _join(result(self._chunks, self._file.url), offset, offset + size)
+
+    def close(self) -> None:
+        """Nothing: others may read the object on."""
+
+
 class ObjectStream:
     """An object read in order, one part ahead. Raises as `ObjectFile`."""
 
-    def __init__(self, url: str) -> None:
-        self._file = ObjectFile(url)
+    def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
+        self._file = ObjectFile(url, num_bytes=num_bytes, etag=etag)
         self.url = self._file.url
         self._next = 0
         self._chunks: deque[memoryview] = deque()

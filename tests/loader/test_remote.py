@@ -1,0 +1,355 @@
+"""Planned sources over a store: the same batches as from the disk, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import torch
+from object_server import BUCKET, put, s3_server
+from shards import number_of, write_numbers, write_pictures, write_shard
+
+import wdskit
+from wdskit import FolderIndexError, Pipeline, PipelineError, SelectionError, ShardError, StorageError
+from wdskit.engine.planned import PlannedPipeline
+from wdskit.shards.index import index_folder
+from wdskit.shards.split import split
+from wdskit.storage import requests
+from wdskit.storage.objects import ObjectFile
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(autouse=True)
+def environment(s3, tmp_path, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
+    requests.loop_of_this_process("").stores.clear()
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Path:
+    """Two folders, `pictures` and `numbers`, with selections; one shard's name has to be quoted in a URL."""
+    folder = tmp_path_factory.mktemp("here")
+    write_pictures(folder / "pictures", [20, 0, 32, 25])
+    write_numbers(folder / "numbers", [40, 50, 60])
+    (folder / "numbers" / "s-002.tar").rename(folder / "numbers" / "s-00#2 é.tar")
+    for name in ("pictures", "numbers"):
+        index_folder(folder / name, workers=1)
+        split(folder / name, {"train": 0.7, "val": 0.3}, seed=3, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def there(here, s3) -> str:
+    """The same in a bucket, by its path in it."""
+    upload(here, f"{s3}/{BUCKET}/{here.name}")
+    return f"{BUCKET}/{here.name}"
+
+
+def upload(folder: Path, url: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            put(f"{url}/{quote(str(path.relative_to(folder)))}", path.read_bytes())
+
+
+def digest(items: Any) -> str:
+    """Of all values, to the bit; where shards lie is left out."""
+    whole = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, dict):
+            for name in value.keys() - {"__url__"}:
+                add(name)
+                add(value[name])
+        elif isinstance(value, (list, tuple)):
+            for each in value:
+                add(each)
+        else:
+            whole.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+
+    for item in items:
+        add(sorted(item.items()) if isinstance(item, dict) else item)
+    return whole.hexdigest()
+
+
+def images(pipe: Pipeline) -> Pipeline:
+    return pipe.decode("rgb8").random_resized_crop(32).random_flip().to_tuple("jpg;png", "cls", "__key__").batched(8)
+
+
+SOURCES = {
+    "exact": lambda at: images(Pipeline().exact(f"{at}/pictures/*.tar", seed=3)),
+    "sequential": lambda at: images(Pipeline().sequential(f"{at}/pictures/")),
+    "resampled": lambda at: images(Pipeline().resampled(f"{at}/pictures/p-{{000..003}}.tar", seed=3)),
+    "columns": lambda at: Pipeline().exact(f"{at}/numbers/", window=7, lanes=5).to_tuple("cls", "__key__").batched(10),
+    "a range of a split": lambda at: (
+        Pipeline().exact(f"{at}/numbers/", split="train", range=["10%", "90%"]).to_tuple("cls").batched(4)
+    ),
+    "samples": lambda at: Pipeline().sequential(f"{at}/numbers/*[!1].tar").map(number_of),
+    "mixture": lambda at: (
+        Pipeline()
+        .exact(mixture=[{"shards": f"{at}/numbers/"}, {"shards": f"{at}/numbers/", "split": "val"}], seed=3)
+        .map(number_of)
+        .with_epoch(100)
+        .batched(5)
+    ),
+}
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+@pytest.mark.parametrize("source", SOURCES)
+def test_batches_are_those_of_the_disk(here, there, s3, scheme, source):
+    base = f"s3://{there}" if scheme == "s3" else f"{s3}/{there}"
+    remote, local = (SOURCES[source](at).loader(workers=0, threads=1) for at in (base, here))
+    assert len(remote) == len(local)
+    for _ in range(2):
+        assert digest(remote) == digest(local)
+    assert remote.state_dict() == local.state_dict()
+
+
+@pytest.mark.parametrize("way", [(0, 3), (1, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("source", ["exact", "columns"])
+def test_workers_and_threads_give_the_same(here, there, s3, source, way):
+    loader = SOURCES[source](f"{s3}/{there}").loader(workers=way[0], threads=way[1])
+    expected = digest(SOURCES[source](here).loader(workers=0))
+    assert digest(loader) == expected
+    for number, _ in enumerate(loader):
+        if number == 2:
+            break
+    state = loader.state_dict()
+    rest = digest(loader_of_state(SOURCES[source](here), state))
+    assert digest(loader_of_state(SOURCES[source](f"{s3}/{there}"), state, workers=way[0], threads=way[1])) == rest
+
+
+def loader_of_state(pipe: Pipeline, state: Any, **way: int) -> Any:
+    loader = pipe.loader(**{"workers": 0, **way})
+    loader.load_state_dict(state)
+    return loader
+
+
+def test_a_built_pipeline_and_one_part_that_is_local(here, there):
+    parts = [{"shards": f"s3://{there}/numbers/"}, {"shards": str(here / "numbers")}]
+    pipe = Pipeline().exact(mixture=parts, seed=3).map(number_of).with_epoch(60).batched(5)
+    parts = [{"shards": str(here / "numbers")}] * 2
+    local = Pipeline().exact(mixture=parts, seed=3).map(number_of).with_epoch(60).batched(5)
+    built = pipe.build()
+    assert isinstance(built, PlannedPipeline)
+    assert digest(built) == digest(local.build())
+
+
+def test_yaml_and_plan_and_check_take_urls(here, there, tmp_path, capsys):
+    stages = f"  - exact: {{shards: 's3://{there}/numbers/', seed: 3}}\n  - to_tuple: cls\n  - batched: 8\n"
+    (tmp_path / "c.yaml").write_text(f"version: 1\npipeline:\n{stages}")
+    loader = wdskit.make_loader(tmp_path / "c.yaml", workers=0)
+    local = Pipeline().exact(f"{here}/numbers/", seed=3).to_tuple("cls").batched(8)
+    assert digest(loader) == digest(local.loader(workers=0))
+    plan = wdskit.plan(Pipeline().exact(f"s3://{there}/numbers/", seed=3).to_tuple("cls").batched(8), world_size=2)
+    there_too = wdskit.plan(local, world_size=2)
+    assert (plan.num_bytes, plan.steps) == (there_too.num_bytes, there_too.steps)
+
+
+def test_samples_are_on_their_way_before_they_are_asked_for(there, monkeypatch):
+    """Each batch needs shards, offsets and samples; none waits for those of another."""
+    loader = SOURCES["exact"](f"s3://{there}").loader(workers=0, threads=1)
+    list(loader)
+    starts: list[float] = []
+    begun = threading.Event()
+    start_reading = ObjectFile.start_reading
+
+    def noted(self, ranges):
+        starts.append(time.monotonic())
+        begun.set()
+        return start_reading(self, ranges)
+
+    monkeypatch.setattr(ObjectFile, "start_reading", noted)
+    items = iter(loader)
+    next(items)
+    num = len(starts)
+    next(items)
+    assert 0 < num < 40  # at most one request a shard for each of the batches that are ahead
+    assert len(starts) - num <= 3  # one batch more is begun
+
+
+def test_the_index_is_fetched_once_and_again_when_it_changes(s3, tmp_path):
+    url = f"{s3}/{BUCKET}/changing"
+    write_numbers(tmp_path / "data", [5, 6])
+    index_folder(tmp_path / "data", workers=1)
+    upload(tmp_path / "data", url)
+    copies = tmp_path / "cache" / "wdskit" / "folders"
+    for _ in range(2):
+        assert read_all(f"{url}/") == [*range(11)]
+        assert len(list(copies.iterdir())) == 1
+    write_numbers(tmp_path / "data", [5, 6, 7])
+    index_folder(tmp_path / "data", workers=1)
+    upload(tmp_path / "data", url)
+    assert read_all(f"{url}/") == [*range(18)]
+    assert len(list(copies.iterdir())) == 2
+    [found] = [path for path in copies.glob("*/index.bin") if path.stat().st_size > 400]
+    found.write_bytes(b"x" + found.read_bytes()[1:])  # damaged on this disk: fetched again
+    assert read_all(f"{url}/") == [*range(18)]
+
+
+@pytest.fixture
+def numbers(s3, tmp_path) -> tuple[Path, str]:
+    """A folder of this test's own, here and there."""
+    folder = tmp_path / "own"
+    write_numbers(folder, [30, 31])
+    index_folder(folder, workers=1)
+    url = f"{s3}/{BUCKET}/{tmp_path.name}"
+    upload(folder, url)
+    return folder, url
+
+
+def read_all(url: str, **settings: Any) -> list[int]:
+    loader = Pipeline().sequential(url, **settings).map(number_of).loader(workers=0)
+    return [number for number, is_sample in loader if is_sample]
+
+
+def test_what_is_missing_or_wrong_is_named(numbers, s3):
+    folder, url = numbers
+    with pytest.raises(
+        FolderIndexError, match=r"index.json: there is no such object.*\n.*\n.*Run `wdskit index` where"
+    ):
+        read_all(f"{s3}/{BUCKET}/nothing/")
+    with pytest.raises(FolderIndexError, match=r"s-009.tar: the folder's index does not list this shard"):
+        read_all(f"{url}/s-009.tar")
+    with pytest.raises(StorageError, match="no shard matches"):
+        read_all(f"{url}/t-*.tar")
+    with pytest.raises(SelectionError, match=r"train.selection: there is no such object.*\n.*\n  Run `wdskit split`"):
+        read_all(f"{url}/", split="train")
+    with pytest.raises(StorageError, match="Leave the query out"):
+        read_all(f"{url}/s-000.tar?sig=hush")
+    put(f"{url}/s-001.tar.idx", (folder / "s-000.tar.idx").read_bytes())
+    with pytest.raises(FolderIndexError, match=r"s-001.tar.idx: .* does not belong to s-001.tar"):
+        read_all(f"{url}/")
+    put(f"{url}/s-001.tar.idx", (folder / "s-001.tar.idx").read_bytes()[:-8])
+    with pytest.raises(FolderIndexError, match=r"s-001.tar.idx"):
+        read_all(f"{url}/")
+
+
+def test_a_machine_that_keeps_nothing_is_told_what_to_set(numbers, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match=r"cannot be kept there: .*\.\n  Set XDG_CACHE_HOME"):
+        read_all(f"{numbers[1]}/")
+
+
+def test_a_shard_of_another_size_is_an_error(numbers):
+    folder, url = numbers
+    put(f"{url}/s-001.tar", (folder / "s-001.tar").read_bytes() + bytes(10240))
+    with pytest.raises(StorageError, match=r"s-001.tar: the object was replaced"):
+        read_all(f"{url}/")
+
+
+def test_a_damaged_header_is_an_error_at_its_byte(numbers):
+    folder, url = numbers
+    data = bytearray((folder / "s-001.tar").read_bytes())
+    data[5 * 1024 + 150] ^= 1
+    put(f"{url}/s-001.tar", bytes(data))
+    with pytest.raises(ShardError, match=r"s-001.tar") as caught:
+        read_all(f"{url}/")
+    assert caught.value.offset == 5 * 1024
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(numbers, tmp_path):
+    """At the first byte of the new one, though it has the size of the old one."""
+    folder, url = numbers
+    items = iter(Pipeline().sequential(f"{url}/").map(number_of).batched(2).loader(workers=0, prefetch=1))
+    assert [next(items)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    write_numbers(tmp_path / "new", [30])
+    data = (tmp_path / "new" / "s-000.tar").read_bytes().replace(b"n0000", b"m0000")
+    assert len(data) == (folder / "s-000.tar").stat().st_size
+    put(f"{url}/s-000.tar", data)
+    with pytest.raises(StorageError, match="was replaced while it was read"):
+        list(items)
+
+
+def test_workers_are_not_forked_and_a_forked_process_is_told(numbers):
+    _, url = numbers
+    pipe = Pipeline().sequential(f"{url}/").map(number_of).batched(5)
+    with pytest.raises(PipelineError, match=r"the shards stand in a store, so workers cannot be forked\.\n  Use start"):
+        pipe.loader(workers=1, start_method="fork")
+    with pytest.raises(PipelineError, match=r"as the shards stand in a store: .*lambda.*\n.*use workers: 0"):
+        Pipeline().sequential(f"{url}/").map(lambda sample: sample).loader(workers=1)
+    loader = pipe.loader(workers=0)
+    next(iter(loader))
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            list(pipe.loader(workers=0))
+        except StorageError as err:
+            os.write(sender, str(err).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(sender)
+    with os.fdopen(receiver) as said:
+        assert "forkserver" in said.read()
+
+
+def test_a_server_that_is_busy_costs_time_and_no_sample(there, s3, monkeypatch):
+    """Every third request fails once."""
+    requested = [0]
+    try_part = ObjectFile._try_part
+
+    async def fail_some(self, store, start, stop, chunks):
+        requested[0] += 1
+        if requested[0] % 3 == 0:
+            raise OSError("status code: 503 Service Unavailable")
+        await try_part(self, store, start, stop, chunks)
+
+    monkeypatch.setattr(ObjectFile, "_try_part", fail_some)
+    assert sorted(read_all(f"s3://{there}/numbers/")) == [*range(150)]
+
+
+def test_a_shard_with_one_large_sample_is_read_in_parts(s3, tmp_path):
+    large = os.urandom(40 << 20)
+    (tmp_path / "data").mkdir()
+    write_shard(tmp_path / "data" / "a.tar", {"a": {"bin": large, "cls": b"1"}, "b": {"bin": b"2", "cls": b"2"}})
+    index_folder(tmp_path / "data", workers=1)
+    upload(tmp_path / "data", f"{s3}/{BUCKET}/large")
+    shutil.rmtree(tmp_path / "data")
+    [first, second] = Pipeline().sequential(f"{s3}/{BUCKET}/large/").to_tuple("bin", "cls").loader(workers=0)
+    assert first == (large, b"1", True)
+    assert second == (b"2", b"2", True)
+
+
+def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
+    """`wdskit index s3://...` writes what it writes on the disk, the index last."""
+    folder = tmp_path / "data"
+    write_numbers(folder, [30, 20, 10])
+    upload(folder, f"{s3}/{BUCKET}/others")
+    url = f"s3://{BUCKET}/others"
+    report = wdskit.index_folder(url + "/", workers=1)
+    assert (report.index.num_samples, report.changed) == (60, ())
+    index_folder(folder, workers=1)
+    for path in folder.iterdir():
+        if not path.name.startswith("."):
+            data = ObjectFile(f"{url}/{path.name}")
+            assert data.read_at(0, data.num_bytes) == path.read_bytes(), path.name
+    assert read_all(f"{url}/") == [*range(60)]
+    changed = (folder / "s-001.tar").read_bytes().replace(b"n0000", b"m0000")
+    put(f"{s3}/{BUCKET}/others/s-001.tar", changed)
+    with pytest.raises(FolderIndexError, match=r"s-001.tar: .*\n.*no index was written|no index was written"):
+        wdskit.index_folder(url, workers=1)
+    with pytest.raises(StorageError, match="only buckets of s3://, gs://, az:// can be written to"):
+        wdskit.index_folder(f"{s3}/{BUCKET}/others", workers=1)
+    with pytest.raises(StorageError, match="no shard"):
+        wdskit.index_folder(f"s3://{BUCKET}/nothing/", workers=1)

@@ -1,0 +1,44 @@
+"""Objects written to a bucket."""
+
+from __future__ import annotations
+
+import asyncio
+
+from wdskit.errors import StorageError
+from wdskit.storage.objects import PART_S
+from wdskit.storage.requests import STORE_ERRORS, Tries, loop_of_this_process, result
+from wdskit.storage.stores import BUCKET_SCHEMES, locate
+
+
+def check_bucket(url: str) -> None:
+    """Raise `StorageError` for a URL below which nothing can be written."""
+    location = locate(url)
+    if location.scheme not in BUCKET_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in BUCKET_SCHEMES)
+        raise StorageError(f"{location.url}: only buckets of {known} can be written to.", url=location.url)
+
+
+def put_object(url: str, data: bytes) -> None:
+    """Write an object, in place of one that was there. Readers see all of it or none.
+
+    Raises:
+        StorageError: Nothing can be written there, or the store cannot be reached or refuses.
+    """
+    check_bucket(url)
+    shown = locate(url).url
+    result(loop_of_this_process(shown).submit(_put(url, data)), shown)
+
+
+async def _put(url: str, data: bytes) -> None:
+    location = locate(url)
+    tries = Tries(location)
+    while True:
+        try:
+            await asyncio.wait_for(tries.store().put_async(location.key, data), PART_S)
+        except asyncio.TimeoutError as err:
+            raise StorageError(f"{location.url}: not written within {PART_S:.0f} s.", url=location.url) from err
+        except STORE_ERRORS as err:
+            await tries.failed(err)
+        else:
+            tries.succeeded()
+            return
