@@ -20,6 +20,18 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:,.{digits}f} {unit}"
 
 
+def parse_bytes(text: str) -> int:
+    """`200MB`, `1.5 GiB` or a number of bytes, as bytes; `ValueError` for what is none."""
+    number = text.strip().lower()
+    digits = number.rstrip("kmgtpib ")
+    unit = number[len(digits) :].strip().removesuffix("b")
+    base, unit = (1024, unit[:-1]) if unit.endswith("i") else (1000, unit)
+    num_bytes = float(digits) * base ** ("", "k", "m", "g", "t", "p").index(unit)
+    if not 0 < num_bytes < 1e18 or (base == 1024 and not unit):
+        raise ValueError(text)
+    return int(num_bytes)
+
+
 def format_count(count: float) -> str:
     """A number with its thousands set apart: `1,281,167`, a median of `12.5`."""
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"

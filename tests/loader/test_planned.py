@@ -28,6 +28,7 @@ from wdskit import (
     make_loader,
 )
 from wdskit.shards.index import index_folder
+from wdskit.storage import requests
 
 COUNTS = [5, 1, 9, 0, 4, 7, 3]
 NUM = sum(COUNTS)
@@ -384,11 +385,12 @@ def test_shares_meet_without_gap_or_overlap(numbers):
         assert parts == list(range(29)), cut
 
 
-def test_what_is_not_indexed_or_not_there_is_told(tmp_path, numbers):
+def test_what_is_not_indexed_or_not_there_is_told(tmp_path, numbers, monkeypatch):
     write_numbers(tmp_path, [2, 3])
     with pytest.raises(FolderIndexError, match=f"(?s)index.*wdskit index {tmp_path}"):
         Pipeline().exact(str(tmp_path)).loader(workers=0)
-    with pytest.raises(StorageError, match=r"takes a local shard\.\n  Copy the shards here, or use `stream`"):
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
+    with pytest.raises(StorageError, match=r"9/index.json: the connection failed: Connection refused"):
         Pipeline().exact("http://127.0.0.1:9/a-{0..3}.tar").loader(workers=0)
     with pytest.raises(StorageError, match="no shard matches"):
         Pipeline().exact(f"{numbers}/x-*.tar").loader(workers=0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,15 +16,18 @@ from urllib.parse import quote
 
 import pytest
 import torch
+from folders import HELPERS
 from object_server import BUCKET, put, s3_server
 from shards import number_of, write_numbers, write_pictures, write_shard
 
 import wdskit
-from wdskit import FolderIndexError, Pipeline, PipelineError, SelectionError, ShardError, StorageError
+from wdskit import ConfigError, FolderIndexError, Pipeline, PipelineError, SelectionError, ShardError, StorageError
+from wdskit.dataset import remote
 from wdskit.engine.planned import PlannedPipeline
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
+from wdskit.storage.cache import parts_of
 from wdskit.storage.objects import ObjectFile
 
 
@@ -353,3 +359,151 @@ def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
         wdskit.index_folder(f"{s3}/{BUCKET}/others", workers=1)
     with pytest.raises(StorageError, match="no shard"):
         wdskit.index_folder(f"s3://{BUCKET}/nothing/", workers=1)
+
+
+# --- parts that are kept on this machine's disk
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    return {"cache": {"dir": str(folder), "size": "1GB"}}
+
+
+def wait_for_parts(folder: Path, num: int) -> None:
+    deadline = time.monotonic() + 20
+    while len([*parts_of(folder)]) < num and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len([*parts_of(folder)]) == num
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Several parts a shard."""
+    monkeypatch.setattr(remote, "PART_BYTES", 4096)
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    """The URLs of what is read from the store."""
+    found: list[str] = []
+    start_reading = ObjectFile.start_reading
+
+    def noted(self, ranges):
+        found.append(self.url)
+        return start_reading(self, ranges)
+
+    monkeypatch.setattr(ObjectFile, "start_reading", noted)
+    return found
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("source", ["exact", "columns", "a range of a split"])
+def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, asked, source):
+    local = SOURCES[source](here).loader(workers=0)
+    expected = [digest(local) for _ in range(4)]
+    loader = SOURCES[source](f"s3://{there}").loader(workers=0, **kept(tmp_path / "kept"))
+    assert [digest(loader) for _ in range(2)] == expected[:2]
+    num = len([*parts_of(tmp_path / "kept")])
+    for _ in range(100):  # what is on its way arrives
+        time.sleep(0.05)
+        num, before = len([*parts_of(tmp_path / "kept")]), num
+        if num == before and num:
+            break
+    asked.clear()
+    assert digest(loader) == expected[2]
+    assert len([url for url in asked if url.endswith(".tar")]) <= 4  # `tail: drop`: a sample that never came before
+    other = SOURCES[source](f"s3://{there}").loader(workers=0, **kept(tmp_path / "kept"))
+    asked.clear()
+    other.set_epoch(3)
+    assert digest(other) == expected[3]
+    assert len([url for url in asked if url.endswith(".tar")]) <= 4
+
+
+def test_workers_share_what_is_kept(here, there, s3, tmp_path):
+    expected = SOURCES["columns"](here).loader(workers=0)
+    loader = SOURCES["columns"](f"{s3}/{there}").loader(workers=2, threads=2, **kept(tmp_path / "kept"))
+    for _ in range(3):
+        assert digest(loader) == digest(expected)
+    wait_for_parts(tmp_path / "kept", 3)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
+    pipe = SOURCES["columns"](f"s3://{there}")
+    expected = digest(SOURCES["columns"](here).loader(workers=0))
+    assert digest(pipe.loader(workers=0, **kept(tmp_path / "kept"))) == expected
+    time.sleep(1)
+    for part in parts_of(tmp_path / "kept"):
+        data = bytearray(part.path.read_bytes())
+        data[len(data) // 3] ^= 1
+        part.path.write_bytes(data)
+    assert digest(pipe.loader(workers=0, **kept(tmp_path / "kept"))) == expected
+    assert "is damaged in it. It is fetched again." in caplog.text
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_path):
+    pipe = SOURCES["exact"](f"s3://{there}")
+    loader = pipe.loader(workers=0, cache={"dir": str(tmp_path / "kept"), "size": 20_000})
+    expected = SOURCES["exact"](here).loader(workers=0)
+    for _ in range(2):
+        assert digest(loader) == digest(expected)
+    assert 0 < sum(part.num_bytes for part in parts_of(tmp_path / "kept")) <= 20_000
+
+
+def test_a_shard_that_others_have_under_another_name_is_fetched_once(s3, tmp_path, asked):
+    write_numbers(tmp_path / "data", [30])
+    index_folder(tmp_path / "data", workers=1)
+    for name in ("one", "two"):
+        upload(tmp_path / "data", f"{s3}/{BUCKET}/{name}")
+    for name in ("one", "two"):
+        loader = (
+            Pipeline().sequential(f"s3://{BUCKET}/{name}/").map(number_of).loader(workers=0, **kept(tmp_path / "kept"))
+        )
+        assert [number for number, _ in loader] == [*range(30)]
+        wait_for_parts(tmp_path / "kept", 1)
+    assert not [url for url in asked if url.endswith("two/s-000.tar")]
+
+
+KILLED = """
+import os, sys, threading, time
+from wdskit import Pipeline
+from shards import number_of
+from wdskit.storage import cache
+from wdskit.dataset import remote
+remote.PART_BYTES = 4096
+publish = cache.publish_bytes
+def slow(*arguments):
+    if len([*cache.parts_of(cache.Path(sys.argv[2]))]) >= int(sys.argv[3]):
+        os.kill(os.getpid(), 9)
+    publish(*arguments)
+cache.publish_bytes = slow
+loader = Pipeline().exact(sys.argv[1]).map(number_of).batched(5).loader(
+    workers=0, cache={"dir": sys.argv[2], "size": "1GB"})
+for _ in range(50):
+    for batch in loader:
+        time.sleep(0.01)
+"""
+
+
+def test_what_a_killed_process_leaves_is_used_or_fetched_again(here, there, tmp_path):
+    for num in (1, 3):
+        command = [sys.executable, "-c", KILLED, f"s3://{there}/numbers/", str(tmp_path / "kept"), str(num)]
+        environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=60, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    pipe = SOURCES["columns"](f"s3://{there}")
+    loader, local = pipe.loader(workers=0, **kept(tmp_path / "kept")), SOURCES["columns"](here).loader(workers=0)
+    for _ in range(2):
+        assert digest(loader) == digest(local)
+
+
+def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
+    config = {"pipeline": [{"sequential": f"s3://{there}/numbers/"}, {"to_tuple": "cls"}]}
+    cache = {"dir": str(tmp_path / "kept"), "size": "2MB"}
+    loader = wdskit.make_loader({**config, "cache": cache}, workers=0)
+    assert len(list(loader)) == 150
+    assert loader.pipeline.program.shards.kept.num_bytes == 2_000_000
+    with pytest.raises(ConfigError, match=r"`dir` and `size` belong together. Add `size: 500GB`."):
+        wdskit.make_loader({**config, "cache": {"dir": "x"}})
+    with pytest.raises(ConfigError, match=r"`2 apples` is text; a size is needed, as in 500GB."):
+        wdskit.make_loader(config, overrides=["cache.dir=x", "cache.size=2 apples"])

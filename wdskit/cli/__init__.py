@@ -19,6 +19,7 @@ import typer
 
 from wdskit import __version__
 from wdskit.cli.bench import bench_command
+from wdskit.cli.cache import app as cache_app
 from wdskit.cli.cat import cat_command
 from wdskit.cli.config import app as config_app
 from wdskit.cli.console import print_error
@@ -79,6 +80,7 @@ app.command("cat")(cat_command)
 app.command("extract")(extract_command)
 app.command("diff")(diff_command)
 app.add_typer(config_app, name="config")
+app.add_typer(cache_app, name="cache")
 
 
 def main() -> None:

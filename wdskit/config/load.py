@@ -27,7 +27,7 @@ SINGLE = "pipeline"
 MAX_PROBLEMS = 100
 
 _PIPELINE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_EXAMPLES = {"loader": "{workers: 4}", "errors": "{max_bad: 10}"}
+_EXAMPLES = {"loader": "{workers: 4}", "errors": "{max_bad: 10}", "cache": "{dir: /nvme/wdskit, size: 500GB}"}
 
 Stage = StageSpec | Callable[..., Any]
 
@@ -37,7 +37,7 @@ class Models(NamedTuple):
 
     Attributes:
         stages: Every stage by its name.
-        sections: The models of `loader` and `errors`.
+        sections: The models of `loader`, `errors` and `cache`.
     """
 
     stages: Stages
@@ -49,7 +49,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         pipelines: Stages by pipeline name; what `pipeline:` holds is called "pipeline".
-        sections: `loader` and `errors`, each an instance of its model.
+        sections: `loader`, `errors` and `cache`, each an instance of its model.
         origin: Where it came from, for messages.
     """
 

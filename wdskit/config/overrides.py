@@ -11,7 +11,7 @@ from wdskit.config.yaml_reader import read_yaml
 
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _INDEX = re.compile(r"\[(\d+)\]")
-_ADDED = {("loader",), ("loader", "stats"), ("errors",)}
+_ADDED = {("loader",), ("loader", "stats"), ("errors",), ("cache",)}
 """Mappings that an override adds where the configuration does not have them."""
 
 

@@ -6,7 +6,9 @@ What a planned source needs before it reads a sample (`index.json`, `index.bin`,
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wdskit.dataset.binary import BINARY_NAME
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, join_url
@@ -22,11 +25,16 @@ from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, parse_offsets
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.files import make_folders, publish_bytes
 from wdskit.limits import BLOCK_BYTES, MAX_INDEX_BYTES
+from wdskit.storage.cache import PartCache, PartName
 
 if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
 
+PART_BYTES = 8 << 20
+"""About so many bytes of a shard are fetched and kept at once."""
+
 T = TypeVar("T")
+Ints = NDArray[np.int64]
 
 
 def read_copy(url: str, names: Sequence[str], read: Callable[[Path], T]) -> T:
@@ -101,37 +109,122 @@ class RemoteShard(IndexedShard):
         url: Of the shard.
         entry: What the index says of it.
         idx: The bytes of its `.idx`.
+        cache: Where parts of it are kept; None for nowhere.
 
     Raises:
         FolderIndexError: The index does not say the digest of its `.idx`, or another one.
     """
 
-    def __init__(self, url: str, entry: ShardEntry, idx: bytes) -> None:
+    file: _ShardFile
+
+    def __init__(self, url: str, entry: ShardEntry, idx: bytes, cache: PartCache | None = None) -> None:
         from wdskit.storage.objects import ObjectFile
 
         if entry.idx_sha256 is None:
             msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}: an older version made it."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index` where the shards are.", folder=url.rpartition("/")[0])
         offsets = parse_offsets(idx, url, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
-        self._object = ObjectFile(url, num_bytes=entry.num_bytes)
-        super().__init__(url, self._object.ahead([]), offsets)
+        kept = _KeptParts(cache, entry.sha256, offsets) if cache is not None else None
+        super().__init__(url, _ShardFile(ObjectFile(url, num_bytes=entry.num_bytes), kept), offsets)
         self.edges[:] = b"\1" * len(self.edges)
 
     def ahead(self, numbers: Sequence[int]) -> IndexedShard:
         """This shard, with some of its samples on their way: their numbers, rising. Nothing is waited for."""
         ranges: list[tuple[int, int]] = []
-        for number in numbers:  # each with a header behind it
+        for number in self.file.missing(numbers):
             start, stop = self.offsets[number], self.offsets[number + 1] + BLOCK_BYTES
             if ranges and start <= ranges[-1][1]:
                 ranges[-1] = ranges[-1][0], max(stop, ranges[-1][1])
             else:
                 ranges.append((start, stop))
-        begun = IndexedShard(self.path, self._object.ahead(ranges), np.asarray(self.offsets))
+        begun = IndexedShard(self.path, self.file.ahead(ranges), np.asarray(self.offsets))
         begun.edges = self.edges
         return begun
 
 
-def open_remote_shards(named: Sequence[tuple[str, ShardEntry]]) -> list[RemoteShard]:
+class _ShardFile:
+    """The object of a shard, some ranges of which are on their way, and parts of which are kept on this disk."""
+
+    fd = -1
+
+    def __init__(self, file: ObjectFile, kept: _KeptParts | None, ranges: Sequence[tuple[int, int]] = ()) -> None:
+        self._object = file
+        self._kept = kept
+        self._ahead = file.ahead(ranges)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the object."""
+        return self._object.num_bytes
+
+    def read_whole(self, offset: int, size: int) -> bytes:
+        """`size` bytes, fewer only where the object ends."""
+        data = None if self._kept is None else self._kept.read(offset, size)
+        return self._ahead.read_whole(offset, size) if data is None else data
+
+    def missing(self, numbers: Sequence[int]) -> Sequence[int]:
+        """Those of some samples, rising, that are not kept; their parts are fetched from now on."""
+        return numbers if self._kept is None else self._kept.missing(numbers, self._object)
+
+    def ahead(self, ranges: Sequence[tuple[int, int]]) -> _ShardFile:
+        """The same, with some ranges on their way."""
+        return _ShardFile(self._object, self._kept, ranges)
+
+    def close(self) -> None:
+        """Nothing: others may read the object on."""
+
+
+class _KeptParts:
+    """The parts of a shard, each the samples that start in one stretch of `PART_BYTES`, as far as they are kept."""
+
+    def __init__(self, cache: PartCache, sha256: str, offsets: Ints) -> None:
+        self._cache = cache
+        self._sha256 = sha256
+        self._offsets: memoryview[int] = memoryview(offsets.data)
+        slots = (offsets[:-1] - offsets[0]) // PART_BYTES
+        self._firsts: list[int] = [*np.flatnonzero(np.diff(slots, prepend=-1)).tolist(), len(slots)]
+
+    def missing(self, numbers: Sequence[int], file: ObjectFile) -> list[int]:
+        """See `_ShardFile`."""
+        found: list[int] = []
+        for at, group in itertools.groupby(numbers, self._part_of):
+            if self._cache.find(self._name(at)) is None:
+                first, stop = self._firsts[at : at + 2]
+                self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
+                found += group
+        return found
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """Bytes of whole samples and the block behind them, where all of them are kept."""
+        first, stop = (bisect.bisect_left(self._offsets, at) for at in (offset, offset + size - BLOCK_BYTES))
+        if (
+            stop == len(self._offsets)
+            or self._offsets[first] != offset
+            or self._offsets[stop] != offset + size - BLOCK_BYTES
+        ):
+            return None
+        found: list[bytes] = []
+        for number in range(first, stop):
+            at = self._part_of(number)
+            part = self._cache.find(self._name(at))
+            if part is None:
+                return None
+            data = part.read(number - self._firsts[at], self._offsets[number], self._offsets[number + 1])
+            if data is None:
+                self._cache.drop(part.name, f"{part.file.url}: sample {number} of its shard is damaged in it.")
+                return None
+            found.append(data)
+        return found[0] if len(found) == 1 else b"".join([*(data[:-BLOCK_BYTES] for data in found[:-1]), *found[-1:]])
+
+    def _part_of(self, number: int) -> int:
+        return bisect.bisect_right(self._firsts, number) - 1
+
+    def _name(self, at: int) -> PartName:
+        first, stop = self._firsts[at : at + 2]
+        return PartName(self._sha256, self._offsets[first], self._offsets[stop])
+
+
+def open_remote_shards(named: Sequence[tuple[str, ShardEntry]], cache: PartCache | None = None) -> list[RemoteShard]:
     """Open shards by their URLs and what the index says of them; their `.idx` are read at the same time. Raises as
     `RemoteShard`.
     """
@@ -140,6 +233,6 @@ def open_remote_shards(named: Sequence[tuple[str, ShardEntry]]) -> list[RemoteSh
     files = [ObjectFile(f"{url}{IDX_SUFFIX}") for url, _ in named]
     reads = [file.ahead([(0, 8 * (entry.num_samples + 1))]) for file, (_, entry) in zip(files, named, strict=True)]
     return [
-        RemoteShard(url, entry, read.read_whole(0, 8 * (entry.num_samples + 1)))
+        RemoteShard(url, entry, read.read_whole(0, 8 * (entry.num_samples + 1)), cache)
         for read, (url, entry) in zip(reads, named, strict=True)
     ]

@@ -21,6 +21,7 @@ from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.table import ShardTable
 from wdskit.errors import ShardError
 from wdskit.order.base import Ints
+from wdskit.storage.cache import PartCache
 
 MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank stands in 1,221 at a time
 USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
@@ -50,9 +51,11 @@ class ShardCache:
     Args:
         tables: The shards of each part, numbered through; the same part may stand several times.
         parts: For each of `tables`, the number of its part.
+        kept: Where parts of remote shards are kept; None for nowhere.
     """
 
-    def __init__(self, tables: Sequence[ShardTable], parts: Sequence[int]) -> None:
+    def __init__(self, tables: Sequence[ShardTable], parts: Sequence[int], kept: PartCache | None = None) -> None:
+        self.kept = kept
         self.tables = tuple(tables)
         self.parts = tuple(parts)
         self._stops = np.cumsum([len(table) for table in tables])
@@ -69,7 +72,7 @@ class ShardCache:
         self._most = max(16, min(MAX_OPEN_SHARDS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"tables": self.tables, "parts": self.parts, "_stops": self._stops}
+        return {name: getattr(self, name) for name in ("tables", "parts", "kept", "_stops")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -185,7 +188,7 @@ class ShardCache:
         missing = [shard for shard in wanted if shard not in found]
         if table.is_remote and missing:  # all at once
             inner = [shard - start for shard in missing]
-            remote = open_remote_shards([(table.path(one), table.entry(one)) for one in inner])
+            remote = open_remote_shards([(table.path(one), table.entry(one)) for one in inner], self.kept)
             found |= {shard: self._keep(shard, one) for shard, one in zip(missing, remote, strict=True)}
         return {shard: found.get(shard) or self._shard(shard, table, shard - start) for shard in wanted}
 
@@ -200,7 +203,7 @@ class ShardCache:
                 return found
         entry = table.entry(inner)
         if table.is_remote:
-            return self._keep(shard, open_remote_shards([(table.path(inner), entry)])[0])
+            return self._keep(shard, open_remote_shards([(table.path(inner), entry)], self.kept)[0])
         local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256)
         _check(local, entry)
         self._verified.check(local.file, entry.identity, entry.sha256)

@@ -17,7 +17,7 @@ from wdskit.loader.planned import PlannedLoader
 from wdskit.loader.stream import StreamLoader
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.ranks import find_place
-from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.base import is_function_name
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ def make_loader(
     device: str | None = None,
     stats: int | Mapping[str, Any] | None = None,
     errors: Mapping[str, Any] | None = None,
+    cache: Mapping[str, Any] | None = None,
 ) -> Loader:
     """Make the loader of one pipeline for this rank.
 
@@ -73,6 +74,8 @@ def make_loader(
         stats: What the loader reports while it runs: every how many steps, or
             `{"every": 100, "file": "stats.jsonl", "port": 9400}`. `loader.stats()` needs no such setting.
         errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's `errors`.
+        cache: Where parts of remote shards are kept, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrules the
+            configuration's `cache`.
 
     Raises:
         ConfigError: The configuration or the arguments have problems; all of them are listed.
@@ -82,7 +85,9 @@ def make_loader(
     """
     _check_functions(transforms)
     _import_plugins(plugins)
-    pipe, name, spec, forgiven = open_pipeline(config, pipeline, overrides, transforms or {}, caller="make_loader")
+    pipe, name, spec, forgiven, kept = open_pipeline(
+        config, pipeline, overrides, transforms or {}, caller="make_loader"
+    )
     said = {
         "workers": workers,
         "threads": threads,
@@ -100,6 +105,8 @@ def make_loader(
     spec = spec.model_copy(update={"workers": num_workers, "threads": num_threads})
     if errors is not None:
         forgiven = parse_settings(ErrorsSpec, errors, where="make_loader: errors")
+    if cache is not None:
+        kept = parse_settings(CacheSpec, cache, where="make_loader: cache")
     place = find_place(rank, world_size, process_group)
     built = pipe.build(
         rank=place.rank,
@@ -108,6 +115,7 @@ def make_loader(
         max_workers=num_workers,
         transforms=transforms,
         errors=forgiven,
+        cache=kept,
     )
     origin = {
         "name": name,

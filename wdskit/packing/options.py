@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from wdskit.errors import PackError
 from wdskit.limits import MAX_PIXELS
+from wdskit.text import parse_bytes
 
 if TYPE_CHECKING:
     from wdskit.packing.plan import Limits
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from wdskit.packing.transforms import Transforms
     from wdskit.shards.shares import Shares
 
-_UNITS = {"": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _TOGETHER = ({"append", "part"}, {"append", "dry_run"}, {"overwrite", "dry_run"})
 
 
@@ -373,15 +373,11 @@ def parse_size(text: str) -> int:
     Raises:
         PackError: It is none.
     """
-    number = text.strip().lower()
-    digits = number.rstrip("kmgib ")
     try:
-        num_bytes = float(digits) * _UNITS[number[len(digits) :].strip()]
-    except (ValueError, KeyError):
-        num_bytes = 0
-    if not 0 < num_bytes < 1e15:
-        raise PackError(f"max_bytes: {text!r} is no size of a shard. Write 200MB, 1.5GiB or a number of bytes.")
-    return int(num_bytes)
+        return parse_bytes(text)
+    except ValueError:
+        msg = f"max_bytes: {text!r} is no size of a shard. Write 200MB, 1.5GiB or a number of bytes."
+        raise PackError(msg) from None
 
 
 def parse_part(text: str) -> tuple[int, int]:

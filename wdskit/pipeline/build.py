@@ -12,7 +12,7 @@ from wdskit.engine.sample import Each
 from wdskit.engine.stream import Layout, StreamPipeline
 from wdskit.errors import PipelineError
 from wdskit.pipeline.planning import compose_planned
-from wdskit.pipeline.settings import ErrorsSpec
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec
 from wdskit.stages.base import PerSampleStage, Place, Run, Step
 from wdskit.stages.foreign import Renumber, is_webdatasets, opens_shards, takes_shards
 from wdskit.stages.images.fused import fuse
@@ -32,6 +32,7 @@ def build_pipeline(
     max_workers: int = 16,
     functions: Mapping[str, Callable[..., Any]] | None = None,
     errors: ErrorsSpec | None = None,
+    cache: CacheSpec | None = None,
 ) -> StreamPipeline | PlannedPipeline:
     """Make the running form of a pipeline.
 
@@ -42,6 +43,7 @@ def build_pipeline(
         max_workers: Most worker processes it will be used with.
         functions: The caller's functions by name, before the registry's.
         errors: What becomes of bad samples.
+        cache: Where parts of remote shards are kept.
 
     Raises:
         PipelineError: A function is unknown, or an option does not fit the shards.
@@ -50,7 +52,9 @@ def build_pipeline(
     errors = errors or ErrorsSpec()
     find = partial(resolve, extra=functions or {})
     if getattr(stages[0], "is_planned", False):
-        return compose_planned(stages, place=place, num_threads=num_threads, find=find, errors=errors)
+        return compose_planned(
+            stages, place=place, num_threads=num_threads, find=find, errors=errors, cache=cache or CacheSpec()
+        )
     if errors.max_bad:
         msg = "errors: a stream has no positions at which another sample could stand in for a bad one."
         raise PipelineError(f"{msg}\n  Use the source `exact`, or `select` what is good.")

@@ -11,7 +11,7 @@ from wdskit.config.rules import check_order
 from wdskit.config.spec import parse_settings
 from wdskit.errors import PipelineError
 from wdskit.pipeline.methods import StageMethods
-from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, load_config
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, load_config
 from wdskit.stages.foreign import check_stage
 from wdskit.stages.registry import parse_stage
 
@@ -68,6 +68,7 @@ class Pipeline(StageMethods):
         max_workers: int = 16,
         transforms: Mapping[str, Callable[..., Any]] | None = None,
         errors: Mapping[str, Any] | ErrorsSpec | None = None,
+        cache: Mapping[str, Any] | CacheSpec | None = None,
     ) -> StreamPipeline | PlannedPipeline:
         """The running form for this rank: of a stream a `webdataset.DataPipeline`.
 
@@ -80,9 +81,10 @@ class Pipeline(StageMethods):
             max_workers: Most DataLoader workers it will be used with.
             transforms: Functions by name, before those registered.
             errors: What becomes of bad samples, as under `errors` in YAML.
+            cache: Where parts of remote shards are kept, as under `cache` in YAML.
 
         Raises:
-            ConfigError: `threads` or `errors` is wrong.
+            ConfigError: `threads`, `errors` or `cache` is wrong.
             PipelineError: The stages do not fit together.
             StorageError, FolderIndexError: The shards cannot be listed.
             RankError: Rank or world size are contradictory.
@@ -95,6 +97,8 @@ class Pipeline(StageMethods):
         place = find_place(rank, world_size, process_group)
         if not isinstance(errors, ErrorsSpec):
             errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
+        if not isinstance(cache, CacheSpec):
+            cache = parse_settings(CacheSpec, cache or {}, where="Pipeline.build: cache")
         return build_pipeline(
             self.stages,
             place=place,
@@ -102,6 +106,7 @@ class Pipeline(StageMethods):
             max_workers=max_workers,
             functions=transforms,
             errors=errors,
+            cache=cache,
         )
 
     def check(self) -> None:
@@ -125,6 +130,7 @@ class Opened(NamedTuple):
     name: str
     loader: LoaderSpec
     errors: ErrorsSpec
+    cache: CacheSpec
 
 
 def open_pipeline(
@@ -140,8 +146,9 @@ def open_pipeline(
         if pipeline is not None or overrides:
             raise PipelineError(f"{caller}(Pipeline, ...): `pipeline` and `overrides` belong to a configuration.")
         config.check()
-        return Opened(config, "pipeline", LoaderSpec(), ErrorsSpec())
+        return Opened(config, "pipeline", LoaderSpec(), ErrorsSpec(), CacheSpec())
 
     loaded = load_config(config, overrides=overrides, functions=functions)
     stages = loaded.pipeline(pipeline)
-    return Opened(Pipeline(stages), pipeline or next(iter(loaded.pipelines)), loaded.loader, loaded.errors)
+    name = pipeline or next(iter(loaded.pipelines))
+    return Opened(Pipeline(stages), name, loaded.loader, loaded.errors, loaded.cache)

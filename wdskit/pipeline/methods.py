@@ -463,6 +463,7 @@ class StageMethods(ABC):
         device: str | None = None,
         stats: int | Mapping[str, Any] | None = None,
         errors: Mapping[str, Any] | None = None,
+        cache: Mapping[str, Any] | None = None,
     ) -> Loader:
         """The loader of this pipeline for this rank: `wdskit.make_loader(self, ...)`.
 
@@ -493,6 +494,8 @@ class StageMethods(ABC):
                 "stats.jsonl", "port": 9400}`. `loader.stats()` needs no such setting.
             errors: What becomes of bad samples, `{"max_bad": 10, "dir": "bad"}`; overrules the configuration's
                 `errors`.
+            cache: Where parts of remote shards are kept, `{"dir": "/nvme/wdskit", "size": "500GB"}`; overrules the
+                configuration's `cache`.
         """
         import wdskit  # the public name, because the loader stands a layer above
 
@@ -513,6 +516,7 @@ class StageMethods(ABC):
             device=device,
             stats=stats,
             errors=errors,
+            cache=cache,
         )
 
 

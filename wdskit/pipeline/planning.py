@@ -9,7 +9,7 @@ from wdskit.engine.planned import PlannedPipeline
 from wdskit.engine.program import Plan, Program
 from wdskit.engine.sample import SampleStages
 from wdskit.engine.shard_cache import ShardCache
-from wdskit.pipeline.settings import ErrorsSpec
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec
 from wdskit.stages.base import Context, Find, Place, Run, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.images.fused import fuse
@@ -17,7 +17,7 @@ from wdskit.stages.sources import PlannedData, epoch_length
 
 
 def compose_planned(
-    specs: Sequence[Any], *, place: Place, num_threads: int, find: Find, errors: ErrorsSpec
+    specs: Sequence[Any], *, place: Place, num_threads: int, find: Find, errors: ErrorsSpec, cache: CacheSpec
 ) -> PlannedPipeline:
     """Make the running form of a pipeline with a planned source.
 
@@ -27,6 +27,7 @@ def compose_planned(
         num_threads: Threads for one-to-one stages, in each process.
         find: The user's function of a name.
         errors: What becomes of bad samples.
+        cache: Where parts of remote shards are kept.
 
     Raises:
         PipelineError: A function is unknown, or an epoch does not come out even.
@@ -48,7 +49,7 @@ def compose_planned(
             batched = spec.bind(context)
     return PlannedPipeline(
         Program(
-            shards=ShardCache(data.tables, data.parts),
+            shards=ShardCache(data.tables, data.parts, cache.open()),
             stages=SampleStages(tuple(before), parts if any(parts) else ()),
             batched=batched,
             behind=SampleStages(tuple(behind)) if behind else None,

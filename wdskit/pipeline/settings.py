@@ -1,16 +1,17 @@
-"""How a pipeline is run: the settings under `loader` and `errors`, `wdskit.load_config`, and the default number of
-workers and threads.
+"""How a pipeline is run: the settings under `loader`, `errors` and `cache`, `wdskit.load_config`, and how many workers
+and threads there are by default.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, Field, Strict, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, Strict, WithJsonSchema, model_validator
 
 from wdskit.config import export
 from wdskit.config.load import Models, Stage, load
@@ -20,6 +21,8 @@ from wdskit.config.values import Bool, Budget, Count, Device, Natural, Text
 from wdskit.errors import ConfigError, Problem
 from wdskit.stages.registry import STAGES, known_stages
 from wdskit.stages.sources import PlannedSource
+from wdskit.storage.cache import PartCache
+from wdskit.text import parse_bytes
 
 LOOPBACK = "127.0.0.1"
 
@@ -134,6 +137,40 @@ class ErrorsSpec(BaseModel):
         return self
 
 
+def _check_size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return parse_bytes(value)
+    raise refuse(wrong_kind(value, "a size is needed, as in 500GB"))
+
+
+Bytes = Annotated[
+    int, PlainValidator(_check_size), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})
+]
+
+
+class CacheSpec(BaseModel):
+    """Where planned sources keep parts of remote shards on this machine's disk."""
+
+    model_config = StageSpec.model_config
+
+    dir: Text | None = Field(None, description="Folder for them, shared by all processes of the machine.")
+    size: Bytes | None = Field(None, description="Most bytes of all parts in it: `500GB`.")
+
+    @model_validator(mode="after")
+    def _check_together(self) -> CacheSpec:
+        if (self.dir is None) != (self.size is None):
+            missing = "dir: /nvme/wdskit" if self.dir is None else "size: 500GB"
+            raise refuse(f"`dir` and `size` belong together. Add `{missing}`.")
+        return self
+
+    def open(self) -> PartCache | None:
+        """What keeps them; None for nowhere. `StorageError` where it cannot be made."""
+        return None if self.dir is None or self.size is None else PartCache(self.dir, self.size)
+
+
 @dataclass(frozen=True)
 class Config:
     """A checked configuration.
@@ -142,12 +179,14 @@ class Config:
         pipelines: Stages by pipeline name; what `pipeline:` holds is called "pipeline".
         loader: How they are run.
         errors: What becomes of bad samples.
+        cache: Where parts of remote shards are kept.
         origin: Where it came from, for messages.
     """
 
     pipelines: Mapping[str, tuple[Stage, ...]]
     loader: LoaderSpec
     errors: ErrorsSpec = field(default_factory=ErrorsSpec)
+    cache: CacheSpec = field(default_factory=CacheSpec)
     origin: str = field(default="", compare=False)
 
     def pipeline(self, name: str | None = None) -> tuple[Stage, ...]:
@@ -174,14 +213,14 @@ class Config:
         Raises:
             ConfigError: It holds functions, which YAML can only name.
         """
-        sections = {"loader": self.loader, "errors": self.errors}
+        sections = {"loader": self.loader, "errors": self.errors, "cache": self.cache}
         changed = {name: section.model_dump(exclude_defaults=True) for name, section in sections.items()}
         return export.to_yaml(self.pipelines, changed, self.origin)
 
 
 def _models(functions: Iterable[str] = ()) -> Models:
     """What configurations are checked against."""
-    return Models(known_stages(functions), {"loader": LoaderSpec, "errors": ErrorsSpec})
+    return Models(known_stages(functions), {"loader": LoaderSpec, "errors": ErrorsSpec, "cache": CacheSpec})
 
 
 def load_config(
@@ -201,7 +240,7 @@ def load_config(
         StorageError: The file cannot be read.
     """
     pipelines, sections, origin = load(source, overrides, _models(functions))
-    return Config(pipelines, sections["loader"], sections["errors"], origin)
+    return Config(pipelines, sections["loader"], sections["errors"], sections["cache"], origin)
 
 
 def json_schema() -> dict[str, Any]:

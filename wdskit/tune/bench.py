@@ -244,6 +244,7 @@ class _Subject:
         self._pipe = opened.pipe
         self._functions: dict[str, Any] = {"transforms": transforms, "plugins": plugins}
         self._errors = opened.errors.model_dump() | {"dir": None}
+        self._cache = opened.cache.model_dump()
         self.loader(_ALONE)  # refuses the pipeline as it stands where it could not run
         if opened.errors.max_bad:
             self._errors["max_bad"] = 2**62  # the same bad sample may come again and again
@@ -258,7 +259,8 @@ class _Subject:
     def loader(self, setting: Setting) -> PlannedLoader:
         """A new one. Nothing starts before it is iterated."""
         settings = self.spec.model_dump() | setting._asdict() | {"persistent_workers": False}  # they end with a pass
-        settings |= {"rank": 0, "world_size": self.world_size, "errors": self._errors, **self._functions}
+        settings |= {"rank": 0, "world_size": self.world_size, "errors": self._errors, "cache": self._cache}
+        settings |= self._functions
         loader = make_loader(self._pipe, **settings)
         assert isinstance(loader, PlannedLoader)
         return loader

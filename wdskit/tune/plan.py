@@ -202,7 +202,7 @@ def plan(
             raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
     if classes is not None and not quality:
         raise PipelineError(f"plan(classes={classes}): only `quality` counts classes.\n  Add quality=True (--quality).")
-    pipe, _, loader, errors = open_pipeline(config, pipeline, overrides, caller="plan")
+    pipe, _, loader, errors, _ = open_pipeline(config, pipeline, overrides, caller="plan")
     if workers is not None:
         loader = parse_settings(LoaderSpec, loader.model_dump(exclude_unset=True) | {"workers": workers}, where="plan")
     source = pipe.stages[0]

@@ -1,0 +1,59 @@
+"""`wdskit cache`: what is kept, how it is emptied, and what is damaged in it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from parts import NAME, keep
+
+from wdskit.storage.cache import PartCache, PartName, parts_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three parts of three shards."""
+    cache = PartCache(tmp_path / "kept", 10**6)
+    for at in range(3):
+        name = PartName(f"{at:064x}", *NAME[1:])
+        keep(cache, name)
+        os.utime(name.path(tmp_path / "kept"), (at * 10**8, at * 10**8))
+    return tmp_path / "kept"
+
+
+def test_ls_lists_shards(run, folder):
+    code, out, _ = run("cache", "ls", str(folder))
+    assert code == 0
+    assert out.splitlines()[-1] == f"{folder}: parts of 3 shards, 18.6 kB."
+    assert [line.split()[:4] for line in out.splitlines() if "0000" in line] == [["0" * 16, "1", "6.20", "kB"]] * 3
+    code, out, _ = run("cache", "ls", str(folder), "--json")
+    document = json.loads(out)
+    assert (len(document["shards"]), document["num_bytes"]) == (3, sum(part.num_bytes for part in parts_of(folder)))
+
+
+def test_prune_removes_what_was_not_used_for_longest(run, folder):
+    code, out, _ = run("cache", "prune", str(folder), "--to", "7kB")
+    assert (code, out) == (0, "Removed 2 parts, 12.4 kB.")
+    assert [part.name.sha256[-1] for part in parts_of(folder)] == ["2"]
+    assert run("cache", "prune", str(folder), "--to", "0")[0] == 0
+    assert not [*parts_of(folder)]
+    code, _, err = run("cache", "prune", str(folder), "--to", "much")
+    assert (code, "'much' is no size" in err) == (1, True)
+
+
+def test_verify_removes_what_is_damaged(run, folder):
+    assert run("cache", "verify", str(folder))[:2] == (0, "Read 3 parts: 0 damaged.")
+    damaged, *_ = sorted(part.path for part in parts_of(folder))
+    data = bytearray(damaged.read_bytes())
+    data[100] ^= 1
+    damaged.write_bytes(data)
+    assert run("cache", "verify", str(folder))[:2] == (1, f"{damaged}: damaged, removed\nRead 3 parts: 1 damaged.")
+    assert not damaged.exists()
+    assert run("cache", "verify", str(folder))[:2] == (0, "Read 2 parts: 0 damaged.")
+
+
+def test_a_folder_that_is_not_there_is_said(run, tmp_path):
+    for words in (["ls"], ["verify"], ["prune", "--to", "0"]):
+        code, _, err = run("cache", words[0], str(tmp_path / "nothing"), *words[1:])
+        assert (code, "there is no such folder" in err) == (1, True)

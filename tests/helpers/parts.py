@@ -1,0 +1,52 @@
+"""A part of a shard that is kept without a store."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from wdskit.storage.cache import PartCache, PartName
+from wdskit.storage.objects import Chunk
+
+SHA = "ab" * 32
+STARTS = [512, 2048, 5120, 6144]
+DATA = os.urandom(8192)
+NAME = PartName(SHA, STARTS[0], STARTS[-1])
+
+
+class Object:
+    """Stands for an `ObjectFile`: its bytes, and how often it was asked for some."""
+
+    url = "s3://bucket/a.tar"
+
+    def __init__(self, data: bytes = DATA, error: Exception | None = None) -> None:
+        self.data, self.error, self.num_reads = data, error, 0
+
+    def start_reading(self, ranges: Any) -> Future[list[Chunk]]:
+        self.num_reads += 1
+        [(start, stop)] = ranges
+        future: Future[list[Chunk]] = Future()
+        if self.error is not None:
+            future.set_exception(self.error)
+        else:
+            middle = (start + stop) // 2
+            parts = (start, middle), (middle, stop)
+            future.set_result([Chunk(at, memoryview(self.data[at:end])) for at, end in parts])
+        return future
+
+
+def keep(cache: PartCache, name: PartName = NAME, starts: Any = STARTS, file: Any = None) -> Any:
+    """Keep a part, and wait until that has ended."""
+    file = file or Object()
+    cache.keep(name, file, starts)
+    wait(cache)
+    return file
+
+
+def wait(cache: PartCache) -> None:
+    deadline = time.monotonic() + 10
+    while cache._wanted and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not cache._wanted

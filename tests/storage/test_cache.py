@@ -1,0 +1,209 @@
+"""Parts of remote shards on a local disk: right bytes or none, whoever dies, damages or fills it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import pickle
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parts import DATA, NAME, SHA, STARTS, Object, keep
+
+from wdskit.errors import StorageError
+from wdskit.files import DRAFT_PREFIX
+from wdskit.limits import BLOCK_BYTES
+from wdskit.storage import cache as cache_module
+from wdskit.storage.cache import PartCache, PartName, parts_of, prune
+
+
+def read_all(cache: PartCache, name: PartName = NAME, starts: Any = STARTS) -> list[bytes | None] | None:
+    part = cache.find(name)
+    return part and [part.read(at, *starts[at : at + 2]) for at in range(len(starts) - 1)]
+
+
+def expected(starts: Any = STARTS) -> list[bytes]:
+    return [DATA[start : stop + BLOCK_BYTES] for start, stop in itertools.pairwise(starts)]
+
+
+def test_a_part_gives_its_samples_in_every_process(tmp_path):
+    cache = PartCache(tmp_path / "cache", 10**6)
+    assert cache.find(NAME) is None
+    file = keep(cache)
+    assert read_all(cache) == expected()
+    keep(cache, file=file)
+    assert file.num_reads == 1  # it is there
+    again = pickle.loads(pickle.dumps(cache))
+    assert read_all(again) == expected()
+    [found] = parts_of(tmp_path / "cache")
+    assert found.name == NAME
+    assert [*found.path.parent.iterdir()] == [found.path]  # no lock, no draft
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=9), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_any_samples_come_back(sizes, first):
+    starts = [first * 512]
+    for size in sizes:
+        starts.append(starts[-1] + size * 512)
+    data = os.urandom(starts[-1] + 2048)
+    name = PartName(SHA, starts[0], starts[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        cache = PartCache(folder, 10**6)
+        keep(cache, name, starts, Object(data))
+        part = cache.find(name)
+        assert part is not None
+        for at, (start, stop) in enumerate(itertools.pairwise(starts)):
+            assert part.read(at, start, stop) == data[start : stop + BLOCK_BYTES]
+
+
+def test_every_byte_that_changes_is_seen(tmp_path):
+    """In the samples, the sums, the number of samples and the magic: none of it gives another sample."""
+    cache = PartCache(tmp_path, 10**6)
+    keep(cache)
+    path = NAME.path(tmp_path)
+    whole = path.read_bytes()
+    cache = PartCache(tmp_path, 10**6)
+    for at in (*range(0, len(whole) - 100, 41), *range(len(whole) - 100, len(whole))):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        cache._open.clear()
+        part = cache.find(NAME)
+        found = read_all(cache) or [None] * 3
+        assert all(one in (None, good) for one, good in zip(found, expected(), strict=True))
+        assert part is None or not part.is_right()
+        path.write_bytes(whole)
+    cache._open.clear()
+    part = cache.find(NAME)
+    assert part is not None
+    assert part.is_right()
+    for size in (0, 5, 16, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert PartCache(tmp_path, 10**6).find(NAME) is None
+        assert not path.exists()  # it is fetched again
+        path.write_bytes(whole)
+
+
+def test_a_checker_that_compares_no_sum_is_caught(tmp_path, monkeypatch):
+    """The test above sees a cache that believes its disk."""
+    monkeypatch.setattr(zlib, "crc32", lambda data: 7)
+    monkeypatch.setattr(cache_module.zlib, "crc32", lambda data: 7)
+    with pytest.raises(AssertionError):
+        test_every_byte_that_changes_is_seen(tmp_path)
+
+
+def test_a_store_that_fails_keeps_nothing_and_is_asked_again(tmp_path):
+    cache = PartCache(tmp_path, 10**6)
+    keep(cache, file=Object(error=StorageError("s3://bucket/a.tar: there is no such object.", url="s3://bucket/a.tar")))
+    keep(cache, file=Object(DATA[:3000]))  # an object that is shorter than its index says
+    assert not [*parts_of(tmp_path)]
+    keep(cache)
+    assert read_all(cache) == expected()
+
+
+def test_a_part_that_another_process_fetches_is_not_fetched_twice(tmp_path):
+    cache = PartCache(tmp_path, 10**6)
+    lock = NAME.path(tmp_path).with_suffix(".lock")
+    lock.parent.mkdir()
+    fd = os.open(lock, os.O_CREAT | os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    assert keep(cache).num_reads == 0
+    os.close(fd)  # as when that process is killed
+    assert keep(cache).num_reads == 1
+    assert read_all(cache) == expected()
+
+
+def test_a_full_disk_is_said_once_and_not_tried_for_a_while(tmp_path, monkeypatch, caplog):
+    cache = PartCache(tmp_path, 10**6)
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cache_module, "publish_bytes", refuse)
+        file = keep(cache)
+        keep(cache, file=file)
+    assert file.num_reads == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path}: parts cannot be kept now: No space left on device."
+    ]
+    cache._full_until = 0
+    keep(cache)
+    assert read_all(cache) == expected()
+
+
+def test_what_was_not_used_for_long_makes_room_and_what_is_in_use_does_not(tmp_path):
+    size = STARTS[-1] - STARTS[0] + BLOCK_BYTES + 8 * 4 + 4 * 3 + 16
+    cache = PartCache(tmp_path, 4 * size)
+    names = [PartName(f"{at:064x}", *NAME[1:]) for at in range(10)]
+    files = [keep(cache, name) for name in names]
+    assert {part.name for part in parts_of(tmp_path)} == {*names[:4]}  # all are in use: nothing more is kept,
+    assert [file.num_reads for file in files] == [1] * 4 + [0] * 6  # nor fetched
+    old = time.time() - 1000
+    for name in names[:2]:
+        os.utime(name.path(tmp_path), (old, old))
+    other = PartCache(tmp_path, 4 * size)  # another process, which sees what this one has kept
+    keep(other, names[5])
+    there = {part.name for part in parts_of(tmp_path)}
+    assert len(there) == 4
+    assert {*names[2:4], names[5]} < there
+    part = cache.find(names[0]) or cache.find(names[1])
+    assert part is not None
+    for each in parts_of(tmp_path):
+        each.path.unlink()
+    assert part.read(0, *STARTS[:2]) == expected()[0]  # who has it open reads on
+
+
+def test_files_of_others_are_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "0-512.part").write_bytes(b"x" * 4096)
+    (tmp_path / SHA).mkdir()
+    (tmp_path / SHA / "notes.txt").write_text("mine")
+    cache = PartCache(tmp_path, 100)
+    keep(cache)
+    assert not [*parts_of(tmp_path)]
+    assert (tmp_path / "mine" / "0-512.part").exists()
+    assert (tmp_path / SHA / "notes.txt").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"the cache cannot be kept there: .*\n  Name another folder in cache.dir"):
+        PartCache(tmp_path / "file" / "below", 10**6)
+
+
+def test_parts_that_are_open_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "MAX_OPEN", 3)
+    cache = PartCache(tmp_path, 10**6)
+    names = [PartName(f"{at:064x}", *NAME[1:]) for at in range(8)]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for name in names:
+        keep(cache, name)
+        assert read_all(cache, name) == expected()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
+
+
+def test_pruning_takes_what_was_not_used_for_longest_and_what_the_killed_have_left(tmp_path):
+    cache = PartCache(tmp_path, 10**6)
+    names = [PartName(f"{at:064x}", *NAME[1:]) for at in range(5)]
+    for at, name in enumerate(names):
+        keep(cache, name)
+        os.utime(name.path(tmp_path), (at, at))
+    size = names[0].path(tmp_path).stat().st_size
+    for name in (f"{DRAFT_PREFIX}left.part.tmp", "0-512.lock"):
+        (tmp_path / names[4].sha256 / name).touch()
+        os.utime(tmp_path / names[4].sha256 / name, (0, 0))
+    (tmp_path / "notes.txt").touch()
+    assert [part.name for part in prune(tmp_path, 2 * size)] == names[:3]
+    assert {part.name for part in parts_of(tmp_path)} == {*names[3:]}
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [*(name.sha256 for name in names[3:]), "notes.txt"]
+    )
+    assert [*(tmp_path / names[4].sha256).iterdir()] == [names[4].path(tmp_path)]

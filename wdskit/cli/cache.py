@@ -1,0 +1,97 @@
+"""`wdskit cache`: parts of remote shards that are kept on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wdskit.cli.console import escape, format_bytes, numbers_table, plural, print_json, print_tables
+from wdskit.cli.options import JsonOption
+from wdskit.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from wdskit.storage.cache import PartFile
+
+app = typer.Typer(help="Look at, check and empty the folder that keeps parts of remote shards.", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `cache: {dir: ...}` names.")]
+
+
+@app.command("ls")
+def ls_command(folder: Folder, json: JsonOption = False) -> None:
+    """List the shards of which parts are kept: parts, bytes, and when one was last used."""
+    shards: dict[str, list[PartFile]] = defaultdict(list)
+    for part in _parts(folder):
+        shards[part.name.sha256].append(part)
+    num_bytes = sum(part.num_bytes for parts in shards.values() for part in parts)
+    rows = [
+        (sha256, len(parts), sum(part.num_bytes for part in parts), max(part.used_s for part in parts))
+        for sha256, parts in sorted(shards.items())
+    ]
+    if json:
+        names = ("sha256", "num_parts", "num_bytes", "used_s")
+        print_json({"num_bytes": num_bytes, "shards": [dict(zip(names, row, strict=True)) for row in rows]})
+        return
+    titles = ("sha256 of the shard", "parts", "size", "last used")
+    cells = [
+        (sha256[:16], str(num), format_bytes(size), time.strftime("%Y-%m-%d %H:%M", time.localtime(used_s)))
+        for sha256, num, size, used_s in rows
+    ]
+    if cells:
+        print_tables([numbers_table(titles, cells)])
+    print(f"{escape(str(folder))}: parts of {plural(len(shards), 'shard')}, {format_bytes(num_bytes)}.")
+
+
+@app.command("prune")
+def prune_command(
+    folder: Folder,
+    to: Annotated[str, typer.Option(metavar="SIZE", help="What may stay, as in 100GB; 0: nothing.")],
+) -> None:
+    """Remove the parts that were not used for longest, and what killed processes left behind."""
+    from wdskit.storage.cache import prune
+    from wdskit.text import parse_bytes
+
+    try:
+        num_bytes = 0 if to == "0" else parse_bytes(to)
+    except ValueError:
+        raise ConfigError(f"--to: {to!r} is no size. Write 100GB, or 0.") from None
+    _parts(folder)
+    removed = prune(folder, num_bytes)
+    freed = sum(part.num_bytes for part in removed)
+    print(f"Removed {plural(len(removed), 'part')}, {format_bytes(freed)}.")
+
+
+@app.command("verify")
+def verify_command(folder: Folder) -> None:
+    """Read every part and remove those that are damaged; they are fetched again when they are wanted.
+
+    Exit code: 0 where none was, 1 where some were.
+    """
+    from wdskit.storage.cache import Part
+
+    parts, damaged = _parts(folder), 0
+    for one in parts:
+        try:
+            part = Part(one.name, one.path)
+            is_right = part.is_right()
+        except StorageError as err:
+            is_right = isinstance(err.__cause__, FileNotFoundError)
+        if not is_right:
+            damaged += 1
+            one.path.unlink(missing_ok=True)
+            print(f"{escape(str(one.path))}: damaged, removed")
+    print(f"Read {plural(len(parts), 'part')}: {damaged} damaged.")
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _parts(folder: Path) -> list[PartFile]:
+    from wdskit.storage.cache import parts_of
+
+    if not folder.is_dir():
+        raise StorageError(f"{folder}: there is no such folder.", url=str(folder))
+    return list(parts_of(folder))
