@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from urllib.parse import quote
 import pytest
 import torch
 from folders import HELPERS
+from mounting import MOUNTING
 from object_server import BUCKET, put, s3_server
 from shards import number_of, write_numbers, write_pictures, write_shard
 
@@ -507,3 +509,47 @@ def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
         wdskit.make_loader({**config, "cache": {"dir": "x"}})
     with pytest.raises(ConfigError, match=r"`2 apples` is text; a size is needed, as in 500GB."):
         wdskit.make_loader(config, overrides=["cache.dir=x", "cache.size=2 apples"])
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_warming_fetches_all_before_it_is_asked_for(run, here, there, tmp_path, asked):
+    source = f"{{shards: 's3://{there}/numbers/', window: 7, lanes: 5}}"
+    stages = f"  - exact: {source}\n  - to_tuple: [cls, __key__]\n  - batched: 10\n"
+    (tmp_path / "c.yaml").write_text(f"version: 1\npipeline:\n{stages}cache: {{dir: {tmp_path}/kept, size: 1GB}}\n")
+    code, out, _ = run("cache", "warm", str(tmp_path / "c.yaml"))
+    assert (code, out.endswith(" kB are kept.")) == (0, True)
+    asked.clear()
+    loader = wdskit.make_loader(tmp_path / "c.yaml", workers=0)
+    assert digest(loader) == digest(SOURCES["columns"](here).loader(workers=0))
+    assert not [url for url in asked if url.endswith(".tar")]
+    assert run("cache", "ls", f"{tmp_path}/kept")[0] == 0
+    code, _, err = run("cache", "warm", str(tmp_path / "c.yaml"), "--set", "cache=null")
+    assert (code, "names no such folder" in err) == (1, True)
+
+
+FULL = """
+import json, logging, subprocess, sys
+from wdskit import Pipeline
+from wdskit.dataset import remote
+from wdskit.storage import cache
+from shards import number_of
+remote.PART_BYTES = 4096
+logging.basicConfig(stream=sys.stderr)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48k", "none", sys.argv[2]], check=True)
+loader = Pipeline().sequential(sys.argv[1]).map(number_of).loader(
+    workers=0, cache={"dir": sys.argv[2], "size": "1GB"})
+found = [[number for number, is_sample in loader if is_sample] for _ in range(3)]
+print(json.dumps([found, len([*cache.parts_of(cache.Path(sys.argv[2]))])]))
+"""
+
+
+@pytest.mark.skipif(not MOUNTING, reason="nobody may mount here")
+def test_a_disk_that_is_full_costs_no_sample(numbers, tmp_path):
+    (tmp_path / "small").mkdir()
+    command = [*MOUNTING, sys.executable, "-c", FULL, f"{numbers[1]}/", str(tmp_path / "small")]
+    environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    found, num_parts = json.loads(done.stdout)
+    assert found == [[*range(61)]] * 3
+    assert 0 < num_parts < 15
+    assert done.stderr.count("parts cannot be kept now: No space left on device.") == 1

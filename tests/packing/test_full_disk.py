@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from disks import HastyDisk, WatchedDisk
 from folders import HELPERS
+from mounting import MOUNTING
 from pack_cases import rows
 from shards import bytes_in
 
@@ -74,18 +75,6 @@ print(json.dumps([errors, is_right, is_whole]))
 """
 
 
-def namespace() -> list[str]:
-    """What begins a command that may mount; nothing where that is forbidden."""
-    command = ["unshare", "--user", "--map-root-user", "--mount"]
-    mount = ["sh", "-c", "mount -t tmpfs -o size=4096 none /mnt && mount -o remount,size=8192 /mnt"]
-    try:
-        done = subprocess.run([*command, *mount], capture_output=True, check=False)
-    except OSError:
-        return []
-    return command if done.returncode == 0 else []
-
-
-MOUNTING = namespace()
 KINDS = {"limit": "File too large", **({"tmpfs": "No space left on device"} if MOUNTING else {})}
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wdskit.cli.console import escape, format_bytes, numbers_table, plural, print_json, print_tables
-from wdskit.cli.options import JsonOption
+from wdskit.cli.console import escape, format_bytes, numbers_table, plural, print_json, print_tables, show_steps
+from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption
 from wdskit.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -87,6 +87,25 @@ def verify_command(folder: Folder) -> None:
     print(f"Read {plural(len(parts), 'part')}: {damaged} damaged.")
     if damaged:
         raise typer.Exit(1)
+
+
+@app.command("warm")
+def warm_command(config: ConfigArgument, pipeline: PipelineOption = None, overrides: OverridesOption = None) -> None:
+    """Fetch the shards of a pipeline into the folder that its `cache` names, as far as they fit, before it runs."""
+    from wdskit.engine.shard_cache import ShardCache
+    from wdskit.pipeline.builder import open_pipeline
+
+    opened = open_pipeline(config, pipeline, overrides or [], caller="cache warm")
+    kept, source = opened.cache.open(), opened.pipe.stages[0]
+    if kept is None:
+        raise ConfigError(f"{config}: it names no such folder. Add `cache: {{dir: /nvme/wdskit, size: 500GB}}`.")
+    if not getattr(source, "is_planned", False):
+        raise ConfigError(f"{config}: `{source.name}` keeps nothing; exact, sequential and resampled do.")
+    data = source.plan()
+    with show_steps() as show:
+        ShardCache(data.tables, data.parts, kept).warm(lambda done, total: show("fetching", done, total))
+    num_bytes = sum(part.num_bytes for part in _parts(kept.folder))
+    print(f"{escape(str(kept.folder))}: {format_bytes(num_bytes)} are kept.")
 
 
 def _parts(folder: Path) -> list[PartFile]:

@@ -21,7 +21,7 @@ from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.table import ShardTable
 from wdskit.errors import ShardError
 from wdskit.order.base import Ints
-from wdskit.storage.cache import PartCache
+from wdskit.storage.cache import MAX_FETCHING, PartCache
 
 MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank stands in 1,221 at a time
 USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
@@ -96,6 +96,25 @@ class ShardCache:
         begun.__dict__.update(self.__dict__, _ahead=ahead)
         return begun
 
+    def warm(self, progress: Callable[[int, int], None]) -> None:
+        """Fetch all remote shards into the cache, until it is full.
+
+        Args:
+            progress: Called after each shard: how many are done, and how many there are.
+        """
+        assert self.kept is not None
+        numbers = range(int(self._stops[-1]))
+        for shard in numbers:
+            opened = self._opened(self._table_of(shard), np.array([shard]))[shard]
+            if isinstance(opened, RemoteShard):
+                opened.file.missing(range(len(opened)))
+                self.kept.wait(MAX_FETCHING)
+            progress(shard + 1, len(numbers))
+        self.kept.wait()
+
+    def _table_of(self, shard: int) -> int:
+        return bisect.bisect_right(self._stop_list, shard) if len(self.tables) > 1 else 0
+
     def read(
         self, shard: int, sample: int, viewed: Callable[[str], bool] | None = None
     ) -> tuple[str, str, int, dict[str, Any]]:
@@ -110,7 +129,7 @@ class ShardCache:
             ShardError: Its shard is not right.
             StorageError, FolderIndexError: It cannot be opened, or its offsets are not those of this file.
         """
-        at = bisect.bisect_right(self._stop_list, shard) if len(self.tables) > 1 else 0
+        at = self._table_of(shard)
         table = self.tables[at]
         inner = shard - self._stop_list[at] + len(table)
         local = self._shard(shard, table, inner)

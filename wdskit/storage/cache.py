@@ -54,6 +54,7 @@ IN_USE_S = 30.0
 """A part that was used so lately makes no room."""
 LEFT_S = 3600.0
 """A draft or lock so old belongs to nobody."""
+WAIT_S = 0.01
 FULL_S = 60.0
 """How long nothing is kept after the disk was full."""
 
@@ -215,6 +216,11 @@ class PartCache:
 
         loop_of_this_process(file.url).submit(self._fetch(name, file, starts))
 
+    def wait(self, num: int = 0) -> None:
+        """Until no more than so many parts are on their way."""
+        while len(self._wanted) > num:
+            time.sleep(WAIT_S)
+
     async def _fetch(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
         self._slots = self._slots or asyncio.Semaphore(MAX_FETCHING)
         loop = asyncio.get_running_loop()
@@ -235,8 +241,9 @@ class PartCache:
         except StorageError as err:
             _log.info("%s It is not kept.", err)  # who reads a sample of it says so
         except OSError as err:
+            if time.monotonic() >= self._full_until:
+                _log.warning("%s: parts cannot be kept now: %s.", self.folder, err.strerror)
             self._full_until = time.monotonic() + FULL_S
-            _log.warning("%s: parts cannot be kept now: %s.", self.folder, err.strerror)
         finally:
             with self._lock:
                 self._wanted.discard(name)
