@@ -23,6 +23,9 @@ MAX_CHECKED_BYTES = 32 << 20
 MAX_HELD_BYTES = 1 << 20
 """Largest field that is held in memory by what only lists, copies or compares it; a larger one goes by in pieces."""
 
+MAX_SHARD_BYTES = 10**12
+"""No shard is asked to be as large: it is a unit too many."""
+
 MAX_SHARD_NAMES = 2_000_000
 """Most names a shard pattern may expand to: twice as many shards as were ever measured."""
 

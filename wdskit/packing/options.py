@@ -6,6 +6,7 @@ functions.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -15,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from wdskit.errors import PackError
-from wdskit.limits import MAX_PIXELS
+from wdskit.limits import MAX_PIXELS, MAX_SHARD_BYTES
 from wdskit.text import parse_bytes
 
 if TYPE_CHECKING:
@@ -373,11 +374,10 @@ def parse_size(text: str) -> int:
     Raises:
         PackError: It is none.
     """
-    try:
-        return parse_bytes(text)
-    except ValueError:
-        msg = f"max_bytes: {text!r} is no size of a shard. Write 200MB, 1.5GiB or a number of bytes."
-        raise PackError(msg) from None
+    with contextlib.suppress(ValueError):
+        if (num_bytes := parse_bytes(text)) < MAX_SHARD_BYTES:
+            return num_bytes
+    raise PackError(f"max_bytes: {text!r} is no size of a shard. Write 200MB, 1.5GiB or a number of bytes.")
 
 
 def parse_part(text: str) -> tuple[int, int]:
