@@ -29,7 +29,7 @@ from wdskit.engine.planned import PlannedPipeline
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
-from wdskit.storage.cache import parts_of
+from wdskit.storage.cache import PartCache, parts_of
 from wdskit.storage.objects import ObjectFile
 
 
@@ -370,6 +370,12 @@ def kept(folder: Path) -> dict[str, Any]:
     return {"cache": {"dir": str(folder), "size": "1GB"}}
 
 
+def kept_by(loader: Any) -> PartCache:
+    cache = loader.pipeline.program.shards.kept
+    assert isinstance(cache, PartCache)
+    return cache
+
+
 def wait_for_parts(folder: Path, num: int) -> None:
     deadline = time.monotonic() + 20
     while len([*parts_of(folder)]) < num and time.monotonic() < deadline:
@@ -404,12 +410,7 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
     expected = [digest(local) for _ in range(4)]
     loader = SOURCES[source](f"s3://{there}").loader(workers=0, **kept(tmp_path / "kept"))
     assert [digest(loader) for _ in range(2)] == expected[:2]
-    num = len([*parts_of(tmp_path / "kept")])
-    for _ in range(100):  # what is on its way arrives
-        time.sleep(0.05)
-        num, before = len([*parts_of(tmp_path / "kept")]), num
-        if num == before and num:
-            break
+    kept_by(loader).wait()
     asked.clear()
     assert digest(loader) == expected[2]
     assert len([url for url in asked if url.endswith(".tar")]) <= 4  # `tail: drop`: a sample that never came before
@@ -432,8 +433,9 @@ def test_workers_share_what_is_kept(here, there, s3, tmp_path):
 def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
     pipe = SOURCES["columns"](f"s3://{there}")
     expected = digest(SOURCES["columns"](here).loader(workers=0))
-    assert digest(pipe.loader(workers=0, **kept(tmp_path / "kept"))) == expected
-    time.sleep(1)
+    loader = pipe.loader(workers=0, **kept(tmp_path / "kept"))
+    assert digest(loader) == expected
+    kept_by(loader).wait()
     for part in parts_of(tmp_path / "kept"):
         data = bytearray(part.path.read_bytes())
         data[len(data) // 3] ^= 1
@@ -504,7 +506,7 @@ def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
     cache = {"dir": str(tmp_path / "kept"), "size": "2MB"}
     loader = wdskit.make_loader({**config, "cache": cache}, workers=0)
     assert len(list(loader)) == 150
-    assert loader.pipeline.program.shards.kept.num_bytes == 2_000_000
+    assert kept_by(loader).num_bytes == 2_000_000
     with pytest.raises(ConfigError, match=r"`dir` and `size` belong together. Add `size: 500GB`."):
         wdskit.make_loader({**config, "cache": {"dir": "x"}})
     with pytest.raises(ConfigError, match=r"`2 apples` is text; a size is needed, as in 500GB."):
