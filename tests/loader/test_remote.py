@@ -421,6 +421,25 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
     assert len([url for url in asked if url.endswith(".tar")]) <= 4
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
+    pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(7)
+    loader = pipe.loader(workers=workers)
+    list(loader)
+    found = loader.stats()
+    assert found.bytes_read <= found.bytes_fetched < 2 * found.bytes_read
+    assert " kB fetched; waited " in found.line()
+    assert f'wdskit_fetched_bytes_total{{loader="pipeline",rank="0"}} {float(found.bytes_fetched)}' in "".join(
+        f"{line}\n" for line in loader.prometheus_text().splitlines()
+    )
+    loader = pipe.loader(workers=workers, **kept(tmp_path / "kept"))
+    list(loader)
+    wait_for_parts(tmp_path / "kept", 3)
+    loader = pipe.loader(workers=workers, **kept(tmp_path / "kept"))
+    list(loader)
+    assert loader.stats().bytes_fetched < 5_000  # offsets
+
+
 def test_workers_share_what_is_kept(here, there, s3, tmp_path):
     expected = SOURCES["columns"](here).loader(workers=0)
     loader = SOURCES["columns"](f"{s3}/{there}").loader(workers=2, threads=2, **kept(tmp_path / "kept"))

@@ -24,6 +24,7 @@ STATS = LoaderStats(
     samples_per_s=10.0,
     bytes_read=10**6,
     bytes_per_s=1e4,
+    bytes_fetched=0,
     stages={
         "read": StageStats(1010, 0.02, 20.2, 0.013),
         "decode-crop": StageStats(1010, 1.5, 1515.0, 0.987),

@@ -22,6 +22,7 @@ _COUNTERS: dict[str, tuple[str, Callable[[LoaderStats], float]]] = {
     "samples": ("Samples in them.", lambda of: of.samples),
     "replaced_samples": ("Bad samples for which others stand.", lambda of: of.replaced),
     "read_bytes": ("Bytes read from shards for these samples.", lambda of: of.bytes_read),
+    "fetched_bytes": ("Bytes that came from a store.", lambda of: of.bytes_fetched),
     "wait_seconds": ("Time that the consumer waited, also for first items.", lambda of: of.wait_s + of.first_wait_s),
     "work_seconds": ("Time that the consumer worked between items.", lambda of: of.elapsed_s - of.wait_s),
 }

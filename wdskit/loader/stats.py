@@ -53,6 +53,7 @@ class LoaderStats:
         samples_per_s: From the first item to the last.
         bytes_read: From shards, for these samples.
         bytes_per_s: At `samples_per_s`.
+        bytes_fetched: From a store, with what was fetched ahead, or twice.
         stages: What each stage took, in the order in which they run.
     """
 
@@ -69,6 +70,7 @@ class LoaderStats:
     samples_per_s: float
     bytes_read: int
     bytes_per_s: float
+    bytes_fetched: int
     stages: Mapping[str, StageStats]
 
     def to_json(self) -> dict[str, Any]:
@@ -93,6 +95,7 @@ class LoaderStats:
     def _summary(self) -> str:
         replaced = f" ({self.replaced} replaced)" if self.replaced else ""
         read = f", {format_bytes(self.bytes_per_s)}/s" if self.bytes_read else ""
+        read += f", {format_bytes(self.bytes_fetched)} fetched" if self.bytes_fetched else ""
         first = f", first wait {format_duration(self.first_wait_s)}" if self.first_wait_s else ""
         return (
             f"{self.loader}, epoch {self.epoch}: {self.steps} steps, {self.samples} samples{replaced}, "

@@ -61,11 +61,24 @@ class EventLoop:
     def __init__(self) -> None:
         self.limit = MAX_IN_FLIGHT
         self.stores: dict[tuple[str, str], OpenStore] = {}
+        self._fetched = 0
+        self._lock = threading.Lock()
         self._used = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="wdskit-objects", daemon=True)
         self._thread.start()
+
+    def count(self, num_bytes: int) -> None:
+        """Note bytes that have come from a store."""
+        with self._lock:
+            self._fetched += num_bytes
+
+    def take_count(self) -> int:
+        """Bytes that have come since the last call."""
+        with self._lock:
+            found, self._fetched = self._fetched, 0
+        return found
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine on this loop, from another thread."""
