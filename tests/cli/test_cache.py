@@ -35,7 +35,7 @@ def test_ls_lists_shards(run, folder):
 def test_prune_removes_what_was_not_used_for_longest(run, folder):
     code, out, _ = run("cache", "prune", str(folder), "--to", "7kB")
     assert (code, out) == (0, "Removed 2 parts, 12.4 kB.")
-    assert [part.name.sha256[-1] for part in parts_of(folder)] == ["2"]
+    assert [part.name.shard[-1] for part in parts_of(folder)] == ["2"]
     assert run("cache", "prune", str(folder), "--to", "0")[0] == 0
     assert not [*parts_of(folder)]
     code, _, err = run("cache", "prune", str(folder), "--to", "much")

@@ -198,12 +198,12 @@ def test_pruning_takes_what_was_not_used_for_longest_and_what_the_killed_have_le
         os.utime(name.path(tmp_path), (at, at))
     size = names[0].path(tmp_path).stat().st_size
     for name in (f"{DRAFT_PREFIX}left.part.tmp", "0-512.lock"):
-        (tmp_path / names[4].sha256 / name).touch()
-        os.utime(tmp_path / names[4].sha256 / name, (0, 0))
+        (tmp_path / names[4].shard / name).touch()
+        os.utime(tmp_path / names[4].shard / name, (0, 0))
     (tmp_path / "notes.txt").touch()
     assert [part.name for part in prune(tmp_path, 2 * size)] == names[:3]
     assert {part.name for part in parts_of(tmp_path)} == {*names[3:]}
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        [*(name.sha256 for name in names[3:]), "notes.txt"]
+        [*(name.shard for name in names[3:]), "notes.txt"]
     )
-    assert [*(tmp_path / names[4].sha256).iterdir()] == [names[4].path(tmp_path)]
+    assert [*(tmp_path / names[4].shard).iterdir()] == [names[4].path(tmp_path)]

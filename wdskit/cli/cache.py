@@ -26,20 +26,20 @@ def ls_command(folder: Folder, json: JsonOption = False) -> None:
     """List the shards of which parts are kept: parts, bytes, and when one was last used."""
     shards: dict[str, list[PartFile]] = defaultdict(list)
     for part in _parts(folder):
-        shards[part.name.sha256].append(part)
+        shards[part.name.shard].append(part)
     num_bytes = sum(part.num_bytes for parts in shards.values() for part in parts)
     rows = [
-        (sha256, len(parts), sum(part.num_bytes for part in parts), max(part.used_s for part in parts))
-        for sha256, parts in sorted(shards.items())
+        (shard, len(parts), sum(part.num_bytes for part in parts), max(part.used_s for part in parts))
+        for shard, parts in sorted(shards.items())
     ]
     if json:
-        names = ("sha256", "num_parts", "num_bytes", "used_s")
+        names = ("shard", "num_parts", "num_bytes", "used_s")
         print_json({"num_bytes": num_bytes, "shards": [dict(zip(names, row, strict=True)) for row in rows]})
         return
-    titles = ("sha256 of the shard", "parts", "size", "last used")
+    titles = ("shard", "parts", "size", "last used")
     cells = [
-        (sha256[:16], str(num), format_bytes(size), time.strftime("%Y-%m-%d %H:%M", time.localtime(used_s)))
-        for sha256, num, size, used_s in rows
+        (shard[:16], str(num), format_bytes(size), time.strftime("%Y-%m-%d %H:%M", time.localtime(used_s)))
+        for shard, num, size, used_s in rows
     ]
     if cells:
         print_tables([numbers_table(titles, cells)])

@@ -106,10 +106,10 @@ class RemoteShard(IndexedShard):
     only where both are read. Its ETag is that of its first reply: an object that is replaced later is an error.
 
     Args:
-        url: Of the shard.
+        file: The object.
         entry: What the index says of it.
         idx: The bytes of its `.idx`.
-        cache: Where parts of it are kept; None for nowhere.
+        cache: Where parts of it are kept; None for nowhere. The object's version is known then.
 
     Raises:
         FolderIndexError: The index does not say the digest of its `.idx`, or another one.
@@ -117,15 +117,17 @@ class RemoteShard(IndexedShard):
 
     file: _ShardFile
 
-    def __init__(self, url: str, entry: ShardEntry, idx: bytes, cache: PartCache | None = None) -> None:
-        from wdskit.storage.objects import ObjectFile
-
+    def __init__(self, file: ObjectFile, entry: ShardEntry, idx: bytes, cache: PartCache | None = None) -> None:
+        url = file.url
         if entry.idx_sha256 is None:
             msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}: an older version made it."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index` where the shards are.", folder=url.rpartition("/")[0])
         offsets = parse_offsets(idx, url, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
-        kept = _KeptParts(cache, entry.sha256, offsets) if cache is not None else None
-        super().__init__(url, _ShardFile(ObjectFile(url, num_bytes=entry.num_bytes), kept), offsets)
+        kept = None
+        if cache is not None:
+            version = file.version if file.etag else f"{url} {file.version}"
+            kept = _KeptParts(cache, hashlib.sha256(f"{entry.sha256} {version}".encode()).hexdigest(), offsets)
+        super().__init__(url, _ShardFile(file, kept), offsets)
         self.edges[:] = b"\1" * len(self.edges)
 
     def ahead(self, numbers: Sequence[int]) -> IndexedShard:
@@ -177,9 +179,9 @@ class _ShardFile:
 class _KeptParts:
     """The parts of a shard, each the samples that start in one stretch of `PART_BYTES`, as far as they are kept."""
 
-    def __init__(self, cache: PartCache, sha256: str, offsets: Ints) -> None:
+    def __init__(self, cache: PartCache, digest: str, offsets: Ints) -> None:
         self._cache = cache
-        self._sha256 = sha256
+        self._digest = digest
         self._offsets: memoryview[int] = memoryview(offsets.data)
         slots = (offsets[:-1] - offsets[0]) // PART_BYTES
         self._firsts: list[int] = [*np.flatnonzero(np.diff(slots, prepend=-1)).tolist(), len(slots)]
@@ -221,18 +223,22 @@ class _KeptParts:
 
     def _name(self, at: int) -> PartName:
         first, stop = self._firsts[at : at + 2]
-        return PartName(self._sha256, self._offsets[first], self._offsets[stop])
+        return PartName(self._digest, self._offsets[first], self._offsets[stop])
 
 
 def open_remote_shards(named: Sequence[tuple[str, ShardEntry]], cache: PartCache | None = None) -> list[RemoteShard]:
-    """Open shards by their URLs and what the index says of them; their `.idx` are read at the same time. Raises as
-    `RemoteShard`.
+    """Open shards by their URLs and what the index says of them; what is read of them is read at the same time. Raises
+    as `RemoteShard`, and `StorageError` where a store cannot be read.
     """
     from wdskit.storage.objects import ObjectFile
 
-    files = [ObjectFile(f"{url}{IDX_SUFFIX}") for url, _ in named]
-    reads = [file.ahead([(0, 8 * (entry.num_samples + 1))]) for file, (_, entry) in zip(files, named, strict=True)]
+    files = [ObjectFile(url, num_bytes=entry.num_bytes) for url, entry in named]
+    sizes = [8 * (entry.num_samples + 1) for _, entry in named]
+    reads = [ObjectFile(f"{url}{IDX_SUFFIX}").ahead([(0, size)]) for (url, _), size in zip(named, sizes, strict=True)]
+    if cache is not None:  # the version of each, before a part of another one is taken for its own
+        for read in [file.ahead([(0, 1)]) for file in files]:
+            read.read_whole(0, 1)
     return [
-        RemoteShard(url, entry, read.read_whole(0, 8 * (entry.num_samples + 1)), cache)
-        for read, (url, entry) in zip(reads, named, strict=True)
+        RemoteShard(file, entry, read.read_whole(0, size), cache)
+        for file, (_, entry), read, size in zip(files, named, reads, sizes, strict=True)
     ]

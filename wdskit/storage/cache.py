@@ -1,10 +1,11 @@
 """Parts of remote shards that are kept on a local disk, shared by all processes of a machine.
 
 A part is consecutive samples of a shard and the block behind the last. Its file is
-`<dir>/<sha256 of the shard>/<first byte>-<byte behind>.part`: those bytes, then where each sample starts in the shard
-and where the last ends (uint64 each), CRC-32 of each sample with the block behind it (uint32 each), the number of
-samples (uint64), and 8 bytes of magic; little-endian. The name says which bytes they are, wherever the shard lies: two
-runs, two data sets and a shard that was replaced never meet in one file.
+`<dir>/<digest>/<first byte>-<byte behind>.part`, where the digest is that of the shard's sha256 in its index and of the
+object's ETag (of its URL and time of change, where the store has no ETags). It holds those bytes, then where each
+sample starts in the shard and where the last ends (uint64 each), CRC-32 of each sample with the block behind it (uint32
+each), the number of samples (uint64), and 8 bytes of magic; little-endian. The name says which bytes they are: two data
+sets, and two objects of which one replaced the other, never meet in one file.
 
 There is no daemon and nothing is waited for. Who fetches a part holds a lock file that the kernel frees when the
 process ends; the others read what they need from the store meanwhile. A part appears under its name when it is whole.
@@ -66,15 +67,15 @@ _log = logging.getLogger(__name__)
 
 
 class PartName(NamedTuple):
-    """Which bytes of which shard: its sha256 in hex, the first byte, and the one behind the last, without the block."""
+    """Which bytes of which shard: its digest in hex, the first byte, and the one behind the last, without the block."""
 
-    sha256: str
+    shard: str
     start: int
     stop: int
 
     def path(self, folder: Path) -> Path:
         """Where its file is."""
-        return folder / self.sha256 / f"{self.start}-{self.stop}.part"
+        return folder / self.shard / f"{self.start}-{self.stop}.part"
 
 
 class Part:
@@ -136,11 +137,8 @@ class PartCache:
         folder: Made if it is not there.
         num_bytes: Most bytes of all parts in it, but for those that other processes are just writing.
 
-    Attributes:
-        num_fetched: Bytes of parts that this process has fetched.
-
     Raises:
-        StorageError: It cannot be made, or holds something that is no part.
+        StorageError: It cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str], num_bytes: int) -> None:
@@ -151,7 +149,6 @@ class PartCache:
         except OSError as err:
             msg = f"{self.folder}: the cache cannot be kept there: {err.strerror}."
             raise StorageError(f"{msg}\n  Name another folder in cache.dir.", url=str(folder)) from err
-        self.num_fetched = 0
         self._open: OrderedDict[PartName, Part] = OrderedDict()
         self._wanted: set[PartName] = set()
         self._lock = threading.Lock()
@@ -206,15 +203,16 @@ class PartCache:
             file: The shard.
             starts: Where its samples start in the shard, and where the last ends.
         """
+        from wdskit.storage.requests import loop_of_this_process  # which needs obstore
+
         if time.monotonic() < self._full_until:
             return
+        loop = loop_of_this_process(file.url)
         with self._lock:
             if name in self._wanted:
                 return
             self._wanted.add(name)
-        from wdskit.storage.requests import loop_of_this_process  # which needs obstore
-
-        loop_of_this_process(file.url).submit(self._fetch(name, file, starts))
+        loop.submit(self._fetch(name, file, starts))
 
     def wait(self, num: int = 0) -> None:
         """Until no more than so many parts are on their way."""
@@ -255,7 +253,6 @@ class PartCache:
         end = np.array(starts, dtype="<u8").tobytes() + np.array(sums, dtype="<u4").tobytes()
         with own_temp_files():  # another process may fetch it too, where a claim was lost
             publish_bytes(name.path(self.folder), data + end + _END.pack(len(sums), _MAGIC))
-        self.num_fetched += len(data)
 
     def _make_room(self, num_bytes: int) -> bool:
         """Whether so many bytes fit, once parts that were not used for long have gone. They are being written then."""
@@ -272,6 +269,7 @@ class PartCache:
                     gone.path.unlink(missing_ok=True)
                     self._used_bytes -= gone.num_bytes
                 if self._used_bytes + num_bytes > self.num_bytes:
+                    self._full_until = time.monotonic() + IN_USE_S / 3
                     return False
             self._num_left -= 1
             self._used_bytes += num_bytes
