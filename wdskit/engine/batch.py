@@ -167,6 +167,7 @@ def _make(program: Program, job: Job, cache: ShardCache, memory: Memory, task: T
     if timings is not None:
         program.pace.end(timings)
         total.merge(timings)
+    total.bytes_fetched += cache.take_fetched()
     return total
 
 

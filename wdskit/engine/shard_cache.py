@@ -96,6 +96,14 @@ class ShardCache:
         begun.__dict__.update(self.__dict__, _ahead=ahead)
         return begun
 
+    def take_fetched(self) -> int:
+        """Bytes that have come from a store to this process since the last call."""
+        if not self.is_remote:
+            return 0
+        from wdskit.storage.requests import loop_of_this_process  # which needs obstore
+
+        return loop_of_this_process("").take_count()
+
     def warm(self, progress: Callable[[int, int], None]) -> None:
         """Fetch all remote shards into the cache, until it is full.
 
