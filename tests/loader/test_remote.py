@@ -353,6 +353,9 @@ def test_a_bucket_that_others_wrote_is_indexed_where_it_is(here, s3, tmp_path):
             data = ObjectFile(f"{url}/{path.name}")
             assert data.read_at(0, data.num_bytes) == path.read_bytes(), path.name
     assert read_all(f"{url}/") == [*range(60)]
+    put(f"{s3}/{BUCKET}/others/index.json", b"{")
+    assert wdskit.index_folder(url, workers=1).index.num_samples == 60
+    assert read_all(f"{url}/") == [*range(60)]
     changed = (folder / "s-001.tar").read_bytes().replace(b"n0000", b"m0000")
     put(f"{s3}/{BUCKET}/others/s-001.tar", changed)
     with pytest.raises(FolderIndexError, match=r"s-001.tar: .*\n.*no index was written|no index was written"):

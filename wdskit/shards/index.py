@@ -141,7 +141,10 @@ def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -
     shards = {name: one for name, one in objects.items() if name.endswith(".tar") and not name.startswith(".")}
     if not shards:
         raise StorageError(f"{url}: no shard (*.tar) stands in this folder.", url=url)
-    known = read_index(url).by_name if INDEX_NAME in objects else {}
+    known: Mapping[str, ShardEntry] = {}
+    if INDEX_NAME in objects:
+        with contextlib.suppress(FolderIndexError):  # it is damaged, which is why it is made again
+            known = read_index(url).by_name
     sizes = [one.num_bytes for one in shards.values()]
     num_workers = choose_workers(len(sizes), sum(sizes)) if workers is None else workers
     scans = [*_read_all(url, _scan_object, [*shards.values()], sizes, num_workers, progress)]
