@@ -19,7 +19,15 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from wdskit.errors import StorageError
-from wdskit.storage.requests import LARGE_UNITS, STORE_ERRORS, ShortBodyError, Tries, loop_of_this_process, result
+from wdskit.storage.requests import (
+    LARGE_UNITS,
+    STORE_ERRORS,
+    ShortBodyError,
+    Tries,
+    loop_of_this_process,
+    result,
+    try_whole,
+)
 from wdskit.storage.stores import BUCKET_SCHEMES, Location, locate
 
 PART_BYTES = 16 << 20
@@ -351,18 +359,7 @@ def list_objects(url: str) -> list[ObjectInfo]:
 
 
 async def _list(location: Location) -> Any:
-    tries = Tries(location)
-    while True:
-        try:
-            listing = tries.store().list_with_delimiter_async(location.key or None)
-            reply = await asyncio.wait_for(listing, PART_S)
-        except asyncio.TimeoutError as err:
-            raise StorageError(f"{location.url}: no list came within {PART_S:.0f} s.", url=location.url) from err
-        except STORE_ERRORS as err:
-            await tries.failed(err)
-        else:
-            tries.succeeded()
-            return reply
+    return await try_whole(location, lambda store: store.list_with_delimiter_async(location.key or None), PART_S)
 
 
 def plan_parts(ranges: Iterable[Range]) -> list[Range]:

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
@@ -248,6 +248,22 @@ def explain(err: Exception) -> Failure:
         system = _SYSTEM.search(text)
         return Failure(kind + (f": {system[1]}" if system else ""), is_passing=True)
     return Failure(f"it cannot be read: {type(err).__name__}. Check the settings of its store")
+
+
+async def try_whole(location: Location, call: Callable[[Any], Awaitable[Any]], limit_s: float) -> Any:
+    """What a call with the store of a location gives, tried until it succeeds; each try has so many seconds."""
+    tries = Tries(location)
+    while True:
+        try:
+            reply = await asyncio.wait_for(call(tries.store()), limit_s)
+        except asyncio.TimeoutError as err:
+            msg = f"{location.url}: the store did not answer within {limit_s:.0f} s."
+            raise StorageError(msg, url=location.url) from err
+        except STORE_ERRORS as err:
+            await tries.failed(err)
+        else:
+            tries.succeeded()
+            return reply
 
 
 class _Process:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from wdskit.errors import StorageError
 from wdskit.storage.objects import PART_S
-from wdskit.storage.requests import STORE_ERRORS, Tries, loop_of_this_process, result
+from wdskit.storage.requests import loop_of_this_process, result, try_whole
 from wdskit.storage.stores import BUCKET_SCHEMES, locate
 
 
@@ -31,14 +29,4 @@ def put_object(url: str, data: bytes) -> None:
 
 async def _put(url: str, data: bytes) -> None:
     location = locate(url)
-    tries = Tries(location)
-    while True:
-        try:
-            await asyncio.wait_for(tries.store().put_async(location.key, data), PART_S)
-        except asyncio.TimeoutError as err:
-            raise StorageError(f"{location.url}: not written within {PART_S:.0f} s.", url=location.url) from err
-        except STORE_ERRORS as err:
-            await tries.failed(err)
-        else:
-            tries.succeeded()
-            return
+    await try_whole(location, lambda store: store.put_async(location.key, data), PART_S)
