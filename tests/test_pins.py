@@ -21,7 +21,7 @@ import torch
 from folders import GOLDEN
 from shards import even, write_shard
 
-from wdskit import Pipeline, Ragged
+from wdskit import Pipeline, Ragged, StateError
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 
@@ -243,3 +243,20 @@ def test_batches_and_states_are_what_they_were(data, pins, name, world, rank, wo
 def test_workers_and_threads_change_no_batch(data, pins, name):
     loader = loader_of(data, name, 1, 0, 2, threads=2)
     assert run(loader)[0] == pins[f"{name}, rank 0 of 1, 0 workers"]["batches"]
+
+
+def test_a_state_of_another_order_is_refused_with_the_reason(data, pins):
+    """`exact` has order version 2; what other sources saved goes on."""
+    state = json.loads(json.dumps(pins["exact, rank 0 of 1, 0 workers"]["state"]))
+    assert state["fingerprint"]["order_version"] == 2
+    del state["fingerprint"]["homes"]
+    state["fingerprint"] |= {"order_version": 1, "lanes": 240}
+    loader = loader_of(data, "exact", 1, 0, 0)
+    with pytest.raises(StateError) as found:
+        loader.load_state_dict(state)
+    assert str(found.value).split("\n")[0] == (
+        "this state belongs to another sequence of samples: `exact` has order version 2 in this wdskit and 1 in the "
+        "state, where the same settings give another sequence."
+    )
+    loader.load_state_dict(state, strict=False)
+    assert pins["resampled, rank 0 of 1, 0 workers"]["state"]["fingerprint"]["order_version"] == 1

@@ -25,6 +25,7 @@ from wdskit.engine.batch import make_batches
 from wdskit.engine.planned import PlannedPipeline
 from wdskit.engine.program import Job
 from wdskit.errors import DecodeError, SampleError, ShardError, WdskitError
+from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 
 
@@ -281,7 +282,7 @@ def test_what_a_batch_holds_decides_whether_it_is_made_by_columns(tmp_path: Path
     pipe = Pipeline().sequential(str(tmp_path)).decode().to_tuple("cls", "__key__").batched(3)
     built = pipe.build(rank=0, world_size=1)
     made = count_made(built)
-    batches = make_batches(built.program, Job(0, range(60), 60)).result()
+    batches = make_batches(built.program, built.program.places(Job(0, Steps(60, 60, 1, "drop"), 0, 1))).result()
     assert [key for batch in batches for key in batch.value[1]] == sorted(samples)
     assert sum(made) == 10
     loader = pipe.loader(workers=1, threads=2)

@@ -9,7 +9,7 @@ from wdskit.pipeline.settings import Config, load_config
 
 # name: (shorthand, long form); where there is no shorthand the bare name is it
 FORMS: dict[str, tuple[Any, Any]] = {
-    "exact": ("a.tar", {"shards": "a.tar", "tail": "drop", "lanes": 240}),
+    "exact": ("a.tar", {"shards": "a.tar", "tail": "drop", "homes": 1}),
     "resampled": ("a.tar", {"shards": "a.tar", "chunk": 64}),
     "sequential": ("a.tar", {"shards": "a.tar", "tail": "pad", "seed": 0}),
     "stream": ("a.tar", {"shards": "a.tar"}),

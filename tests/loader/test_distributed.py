@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from shards import draw, write_numbers
 from torch.distributed.device_mesh import init_device_mesh
 
 import wdskit
-from wdskit import Pipeline, PipelineError, RankError, check_same_batches, gather_valid
+from wdskit import Pipeline, PipelineError, RankError, check_same_batches, gather_valid, make_loader
 from wdskit.loader import distributed
 from wdskit.loader.distributed import _digest
 from wdskit.shards.index import index_folder
@@ -81,11 +82,11 @@ def test_an_evaluation_counts_each_sample_once_with_fewer_samples_than_ranks_too
 
 
 MUTANTS = {
-    "rank by rank": ("_interleave", torch.cat),
-    "padding is kept": ("_gather_objects", lambda rows, mask, group: true_gather(rows, torch.ones_like(mask), group)),
+    "ranks in another order": ("_all_gather", lambda rows, group: true_parts(rows, group)[::-1]),
+    "padding is kept": ("_gather_objects", lambda rows, mask, *how: true_gather(rows, torch.ones_like(mask), *how)),
     "padding is summed": ("_reduce", lambda rows, mask, *how: true_reduce(rows, torch.ones_like(mask), *how)),
 }
-true_gather, true_reduce = distributed._gather_objects, distributed._reduce
+true_gather, true_reduce, true_parts = distributed._gather_objects, distributed._reduce, distributed._all_gather
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -102,15 +103,15 @@ def states_of(pipe):
         yield from [loader.state_dict(), *(loader.state_dict() for _ in loader)][:-1]
 
 
-def gather_rest(pipe, state):
-    """What is gathered behind a state, as a tensor and as a list."""
-    loader = pipe.loader(workers=0)
+def gather_rest(pipe, state, size):
+    """What is gathered behind a state, as a tensor and as a list, with nodes of `size` ranks."""
+    loader = make_loader(pipe, workers=0, ranks_per_node=size)
     loader.load_state_dict(state)
     rows, texts = [], []
     for numbers, keys, *valid in loader:
-        mask = valid[0] if valid else None
-        rows += gather_valid(numbers, mask).tolist()
-        texts += gather_valid(keys, mask)
+        mask, positions = (valid[0], None) if valid else (None, loader.positions)
+        rows += gather_valid(numbers, mask, positions=positions).tolist()
+        texts += gather_valid(keys, mask, positions=positions)
     assert texts == [f"n{number:06d}" for number in rows]
     return rows
 
@@ -124,8 +125,9 @@ def test_rows_are_gathered_in_the_order_of_their_samples_after_every_resume(fold
     order = [int(numbers[0]) for numbers, *_ in one.loader(workers=0)]
     assert sorted(order) == list(range(13))
     states = list(states_of(pipe))
-    for world_size in range(1, 5):
-        found = run_ranks(world_size, lambda _: [gather_rest(pipe, state) for state in states], tmp_path)
+    for world_size, size in ((1, 1), (2, 1), (3, 3), (4, 1), (4, 2)):
+        gather = functools.partial(gather_rest, pipe, size=size)
+        found = run_ranks(world_size, lambda _, gather=gather: [gather(state) for state in states], tmp_path)
         for state, *rest in zip(states, *found, strict=True):
             left = order[state["consumed"] :]
             kept = left if tail == "pad" else left[: len(left) // (2 * world_size) * 2 * world_size]
@@ -140,13 +142,13 @@ def test_gather_valid_takes_any_type_and_a_part_of_the_ranks(tmp_path):
         valid = torch.tensor([True, mesh["dp"].get_local_rank() == 0])
         found = [gather_valid(torch.tensor([rank, 0]).to(each), valid, group=mesh["dp"]) for each in types]
         assert [each.dtype for each in found] == types
-        assert gather_valid([rank, -1], valid, group=mesh.get_group("dp")) == [rank % 2, rank % 2 + 2, -1]
+        assert gather_valid([rank, -1], valid, group=mesh.get_group("dp")) == [rank % 2, -1, rank % 2 + 2]
         with pytest.raises(RankError, match=r"2 dimensions \(dp, tp\)"):
             gather_valid([rank], None, group=mesh)
         return [each.float().tolist() for each in found]
 
     for rank, found in enumerate(run_ranks(4, gather_all, tmp_path)):
-        numbers = [rank % 2, rank % 2 + 2, 0]
+        numbers = [rank % 2, 0, rank % 2 + 2]
         assert found == [[float(bool(number)) for number in numbers], *([numbers] * 6)]
 
 
@@ -196,7 +198,10 @@ def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
                 Pipeline().exact(folders[8]).loader(process_group=mesh)
             told.append(str(caught.value))
         one = init_device_mesh("cpu", (2,))
-        assert tuple(Pipeline().exact(folders[8]).loader(workers=0, process_group=one).pipeline.run.place) == (rank, 2)
+        assert tuple(Pipeline().exact(folders[8]).loader(workers=0, process_group=one).pipeline.run.place)[:2] == (
+            rank,
+            2,
+        )
         return told
 
     way = 'Give the one that the data are split over: process_group=mesh["dp"].'

@@ -28,6 +28,7 @@ from wdskit.engine.outcome import Outcome, WorkerTraceback
 from wdskit.engine.program import Job
 from wdskit.loader import process_pool
 from wdskit.loader.process_pool import Request
+from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.stages.collate import FRESH
 
@@ -424,7 +425,7 @@ def test_a_batch_that_is_finished_while_it_is_forgotten_does_not_end_its_worker(
 
     built = Pipeline().sequential(pattern, tail="drop").map(wait).batched(4).build(threads=2)
     ticket = Ticket(1)
-    requests = iter([Request((), (), 1, Job(0, range(4), 4)), Request((ticket,), ()), None])
+    requests = iter([Request((), (), 1, Job(0, Steps(4, 4, 1, "drop"), 0, 1)), Request((ticket,), ()), None])
 
     class Channel:
         """The worker's side, with what the main process says written down."""

@@ -57,7 +57,7 @@ def taken(loader, num):
 
 def joined(ranks):
     """The global batches of a run, from the batches of its ranks."""
-    return [[number for row in zip(*step, strict=True) for number in row] for step in zip(*ranks, strict=True)]
+    return [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
 
 
 # --- accelerate
@@ -144,7 +144,7 @@ def test_dcp_holds_the_loader_beside_the_model_and_other_numbers_of_ranks_go_on(
     for num in (1, 2, 3):
         rest = run_ranks(num, lambda _: load_with_dcp(make, folder, 7 - step), tmp_path)
         assert joined(rest) == whole[step:]
-    assert [[*batch] for batch in load_with_dcp(make, folder, 7 - step)] == whole[step:]  # without ranks
+    assert [sorted(batch) for batch in load_with_dcp(make, folder, 7 - step)] == whole[step:]  # without ranks
 
 
 def test_dcp_holds_the_stream_of_each_rank_under_its_own_name(shards, tmp_path):

@@ -152,8 +152,12 @@ def test_odd_samples_cost_a_batch_its_shortcut_and_nothing_else(pictures, monkey
         if leaves_numbers:
             program, ending = program.without_numbers()
         steps = Steps(120, 4, 1, "drop")
-        jobs = [Job(0, steps.range(0, step, step + 1), 120) for step in range(30)]
-        found = [finish_numbers(each, ending).value for job in jobs for each in make_batches(program, job).result()]
+        jobs = [Job(0, steps, step, step + 1) for step in range(30)]
+        found = [
+            finish_numbers(each, ending).value
+            for job in jobs
+            for each in make_batches(program, program.places(job)).result()
+        ]
         assert [plain(batch) for batch in found] == wanted
     assert 30 < in_place.count(0) < len(in_place) == 60
     assert len(carried) == 4 * 60

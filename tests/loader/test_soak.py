@@ -11,6 +11,7 @@ import gc
 import hashlib
 import itertools
 import json
+import operator
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ from leaks import open_things
 from shards import png_of, write_numbers, write_shard
 
 from wdskit import Pipeline
+from wdskit.loader.planned import PlannedLoader
 from wdskit.shards.index import index_folder
 
 ALL = bool(os.environ.get("WDSKIT_ALL_SOAK"))
@@ -155,8 +157,18 @@ def run(loaders: list[Any], num_steps: int) -> list[list[bytes | None]]:
     parts = []
     for loader in loaders:
         items = itertools.chain.from_iterable(itertools.repeat(loader))
-        parts.append([rows(item) for item in itertools.islice(items, num_steps)])
-    return [list(itertools.chain.from_iterable(itertools.zip_longest(*ranks))) for ranks in zip(*parts, strict=True)]
+        parts.append([placed_rows(loader, item) for item in itertools.islice(items, num_steps)])
+    return [
+        [row for _, row in sorted(itertools.chain(*ranks), key=operator.itemgetter(0))]
+        for ranks in zip(*parts, strict=True)
+    ]
+
+
+def placed_rows(loader: Any, item: Any) -> list[tuple[int, bytes | None]]:
+    """Rows with their positions; those of a stream, whose ranks have samples of their own, as they come."""
+    found = rows(item)
+    places = loader.positions.tolist() if isinstance(loader, PlannedLoader) else range(len(found))
+    return list(zip(places, found, strict=True))
 
 
 def make_ranks(make: Callable[..., Any], world: int, state: dict[str, Any] | None) -> list[Any]:

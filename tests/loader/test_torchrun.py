@@ -140,7 +140,7 @@ def three_here(shards, state, consumed) -> list[list[dict]]:
     pipe = Pipeline().exact(shards, seed=5, window=16).map(number_of).batched(BATCH)
     ranks = []
     for rank in range(3):
-        loader = pipe.loader(workers=0, rank=rank, world_size=3)
+        loader = pipe.loader(workers=0, rank=rank, world_size=3, ranks_per_node=3)
         loader.load_state_dict({**state, "consumed": consumed})
         epochs = range(loader.epoch, EPOCHS)
         ranks.append([{"epoch": epoch, "numbers": batch.tolist()} for epoch in epochs for batch in loader])

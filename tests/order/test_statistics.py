@@ -98,7 +98,7 @@ def test_no_two_seeds_epochs_lanes_and_purposes_share_a_key(used_keys):
                 draws.shard(draw)
         for stage in ("0:map", "1:map", "0:random_flip"):
             PositionRng(seed, stage)
-    exact = 2 * 2 + num_windows
+    exact = 1 + 2 * 2 + num_windows  # homes, then shards and an offset of each pass
     resampled = 2 * num_windows
     stream = 2 + 80
     assert len(used_keys) == 2 * (exact + resampled + stream + 3)

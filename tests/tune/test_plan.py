@@ -13,8 +13,10 @@ from shards import write_numbers
 import wdskit
 from wdskit.dataset.index import ShardEntry, write_index
 from wdskit.errors import ConfigError, FolderIndexError, PipelineError
+from wdskit.order.lanes import cuts_of
 from wdskit.shards.index import index_folder
-from wdskit.tune.plan import fitting_lanes
+from wdskit.tune.plan import LanesPlan, fitting_lanes
+from wdskit.tune.reads import Nodes
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +68,16 @@ def test_steps_and_tail_are_the_loaders(folder, kind, tail, world_size):
 
 
 @pytest.mark.parametrize("epoch", [0, 3])
-@pytest.mark.parametrize("world_size", [1, 2, 6])
-def test_shards_and_bytes_of_a_rank_are_those_it_reads(folder, world_size, epoch):
-    """R divides the lanes here, so the closed form is exact."""
-    found = plan(folder, options={"tail": "pad"}, world_size=world_size, epoch=epoch)
+@pytest.mark.parametrize(("world_size", "batch"), [(1, 4), (2, 10), (5, 4)])
+def test_shards_and_bytes_of_a_rank_are_those_it_reads(folder, world_size, batch, epoch):
+    """Each node of one rank has its own lanes here, so the closed form is exact."""
+    options = {"lanes": 20 if world_size > 1 else 12}
+    found = plan(folder, options=options, batch=batch, world_size=world_size, gpus_per_node=1, epoch=epoch)
     stops = np.cumsum([9, 0, 30, 14, 7, 40])
     sizes = np.array([(folder / f"s-{at:03d}.tar").stat().st_size for at in range(6)])
     shards, num_bytes = [], []
     for rank in range(world_size):
-        numbers, _ = numbers_of(folder, {"tail": "pad"}, rank, world_size, epoch)
+        numbers, _ = numbers_of(folder, options, rank, world_size, epoch, batch=batch)
         at = np.searchsorted(stops, numbers, side="right")
         shards.append(len(set(at.tolist())))
         num_bytes.append((sizes / [9, 1, 30, 14, 7, 40])[at].sum())
@@ -84,26 +87,30 @@ def test_shards_and_bytes_of_a_rank_are_those_it_reads(folder, world_size, epoch
     assert found.num_bytes == pytest.approx(sizes.sum() - sizes[1], abs=1)
 
 
-def test_lanes_that_ranks_share_are_a_warning(folder):
-    found = plan(folder, world_size=8, batch=1)
-    assert (found.lanes.num_lanes, found.lanes.per_rank, found.lanes.fitting) == (12, 3, (12,))
+def test_lanes_that_nodes_share_are_a_warning(folder):
+    found = plan(folder, world_size=4, batch=3, gpus_per_node=1)
+    assert found.lanes == LanesPlan(num_lanes=12, per_node=3, num_shared=1.0, fitting=(12,))
     assert found.warnings == ()
-    found = plan(folder, world_size=5, batch=1)
-    assert (found.lanes.per_rank, found.lanes.fitting) == (12, (10, 15))
+    found = plan(folder, world_size=8, batch=2, gpus_per_node=1)
+    assert (found.lanes.per_node, found.lanes.fitting) == (3, (8, 16))
     (warning,) = found.warnings
     what, way_out = warning.split("\n")
-    assert what.startswith("a rank takes from 12 of 12 lanes, more than twice 12 / 5, and shares each with other ranks")
-    assert way_out == "  Before a run begins, set `lanes: 10 or 15`: another number is another order."
+    assert what == "a lane is read by 1.5 nodes on average, which read the same shards."
+    assert way_out == "  Before a run begins, set `lanes: 8 or 16`: another number is another order."
+    assert plan(folder, world_size=8, batch=2, gpus_per_node=1, options={"lanes": 16}).lanes.num_shared == 1
+    assert plan(folder, world_size=8, batch=2, gpus_per_node=8).lanes.num_shared == 1
 
 
-def test_fitting_lanes_fit_and_none_nearer_does():
-    for world_size in range(1, 40):
-        for num_lanes in range(1, 60):
-            fits = [lanes for lanes in range(1, 200) if lanes // np.gcd(lanes, world_size) * world_size <= 2 * lanes]
-            near = fitting_lanes(num_lanes, world_size)
-            assert set(near) <= set(fits)
-            assert max((each for each in fits if each <= num_lanes), default=None) in (*near, None)
-            assert min(each for each in fits if each >= num_lanes) in near
+def test_each_node_has_its_own_of_fitting_lanes_and_of_none_nearer():
+    for num_nodes in range(2, 20):
+        for factor, num_lanes in ((1, 40), (8, 40), (12, 7), (64, 240)):
+            nodes = Nodes(num_nodes, num_nodes * factor)
+            fits = [each for each in range(1, 1000) if each % num_nodes == 0 and nodes.batch % each == 0]
+            for each in fits:
+                assert ((nodes.shares(cuts_of(each)) > 0).sum(axis=0) == 1).all()
+            near = fitting_lanes(num_lanes, nodes)
+            below, above = ([each for each in fits if sign * each >= sign * num_lanes] for sign in (-1, 1))
+            assert set(near) == {*below[-1:], *(each for each in above[:1] if each < 4 * num_lanes + num_nodes)}
 
 
 def test_a_mixture_has_shares_and_repeats(folder):
@@ -140,17 +147,6 @@ def test_repeats_of_a_finite_mixture(folder):
     assert found.num_samples == 240
 
 
-def test_parts_in_step_with_the_ranks_are_a_warning(folder):
-    parts = [{"shards": str(folder), "weight": 1}, {"shards": str(folder / "s-005.tar"), "weight": 1}]
-    stages = ({"batched": 4}, {"with_epoch": 50})
-    found = wdskit.plan(config(*stages, exact={"mixture": parts}), world_size=2)
-    assert any(f"rank 0 takes 100% of its samples from {folder}, all ranks together 50%" in w for w in found.warnings)
-    assert found.rank_bytes.mean == pytest.approx(found.parts[0].num_bytes * 2, rel=0.02)
-    parts[0]["weight"], parts[1]["weight"] = 50, 51
-    found = wdskit.plan(config(*stages, exact={"mixture": parts}), world_size=2)
-    assert not any("takes" in warning and "samples from" in warning for warning in found.warnings)
-
-
 def test_too_many_open_shards_and_a_large_tail_are_warnings(tmp_path):
     write_numbers(tmp_path, [1] * 600)
     index_folder(tmp_path, workers=1)
@@ -163,13 +159,14 @@ def test_too_many_open_shards_and_a_large_tail_are_warnings(tmp_path):
     ]
 
 
-def test_a_node_holds_the_windows_of_its_ranks(folder):
-    found = plan(folder, world_size=12, gpus_per_node=3, batch=1, options={"window": 100})
-    alone = plan(folder, world_size=12, gpus_per_node=1, batch=1, options={"window": 100})
-    every = plan(folder, world_size=12, gpus_per_node=99, batch=1, options={"window": 100})
-    assert alone.node_shards == alone.open_shards <= found.node_shards <= every.node_shards == 5
-    assert every.gpus_per_node == 12
-    assert every.node_bytes == every.num_bytes
+def test_a_node_holds_the_windows_of_its_lanes(folder):
+    found, alone, every = (
+        plan(folder, world_size=12, gpus_per_node=num, batch=1, options={"window": 100}) for num in (3, 1, 99)
+    )
+    assert alone.open_shards <= found.open_shards <= every.open_shards == 5
+    assert alone.node_bytes < found.node_bytes < every.node_bytes == every.num_bytes
+    assert [each.gpus_per_node for each in (found, alone, every)] == [3, 1, 12]
+    assert plan(folder, world_size=12, gpus_per_node=8, batch=1).gpus_per_node == 6
 
 
 def test_global_sizes_that_do_not_divide_are_refused(folder):

@@ -21,6 +21,7 @@ from wdskit.cli.console import (
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption
 
 if TYPE_CHECKING:
+    from wdskit.tune.downloads import DownloadPlan
     from wdskit.tune.mixing import QualityPlan
     from wdskit.tune.plan import EpochPlan, StreamPlan
 
@@ -38,6 +39,14 @@ def plan_command(
     ] = None,
     gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.")] = 8,
     epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.")] = 0,
+    downloads: Annotated[
+        bool | None,
+        typer.Option(
+            "--downloads/--no-downloads",
+            help="Find what nodes fetch from a store. Default: where that takes seconds.",
+            show_default=False,
+        ),
+    ] = None,
     quality: Annotated[bool, typer.Option("--quality", help="Compare batches with a uniform draw.")] = False,
     classes: Annotated[
         int | None,
@@ -69,6 +78,7 @@ def plan_command(
         workers=workers,
         gpus_per_node=gpus_per_node,
         epoch=epoch,
+        downloads=downloads,
         quality=quality,
         classes=classes,
         plot=plot,
@@ -93,6 +103,8 @@ def plan_command(
             for part in found.parts
         )
         tables.append(numbers_table(("part", "shards", "samples", "size", "share", "repeats"), rows))
+    if found.downloads is not None:
+        tables.append(details_table(_download_rows(found.downloads)))
     if found.quality is not None:
         tables.append(details_table(_quality_rows(found.quality)))
     print_tables(tables)
@@ -116,15 +128,25 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
         share = f" ({plan.num_dropped / plan.num_samples:.2%})" if plan.num_dropped else ""
         yield "dropped", f"{plural(plan.num_dropped, 'sample')}{share}"
     if plan.lanes is not None:
-        yield "lanes", f"a rank takes from {plan.lanes.per_rank:,} of {plan.lanes.num_lanes:,}"
+        yield "lanes", f"a node takes from {plan.lanes.per_node:,} of {plan.lanes.num_lanes:,}"
     shards = _between(*(format_count(round(each)) for each in (plan.rank_shards.least, plan.rank_shards.most)))
     num_bytes = _between(*map(format_bytes, (plan.rank_bytes.least, plan.rank_bytes.most)))
     yield "a rank reads", f"{shards} shards, {num_bytes}"
-    of_node = ""
-    if plan.gpus_per_node > 1:
-        of_node = f"; a node of {plan.gpus_per_node} from {plan.node_shards:,}"
-        of_node += f", in windows of {format_bytes(plan.node_bytes)}"
-    yield "at once", f"a rank from {plural(plan.open_shards, 'shard')}{of_node}"
+    of_node = f"a node of {plural(plan.gpus_per_node, 'rank')}"
+    yield (
+        "at once",
+        f"{of_node} from {plural(plan.open_shards, 'shard')}, in windows of {format_bytes(plan.node_bytes)}",
+    )
+
+
+def _download_rows(plan: DownloadPlan) -> Iterator[tuple[str, str]]:
+    about = "" if plan.is_exact else "about "
+    yield "downloads", f"a node {about}{format_bytes(plan.node_bytes)} in {plural(plan.requests, 'part')}"
+    yield "all nodes", f"{plan.first_ratio:.2f} times the data, {plan.second_ratio:.2f} times in the next epoch"
+    if plan.homes:
+        other = "without homes" if plan.other_homes == 1 else f"with `homes: {plan.other_homes}`"
+        yield "homes", f"{plan.homes}; {other} the next epoch is {plan.other_ratio:.2f} times"
+    yield "needed again", f"at one moment {about}{format_bytes(plan.live_bytes)} of a node: the least `cache.size`"
 
 
 def _quality_rows(quality: QualityPlan) -> Iterator[tuple[str, str]]:

@@ -74,14 +74,14 @@ class ShardTable:
         self._folder_numbers = np.repeat(folders, [len(numbers) for _, numbers in found])
         self._numbers = np.concatenate([numbers for _, numbers in found])
         self._selections = [read_selection(index.folder, split) for index in self._indexes] if split else []
-        self._in_files: Ints = self._column([index.counts for index in self._indexes])
-        self._firsts: Ints = np.zeros_like(self._in_files)
-        self.counts: Ints = self._in_files
+        self.file_counts: Ints = self._column([index.counts for index in self._indexes])
+        self._firsts: Ints = np.zeros_like(self.file_counts)
+        self.counts: Ints = self.file_counts
         if self._selections:
             self.counts = self._column([selection.counts for selection in self._selections])
-        if self._in_files.sum(dtype=np.float64) >= _MOST_SAMPLES:  # which as int64 may be negative, or few
+        if self.file_counts.sum(dtype=np.float64) >= _MOST_SAMPLES:  # which as int64 may be negative, or few
             folder = self.folders[0]
-            msg = f"{folder}: the index says that a shard has {self._in_files.max()} samples."
+            msg = f"{folder}: the index says that a shard has {self.file_counts.max()} samples."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index {folder}`.", folder=folder)
         total = int(self.counts.sum())
         if bounds is not None:
@@ -109,7 +109,7 @@ class ShardTable:
     def sample_bytes(self) -> NDArray[np.float64]:
         """Mean bytes of a sample of each shard, headers and padding included, (num_shards,); 0 where it has none."""
         sizes = self._column([index.sizes for index in self._indexes])
-        return np.where(self._in_files > 0, sizes / np.maximum(self._in_files, 1), 0.0)
+        return np.where(self.file_counts > 0, sizes / np.maximum(self.file_counts, 1), 0.0)
 
     def path(self, shard: int) -> str:
         """Path or URL of a shard, 0 <= shard < len(self); in a URL its name is quoted."""
@@ -150,7 +150,7 @@ class ShardTable:
         runs = self._runs()
         for folder, numbers in runs:
             self._indexes[folder].hash_names(digest, numbers)
-        for column in (self._in_files, self._firsts, self.counts):
+        for column in (self.file_counts, self._firsts, self.counts):
             digest.update(np.ascontiguousarray(column, dtype="<i8").data)
         if self._selections:
             for folder, _ in runs:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from wdskit.engine.outcome import Outcome
-from wdskit.engine.program import Job, Program
+from wdskit.engine.program import Places, Program
 from wdskit.engine.shard_cache import ShardCache
 from wdskit.errors import PROCESS_ERRORS, SampleError
 from wdskit.stages.base import NOWHERE, Origin
@@ -97,17 +96,17 @@ class Maker(Protocol):
 
 def make_batches(
     program: Program,
-    job: Job,
+    places: Places,
     memory: Memory = FRESH,
     task: Task | None = None,
     *,
     shards: ShardCache | None = None,
 ) -> Outcome[list[Batch]]:
-    """The batches of a job: the same whoever makes them. It raises nothing.
+    """The batches of some samples: the same whoever makes them. It raises nothing.
 
     Args:
         program: Of the pipeline.
-        job: Which batches.
+        places: The samples of a job.
         memory: Where they are written.
         task: Who works on it; this thread without.
         shards: Where its samples are read; without, where the program says.
@@ -118,7 +117,7 @@ def make_batches(
     """
     batches: list[Batch] = []
     try:
-        timings = _make(program, job, shards or program.shards, memory, task or Here(), batches)
+        timings = _make(program, places, shards or program.shards, memory, task or Here(), batches)
         batches[0] = batches[0]._replace(timings=timings)
     except BaseException as err:  # noqa: BLE001 (the consumer's to see, whatever it is)
         return Outcome(batches, err)
@@ -129,28 +128,28 @@ class _Cancelled(Exception):
     """Nobody wants the job any more."""
 
 
-def _make(program: Program, job: Job, cache: ShardCache, memory: Memory, task: Task, batches: list[Batch]) -> Timings:
+def _make(
+    program: Program, places: Places, cache: ShardCache, memory: Memory, task: Task, batches: list[Batch]
+) -> Timings:
     """Add the batches of a job one by one."""
-    places, is_sample = job.places(), job.is_sample()
-    shards, samples = program.plan.order.take(places)
+    _, numbers, is_sample, shards, samples = places
     size = program.plan.batch
-    bounds = [slice(first, first + size) for first in range(0, len(places), size)]
+    bounds = [slice(first, first + size) for first in range(0, len(numbers), size)]
     columns, timings = program.columns, program.pace.begin()
-    columnar = None if columns is None else columns.make(cache, places, shards, samples, bounds, memory)
+    columnar = None if columns is None else columns.make(cache, numbers, shards, samples, bounds, memory)
     if columns is not None and columnar is None and len(bounds) > 1:  # one of the batches is not like that
         total = Timings()
         for at in bounds:
-            total.merge(_make(program, replace(job, positions=job.positions[at]), cache, memory, task, batches))
+            total.merge(_make(program, places.part(at), cache, memory, task, batches))
         return total
     total = Timings(bytes_read=program.shards.mean_bytes(shards))
     collated: Iterable[tuple[Any, Origin, Any, tuple[Bad, ...], int | str | None]]
     if columnar is not None:
         if timings is not None:
-            timings.lap("read-to-batched", len(places))
+            timings.lap("read-to-batched", len(numbers))
         collated = ((value, origin, True, (), None) for value, origin in columnar)
     else:
-        found = list(zip(places.tolist(), shards.tolist(), samples.tolist(), strict=True))
-        rows = _Rows(program, job, cache, found, memory)
+        rows = _Rows(program, places, cache, memory)
         rows.make(bounds, task, total)
         if timings is not None:
             timings.start()
@@ -176,13 +175,13 @@ class _Rows:
     not begun.
     """
 
-    def __init__(
-        self, program: Program, job: Job, cache: ShardCache, found: list[tuple[int, int, int]], memory: Memory
-    ) -> None:
+    def __init__(self, program: Program, places: Places, cache: ShardCache, memory: Memory) -> None:
         self._program = program
-        self._job = job
+        self._places = places
         self._cache = cache
-        self._found = found  # place, shard and sample of each
+        columns = (places.numbers, places.shards, places.samples)
+        found = list(zip(*(each.tolist() for each in columns), strict=True))
+        self._found: list[tuple[int, int, int]] = found
         self._memory = memory
         self._results: list[tuple[Any, Origin, str | None]] = [(None, NOWHERE, None)] * len(found)
         self._errors: dict[int, BaseException] = {}
@@ -330,8 +329,10 @@ class _Rows:
             good = np.array([reason is None for reason in reasons])
             bad = tuple(
                 Bad(position, origin.url, origin.key, reason)
-                for position, origin, reason in zip(self._job.positions[bound], origins, reasons, strict=True)
-                if reason is not None and position < self._job.num_samples
+                for position, is_sample, origin, reason in zip(
+                    self._places.positions[bound].tolist(), self._places.is_sample[bound], origins, reasons, strict=True
+                )
+                if reason is not None and is_sample
             )
         batched, writer = self._program.batched, self._program.writer
         if batched is None:

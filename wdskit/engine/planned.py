@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from wdskit.engine.batch import Batch, Task, make_batches
 from wdskit.engine.outcome import Outcome
-from wdskit.engine.program import Job, Program
+from wdskit.engine.program import Job, Places, Program
 from wdskit.engine.shard_cache import ShardCache
 from wdskit.errors import PipelineError
 from wdskit.order.steps import Steps
@@ -68,8 +68,7 @@ class PlannedPipeline(IterableDataset[Any]):
         steps = Steps(plan.epoch_samples, plan.batch, place.world_size, plan.tail)
         make = BatchMaker(self.program)
         for step in range(len(steps)):
-            job = Job(start, steps.range(place.rank, step, step + 1), plan.epoch_samples)
-            for batch in make(make.begin(job)).result() or ():
+            for batch in make(make.begin(Job(start, steps, step, step + 1))).result() or ():
                 yield batch.value
         self._next_epoch += 1
 
@@ -85,26 +84,27 @@ class BatchMaker:
         self._program = program
 
     def begin(self, job: Job) -> Work:
-        """A job whose samples are on their way, where they come from a store. It raises nothing."""
+        """A job whose samples are found, and on their way where they come from a store. It raises nothing."""
         shards = self._program.shards
-        if not shards.is_remote:
-            return Work(job, shards)
         try:
-            return Work(job, shards.begin(*self._program.plan.order.take(job.places())))
+            places = self._program.places(job)
+            if shards.is_remote:
+                shards = shards.begin(places.shards, places.samples)
+            return Work(places, shards)
         except Exception as err:  # noqa: BLE001 (the consumer's to see, behind the batches before)
-            return Work(job, shards, err)
+            return Work(None, shards, err)
 
     def __call__(self, work: Work, memory: Memory = FRESH, task: Task | None = None) -> Outcome[list[Batch]]:
         """The batches of a job that has begun."""
-        if work.error is not None:
+        if work.places is None:
             return Outcome(error=work.error)
         # Bound to no name: the traceback of an error leads to this frame, and would be a cycle with it.
-        return make_batches(self._program, work.job, memory, task, shards=work.shards)
+        return make_batches(self._program, work.places, memory, task, shards=work.shards)
 
 
 class Work(NamedTuple):
-    """A job that has begun: where its samples are read, or what went wrong."""
+    """A job that has begun: its samples and where they are read, or what went wrong."""
 
-    job: Job
+    places: Places | None
     shards: ShardCache
     error: Exception | None = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,8 @@ from wdskit.engine.columns import Columns, columns_of
 from wdskit.engine.sample import SampleStages
 from wdskit.engine.shard_cache import ShardCache
 from wdskit.order.base import Ints, Order
-from wdskit.order.steps import Tail
+from wdskit.order.deal import dealt
+from wdskit.order.steps import Steps, Tail
 from wdskit.stages.base import Run, Step
 from wdskit.stages.batching import Batcher
 from wdskit.stages.collate import Collate
@@ -60,28 +62,42 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """Consecutive batches to make. Equal jobs give equal batches.
+    """Consecutive batches of a rank to make. Equal jobs give equal batches.
 
     Attributes:
         start: Where the epoch starts in the order's endless sequence.
-        positions: Of the epoch, one a sample, `batch` for each batch.
-        num_samples: Positions of the epoch; those at or behind it are padding, for which any sample does.
+        steps: Of the epoch.
+        first: The first step.
+        stop: The step behind the last.
     """
 
     start: int
-    positions: range
-    num_samples: int
+    steps: Steps
+    first: int
+    stop: int
 
-    def places(self) -> Ints:
-        """Places of the samples in the endless sequence, (n,)."""
-        return np.minimum(self._positions(), self.num_samples - 1) + self.start
 
-    def is_sample(self) -> NDArray[np.bool_]:
-        """Which positions are no padding, (n,)."""
-        return self._positions() < self.num_samples
+class Places(NamedTuple):
+    """The samples of a job, (n,) each: `batch` for each batch.
 
-    def _positions(self) -> Ints:
-        return np.arange(self.positions.start, self.positions.stop, self.positions.step, dtype=np.int64)
+    Attributes:
+        positions: Of the epoch; those of padding are its number of samples.
+        numbers: Positions in the order's endless sequence; any for padding.
+        is_sample: Whether it is no padding.
+        shards: Shard of each, as the order numbers them, and
+        samples: its number in there.
+    """
+
+    positions: Ints
+    numbers: Ints
+    is_sample: NDArray[np.bool_]
+    shards: Ints
+    samples: Ints
+
+    def part(self, rows: slice) -> Places:
+        """Some of them."""
+        columns: Any = self
+        return Places(*(column[rows] for column in columns))
 
 
 @dataclass(frozen=True)
@@ -125,6 +141,16 @@ class Program:
         }
         for name, value in found.items():
             object.__setattr__(self, name, value)
+
+    def places(self, job: Job) -> Places:
+        """Which samples a job is made of."""
+        rank, _, ranks_per_node = self.run.place
+        order, steps = self.plan.order, job.steps
+        numbers = range(job.first, job.stop)
+        dealt_to = functools.partial(dealt, order, job.start, steps, rank=rank, ranks_per_node=ranks_per_node)
+        positions = np.concatenate([dealt_to(step) for step in numbers])
+        places = np.minimum(positions, steps.num_samples - 1) + job.start
+        return Places(positions, places, positions < steps.num_samples, *order.take(places))
 
     @property
     def batches_a_job(self) -> int:

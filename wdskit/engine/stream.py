@@ -165,7 +165,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
             PipelineError: One has.
         """
         run, epochs = self.run, self._epochs
-        ranks = (*run.place, run.num_workers)
+        ranks = (*run.place[:2], run.num_workers)
         begun = epochs.load(run.worker, epoch, ranks)
         last = epochs.last_finished(run.worker)
         for batch in self.items(StreamJob(epoch, Start(How.NEXT, epoch, begun=begun), last)):

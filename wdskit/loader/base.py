@@ -166,7 +166,7 @@ class Loader(ABC):
             return
         now = group_place(self._process_group) if self._process_group is not None else initialised_place()
         place = self._place
-        if now is not None and now != place:
+        if now is not None and now[:2] != place[:2]:
             msg = f"this loader reads for rank {place.rank} of {place.world_size}, but the process group says "
             raise RankError(f"{msg}{now.rank} of {now.world_size}.\n  Make the loader after init_process_group.")
 

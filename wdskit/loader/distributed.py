@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
 
@@ -21,20 +23,36 @@ _DIGEST_BYTES = 16
 
 @overload
 def gather_valid(
-    rows: Tensor, valid: Tensor | None, *, reduce: Reduction | None = None, group: Any = None
+    rows: Tensor,
+    valid: Tensor | None,
+    *,
+    positions: Any = None,
+    reduce: Reduction | None = None,
+    group: Any = None,
 ) -> Tensor: ...
 @overload
-def gather_valid(rows: Sequence[Any], valid: Tensor | None, *, reduce: None = None, group: Any = None) -> list[Any]: ...
 def gather_valid(
-    rows: Tensor | Sequence[Any], valid: Tensor | None, *, reduce: Reduction | None = None, group: Any = None
+    rows: Sequence[Any], valid: Tensor | None, *, positions: Any = None, reduce: None = None, group: Any = None
+) -> list[Any]: ...
+def gather_valid(
+    rows: Tensor | Sequence[Any],
+    valid: Tensor | None,
+    *,
+    positions: Any = None,
+    reduce: Reduction | None = None,
+    group: Any = None,
 ) -> Tensor | list[Any]:
     """Collect what all ranks have computed for a batch, each sample once.
 
     Every rank calls it, with as many rows; `tail: pad` sees to that. Without torch.distributed it is one rank.
 
+    With `tail: pad` the rows of all ranks, one rank behind the other, are in the order of their samples. With
+    `tail: drop` a rank takes those that its node reads: give `positions=loader.positions` for that order.
+
     Args:
         rows: A tensor (batch, ...) on the device of the group's backend, or a list of anything that pickles.
         valid: The batch's mask, bool (batch,): `__valid__` of a dict, the last element of a tuple. None: all are valid.
+        positions: `loader.positions` of the batch, (batch,): sorts the rows.
         reduce: None gives the rows. "sum" adds the valid ones up, "mean" divides by their number too, both as float64
             for floating point and int64 for whole numbers.
         group: A torch.distributed group, or one dimension of a DeviceMesh, as the loader was given; the default group
@@ -52,11 +70,16 @@ def gather_valid(
         msg = f"gather_valid: {len(rows)} rows, but a mask of {tuple(mask.shape)} {mask.dtype}."
         raise PipelineError(f"{msg} Give the mask that came with the batch.")
     if not isinstance(rows, Tensor):
-        return _gather_objects(rows, mask, group)
+        return _gather_objects(rows, mask, positions, group)
     if reduce is not None:
         return _reduce(rows, mask.to(rows.device), reduce, group)
-    whole = _interleave(_all_gather(rows, group))
-    return whole[_interleave(_all_gather(mask.to(rows.device), group))]
+    whole = torch.cat(_all_gather(rows, group))
+    wanted = torch.cat(_all_gather(mask.to(rows.device), group))
+    if positions is not None:
+        own = torch.as_tensor(positions, dtype=torch.int64, device=rows.device)
+        in_order = torch.argsort(torch.cat(_all_gather(own, group)), stable=True)
+        whole, wanted = whole[in_order], wanted[in_order]
+    return whole[wanted]
 
 
 def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor:
@@ -73,13 +96,15 @@ def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor
     return total / count
 
 
-def _gather_objects(rows: Sequence[Any], mask: Tensor, group: Any) -> list[Any]:
-    mine = list(zip(rows, mask.tolist(), strict=True))
+def _gather_objects(rows: Sequence[Any], mask: Tensor, positions: Any, group: Any) -> list[Any]:
+    numbers = [0] * len(rows) if positions is None else [int(each) for each in positions]
+    mine = list(zip(numbers, mask.tolist(), rows, strict=True))
     parts: list[Any] = [mine]
     if _is_distributed():
         parts = [None] * torch.distributed.get_world_size(group)
         torch.distributed.all_gather_object(parts, mine, group=group)
-    return [row for row_of_ranks in zip(*parts, strict=True) for row, is_valid in row_of_ranks if is_valid]
+    found = sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter(0))  # stable
+    return [row for _, is_valid, row in found if is_valid]
 
 
 def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
@@ -88,11 +113,6 @@ def _all_gather(rows: Tensor, group: Any) -> list[Tensor]:
     parts = [torch.empty_like(rows) for _ in range(torch.distributed.get_world_size(group))]
     torch.distributed.all_gather(parts, rows.contiguous(), group=group)
     return parts
-
-
-def _interleave(parts: list[Tensor]) -> Tensor:
-    """Rank r's j-th row is sample j * R + r of the batch of all ranks."""
-    return torch.stack(parts, dim=1).flatten(0, 1)
 
 
 def check_same_batches(batch: Any, group: Any = None) -> None:

@@ -33,6 +33,7 @@ def make_loader(
     rank: int | None = None,
     world_size: int | None = None,
     process_group: Any = None,
+    ranks_per_node: int | None = None,
     workers: int | None = None,
     threads: int | None = None,
     prefetch: int | None = None,
@@ -56,6 +57,8 @@ def make_loader(
         world_size: With `rank`.
         process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A `rank`
             beside it has to be that of the group.
+        ranks_per_node: Ranks of each machine, which share what they read. Without: what torchrun or Slurm say, where
+            they or torch.distributed say the rank; else 1. The same on every rank.
         workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`. Without this
             and `threads`, where images are decoded or functions called behind a planned source: one for two of this
             machine's cores, shared by its ranks, at most 8, with two threads each; with functions of yours one for each
@@ -97,6 +100,7 @@ def make_loader(
         "pin_memory": pin_memory,
         "device": device,
         "stats": stats,
+        "ranks_per_node": ranks_per_node,
     }
     settings = spec.model_dump(exclude_unset=True) | {name: value for name, value in said.items() if value is not None}
     spec = parse_settings(LoaderSpec, settings, where="make_loader")
@@ -107,10 +111,11 @@ def make_loader(
         forgiven = parse_settings(ErrorsSpec, errors, where="make_loader: errors")
     if cache is not None:
         kept = parse_settings(CacheSpec, cache, where="make_loader: cache")
-    place = find_place(rank, world_size, process_group)
+    place = find_place(rank, world_size, process_group, ranks_per_node=spec.ranks_per_node)
     built = pipe.build(
         rank=place.rank,
         world_size=place.world_size,
+        ranks_per_node=place.ranks_per_node,
         threads=num_threads,
         max_workers=num_workers,
         transforms=transforms,

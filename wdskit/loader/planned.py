@@ -7,8 +7,12 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from wdskit.engine.planned import PlannedPipeline
 from wdskit.engine.program import Job
+from wdskit.errors import PipelineError
 from wdskit.loader.base import Loader
 from wdskit.loader.budget import Budget
 from wdskit.loader.device import hand_over, make_mover
@@ -53,6 +57,7 @@ class PlannedLoader(Loader):
             tail=plan.tail,
             fingerprint=plan.fingerprint,
         )
+        self._last: tuple[Pass, int] | None = None
         self._steps_a_job = program.batches_a_job
         num_samples = len(self._passes) * plan.batch
         self._budget = Budget(errors or ErrorsSpec(), rank=self._place.rank, num_samples=num_samples)
@@ -78,6 +83,19 @@ class PlannedLoader(Loader):
     def __len__(self) -> int:
         """Items of a whole epoch, on every rank alike."""
         return len(self._passes)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """Positions in the epoch of the rows of the batch that was yielded last, (batch,), ascending; those of padding
+        are the number of the epoch's samples. `gather_valid` sorts by them.
+
+        Raises:
+            PipelineError: No batch was yielded yet.
+        """
+        if self._last is None:
+            raise PipelineError("loader.positions: they are those of a batch, and none was yielded yet.")
+        running, step = self._last
+        return self.pipeline.program.places(Job(running.start, running.steps, step, step + 1)).positions
 
     def _set_epoch(self, epoch: int, *, is_counted_elsewhere: bool) -> None:
         self._passes.set_epoch(epoch, is_counted_elsewhere=is_counted_elsewhere)
@@ -114,6 +132,7 @@ class PlannedLoader(Loader):
                 self._meter.received(batch.num_samples, replaced=len(batch.bad), timings=batch.timings)
                 budget.spend(running.epoch, batch.bad)
                 self._passes.received(running, step)
+                self._last = running, step
                 step += 1
                 if step == num_steps:
                     budget.count = 0
@@ -134,7 +153,7 @@ class PlannedLoader(Loader):
         for _, start, steps in (running, *following):
             for first in range(0, len(steps), self._steps_a_job):
                 stop = min(first + self._steps_a_job, len(steps))
-                yield Job(start, steps.range(self._place.rank, first, stop), steps.num_samples)
+                yield Job(start, steps, first, stop)
 
 
 def _num_ahead(spec: LoaderSpec, num_threads: int, *, is_remote: bool) -> int:

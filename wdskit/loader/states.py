@@ -11,6 +11,7 @@ from wdskit.errors import StateError
 logger = logging.getLogger(__name__)
 
 _CONTENT = "content"
+_ORDER = "order_version"
 _ADVICE = "Give the loader the same settings, or load with strict=False to go on from the same numbers."
 
 
@@ -63,6 +64,9 @@ def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, s
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
     """Each field in which two fingerprints differ, with both values; what the shards hold, where both note it."""
     (here, own), (there, others) = _divided(here), _divided(there)
+    if here.get("source") == there.get("source") and there.get(_ORDER) != here.get(_ORDER):
+        source = f"`{here.get('source')}` has order version {here.get(_ORDER)!r} in this wdskit"
+        return [f"{source} and {there.get(_ORDER)!r} in the state, where the same settings give another sequence"]
     names = dict.fromkeys([*here, *there])
     differing = [
         f"{name} is {here.get(name)!r} here and {there.get(name)!r} in the state"

@@ -55,7 +55,7 @@ class StreamLoader(Loader):
     @property
     def _setting(self) -> dict[str, int]:
         """What must be the same for a state to be taken."""
-        rank, world_size = self._place
+        rank, world_size, _ = self._place
         workers, threads = self.spec.workers, self.pipeline.run.num_threads
         return {"rank": rank, "world_size": world_size, "workers": workers, "threads": threads}
 

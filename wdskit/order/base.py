@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int64]
 
+DEPTHS = 1 << 20
+"""Into so many parts the data are divided where only the place in them counts."""
+
 _FEW = 24  # places of a table below which it is quicker to take them one by one
 
 
@@ -30,6 +33,17 @@ class Order(Protocol):
 
         Returns:
             (shard, sample), int64 (n,) each: the shard's number in the list of counts, and the sample's number in it.
+        """
+        ...
+
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Where in the data positions stand: near ones are read from the same shards at about the same time.
+
+        Args:
+            positions: int64 (n,), each at least 0.
+
+        Returns:
+            (part of a mixture, depth in its data), int64 (n,) each, 0 <= depth < DEPTHS.
         """
         ...
 

@@ -7,17 +7,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import Ints, Recent, Stack, grouped, one_of
-from wdskit.order.keys import permutation
-from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
+from wdskit.order.base import DEPTHS, Ints, Recent, Stack, grouped, one_of
+from wdskit.order.keys import permutation, philox
+from wdskit.order.lanes import DEFAULT_WINDOW, Lanes, cuts_of, default_lanes
 from wdskit.order.pieces import Pieces, cut
 
 
 class _Pass(NamedTuple):
-    """One pass: its shards in their order, and where in their samples each lane starts."""
+    """One pass: its shards in their order, the cut that each lane is, and where in their samples it starts."""
 
     shards: Ints
     stack: Stack
+    cuts: Ints
     lane_starts: Ints
 
 
@@ -26,14 +27,17 @@ class ExactOrder:
 
     The shards of a pass are permuted, laid end to end, and cut at sample granularity into lanes whose sizes differ by
     at most one; each lane is shuffled in windows. Position p of a pass stands in lane p mod L. Which cut is which lane
-    is permuted too: neighbouring positions would come from neighbouring cuts otherwise, which in a small data set is
-    the same shard.
+    is `lanes.cuts_of`, with an offset of each pass: neighbouring positions come from cuts that are far apart.
+
+    With homes, shards are dealt to H groups once and for all. A pass permutes them inside their group only and lays
+    the groups end to end, so that each stretch of a pass holds the samples that it held in the pass before.
 
     Args:
         counts: Samples of each shard, (num_shards,).
         seed: 0 <= seed < 2**64.
-        lanes: L >= 1.
+        lanes: L >= 1; without, 240, or one for each 64 samples where that is less.
         window: Most samples of a lane that are shuffled with each other, >= 1.
+        homes: H >= 1.
 
     Attributes:
         num_samples: Samples of a pass.
@@ -47,18 +51,29 @@ class ExactOrder:
     """
 
     def __init__(
-        self, counts: ArrayLike, *, seed: int, lanes: int = DEFAULT_LANES, window: int = DEFAULT_WINDOW
+        self,
+        counts: ArrayLike,
+        *,
+        seed: int,
+        lanes: int | None = None,
+        window: int = DEFAULT_WINDOW,
+        homes: int = 1,
     ) -> None:
         self.counts: Ints = np.asarray(counts, dtype=np.int64)
         self._seed = seed
+        self._homes = homes
         self._passes = Recent(self._pass, 2)  # a batch can stand over the end of one
         self._pieces = Recent(self._cut, 2)
         self.num_samples = Stack(self.counts).num_samples
+        lanes = default_lanes(self.num_samples) if lanes is None else lanes
         longest = -(-self.num_samples // max(1, lanes))
         self.num_lanes, self.window = lanes, -(-longest // -(-longest // window)) if window > 0 else window
         self._lanes = Lanes(self.num_lanes, self.window, purpose="exact-window", seed=seed)
         least, num_longer = divmod(self.num_samples, lanes)
         self._sizes = least + (np.arange(lanes) < num_longer)
+        num_shards = len(self.counts)
+        self._home_of: Ints = np.empty_like(self.counts)
+        self._home_of[permutation(num_shards, "exact-homes", seed)] = np.arange(num_shards) * homes // num_shards
 
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """The samples at positions of the endless sequence of passes; see `order.base.Order`."""
@@ -70,11 +85,25 @@ class ExactOrder:
             shards[at], samples[at] = self._take_pass(number, places[at])
         return shards, samples
 
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Where in the data positions stand; see `order.base.Order`."""
+        passes, places = np.divmod(positions, self.num_samples)
+        cuts = np.empty_like(places)
+        for number, at in grouped(passes):
+            order: _Pass = self._passes(number)
+            cuts[at] = order.cuts[places[at] % self.num_lanes]
+        return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
+
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
         """Another sample for a bad one; see `order.base.Order`."""
         number, place = divmod(position, self.num_samples)
         other = self._lanes.beside(place, attempt, self.num_samples)
         return None if other is None else one_of(self, number * self.num_samples + other)
+
+    def cuts(self, number: int) -> Ints:
+        """The cut that each lane is in pass `number`, (num_lanes,)."""
+        order: _Pass = self._passes(number)
+        return order.cuts
 
     def pieces(self, number: int) -> Pieces:
         """Pass `number`, cut where a shard, a lane or a window ends."""
@@ -94,7 +123,10 @@ class ExactOrder:
 
     def _pass(self, number: int) -> _Pass:
         shards = permutation(len(self.counts), "exact-shards", self._seed, number)
-        cuts = permutation(self._lanes.num_lanes, "exact-lanes", self._seed, number)
-        starts = np.empty_like(cuts)
-        starts[cuts] = np.cumsum(self._sizes[cuts]) - self._sizes[cuts]
-        return _Pass(shards, Stack(self.counts[shards]), starts)
+        shards = shards[np.argsort(self._home_of[shards], kind="stable")]
+        offset = int(philox("exact-lanes", self._seed, number).random_raw()) % self.num_lanes
+        cuts = cuts_of(self.num_lanes, offset)
+        sizes = np.empty_like(cuts)
+        sizes[cuts] = self._sizes
+        starts = np.cumsum(sizes) - sizes
+        return _Pass(shards, Stack(self.counts[shards]), cuts, starts[cuts])

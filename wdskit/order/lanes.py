@@ -1,11 +1,13 @@
 """Lanes and their windows: how a long sequence is shuffled without ever being held.
 
-A sequence of n places is cut into L lanes; position p stands in lane p mod L, so a rank that takes every R-th position
-stays in L / gcd(R, L) of them and reads those parts of the shards only. Each lane is shuffled in windows of w places.
+A sequence of n places is cut into L lanes; position p stands in lane p mod L. Each lane is shuffled in windows of w
+places. Which lane is which cut of the sequence follows a golden stride, so that any few neighbouring lanes lie evenly
+over the whole of it: the deal (`order.deal`) then gives each node the same stretch of the sequence at every step.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -17,7 +19,27 @@ from wdskit.order.keys import permutation
 DEFAULT_LANES = 240
 DEFAULT_WINDOW = 4096
 
+_LEAST_PER_LANE = 64  # samples by default, so that a lane has something to shuffle
 _ENDLESS = -1  # size of a lane that has no end
+
+
+_GOLDEN_RATIO = (math.sqrt(5) - 1) / 2
+
+
+def default_lanes(num_samples: int) -> int:
+    """Lanes of a pass where nobody says: of few samples fewer, and of very few one, which is shuffled as a whole."""
+    return min(DEFAULT_LANES, max(1, num_samples // _LEAST_PER_LANE))
+
+
+def cuts_of(num_lanes: int, offset: int = 0) -> Ints:
+    """The cut that each lane is, int64 (num_lanes,), a permutation: lane l is cut (l m + offset) mod L, where m has no
+    common factor with L and is nearest to 0.618 L.
+    """
+    middle = round(_GOLDEN_RATIO * num_lanes)
+    near = (middle + sign * distance for distance in range(num_lanes) for sign in (-1, 1))
+    stride = next(each for each in near if each > 0 and math.gcd(each, num_lanes) == 1)
+    cuts: Ints = (np.arange(num_lanes, dtype=np.int64) * stride + offset) % num_lanes
+    return cuts
 
 
 class Lanes:

@@ -49,6 +49,14 @@ class MixtureOrder:
             shards[at] += self.first_shards[part]
         return shards, samples
 
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
+        """The part of each position, and where in its data it stands; see `order.base.Order`."""
+        parts, indices = self.shares.take(positions)
+        depths = np.empty_like(parts)
+        for part, at in grouped(parts):
+            depths[at] = self.parts[part].locate(indices[at])[1]
+        return parts, depths
+
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
         """Another sample of the same part for a bad one; see `order.base.Order`."""
         parts, indices = self.shares.take([position])

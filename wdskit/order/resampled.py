@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import Ints, Recent, Stack, looked_up, one_of
+from wdskit.order.base import DEPTHS, Ints, Recent, Stack, looked_up, one_of
 from wdskit.order.keys import philox
-from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes
+from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW, Lanes, cuts_of
 
 DEFAULT_CHUNK = 64
 
@@ -69,6 +69,13 @@ class ResampledOrder:
         firsts = looked_up(windows, chunks, dict(zip(wanted, starts, strict=True)))
         shards, samples = self._stack.find(firsts)
         return shards, (samples + steps) % self._stack.counts(shards)
+
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Where positions stand; see `order.base.Order`. Each lane draws from all the data, so its number counts: the
+        neighbours that are drawn together are read on one node.
+        """
+        cuts = cuts_of(self.num_lanes)[positions % self.num_lanes]
+        return np.zeros_like(cuts), cuts * DEPTHS // self.num_lanes
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
         """Another sample for a bad one; see `order.base.Order`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from wdskit.order.base import Ints, Stack, one_of
+from wdskit.order.base import DEPTHS, Ints, Stack, one_of
 from wdskit.order.lanes import DEFAULT_WINDOW
 
 
@@ -31,6 +31,10 @@ class SequentialOrder:
     def take(self, positions: ArrayLike) -> tuple[Ints, Ints]:
         """The samples at positions of the endless sequence of passes; see `order.base.Order`."""
         return self._stack.find(np.asarray(positions, dtype=np.int64) % self.num_samples)
+
+    def locate(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Where in the data positions stand; see `order.base.Order`."""
+        return np.zeros_like(positions), positions % self.num_samples * DEPTHS // self.num_samples
 
     def substitute(self, position: int, attempt: int) -> tuple[int, int] | None:
         """Another sample for a bad one; see `order.base.Order`. All are one lane here."""

@@ -1,19 +1,13 @@
-"""The steps of an epoch: which positions each rank takes at each step, from any point of the epoch on.
+"""The steps of an epoch: which positions each one takes on all ranks together, from any point of the epoch on.
 
-Global batch k behind a resume point c is the positions [c + k * G, c + (k + 1) * G), G = R * B. Rank r takes those with
-(p - c) mod R == r, so that its j-th row is position j * R + r of the global batch whatever c is: that is the order in
-which `gather_valid` puts rows together. Nothing else is known here: not the order, not the shards, not the workers.
+Global batch k behind a resume point c is the positions [c + k * G, c + (k + 1) * G), G = R * B. Nothing else is known
+here: not the order, not the shards, not the workers. Which of them a rank takes is the deal's (`order.deal`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-import numpy as np
-from numpy.typing import NDArray
-
-from wdskit.order.base import Ints
 
 Tail = Literal["drop", "pad"]
 
@@ -56,28 +50,10 @@ class Steps:
         """Rows of the last step that hold no sample."""
         return 0 if self.tail == "drop" else len(self) * self.global_batch - max(0, self.num_samples - self.consumed)
 
-    def positions(self, rank: int, step: int) -> Ints:
-        """What a rank takes at a step.
-
-        Args:
-            rank: 0 <= rank < R.
-            step: Counted from the resume point, 0 <= step < len(self).
-
-        Returns:
-            int64 (batch,), ascending, positions of the epoch. With padding some can be `num_samples` or more.
-        """
-        found = self.range(rank, step, step + 1)
-        return np.arange(found.start, found.stop, found.step, dtype=np.int64)
-
-    def range(self, rank: int, first: int, stop: int) -> range:
-        """What a rank takes at steps `first` to `stop`: the positions of each step behind those of the one before."""
-        own = self.consumed + first * self.global_batch + rank
-        return range(own, own + (stop - first) * self.global_batch, self.world_size)
-
-    def valid(self, positions: Ints) -> NDArray[np.bool_]:
-        """Which of `positions` hold a sample of the epoch, and are no padding."""
-        return positions < self.num_samples
+    def first(self, step: int) -> int:
+        """First position of a step, which is counted from the resume point."""
+        return self.consumed + step * self.global_batch
 
     def consumed_after(self, step: int) -> int:
         """The resume point behind step `step`: never behind the end of the epoch."""
-        return min(self.num_samples, self.consumed + (step + 1) * self.global_batch)
+        return min(self.num_samples, self.first(step + 1))

@@ -64,6 +64,7 @@ class Pipeline(StageMethods):
         rank: int | None = None,
         world_size: int | None = None,
         process_group: Any = None,
+        ranks_per_node: int | None = None,
         threads: int = 1,
         max_workers: int = 16,
         transforms: Mapping[str, Callable[..., Any]] | None = None,
@@ -77,6 +78,7 @@ class Pipeline(StageMethods):
             world_size: With `rank`.
             process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A
                 `rank` beside it has to be that of the group.
+            ranks_per_node: Ranks of each machine, found where torchrun or Slurm say the rank, else 1.
             threads: Threads for one-to-one stages, in each process.
             max_workers: Most DataLoader workers it will be used with.
             transforms: Functions by name, before those registered.
@@ -94,7 +96,7 @@ class Pipeline(StageMethods):
 
         self.check()
         num_threads = parse_settings(LoaderSpec, {"threads": threads}, where="Pipeline.build").threads or 1
-        place = find_place(rank, world_size, process_group)
+        place = find_place(rank, world_size, process_group, ranks_per_node=ranks_per_node)
         if not isinstance(errors, ErrorsSpec):
             errors = parse_settings(ErrorsSpec, errors or {}, where="Pipeline.build: errors")
         if not isinstance(cache, CacheSpec):

@@ -40,8 +40,9 @@ class StageMethods(ABC):
         range: Sequence[int | str] | None = None,  # noqa: A002 (as in YAML)
         seed: int = 0,
         classes: Literal["same", "any"] = "same",
-        lanes: int = 240,
+        lanes: int | None = None,
         window: int = 4096,
+        homes: int = 1,
         tail: Literal["drop", "pad"] = "drop",
     ) -> Self:
         """A planned source: each sample exactly once an epoch, shuffled anew in each, over all ranks.
@@ -54,8 +55,11 @@ class StageMethods(ABC):
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
             seed: Of the order and of all that is random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
-            lanes: Parts of the data that are read side by side.
+            lanes: Parts of the data that are read side by side. Without: 240, or one for each 64 samples of a smaller
+                data set.
             window: Samples of a lane that are shuffled with each other.
+            homes: Groups of shards that keep their stretch of each epoch, so that a node reads about the same shards in
+                all of them: for shards of a store and a `cache`, a few times the number of nodes.
             tail: What becomes of samples that fill no global batch.
         """
         return self._with(
@@ -70,6 +74,7 @@ class StageMethods(ABC):
                 "classes": classes,
                 "lanes": lanes,
                 "window": window,
+                "homes": homes,
                 "tail": tail,
             },
         )
@@ -454,6 +459,7 @@ class StageMethods(ABC):
         rank: int | None = None,
         world_size: int | None = None,
         process_group: Any = None,
+        ranks_per_node: int | None = None,
         workers: int | None = None,
         threads: int | None = None,
         prefetch: int | None = None,
@@ -475,6 +481,8 @@ class StageMethods(ABC):
             world_size: With `rank`.
             process_group: A torch.distributed group whose rank and size count, or one dimension of a DeviceMesh. A
                 `rank` beside it has to be that of the group.
+            ranks_per_node: Ranks of each machine, which share what they read. Without: what torchrun or Slurm say,
+                where they or torch.distributed say the rank; else 1. The same on every rank.
             workers: Worker processes, 0 for none; this and what follows overrule the configuration's `loader`. Without
                 this and `threads`, where images are decoded or functions called behind a planned source: one for two of
                 this machine's cores, shared by its ranks, at most 8, with two threads each; with functions of yours one
@@ -507,6 +515,7 @@ class StageMethods(ABC):
             rank=rank,
             world_size=world_size,
             process_group=process_group,
+            ranks_per_node=ranks_per_node,
             workers=workers,
             threads=threads,
             prefetch=prefetch,

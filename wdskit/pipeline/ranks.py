@@ -1,5 +1,8 @@
 """Rank and world size, found once in the main process; worker processes get it.
 
+Ranks of one node, which read the same shards, are known where launchers say how many there are. Every rank has to be
+told the same, or samples would come twice or never: what does not fit is an error.
+
 The order: what the caller says; a process group the caller gives; torch.distributed where it is initialised; torchrun's
 RANK and WORLD_SIZE; Slurm's, where a step has all of the job's tasks; else one rank. The choice is logged. Where the
 caller gives numbers and a group, they have to agree.
@@ -9,12 +12,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from wdskit.errors import RankError
 from wdskit.stages.base import Place
+
+_EVEN_TASKS = re.compile(r"(\d+)(?:\(x\d+\))?")  # of each node: `4(x8)`, or `4` where there is one
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +30,59 @@ def find_place(
     world_size: int | None = None,
     process_group: Any = None,
     environ: Mapping[str, str] = os.environ,
+    *,
+    ranks_per_node: int | None = None,
 ) -> Place:
-    """Rank and world size of this process.
+    """Rank and world size of this process, and how many ranks its machine has.
 
     Args:
         rank: Said by the caller, together with `world_size`.
         world_size: Said by the caller.
         process_group: A `torch.distributed` group whose rank and size count, or one dimension of a `DeviceMesh`.
         environ: The environment to look into.
+        ranks_per_node: Ranks of each machine, said by the caller. Without: what torchrun or Slurm say, where they or
+            torch.distributed say the rank; else 1.
 
     Raises:
-        RankError: Half of a pair, numbers that are no rank and world size, or others than those of the group.
+        RankError: Half of a pair, numbers that are no rank and world size, or others than those of the group; machines
+            with different numbers of ranks.
     """
     place, why = _find(rank, world_size, process_group, environ)
     if place.world_size < 1 or not 0 <= place.rank < place.world_size:
         raise RankError(
             f"rank {place.rank} of {place.world_size} ({why}): a rank is 0 or more and below the world size."
         )
-    logger.info("rank %d of %d, from %s", *place, why)
+    if ranks_per_node is None and rank is None and process_group is None:
+        ranks_per_node = _ranks_per_node(place, environ)
+    place = place._replace(ranks_per_node=1 if ranks_per_node is None else ranks_per_node)
+    if place.world_size % place.ranks_per_node:
+        msg = f"ranks_per_node is {place.ranks_per_node}, and the {place.world_size} ranks are not a multiple of it."
+        raise RankError(f"{msg}\n  {_UNEVEN}")
+    logger.info("rank %d of %d, %d a node, from %s", *place, why)
     return place
+
+
+_UNEVEN = "Where machines have different numbers of ranks, set `ranks_per_node: 1` (loader) on all of them."
+
+
+def _ranks_per_node(place: Place, environ: Mapping[str, str]) -> int:
+    """What torchrun or Slurm say. Ranks that would find different numbers are refused: of those of uneven machines, and
+    of those that are not dealt to machines in blocks, one at least sees that something does not fit.
+    """
+    if "LOCAL_WORLD_SIZE" in environ:
+        num, local, source = _number(environ, "LOCAL_WORLD_SIZE"), environ.get("LOCAL_RANK"), "LOCAL_WORLD_SIZE"
+    elif environ.get("SLURM_STEP_NUM_TASKS") == str(place.world_size):
+        source = "SLURM_STEP_TASKS_PER_NODE"
+        match = _EVEN_TASKS.fullmatch(environ.get(source, "1"))
+        num, local = int(match[1]) if match else 0, environ.get("SLURM_LOCALID")
+    else:
+        return 1
+    fits = num > 0 and place.world_size % num == 0 and (local is None or local == str(place.rank % num))
+    if not fits or environ.get("GROUP_WORLD_SIZE", str(place.world_size // num)) != str(place.world_size // num):
+        where = f"{source} is {environ[source]}" + ("" if local is None else f" and the local rank {local}")
+        msg = f"rank {place.rank} of {place.world_size}: {where}, so machines do not have equal blocks of ranks."
+        raise RankError(f"{msg}\n  {_UNEVEN}")
+    return num
 
 
 def _find(
@@ -53,7 +93,7 @@ def _find(
             raise RankError(f"rank={rank}, world_size={world_size}: give both or neither.")
         if type(rank) is not int or type(world_size) is not int:
             raise RankError(f"rank={rank!r}, world_size={world_size!r}: both are whole numbers.")
-        if process_group is not None and (group := group_place(process_group)) != (rank, world_size):
+        if process_group is not None and (group := group_place(process_group))[:2] != (rank, world_size):
             msg = f"rank={rank}, world_size={world_size}, but the process group says {group.rank} of {group.world_size}"
             raise RankError(f"{msg}.\n  Give one of the two: process_group, or rank and world_size.")
         return Place(rank, world_size), "the arguments"

@@ -115,6 +115,10 @@ class LoaderSpec(BaseModel):
         None,
         description="Where batches of a planned source go: `cuda`, the current one, or `cuda:1`. Without: nowhere.",
     )
+    ranks_per_node: Count | None = Field(
+        None,
+        description="Ranks of each machine, which share what they read. Without: as torchrun or Slurm say, else 1.",
+    )
     stats: OptionalStats = Field(
         None, description="What it reports while it runs: every how many steps, or {every, file, port, host}."
     )

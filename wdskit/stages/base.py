@@ -31,10 +31,17 @@ from wdskit.stages.timing import Timings
 
 
 class Place(NamedTuple):
-    """Which rank of how many, as captured in the main process."""
+    """Which rank of how many, as captured in the main process.
+
+    Attributes:
+        rank: 0 <= rank < world_size.
+        world_size: Ranks that share the data.
+        ranks_per_node: Neighbouring ranks of one machine, which read the same shards: a divisor of `world_size`.
+    """
 
     rank: int
     world_size: int
+    ranks_per_node: int = 1
 
 
 class Origin(NamedTuple):

@@ -1,7 +1,4 @@
-"""The planned sources `exact`, `resampled` and `sequential`: settings, mixtures, and the data and order that they plan.
-
-All is known before anything runs, without a sample read and without torch.
-"""
+"""The planned sources `exact`, `resampled` and `sequential`: settings, mixtures, data and order, without torch."""
 
 from __future__ import annotations
 
@@ -31,9 +28,6 @@ from wdskit.order.lanes import DEFAULT_LANES, DEFAULT_WINDOW
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder
-
-ORDER_VERSION = 1
-"""Part of each state: raised when the same settings give another sequence of samples."""
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 _NEEDS_RANGE = 'a first sample and the one behind the last are needed, as in ["0%", "80%"] or [0, 50000]'
@@ -209,6 +203,8 @@ class PlannedSource(StageSpec):
     kind: ClassVar[Kind] = "source"
     shorthand: ClassVar[str | None] = "shards"
     is_planned: ClassVar[bool] = True
+    order_version: ClassVar[int] = 1
+    """Part of each state: raised when the same settings give another sequence of samples."""
     items: ClassVar[dict[str, type[BaseModel]]] = {"mixture": MixturePart}
 
     shards: Shards | None = Field(
@@ -283,7 +279,7 @@ class PlannedSource(StageSpec):
         ignored = {"shards", "mixture", "split", "range", "classes"} | (set() if self.is_weighted else {"schedule"})
         fingerprint = {
             "source": self.name,
-            "order_version": ORDER_VERSION,
+            "order_version": self.order_version,
             **self.model_dump(exclude=ignored),
             "parts": [part.fingerprint(table) for part, table in zip(parts, tables, strict=True)],
         }
@@ -309,14 +305,24 @@ class Exact(PlannedSource):
     """A planned source: each sample exactly once an epoch, shuffled anew in each, over all ranks."""
 
     name: ClassVar[str] = "exact"
+    order_version: ClassVar[int] = 2  # 1: which cut is which lane was a random permutation
 
-    lanes: Count = Field(DEFAULT_LANES, description="Parts of the data that are read side by side.")
+    lanes: Count | None = Field(
+        None,
+        description="Parts of the data that are read side by side. Without: 240, or one for each 64 samples of a "
+        "smaller data set.",
+    )
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
+    homes: Count = Field(
+        1,
+        description="Groups of shards that keep their stretch of each epoch, so that a node reads about the same "
+        "shards in all of them: for shards of a store and a `cache`, a few times the number of nodes.",
+    )
     tail: Literal["drop", "pad"] = Field("drop", description="What becomes of samples that fill no global batch.")
 
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """Shards shuffled, cut into lanes, each lane shuffled in windows."""
-        return ExactOrder(counts, seed=seed, lanes=self.lanes, window=self.window)
+        return ExactOrder(counts, seed=seed, lanes=self.lanes, window=self.window, homes=self.homes)
 
 
 class Resampled(PlannedSource):

@@ -20,7 +20,6 @@ from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
-from wdskit.stages.sources import ORDER_VERSION
 from wdskit.stages.streaming import StreamContext, StreamStage
 
 DRAW = "__draw__"
@@ -33,6 +32,7 @@ class Stream(StreamStage):
 
     name: ClassVar[str] = "stream"
     kind: ClassVar[Kind] = "source"
+    order_version: ClassVar[int] = 1
     shorthand: ClassVar[str | None] = "shards"
 
     shards: Shards = Field(
@@ -118,7 +118,7 @@ class Stream(StreamStage):
         settings = self.model_dump(exclude={"shards", "check", "classes"})
         return {
             "source": self.name,
-            "order_version": ORDER_VERSION,
+            "order_version": self.order_version,
             **{name: value for name, value in settings.items() if value is not None},
             "shards": hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest(),
             "content": hashlib.sha256("".join(digests).encode()).hexdigest() if all(digests) else None,
@@ -168,7 +168,7 @@ class SplitByWorker(StreamStage):
 
 def split_by_node(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the draws of this rank. `foreign.splits_nodes` finds it by this name, as it does webdataset's."""
-    return _deal(source, *run.place)
+    return _deal(source, run.place.rank, run.place.world_size)
 
 
 def split_by_worker(run: Run, source: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

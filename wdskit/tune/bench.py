@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from wdskit.config.export import settings_to_yaml
-from wdskit.engine.program import Program
+from wdskit.engine.program import Job, Program
 from wdskit.errors import PipelineError
 from wdskit.loader.make import make_loader
 from wdskit.loader.planned import PlannedLoader
@@ -286,9 +286,9 @@ class _Subject:
         steps = Steps(plan.epoch_samples, plan.batch, self.world_size, plan.tail)
         count, elapsed, cpu_s, start = 0, 0.0, time.process_time(), time.perf_counter()
         while elapsed < seconds:
-            found = plan.order.take(steps.positions(0, self._step))
-            if self.program.columns is None or shards.read_many(*found, viewed=lambda _: False) is None:
-                for shard, sample in zip(*(each.tolist() for each in found), strict=True):
+            found = self.program.places(Job(0, steps, self._step, self._step + 1))
+            if self.program.columns is None or shards.read_many(*found[-2:], viewed=lambda _: False) is None:
+                for shard, sample in zip(found.shards.tolist(), found.samples.tolist(), strict=True):
                     shards.read(shard, sample)
             self._step += 1
             count += plan.batch

@@ -19,6 +19,7 @@ from wdskit.dataset.classes import read_classes
 from wdskit.errors import PipelineError, StorageError
 from wdskit.files import publish_bytes
 from wdskit.order.base import Ints
+from wdskit.order.deal import dealt
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
 from wdskit.stages.sources import PlannedData
@@ -27,6 +28,7 @@ DEFAULT_CLASSES = 1000
 
 _MAX_STEPS = 24  # that are taken whole,
 _MAX_POSITIONS = 1 << 18  # and their samples, the first step always
+_MAX_RANKS = 16
 _AS_GOOD = 0.95  # of the classes of a uniform draw
 _USABLE = 0.8
 _COLOURS = ("#0072B2", "#E69F00", "#009E73")  # colour-blind eyes see the difference too (Okabe and Ito)
@@ -93,7 +95,9 @@ def expected_classes(num_classes: int, num_samples: int, batch: int) -> float:
     return -num_classes * math.expm1(with_others - in_all)
 
 
-def measure_quality(data: PlannedData, steps: Steps, start: int, classes: int | None = None) -> QualityPlan:
+def measure_quality(
+    data: PlannedData, steps: Steps, start: int, classes: int | None = None, *, node_size: int = 1
+) -> QualityPlan:
     """Compare batches of steps all over an epoch, the first and the last full one among them, with a uniform draw.
 
     Args:
@@ -101,6 +105,7 @@ def measure_quality(data: PlannedData, steps: Steps, start: int, classes: int | 
         steps: Of the epoch.
         start: Position of its first sample in the endless sequence.
         classes: K; None for those of classes.json, or 1000. Where a data set has fewer samples, as many as it has.
+        node_size: Ranks of a node.
 
     Raises:
         PipelineError: The epoch has no full global batch.
@@ -115,11 +120,14 @@ def measure_quality(data: PlannedData, steps: Steps, start: int, classes: int | 
         classes = len(read_classes(data.tables[0].folders[0]) or ()) or DEFAULT_CLASSES
     classes = min(classes, least_samples)
     numbers = _evenly(max(1, min(_MAX_STEPS, _MAX_POSITIONS // size)), num_full)
+    ranks = _evenly(_MAX_RANKS, steps.world_size).tolist()
     of_ranks, of_all = [], []
     for number in numbers.tolist():
-        found = depths(data, data.order.take(start + number * size + np.arange(size)), classes)
-        of_ranks.append(_num_different(found.reshape(steps.batch, steps.world_size).T))
-        of_all.append(_num_different(found[None]))
+        places = [dealt(data.order, start, steps, number, rank=rank, ranks_per_node=node_size) for rank in ranks]
+        found = depths(data, data.order.take(start + np.concatenate(places)), classes)
+        of_ranks.append(_num_different(found.reshape(len(ranks), steps.batch)))
+        whole = depths(data, data.order.take(start + steps.first(number) + np.arange(size)), classes)
+        of_all.append(_num_different(whole[None]))
     mean, rank_ideal = float(np.mean(of_ranks)), expected_classes(classes, least_samples, steps.batch)
     return QualityPlan(
         num_classes=classes,
@@ -193,6 +201,7 @@ def trace(data: PlannedData, steps: Steps, start: int, rank: int) -> tuple[Ints,
     """Some samples of some steps of a rank, all through the epoch: step, and depth in the data set; (n,) each."""
     numbers = _evenly(_DRAWN_STEPS, max(1, len(steps)))
     rows = _evenly(_DRAWN_ROWS, steps.batch)
-    places = np.concatenate([steps.positions(rank, each)[rows] for each in numbers.tolist()])
-    taken = data.order.take(np.minimum(places, steps.num_samples - 1) + start)
+    order = data.order
+    places = np.concatenate([dealt(order, start, steps, each, rank=rank)[rows] for each in numbers.tolist()])
+    taken = order.take(np.minimum(places, steps.num_samples - 1) + start)
     return np.repeat(numbers, len(rows)), depths(data, taken, _DEPTHS) / _DEPTHS

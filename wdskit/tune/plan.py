@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,17 +14,19 @@ import numpy as np
 from wdskit.config.spec import parse_settings
 from wdskit.engine.shard_cache import USUAL_OPEN_SHARDS
 from wdskit.errors import PipelineError
+from wdskit.order.lanes import cuts_of
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Pipeline, open_pipeline
 from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length
+from wdskit.text import format_bytes
+from wdskit.tune.downloads import QUICK, DownloadPlan, plan_downloads
 from wdskit.tune.mixing import QualityPlan, draw, measure_quality
-from wdskit.tune.reads import Floats, read_epoch
+from wdskit.tune.reads import Floats, Nodes, read_epoch
 
 _MUCH_DROPPED = 0.05  # of an epoch
-_MAX_RANKS = 16  # of a mixture whose shares are sampled, and
-_MAX_SAMPLED = 1 << 14  # positions of each of them
+_MUCH_SHARED = 1.25
 
 
 class Spread(NamedTuple):
@@ -66,12 +69,14 @@ class LanesPlan:
 
     Attributes:
         num_lanes: L.
-        per_rank: From how many a rank takes: L / gcd(R, L), for a mixture L.
-        fitting: Numbers of lanes nearest to L at which a rank takes from no more than twice L / R.
+        per_node: The most from which a node takes.
+        num_shared: How many nodes take from a lane, on average: about so often is the data downloaded.
+        fitting: Numbers of lanes near L of which a node has its own.
     """
 
     num_lanes: int
-    per_rank: int
+    per_node: int
+    num_shared: float
     fitting: tuple[int, ...]
 
 
@@ -79,16 +84,15 @@ class LanesPlan:
 class EpochPlan:
     """An epoch of a planned source. Shards that stand in a source several times count each time.
 
-    Steps, samples and lanes are exact. Shards of a rank are those into which its lanes reach: exact in whole passes
-    where R divides the number of lanes, else the most that it reads from; of `resampled` the expectation. Ranks of a
-    mixture are taken to read from all lanes of its parts. Samples are taken to be of their shard's mean size.
+    Steps and samples are exact. Shards of a rank are those into which the lanes of its node reach, the most that it
+    reads from; of `resampled` the expectation. Samples are taken to be of their shard's mean size.
 
     Attributes:
         source: "exact", "resampled" or "sequential".
         world_size: R.
         workers: Worker processes of a rank, 0 for none; where nobody says, those of a loader on this machine.
         threads_reason: Why each of them has one thread, where functions of the user's are the reason.
-        gpus_per_node: Ranks of a node, which follow each other; at most R.
+        gpus_per_node: Ranks of a node, which follow each other: a divisor of R.
         epoch: Its number.
         num_samples: Samples of the epoch, over all ranks.
         batch: B, samples of a rank's batch; 1 without `batched`.
@@ -99,14 +103,14 @@ class EpochPlan:
         num_shards: Shards of all parts with a selected sample.
         num_bytes: Bytes of the samples of all parts.
         lanes: None for `sequential`.
-        rank_shards: Shards that a rank reads from in the epoch.
+        rank_shards: Shards that a rank, and all of its node, read from in the epoch.
         rank_bytes: Bytes of the samples that a rank reads in the epoch.
-        open_shards: The shards into which the windows of a rank's lanes (for `sequential` a global batch) reach at
-            once, at the moment with most, on the rank with most.
-        node_shards: The same of the ranks of one node together: the shards that must be at hand on it at once.
-        node_bytes: Bytes of all samples of these windows, or of the global batch.
+        open_shards: The shards into which the windows of a node's lanes (for `sequential` its share of a step) reach at
+            once, at the moment with most, on the node with most.
+        node_bytes: Bytes of all samples of these windows: what must be at hand on a node at once.
         parts: One data set, or those of a mixture.
         warnings: What should be changed, each with what to do.
+        downloads: What nodes fetch of shards in a store, where that was asked for or is quickly found.
         quality: How far batches are from a uniform draw, where that was asked for.
     """
 
@@ -128,10 +132,10 @@ class EpochPlan:
     rank_shards: Spread
     rank_bytes: Spread
     open_shards: int
-    node_shards: int
     node_bytes: int
     parts: tuple[PartPlan, ...]
     warnings: tuple[str, ...]
+    downloads: DownloadPlan | None = None
     quality: QualityPlan | None = None
 
 
@@ -171,6 +175,7 @@ def plan(
     workers: int | None = None,
     gpus_per_node: int = 8,
     epoch: int = 0,
+    downloads: bool | None = None,
     quality: bool = False,
     classes: int | None = None,
     plot: str | os.PathLike[str] | None = None,
@@ -183,8 +188,9 @@ def plan(
         overrides: `a.b.c=VALUE` each, as `make_loader` takes them.
         world_size: R, number of ranks.
         workers: Worker processes of a rank; without, the configuration's, or those that a loader would choose here.
-        gpus_per_node: Ranks of a node.
+        gpus_per_node: Ranks of a node, at most: the largest divisor of R that is no more.
         epoch: Which one: a schedule of weights makes them differ.
+        downloads: Whether to find what nodes fetch of shards in a store. Without: where that takes seconds.
         quality: Whether to compare batches with a uniform draw, of planned sources.
         classes: Number of classes for `quality`; without, those of `classes.json`, or 1000.
         plot: Where to draw a picture of the order, `.png` or `.svg`; of planned sources.
@@ -202,7 +208,7 @@ def plan(
             raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
     if classes is not None and not quality:
         raise PipelineError(f"plan(classes={classes}): only `quality` counts classes.\n  Add quality=True (--quality).")
-    pipe, _, loader, errors, _ = open_pipeline(config, pipeline, overrides, caller="plan")
+    pipe, _, loader, errors, cache = open_pipeline(config, pipeline, overrides, caller="plan")
     if workers is not None:
         loader = parse_settings(LoaderSpec, loader.model_dump(exclude_unset=True) | {"workers": workers}, where="plan")
     source = pipe.stages[0]
@@ -215,17 +221,21 @@ def plan(
     length = epoch_length(pipe.stages, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, pipe.stages[0].tail)
     start = epoch * steps.num_samples
-    lanes = _plan_lanes(source, data, world_size)
+    node_size = max(each for each in range(1, gpus_per_node + 1) if world_size % each == 0)
+    lanes = _plan_lanes(data, steps, node_size)
     if plot is not None:
         title = f"{source.name}: {steps.num_samples:,} samples on {world_size} ranks, batches of {steps.batch}"
         if lanes is not None:
             title += f", {lanes.num_lanes} lanes, windows of {getattr(source, 'window', 0):,}"
         draw(data, steps, start, path=plot, title=title)
-    node_size = min(gpus_per_node, world_size)
     run = choose_workers(loader, pipe.stages, {"LOCAL_WORLD_SIZE": str(node_size)})
     reads, of_parts = read_epoch(data, steps, start, node_size)
     parts = tuple(_plan_parts(source, data, of_parts))
-    open_shards = math.ceil(reads.rank_open)
+    open_shards = math.ceil(reads.open_shards)
+    fetched = None
+    is_remote = any(table.is_remote for table in data.tables)
+    if is_remote and (steps.num_samples <= QUICK if downloads is None else downloads):
+        fetched = plan_downloads(source, data, steps, epoch, node_size)
     return EpochPlan(
         source=source.name,
         world_size=world_size,
@@ -243,32 +253,36 @@ def plan(
         num_bytes=sum(part.num_bytes for part in parts),
         lanes=lanes,
         rank_shards=Spread.of(reads.shards),
-        rank_bytes=Spread.of(reads.num_bytes),
+        rank_bytes=Spread.of(reads.num_bytes / node_size),
         open_shards=open_shards,
-        node_shards=math.ceil(reads.node_open),
-        node_bytes=round(reads.node_bytes),
+        node_bytes=round(reads.live_bytes),
         parts=parts,
-        warnings=tuple(_warnings(data, parts, lanes, open_shards, steps, start)),
-        quality=measure_quality(data, steps, start, classes) if quality else None,
+        warnings=tuple(_warnings(lanes, open_shards, steps, fetched, cache.size)),
+        downloads=fetched,
+        quality=measure_quality(data, steps, start, classes, node_size=node_size) if quality else None,
     )
 
 
-def _plan_lanes(source: PlannedSource, data: PlannedData, world_size: int) -> LanesPlan | None:
-    num_lanes: int | None = getattr(source, "lanes", None)
-    if num_lanes is None:
+def _plan_lanes(data: PlannedData, steps: Steps, node_size: int) -> LanesPlan | None:
+    orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
+    num_lanes = max(getattr(order, "num_lanes", 0) for order in orders)
+    if not num_lanes:
         return None
-    shared = 1 if isinstance(data.order, MixtureOrder) else math.gcd(num_lanes, world_size)
-    return LanesPlan(num_lanes, num_lanes // shared, fitting_lanes(num_lanes, world_size))
+    nodes = Nodes(steps.world_size // node_size, steps.global_batch, is_dealt=steps.tail == "drop")
+    is_taken = nodes.shares(cuts_of(num_lanes)) > 0
+    fitting = fitting_lanes(num_lanes, nodes)
+    return LanesPlan(num_lanes, int(is_taken.sum(axis=1).max()), float(is_taken.sum() / num_lanes), fitting)
 
 
-def fitting_lanes(num_lanes: int, world_size: int) -> tuple[int, ...]:
-    """The numbers of lanes L nearest to `num_lanes`, below and above, of which a rank touches at most 2 L / R.
-
-    A rank touches L / gcd(R, L), so the divisor must be R or half of it.
+def fitting_lanes(num_lanes: int, nodes: Nodes) -> tuple[int, ...]:
+    """The numbers of lanes nearest to `num_lanes`, below and above, of which each node has its own: multiples of the
+    nodes that divide what a step takes.
     """
-    unit = world_size // 2 if world_size % 2 == 0 else world_size
-    below = num_lanes - num_lanes % unit
-    return tuple(dict.fromkeys(each for each in (below, -(-num_lanes // unit) * unit) if each))
+    step = nodes.num
+    below = range(num_lanes - num_lanes % step, 0, -step)
+    above = range(-(-num_lanes // step) * step, 4 * num_lanes + step, step)
+    fits = [[each for each in near if nodes.batch % each == 0][:1] for near in (below, above)]
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(fits)))
 
 
 def _plan_parts(source: PlannedSource, data: PlannedData, samples: Sequence[int]) -> Iterator[PartPlan]:
@@ -283,16 +297,21 @@ def _plan_parts(source: PlannedSource, data: PlannedData, samples: Sequence[int]
 
 
 def _warnings(
-    data: PlannedData, parts: Sequence[PartPlan], lanes: LanesPlan | None, open_shards: int, steps: Steps, start: int
+    lanes: LanesPlan | None, open_shards: int, steps: Steps, fetched: DownloadPlan | None, cache_bytes: int | None
 ) -> Iterator[str]:
-    if isinstance(data.order, MixtureOrder):
-        yield from _warn_of_uneven_ranks(data.order, parts, steps, start)
-    elif lanes is not None and lanes.per_rank * steps.world_size > 2 * lanes.num_lanes:
+    if lanes is not None and lanes.num_shared > _MUCH_SHARED:
         near = " or ".join(map(str, lanes.fitting))
         yield (
-            f"a rank takes from {lanes.per_rank} of {lanes.num_lanes} lanes, more than twice "
-            f"{lanes.num_lanes} / {steps.world_size}, and shares each with other ranks, which read the same shards.\n"
-            f"  Before a run begins, set `lanes: {near}`: another number is another order."
+            f"a lane is read by {lanes.num_shared:.1f} nodes on average, which read the same shards.\n"
+            f"  Before a run begins, set `lanes: {near or 'a multiple of the number of nodes'}`: another number is "
+            "another order."
+        )
+    if fetched is not None and cache_bytes is not None and fetched.live_bytes > cache_bytes:
+        size, live = format_bytes(cache_bytes), format_bytes(fetched.live_bytes)
+        part = cache_bytes / fetched.live_bytes
+        yield (
+            f"a node needs {live} again at one moment, and `cache.size` is {size}: what it drops is fetched again.\n"
+            f"  Set `cache.size: {live}`, or a `window` or `lanes` of {part:.0%} of what they are: another order."
         )
     if open_shards > USUAL_OPEN_SHARDS:
         yield (
@@ -304,25 +323,6 @@ def _warnings(
         yield (
             f"{steps.num_dropped / steps.num_samples:.0%} of each epoch is dropped, since it fills no batch of "
             f"{steps.global_batch:,} on all ranks.\n  Use smaller batches or `tail: pad`."
-        )
-
-
-def _warn_of_uneven_ranks(order: MixtureOrder, parts: Sequence[PartPlan], steps: Steps, start: int) -> Iterator[str]:
-    """Sample what the first ranks take of each part of a mixture: parts can take turns in step with the ranks."""
-    num = max(1, min(_MAX_SAMPLED, steps.num_samples // steps.world_size))
-    ranks = np.arange(min(steps.world_size, _MAX_RANKS))
-    positions = start + ranks[:, None] + steps.world_size * np.arange(num)
-    taken = order.shares.take(positions.ravel())[0].reshape(positions.shape)
-    shares = np.array([np.bincount(mine, minlength=len(parts)) / num for mine in taken])
-    whole = shares.mean(axis=0)
-    off = np.abs(shares - whole)
-    rank, part = divmod(int(off.argmax()), len(parts))
-    if off[rank, part] > max(0.005, 0.05 * whole[part]):
-        yield (
-            f"rank {rank} takes {shares[rank, part]:.0%} of its samples from {parts[part].name}, all ranks together "
-            f"{whole[part]:.0%}: the parts take turns in step with the ranks. Global batches have the right shares, "
-            "those of one rank have not.\n  Weights that add up to a number without a common factor with "
-            f"{steps.world_size}, as 50 and 51, break it."
         )
 
 

@@ -1,5 +1,5 @@
-"""What the ranks of an epoch read, and from how many shards at once, from the cuts of an order's lanes: no position is
-looked at.
+"""What the nodes of a run read in an epoch, and from how many shards at once, from the cuts of an order's lanes and
+from the deal: no position is looked at.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from wdskit.order.base import Ints
 from wdskit.order.exact import ExactOrder
+from wdskit.order.lanes import cuts_of
 from wdskit.order.mixture import MixtureOrder
-from wdskit.order.pieces import Pieces, cut
+from wdskit.order.pieces import Pieces
 from wdskit.order.resampled import ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 from wdskit.order.steps import Steps
@@ -22,27 +23,25 @@ from wdskit.stages.sources import PlannedData
 Floats = NDArray[np.float64]
 
 _MAX_PASSES = 64  # of an epoch; later ones of a data set that repeats so often reach no further shard
-_MAX_MOMENTS = 1 << 20  # of a sequential pass; where it has more steps, a moment is some of them, of the mean bytes
+_MAX_DEALT = 1 << 21  # positions after which the deal of lanes to nodes is known well enough
+_MAX_DEALT_PASSES = 4  # whose deal is looked at
+_MAX_NODES = 64  # of a sequential order that are looked at
 
 
 class Reads(NamedTuple):
     """What is read in an epoch.
 
-    Ranks whose positions are alike modulo gcd(R, L) take from the same lanes: they are a group.
-
     Attributes:
-        shards: Shards into which the lanes of each group reach, (num_groups,): counted; expected of `resampled`.
-        num_bytes: Bytes of the samples that a rank of each group reads, (num_groups,).
-        rank_open: The most shards into which the windows of a rank reach at once.
-        node_open: The same of all ranks of a node together, and
-        node_bytes: the most bytes of all samples of these windows.
+        shards: Shards from which each node reads, (num_nodes,): into which its lanes reach; expected of `resampled`.
+        num_bytes: Bytes of the samples that each reads, (num_nodes,).
+        open_shards: The most shards into which the windows of a node reach at once.
+        live_bytes: The most bytes of all samples of these windows: what a node comes back to within a window.
     """
 
     shards: Floats
     num_bytes: Floats
-    rank_open: float
-    node_open: float
-    node_bytes: float
+    open_shards: float
+    live_bytes: float
 
 
 def read_epoch(data: PlannedData, steps: Steps, start: int, node_size: int) -> tuple[Reads, list[int]]:
@@ -52,86 +51,117 @@ def read_epoch(data: PlannedData, steps: Steps, start: int, node_size: int) -> t
         data: The shards and their order.
         steps: Of the epoch.
         start: Position of its first sample in the endless sequence.
-        node_size: Ranks of a node, at most R.
+        node_size: Ranks of a node, a divisor of R.
     """
     stop = start + steps.num_samples - steps.num_dropped
     sizes = [table.sample_bytes() for table in data.tables]
+    num_nodes, is_dealt = steps.world_size // node_size, steps.tail == "drop"
     order = data.order
     if not isinstance(order, MixtureOrder):
-        num_groups = math.gcd(getattr(order, "num_lanes", 1), steps.world_size)
-        reads = read_order(order, start, stop, np.concatenate(sizes), num_groups, node_size, steps.global_batch)
+        nodes = Nodes(num_nodes, steps.global_batch, is_dealt=is_dealt)
+        reads = read_order(order, start, stop, np.concatenate(sizes), nodes)
         weights = np.bincount(data.parts, [float(table.counts.sum()) for table in data.tables])
-        of_parts = [round(each) for each in (weights / weights.sum() * (stop - start)).tolist()]
-        return reads._replace(num_bytes=reads.num_bytes * num_groups / steps.world_size), of_parts
+        return reads, [round(each) for each in (weights / weights.sum() * (stop - start)).tolist()]
     found = []
     firsts, stops = (order.shares.before(each).tolist() for each in (start, stop))
     of_parts = [behind - first for first, behind in zip(firsts, stops, strict=True)]
     for part, sample_bytes, first, num in zip(order.parts, sizes, firsts, of_parts, strict=True):
-        if num:  # ranks take from all lanes of each part
-            batch = max(1, round(steps.global_batch * num / (stop - start)))
-            found.append(read_order(part, first, first + num, sample_bytes, 1, 1, batch))
-    shards, num_bytes, *at_once = (sum(each) for each in zip(*found, strict=True))
-    return Reads(shards, num_bytes / steps.world_size, *at_once), of_parts
+        if num:
+            nodes = Nodes(num_nodes, max(1, round(steps.global_batch * num / (stop - start))), is_dealt=is_dealt)
+            found.append(read_order(part, first, first + num, sample_bytes, nodes))
+    return Reads(*(sum(each) for each in zip(*found, strict=True))), of_parts
 
 
-def read_order(
-    order: Any, start: int, stop: int, sample_bytes: Floats, num_groups: int, node_size: int, batch: int
-) -> Reads:
-    """What groups of ranks read of positions `start` to `stop` of one order; lane l is of group l mod `num_groups`.
+class Nodes(NamedTuple):
+    """Who reads.
+
+    Attributes:
+        num: N.
+        batch: Positions of a step.
+        is_dealt: Whether these are dealt by their depth, or as they come.
+    """
+
+    num: int
+    batch: int
+    is_dealt: bool = True
+
+    def shares(self, cuts: Ints, place: int = 0) -> Floats:
+        """Which share of each cut's samples each node takes, (N, L), by the deal of the first steps.
+
+        Args:
+            cuts: The cut that each lane is, (L,).
+            place: Of the pass, where the first step begins.
+        """
+        num_lanes = len(cuts)
+        if self.num == 1:
+            return np.ones((1, num_lanes))
+        period = num_lanes // math.gcd(self.batch, num_lanes)  # of steps, after which the same lanes come
+        num = min(period, -(-_MAX_DEALT // self.batch))
+        taken = cuts[(place + np.arange(num * self.batch)).reshape(num, self.batch) % num_lanes]
+        if self.is_dealt:
+            taken.sort(axis=1)
+        nodes = np.arange(self.batch) * self.num // self.batch
+        counts = np.bincount((nodes * num_lanes + taken).ravel(), minlength=self.num * num_lanes)
+        counts = counts.reshape(self.num, num_lanes)
+        shares: Floats = counts / np.maximum(counts.sum(axis=0), 1)
+        return shares
+
+
+def read_order(order: Any, start: int, stop: int, sample_bytes: Floats, nodes: Nodes) -> Reads:
+    """What nodes read of positions `start` to `stop` of one order.
 
     Args:
         order: Exact, resampled or sequential.
         start: First position of the endless sequence, >= 0.
         stop: The one behind the last, above `start`.
         sample_bytes: Mean size of a sample of each shard, (num_shards,).
-        num_groups: A divisor of the number of lanes; 1 for a sequential order.
-        node_size: Groups of a node.
-        batch: Positions of a step, into which a sequential order reaches at once.
-
-    Returns:
-        With the bytes of each group.
+        nodes: Who reads.
     """
     if isinstance(order, ResampledOrder):
-        return _expect(order, stop - start, sample_bytes, num_groups, node_size)
-    size, num_seen, found = order.num_samples, 0, []
-    num_bytes, of_ranks, of_nodes = np.zeros(num_groups), (0, 0.0), (0, 0.0)
+        return _expect(order, start, stop, sample_bytes, nodes)
+    if isinstance(order, SequentialOrder):
+        return _read_in_order(order, start, stop, sample_bytes, nodes.num, nodes.batch)
+    assert isinstance(order, ExactOrder)
+    num_nodes, size, num_seen = nodes.num, order.num_samples, 0
+    num_shards, num_bytes, num_open, live_bytes = len(sample_bytes), np.zeros(num_nodes), 0, 0.0
+    shares: Floats = np.empty(0)
+    found: list[Ints] = []
     for number in range(start // size, -(-stop // size))[:_MAX_PASSES]:
-        pieces, num_lanes, window, share = _cut(order, number, batch)
+        pieces = order.pieces(number)
         first, last = (min(max(each - number * size, 0), size) for each in (start, stop))
         num_seen += last - first
+        cut_of = order.cuts(number)
+        if len(found) < _MAX_DEALT_PASSES:
+            shares = nodes.shares(cut_of, first)
+            cuts, takers = np.nonzero(shares.T)  # of each cut the nodes that take from it
+            first_taker = np.searchsorted(cuts, np.arange(order.num_lanes + 1))
         lanes, moments, sizes = pieces.windows
-        ends = (-(-(each - lanes) // num_lanes) - moments * window for each in (first, last))  # places before each
+        ends = (-(-(each - lanes) // order.num_lanes) - moments * order.window for each in (first, last))
         before, behind = (np.clip(each, 0, sizes) for each in ends)
-        ratios = (behind - before) / sizes
-        at, shards = pieces.at, pieces.shards[pieces.turns]
-        groups, weights = lanes % num_groups, pieces.sizes * sample_bytes[shards]
-        is_read = (ratios > 0)[at]
-        found.append(_distinct((shards * num_groups + groups[at])[is_read]))
-        num_bytes += np.bincount(groups[at], weights * ratios[at], minlength=num_groups)
-        if not of_nodes[0]:
-            of_ranks = _most_at_once(moments * num_groups + groups, pieces, weights)
-            of_nodes = _most_at_once(moments * num_groups + groups // node_size, pieces, weights * share)
-    num_shards = np.bincount(_distinct(np.concatenate(found)) % num_groups, minlength=num_groups)
-    scale = (stop - start) / num_seen
-    return Reads(num_shards.astype(np.float64), num_bytes * scale, of_ranks[0], *of_nodes)
+        ratios = ((behind - before) / sizes)[pieces.at]
+        # Each piece once for each node that takes from its cut.
+        cut = cut_of[lanes[pieces.at]]
+        num_takers = first_taker[cut + 1] - first_taker[cut]
+        rows = np.repeat(np.arange(len(cut)), num_takers)
+        node = takers[
+            np.repeat(first_taker[cut] - np.cumsum(num_takers) + num_takers, num_takers) + np.arange(len(rows))
+        ]
+        shards = pieces.shards[pieces.turns]
+        weights = pieces.sizes * sample_bytes[shards]
+        found.append(_distinct((node * num_shards + shards[rows])[(ratios > 0)[rows]]))
+        num_bytes += np.bincount(node, shares[node, cut[rows]] * (weights * ratios)[rows], minlength=num_nodes)
+        if number == start // size:
+            owners = moments[pieces.at][rows] * num_nodes + node
+            num_open, live_bytes = _most_at_once(owners, pieces, rows, weights)
+    counts = np.bincount(_distinct(np.concatenate(found)) // num_shards, minlength=num_nodes)
+    return Reads(counts.astype(np.float64), num_bytes * ((stop - start) / num_seen), num_open, live_bytes)
 
 
-def _cut(order: ExactOrder | SequentialOrder, number: int, batch: int) -> tuple[Pieces, int, int, float]:
-    """A pass cut into pieces, its lanes, the window, and the share of a window that is at hand at once. The windows of
-    one number of all lanes are a moment. A sequential order is one lane, whose windows are steps.
-    """
-    if isinstance(order, ExactOrder):
-        return order.pieces(number), order.num_lanes, order.window, 1.0
-    length = batch * -(-order.num_samples // (batch * _MAX_MOMENTS))
-    first, size = np.zeros(1, np.int64), np.array([order.num_samples])
-    return cut(order.stops, np.arange(len(order.stops)), first, size, length), 1, length, batch / length
-
-
-def _most_at_once(owners: Ints, pieces: Pieces, weights: Floats) -> tuple[int, float]:
-    """The most shards, and the most bytes, of one owner of windows: a group of ranks at a moment."""
+def _most_at_once(owners: Ints, pieces: Pieces, rows: Ints, weights: Floats) -> tuple[int, float]:
+    """The most shards, and the most bytes, of one owner of pieces: a node at a moment."""
     num_shards = len(pieces.shards)
-    found = _distinct(owners[pieces.at] * num_shards + pieces.turns)  # two lanes can meet in a shard
-    return int(np.bincount(found // num_shards).max()), float(np.bincount(owners[pieces.at], weights).max())
+    found = _distinct(owners * num_shards + pieces.turns[rows])  # two lanes can meet in a shard
+    return int(np.bincount(found // num_shards).max()), float(np.bincount(owners, weights[rows]).max())
 
 
 def _distinct(numbers: Ints) -> Ints:
@@ -141,16 +171,64 @@ def _distinct(numbers: Ints) -> Ints:
     return distinct
 
 
-def _expect(order: ResampledOrder, num: int, sample_bytes: Floats, num_groups: int, node_size: int) -> Reads:
+def _read_in_order(
+    order: SequentialOrder, start: int, stop: int, sample_bytes: Floats, num_nodes: int, batch: int
+) -> Reads:
+    """A node takes neighbouring samples of each step."""
+    size, counts = order.num_samples, np.diff(order.stops, prepend=0)
+    is_any = counts > 0
+    stops, sample_bytes = order.stops[is_any], sample_bytes[is_any]
+    shards, num_open, live_bytes = np.zeros(num_nodes), 1, 0.0
+    depths = np.concatenate([[0.0], np.cumsum(counts[is_any] * sample_bytes)])  # bytes before a shard
+    edges = np.concatenate([[0], stops])
+    stop = min(stop, start + size)  # later passes reach no further
+    steps = np.arange(start, stop, batch)
+    nums = np.minimum(batch, stop - steps)
+    nodes = np.linspace(0, num_nodes - 1, min(num_nodes, _MAX_NODES)).astype(np.int64)
+    for node in nodes.tolist():
+        first, last = steps + nums * node // num_nodes, steps + nums * (node + 1) // num_nodes - 1
+        is_any = last >= first
+        if not is_any.any():
+            continue
+        first, last = first[is_any] % size, last[is_any] % size
+        last[last < first] = size - 1  # over the end of a pass
+        firsts, lasts = (np.searchsorted(stops, each, side="right") for each in (first, last))
+        shards[node] = _num_covered(firsts, lasts)
+        num_open = max(num_open, int((lasts - firsts).max()) + 1)
+        live_bytes = max(
+            live_bytes, float((np.interp(last + 1, edges, depths) - np.interp(first, edges, depths)).max())
+        )
+    shards = np.interp(np.arange(num_nodes), nodes, shards[nodes])
+    mean_bytes = float(depths[-1]) / size
+    num_bytes = np.full(num_nodes, (stop - start) / num_nodes * mean_bytes)
+    return Reads(shards, num_bytes, num_open, live_bytes)
+
+
+def _num_covered(firsts: Ints, lasts: Ints) -> int:
+    """Different numbers in stretches, each from a first to a last one."""
+    by_first = np.argsort(firsts, kind="stable")
+    firsts, lasts = firsts[by_first], np.maximum.accumulate(lasts[by_first])
+    before = np.concatenate([[-1], lasts[:-1]])
+    return int(np.maximum(0, lasts - np.maximum(firsts, before + 1) + 1).sum())
+
+
+def _expect(order: ResampledOrder, start: int, stop: int, sample_bytes: Floats, nodes: Nodes) -> Reads:
     """What is expected over all seeds: chunks start at each sample alike."""
-    lanes = order.num_lanes // num_groups
-    of_node = min(num_groups, node_size) * lanes
+    num, shares = stop - start, nodes.shares(cuts_of(order.num_lanes), start % order.num_lanes)
+    lanes = np.count_nonzero(shares, axis=1)
     chunks = -(-order.window // order.chunk)
     likely = np.minimum(order.counts / order.num_samples, 1 - 1e-15)
-    in_epoch, of_rank, of_nodes = (
-        float(-np.expm1(num_chunks * np.log1p(-likely)).sum())
-        for num_chunks in (lanes * math.ceil(num / order.num_lanes / order.chunk), lanes * chunks, of_node * chunks)
-    )
+
+    def expected(num_chunks: float) -> float:
+        return float(-np.expm1(num_chunks * np.log1p(-likely)).sum())
+
+    a_lane = math.ceil(num / order.num_lanes / order.chunk)
     mean_bytes = float(order.counts @ sample_bytes) / order.num_samples
-    of_groups = np.full(num_groups, num / num_groups * mean_bytes)
-    return Reads(np.full(num_groups, in_epoch), of_groups, of_rank, of_nodes, of_node * order.window * mean_bytes)
+    of_lanes = {each: expected(each * a_lane) for each in np.unique(lanes).tolist()}
+    most = int(lanes.max())
+    return Reads(
+        shards=np.array([of_lanes[each] for each in lanes.tolist()]),
+        num_bytes=shares.sum(axis=1) * num / order.num_lanes * mean_bytes,
+        open_shards=expected(most * chunks),
+        live_bytes=most * order.window * mean_bytes,
+    )
