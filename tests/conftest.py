@@ -42,6 +42,7 @@ LONG = [
     "loader/test_faults",
     "loader/test_soak",
     "loader/test_torchrun",
+    "test_servers",
 ]
 
 # How long an example takes says something about the machine's other work only.
