@@ -10,7 +10,7 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint pytest sizes faults peers remote soak bench bench-peers clean
+.PHONY: help setup demo test lint pytest sizes faults peers remote soak bench bench-peers bench-remote clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
@@ -24,6 +24,7 @@ help:
 	@echo "make remote  the same promises on servers of S3, Google Cloud Storage, Azure and http, which it installs"
 	@echo "make bench   speed of each part beside what it is to be measured by: webdataset, tar, sha256sum, the bare chain"
 	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
+	@echo "make bench-remote  wdskit beside other loaders that read from a store 30 ms away; takes minutes"
 	@echo "make clean   remove what the other commands made, .venv included"
 
 setup: $(STAMP)
@@ -100,6 +101,9 @@ bench: $(STAMP)
 
 bench-peers: $(STAMP)
 	$(BIN)/python tools/bench_peers.py
+
+bench-remote: $(STAMP)
+	$(BIN)/python tools/bench_remote.py
 
 clean:
 	rm -rf .venv .demo .bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

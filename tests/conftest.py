@@ -36,6 +36,7 @@ LONG = [
     "loader/test_planned",
     "loader/test_make",
     "test_bench_peers",
+    "test_bench_remote",
     "test_tools",
     "tar/test_reader",
     "test_safety",

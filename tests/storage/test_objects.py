@@ -236,8 +236,16 @@ def test_the_end_of_an_object(faults):
     assert file.read_at(len(BODY) - 3, 10) == file.read_whole(len(BODY) - 3, 10) == BODY[-3:]
     assert file.read_at(len(BODY), 10) == b""
     assert f"it has {len(BODY)} bytes" in problem(file.read_ranges, [(0, 3), (5, len(BODY) + 1)])
-    empty = ObjectFile(f"{faults.url}/empty.tar")
-    assert (empty.read_at(0, 10), empty.num_bytes) == (b"", 0)
+    for name in ("empty", "nothing"):  # a server refuses a range of nothing, or sends nothing as all that there is
+        empty = ObjectFile(f"{faults.url}/{name}.tar")
+        assert (empty.read_at(0, 10), empty.num_bytes) == (b"", 0)
+
+
+def test_a_size_is_not_asked_for_by_one_byte(faults):
+    """Some servers take `bytes=0-0` for a range without an end."""
+    assert ObjectFile(f"{faults.url}/ok.tar").num_bytes == len(BODY)
+    [(_, headers)] = faults.requests
+    assert {name.lower(): value for name, value in headers.items()}["range"] == "bytes=0-1"
 
 
 def test_nothing_is_read_once_it_is_closed(faults):
