@@ -241,8 +241,10 @@ def test_characters_beyond_ascii_are_sent_as_utf_8(server):
 def test_a_password_in_a_url_is_refused_before_anybody_hears_of_it(server):
     """Python's client would look all of it up as a host's name."""
     for user in ("user:secret@", "user@", ":secret@"):
-        with pytest.raises(StorageError, match="a user or password in a URL is not supported"):
+        with pytest.raises(StorageError, match="a user or password in a URL is not supported") as caught:
             open_stream(server.replace("//", f"//{user}") + "/whole")
+        assert caught.value.url == f"{server}/whole"
+        assert "secret" not in str(caught.value)
     assert read_all(f"{server}/path?user=a@b") == b"/path?user=a@b"
 
 

@@ -179,6 +179,7 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
     shown = url.partition("?")[0]
     host = _HOST.match(url)
     if host and "@" in host[0]:  # urllib would ask the name server for all of it
+        shown = f"{host[0].partition('//')[0]}//{host[0].rpartition('@')[2]}{shown[host.end() :]}"
         msg = f"{shown}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
         raise StorageError(msg, url=shown)
     start = host.end() if host else 0
