@@ -10,7 +10,7 @@ STAMP := $(VENV)/.wdskit-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint pytest sizes faults peers soak bench bench-peers clean
+.PHONY: help setup demo test lint pytest sizes faults peers remote soak bench bench-peers bench-remote clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
@@ -21,8 +21,10 @@ help:
 	@echo "make faults  every disk operation failed and killed, every kind of damage, in full"
 	@echo "make soak    random pipelines resumed again and again, thousands of breaks and Ctrl-C, in full"
 	@echo "make peers   what other programs read and write, in full"
+	@echo "make remote  the same promises on servers of S3, Google Cloud Storage, Azure and http, which it installs"
 	@echo "make bench   speed of each part beside what it is to be measured by: webdataset, tar, sha256sum, the bare chain"
 	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
+	@echo "make bench-remote  wdskit beside other loaders that read from a store 30 ms away; takes minutes"
 	@echo "make clean   remove what the other commands made, .venv included"
 
 setup: $(STAMP)
@@ -38,10 +40,11 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	touch $(DEMO_STAMP)
 
 # For developers. The oldest webdataset that is supported stands beside the pinned one, for the tests of what it reads
-# and writes.
+# and writes; and moto, an S3 server with users and roles.
 $(STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/peers/webdataset-0.2.86 webdataset==0.2.86
+	-$(BIN)/python tools/environments.py $(VENV)/peers moto
 	touch $(STAMP)
 
 lint: $(STAMP)
@@ -75,6 +78,12 @@ peers: $(STAMP)
 	$(BIN)/python tools/environments.py $(VENV)/peers energon dali timm open_clip wids ray
 	OMP_NUM_THREADS=1 WDSKIT_ALL_PEERS=1 $(BIN)/python -m pytest tests/test_peers.py tests/peers tests/peers/check_readers.py tests/peers/check_ray.py
 
+# `make test` takes two of the servers. One that cannot be installed is listed, and its tests are skipped by name: those
+# of Node.js need npm, nginx is taken from the PATH or needs apt-get.
+remote: $(STAMP)
+	-$(BIN)/python tools/environments.py $(VENV)/peers moto fake_gcs s3rver azurite nginx
+	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/loader/test_remote.py
+
 # `make test` takes a part.
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_SOAK=1 $(BIN)/python -m pytest -n auto tests/loader/test_soak.py
@@ -92,6 +101,9 @@ bench: $(STAMP)
 
 bench-peers: $(STAMP)
 	$(BIN)/python tools/bench_peers.py
+
+bench-remote: $(STAMP)
+	$(BIN)/python tools/bench_remote.py
 
 clean:
 	rm -rf .venv .demo .bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

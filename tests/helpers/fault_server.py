@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import email.utils
 import http.server
+import inspect
 import random
 import re
 import ssl
 import threading
 import time
 from collections import Counter
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 BODY = random.Random(7).randbytes(3_000_000)
 NEW_BODY = BODY[::-1]
@@ -59,7 +61,8 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
         path = unquote(self.path.partition("?")[0])
-        self.name = path.rpartition("/")[2].partition(".")[0]
+        prefix = parse_qs(urlsplit(self.path).query).get("prefix", [path])[0]
+        self.name = prefix.rstrip("/").rpartition("/")[2].partition(".")[0]
         with server.lock:
             server.requests.append((self.path, dict(self.headers)))
             server.counts[self.name] += 1
@@ -110,6 +113,13 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def busy(self):
         self.refuse(503, "SlowDown")
 
+    def busy_until(self):
+        """Says when it will not be busy any more, as a date."""
+        if self.num <= 2:
+            self.refuse(503, "SlowDown", Retry_After=email.utils.formatdate(time.time() + 1, usegmt=True))
+        else:
+            self.give()
+
     def broken(self):
         self.refuse(500)
 
@@ -122,11 +132,25 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def missing(self):
         self.refuse(404, "NoSuchKey")
 
+    def gone(self):
+        """Is there for the first request only."""
+        self.give() if self.num == 1 else self.missing()
+
     def reset(self):
         self.close_connection = True
 
     def reset_2(self):
         self.reset() if self.num <= 2 else self.give()
+
+    def hang_up(self):
+        """Closes each connection behind its reply, though it did not say so."""
+        self.give()
+        self.close_connection = True
+
+    def http_1_0(self):
+        self.protocol_version = "HTTP/1.0"
+        self.give()
+        self.close_connection = True
 
     def cut(self):
         """Breaks behind 1.2 MB each time."""
@@ -173,6 +197,17 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def without_length(self):
         self.give(Content_Length=None, num_sent=self.stop)
 
+    def chunked(self):
+        self.give(body=b"", Content_Length=None, Transfer_Encoding="chunked")
+        part = BODY[self.start : self.stop]
+        self.wfile.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(part), part))
+
+    def size_unknown(self):
+        self.give(Content_Range=f"bytes {self.start}-{self.stop - 1}/*")
+
+    def nothing(self):
+        self.give(200, b"", Content_Range=None)
+
     def wrong_range(self):
         self.give(Content_Range=f"bytes {self.start + 1}-{self.stop}/{len(BODY)}")
 
@@ -193,6 +228,16 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def replaced_without_etag(self):
         date = DATE if self.num == 1 else DATE.replace("Sun, 06", "Mon, 07")
         self.give(source=BODY if self.num == 1 else NEW_BODY, ETag=None, Last_Modified=date)
+
+    def replaced_once(self):
+        """One of several requests that run at once gets another object."""
+        self.give(source=NEW_BODY, ETag='"two"') if self.num == 3 else self.give()
+
+    def weak(self):
+        self.give(ETag='W/"one"')
+
+    def weak_replaced(self):
+        self.give(ETag='W/"one"') if self.num == 1 else self.give(source=NEW_BODY, ETag='W/"two"')
 
     def grown(self):
         size = len(BODY) + (self.num > 1)
@@ -222,5 +267,32 @@ class Answer(http.server.BaseHTTPRequestHandler):
         else:
             self.give()
 
+    def pages(self):
+        """A list of three pages, by their tokens."""
+        page = int(parse_qs(urlsplit(self.path).query).get("continuation-token", ["0"])[0])
+        self.list([f"pages/{page}.tar"], str(page + 1) if page < 2 else "")
+
+    def pages_for_ever(self):
+        self.list(["pages_for_ever/0.tar"], "1")
+
+    def pages_cut(self):
+        self.list(["pages_cut/0.tar"], "", num_sent=150)
+
+    def list(self, keys, token, *, num_sent=None):
+        listed = "".join(
+            f"<Contents><Key>{key}</Key><Size>3</Size><ETag>x</ETag>"
+            "<LastModified>2020-01-01T00:00:00Z</LastModified></Contents>"
+            for key in keys
+        )
+        more = "true" if token else "false"
+        token = f"<NextContinuationToken>{token}</NextContinuationToken>" if token else ""
+        text = f"<ListBucketResult><IsTruncated>{more}</IsTruncated>{listed}{token}</ListBucketResult>"
+        self.give(200, text.encode()[:num_sent], Content_Range=None)
+
     def log_message(self, *_):
         pass
+
+
+OTHERS = ("do_GET", "give", "refuse", "list", "pages", "pages_for_ever", "pages_cut", "log_message")
+FAULTS = [name for name, each in vars(Answer).items() if inspect.isfunction(each) and name not in OTHERS]
+"""All that can go wrong with an object."""

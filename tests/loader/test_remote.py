@@ -288,6 +288,15 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(numbers, tmp_pa
         list(items)
 
 
+def test_a_shard_that_is_deleted_while_the_epoch_runs_is_named(numbers):
+    _, url = numbers
+    items = iter(Pipeline().sequential(f"{url}/").map(number_of).batched(2).loader(workers=0, prefetch=1))
+    assert next(items)[0].tolist() == [0, 1]
+    put(f"{url}/s-001.tar", method="DELETE")
+    with pytest.raises(StorageError, match=r"s-001.tar: there is no such object"):
+        list(items)
+
+
 def test_workers_are_not_forked_and_a_forked_process_is_told(numbers):
     _, url = numbers
     pipe = Pipeline().sequential(f"{url}/").map(number_of).batched(5)

@@ -31,6 +31,7 @@ class Shaky(http.server.ThreadingHTTPServer):
         etag: Validator of the file; empty for none.
         body: The file.
         asked: The Range header of each request.
+        paths: What each asked for.
         gives_parts: Whether Range is heard.
     """
 
@@ -41,6 +42,7 @@ class Shaky(http.server.ThreadingHTTPServer):
         self.script, self.etag, self.body = list(script), etag, body
         self.gives_parts, self.chunked = gives_parts, chunked
         self.asked = []
+        self.paths = []
         self.scheme = "http"
         self.validators = []
 
@@ -63,6 +65,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         server = self.server
         server.asked.append(self.headers.get("Range"))
+        server.paths.append(self.path)
         server.validators.append(self.headers.get("If-Range"))
         step = server.script[min(len(server.asked), len(server.script)) - 1]
         self.close_connection = True
@@ -136,6 +139,20 @@ def test_what_does_not_pass_is_asked_for_once(status, waits):
         with pytest.raises(StorageError, match=f"the server answered {status} [^(]*$"):
             read_all(server.url)
         assert (len(server.asked), waits) == (1, [])
+
+
+def test_a_query_is_sent_and_stands_in_no_message():
+    """It may be a signature."""
+    moved = (302, {"Location": "ftp://127.0.0.1/a.tar?sig=hush"})
+    for script in [(403, {})], [(503, {})], ["nothing"], [1], [moved], [(200, {"Content-Encoding": "gzip"})]:
+        with Shaky(*script, gives_parts=False) as server:
+            with pytest.raises(StorageError) as caught:
+                read_all(f"{server.url}?sig=hush")
+            assert "hush" not in "".join(map(str, (caught.value, caught.value.url)))
+            assert server.paths[0] == "/a.tar?sig=hush"
+    with pytest.raises(StorageError) as caught:
+        read_all("http://127.0.0.1:1/a b?sig=hush me")
+    assert "hush" not in str(caught.value)
 
 
 def test_nobody_who_listens_is_tried_again(waits):

@@ -9,6 +9,7 @@ import pickle
 import random
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from fault_server import BODY, FaultServer
+from fault_server import BODY, FAULTS, NEW_BODY, FaultServer
 from folders import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,9 +27,9 @@ from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.errors import StorageError
-from wdskit.storage import objects, requests, stores
+from wdskit.storage import http, objects, requests, stores
 from wdskit.storage.objects import ObjectFile, ObjectStream, list_objects, plan_parts
-from wdskit.storage.urls import open_stream
+from wdskit.storage.urls import open_stream, read_bytes
 
 LIMIT_S = 20
 """No read of these tests takes as long."""
@@ -80,15 +81,19 @@ def problem(read, *arguments) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["ok", "busy_3", "too_many_2", "reset_2", "cut", "stall_2", "short", "anonymous", "moved"]
-)
+    "name",
+    [
+        "ok", "busy_3", "busy_until", "too_many_2", "reset_2", "cut", "stall_2", "short", "anonymous", "moved", "weak",
+        "hang_up", "http_1_0",
+    ],
+)  # fmt: skip
 def test_what_passes_gives_the_right_bytes(faults, name):
     faults.location = "/ok"
     ranges = [(5, 7), (TWO_MB, TWO_MB + 70), (100, 100), (TWO_MB - 9, len(BODY)), (0, 2_600_000)]
     file = ObjectFile(f"{faults.url}/d/{name}.tar")
     assert file.read_ranges(ranges) == [BODY[start:stop] for start, stop in ranges]
     assert file.num_bytes == len(BODY)
-    assert file.etag == ('"one"' if name != "anonymous" else None)
+    assert file.etag == {"anonymous": None, "weak": 'W/"one"'}.get(name, '"one"')
 
 
 @pytest.mark.parametrize(
@@ -108,6 +113,8 @@ def test_what_passes_gives_the_right_bytes(faults, name):
         ("other_range", "the server sent another part of the object than the one asked for"),
         ("no_range", "the server gives no parts of a file"),
         ("without_length", r"a header of the server's reply is missing or invalid \(MissingContentLength\)"),
+        ("chunked", r"a header of the server's reply is missing or invalid \(MissingContentLength\)"),
+        ("size_unknown", r"a header of the server's reply is missing or invalid \(Content-Range\)"),
         ("gzip", r"the server sends it compressed \(gzip\)"),
         ("round", "its redirect is not followed: .* or in a circle"),
     ],
@@ -154,6 +161,68 @@ def test_bytes_of_two_objects_are_never_mixed(faults, name):
     assert sent == [None, *(3 * [None if name == "replaced_without_etag" else '"one"'])]
 
 
+def test_one_part_of_another_object_is_an_error(faults, monkeypatch):
+    """Among many that are read at once."""
+    monkeypatch.setattr(objects, "PART_BYTES", 100_000)
+    file = ObjectFile(f"{faults.url}/replaced_once.tar")
+    assert "the object was replaced while it was read" in problem(file.read_at, 0, len(BODY))
+
+
+def test_a_weak_etag_is_compared_and_not_sent(faults):
+    """If-Match takes strong ones only."""
+    file = ObjectFile(f"{faults.url}/weak_replaced.tar")
+    assert file.read_at(0, 100) == BODY[:100]
+    assert "the object was replaced while it was read" in problem(file.read_at, 100, 100)
+    assert not any("if-match" in map(str.lower, headers) for _, headers in faults.requests)
+
+
+def test_an_object_that_is_deleted_while_it_is_read_is_an_error(faults):
+    file = ObjectFile(f"{faults.url}/gone.tar")
+    assert file.read_at(0, 100) == BODY[:100]
+    assert "there is no such object (NoSuchKey)" in problem(file.read_at, 100, 100)
+
+
+def test_a_host_that_is_not_there_or_speaks_no_tls(faults):
+    assert "the connection failed" in problem(ObjectFile("http://no-such-host.invalid/a.tar").read_at, 0, 3)
+    assert "the connection failed" in problem(ObjectFile("https" + faults.url[4:] + "/ok.tar").read_at, 0, 3)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/a.tar"
+        assert "the connection failed: Connection refused (9 tries in" in problem(ObjectFile(url).read_at, 0, 3)
+
+
+def read_by_ranges(url: str) -> bytes:
+    file = ObjectFile(url)
+    halves = file.read_ranges([(0, 1_500_000), (1_500_000, len(BODY))]) if file.num_bytes else []
+    return b"".join(halves)
+
+
+WAYS = {
+    "ranges": read_by_ranges,
+    "object stream": lambda url: drain(ObjectStream(url)),
+    "http body": lambda url: read_bytes(url, limit=len(BODY)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FAULTS)
+def test_whatever_a_server_does_the_bytes_are_right_or_there_is_an_error(faults, name, way, monkeypatch):
+    """In time, and never those of two objects."""
+    if (name, way) == ("drip", "http body"):
+        pytest.skip("each byte comes in time, and is handed on")
+    monkeypatch.setattr(stores, "READ_S", 0.1)
+    monkeypatch.setattr(stores, "REQUEST_S", 1.0)
+    monkeypatch.setattr(objects, "PART_S", 3.0)
+    monkeypatch.setattr(http, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(http, "WAIT_S", 0.001)
+    right = [BODY, NEW_BODY, *([b""] if name in ("empty", "nothing") else [])]
+    try:
+        found = WAYS[way](f"{faults.url}/{name}.tar")
+    except StorageError as err:
+        found, right = str(err).partition(".tar: ")[0], [f"{faults.url}/{name}"]
+    assert found in right
+
+
 @pytest.mark.parametrize("known", [{"num_bytes": 5}, {"etag": '"zero"'}, {"num_bytes": len(BODY) + 1}])
 def test_what_is_known_from_an_index_is_compared(faults, known):
     file = ObjectFile(f"{faults.url}/ok.tar", **known)
@@ -167,8 +236,16 @@ def test_the_end_of_an_object(faults):
     assert file.read_at(len(BODY) - 3, 10) == file.read_whole(len(BODY) - 3, 10) == BODY[-3:]
     assert file.read_at(len(BODY), 10) == b""
     assert f"it has {len(BODY)} bytes" in problem(file.read_ranges, [(0, 3), (5, len(BODY) + 1)])
-    empty = ObjectFile(f"{faults.url}/empty.tar")
-    assert (empty.read_at(0, 10), empty.num_bytes) == (b"", 0)
+    for name in ("empty", "nothing"):  # a server refuses a range of nothing, or sends nothing as all that there is
+        empty = ObjectFile(f"{faults.url}/{name}.tar")
+        assert (empty.read_at(0, 10), empty.num_bytes) == (b"", 0)
+
+
+def test_a_size_is_not_asked_for_by_one_byte(faults):
+    """Some servers take `bytes=0-0` for a range without an end."""
+    assert ObjectFile(f"{faults.url}/ok.tar").num_bytes == len(BODY)
+    [(_, headers)] = faults.requests
+    assert {name.lower(): value for name, value in headers.items()}["range"] == "bytes=0-1"
 
 
 def test_nothing_is_read_once_it_is_closed(faults):
@@ -402,6 +479,17 @@ def test_folders_are_listed(bucket):
     assert list_objects(f"s3://{BUCKET}/none") == []
     assert f"s3://{BUCKET}/ready" in [each.url for each in list_objects(f"s3://{BUCKET}")]
     assert "only folders of s3://, gs://, az:// can be listed" in problem(list_objects, "http://127.0.0.1/a/")
+
+
+def test_a_list_of_several_pages_is_whole_or_an_error(faults, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
+    monkeypatch.setattr(objects, "PART_S", 1.0)
+    requests.loop_of_this_process("").stores.clear()
+    found = list_objects("s3://pages-bucket/pages/")
+    assert [each.url for each in found] == [f"s3://pages-bucket/pages/{page}.tar" for page in range(3)]
+    assert "did not answer within 1 s" in problem(list_objects, "s3://pages-bucket/pages_for_ever/")
+    assert "list of objects is cut or invalid" in problem(list_objects, "s3://pages-bucket/pages_cut/")
 
 
 def test_what_is_not_there(bucket):

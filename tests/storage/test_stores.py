@@ -13,6 +13,7 @@ from wdskit.errors import StorageError
 from wdskit.storage import requests
 from wdskit.storage.objects import ObjectFile, ObjectStream, list_objects
 from wdskit.storage.stores import is_metadata_failure, locate
+from wdskit.storage.uploads import put_object
 from wdskit.storage.urls import open_stream
 
 PEM = GOLDEN / "loopback_leaf.pem"
@@ -241,6 +242,9 @@ def test_gs_speaks_to_an_emulator(faults, monkeypatch):
     assert ObjectFile("gs://bucket/d/ok.tar").read_at(0, 9) == BODY[:9]
     assert authorization(faults) == ""
     assert "AccessDenied" in problem("gs://bucket/denied")
+    with pytest.raises(StorageError, match="the server answered 501"):  # the emulator's own answer, and no cloud's
+        put_object("gs://bucket/d/new.tar", b"x")
+    assert authorization(faults) == ""
 
 
 def test_az_takes_a_connection_string_or_an_account(faults, monkeypatch):

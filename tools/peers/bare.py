@@ -17,7 +17,7 @@ import orjson
 import torch
 from make_photos import load_photos, random_view
 
-from peers.common import FIELDS, PHOTO_QUALITY, PHOTO_SIZE, Batch, Epochs, Job
+from peers.common import FIELDS, LABELLED, PHOTO_QUALITY, PHOTO_SIZE, Batch, Epochs, Job
 
 NUM_SHARDS = 8
 
@@ -38,12 +38,13 @@ def prepare(job: Job, folder: Path) -> None:
     """Photographs, shards, and where each field of each sample is (shard, offset, bytes). All start from here."""
     from wdskit import pack
 
-    if job.kind == "images":
+    if job.kind in LABELLED:
         (folder / "photos").mkdir()
         with ProcessPoolExecutor() as pool:
             list(pool.map(partial(write_photo, folder / "photos"), range(job.num), chunksize=64))
     rows = ({"__key__": f"{number:08d}", **fields} for number, fields in enumerate(job.samples()))
-    pack(rows, folder / "tar", pattern="s-%03d.tar", max_samples=-(-job.num // NUM_SHARDS))
+    num_shards = max(NUM_SHARDS, job.num_bytes // job.shard_bytes)
+    pack(rows, folder / "tar", pattern="s-%03d.tar", max_samples=-(-job.num // num_shards))
     found: dict[str, list[Piece]] = {field: [] for field in FIELDS[job.kind]}
     for number, path in enumerate(job.shards()):
         with tarfile.open(path, "r:") as tar:

@@ -19,7 +19,8 @@ Batch = tuple[Any, Any]
 Epochs = Callable[[], Iterable[Any]]
 """What `open_epochs` of a peer returns: each call gives the batches of one more epoch."""
 
-FIELDS = {"images": ["jpg", "cls"], "small": ["bin", "json"], "bytes": ["bin"]}
+FIELDS = {"images": ["jpg", "cls"], "photos": ["jpg", "cls"], "small": ["bin", "json"], "bytes": ["bin"]}
+LABELLED = ("images", "photos")
 PHOTO_SIZE, PHOTO_QUALITY = (455, 385), 95
 SHUFFLE = 1000
 """Samples of a shuffle buffer, where a peer has one."""
@@ -30,7 +31,8 @@ class Job:
     """One run of one peer.
 
     Args:
-        kind: What the samples are: "bytes" (one field), "small" (bytes and JSON), "images" (JPEG and label).
+        kind: What the samples are: "bytes" (one field), "small" (bytes and JSON), "images" (JPEG and label, decoded and
+            cropped), "photos" (the same, as they are).
         folder: Where the samples of this kind are, each format in a folder of its own.
         num: Samples of an epoch.
         size: Bytes of the samples' `bin`; 0 for images.
@@ -43,6 +45,10 @@ class Job:
         chain: "fast" for the bare chain where a peer leaves decoding to the user; "torch" for torch's DataLoader where
             that is not its own.
         launched: time.monotonic() when the process was started.
+        shard_bytes: About so many in a file of each format.
+        url: The folder of the peer's format in a store; empty for the disk.
+        cache: The folder of this node where parts of it are kept.
+        homes: Of wdskit's `exact`, where it is not 0.
     """
 
     kind: str
@@ -57,6 +63,10 @@ class Job:
     threads: int = 0
     chain: str = ""
     launched: float = 0.0
+    shard_bytes: int = 64_000_000
+    url: str = ""
+    cache: str = ""
+    homes: int = 0
 
     @property
     def home(self) -> Path:
@@ -78,7 +88,7 @@ class Job:
 
     def sample(self, number: int) -> dict[str, bytes]:
         """The fields of a sample: `bin` begins with its number, `json` holds it as `id`, and `cls` is it."""
-        if self.kind == "images":
+        if self.kind in LABELLED:
             return {"jpg": self.photo(number).read_bytes(), "cls": b"%d" % number}
         noise = np.random.default_rng([self.size, number]).bytes(self.size - 4)
         fields = {"bin": number.to_bytes(4, "little") + noise}
@@ -89,7 +99,14 @@ class Job:
 
     def values(self, number: int) -> dict[str, Any]:
         """The same with the label as a number, for formats that store one."""
-        return self.sample(number) | ({"cls": number} if self.kind == "images" else {})
+        return self.sample(number) | ({"cls": number} if self.kind in LABELLED else {})
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all samples, without those that a format adds."""
+        if self.kind in LABELLED:
+            return sum(self.photo(number).stat().st_size for number in range(self.num))
+        return self.num * self.size
 
     def samples(self) -> Iterator[dict[str, bytes]]:
         """All of them, in the order of their numbers."""
@@ -100,6 +117,8 @@ class Job:
         if self.kind == "images":
             crop = crops.by_simplejpeg if self.chain == "fast" else crops.by_pillow
             return crop(fields["jpg"], self.dtype), int(fields["cls"])
+        if self.kind == "photos":
+            return fields["jpg"], int(fields["cls"])
         return (fields["bin"], orjson.loads(fields["json"])) if self.kind == "small" else (fields["bin"],)
 
     def collate(self, rows: Any) -> Any:

@@ -6,18 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from litdata import StreamingDataLoader, StreamingDataset, optimize
+from litdata.streaming import downloader
 
 from peers.common import Epochs, Job
 
+# It reads chunks by https only, also where the endpoint is http.
+downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True  # noqa: SLF001
+
 
 def prepare(job: Job, folder: Path) -> None:
-    """In 64 MB chunks, the default."""
-    optimize(job.values, list(range(job.num)), output_dir=str(folder / "chunks"), chunk_bytes="64MB", num_workers=1)
+    """In chunks of 64 MB, the default, where nothing else is asked for."""
+    chunks = str(folder / "chunks")
+    optimize(job.values, list(range(job.num)), output_dir=chunks, chunk_bytes=job.shard_bytes, num_workers=1)
 
 
 def open_epochs(job: Job) -> Epochs:
     """Workers that stay, as in all that follow torch."""
-    dataset = StreamingDataset(str(job.home / "chunks"), shuffle=True, drop_last=False, transform=job.decode)
+    chunks = job.url or str(job.home / "chunks")
+    dataset = StreamingDataset(chunks, cache_dir=job.cache or None, shuffle=True, drop_last=False, transform=job.decode)
     stay: dict[str, Any] = {"persistent_workers": True} if job.workers else {}
     loader = StreamingDataLoader(dataset, batch_size=job.batch, num_workers=job.workers, collate_fn=job.collate, **stay)
     return lambda: loader

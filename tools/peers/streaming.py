@@ -32,8 +32,9 @@ TYPES = {"jpg": "bytes", "cls": "int", "bin": "bytes", "json": "json"}
 
 
 def prepare(job: Job, folder: Path) -> None:
-    """In 64 MB shards, the default, without hashes."""
-    with MDSWriter(out=str(folder / "mds"), columns={field: TYPES[field] for field in FIELDS[job.kind]}) as out:
+    """In shards of 64 MB, the default, where nothing else is asked for, without hashes."""
+    columns = {field: TYPES[field] for field in FIELDS[job.kind]}
+    with MDSWriter(out=str(folder / "mds"), columns=columns, size_limit=job.shard_bytes) as out:
         for number in range(job.num):
             row = job.values(number)
             out.write(row | ({"json": orjson.loads(row["json"])} if job.kind == "small" else {}))
@@ -43,7 +44,8 @@ class Decoded(StreamingDataset):  # type: ignore[misc]  # untyped
     """With the crop, as its examples do it."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(local=str(job.home / "mds"), shuffle=True, batch_size=job.batch)
+        local = job.cache or str(job.home / "mds")
+        super().__init__(remote=job.url or None, local=local, shuffle=True, batch_size=job.batch)
         self.job = job
 
     def __getitem__(self, at: int) -> Any:

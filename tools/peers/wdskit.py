@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch  # noqa: F401  # its import is no part of the first batch, here as with the others
 
 import wdskit.loader.planned  # noqa: F401  # 0.3 s with pydantic: wdskit imports it when a loader is built
@@ -11,13 +13,17 @@ from wdskit import Pipeline
 
 def open_epochs(job: Job) -> Epochs:
     """`exact`, the default for training; the loader goes on to the next epoch by itself."""
-    pipe = Pipeline().exact(str(job.shards()[0].parent / "s-*.tar"), seed=7)
+    settings: dict[str, Any] = {"homes": job.homes} if job.homes else {}
+    pipe = Pipeline().exact(f"{job.url or job.shards()[0].parent}/s-*.tar", seed=7, **settings)
     if job.kind == "images":
         pipe = pipe.decode("rgb8").random_resized_crop(224)
     elif job.kind == "small":
         pipe = pipe.decode(only="json")
+    elif job.kind == "photos":
+        pipe = pipe.decode(only="cls")
     if job.dtype == "float32":
         pipe = pipe.normalize("imagenet")
     pipe = pipe.to_tuple(*FIELDS[job.kind]).batched(job.batch)
-    loader = pipe.loader(workers=job.workers, threads=max(job.threads, 1))
+    kept = {"dir": job.cache, "size": "1TB"} if job.cache else None
+    loader = pipe.loader(workers=job.workers, threads=max(job.threads, 1), cache=kept)
     return lambda: loader

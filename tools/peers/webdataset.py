@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import crops
 import torch
 import webdataset as wds
 
-from peers.common import FIELDS, SHUFFLE, Epochs, Job
+from peers.common import FIELDS, LABELLED, SHUFFLE, Epochs, Job
 
 
 def same(value: Any) -> Any:
@@ -19,13 +20,16 @@ def same(value: Any) -> Any:
 
 def open_epochs(job: Job) -> Epochs:
     """Without workers the pipeline itself."""
-    urls = [str(path) for path in job.shards()]
-    pipe = wds.WebDataset(urls, shardshuffle=len(urls), nodesplitter=wds.split_by_node, empty_check=False)
+    urls = [f"{job.url}/{path.name}" if job.url else str(path) for path in job.shards()]
+    kept = {"cache_dir": job.cache} if job.cache else {}
+    for folder in kept.values():
+        Path(folder).mkdir(exist_ok=True)
+    pipe = wds.WebDataset(urls, shardshuffle=len(urls), nodesplitter=wds.split_by_node, empty_check=False, **kept)
     pipe = pipe.shuffle(SHUFFLE)
     if job.kind == "small":
         pipe = pipe.decode(only=["json"])
-    elif job.kind == "images":
-        pipe = pipe.decode(only=["cls"]) if job.chain == "fast" else pipe.decode("pil")
+    elif job.kind in LABELLED:
+        pipe = pipe.decode(only=["cls"]) if job.chain == "fast" or job.kind == "photos" else pipe.decode("pil")
     pipe = pipe.to_tuple(*FIELDS[job.kind])
     if job.kind == "images":
         crop = crops.by_simplejpeg if job.chain == "fast" else crops.crop_pillow

@@ -230,14 +230,14 @@ def open_remote_shards(named: Sequence[tuple[str, ShardEntry]], cache: PartCache
     """Open shards by their URLs and what the index says of them; what is read of them is read at the same time. Raises
     as `RemoteShard`, and `StorageError` where a store cannot be read.
     """
-    from wdskit.storage.objects import ObjectFile
+    from wdskit.storage.objects import PROBE_BYTES, ObjectFile
 
     files = [ObjectFile(url, num_bytes=entry.num_bytes) for url, entry in named]
     sizes = [8 * (entry.num_samples + 1) for _, entry in named]
     reads = [ObjectFile(f"{url}{IDX_SUFFIX}").ahead([(0, size)]) for (url, _), size in zip(named, sizes, strict=True)]
     if cache is not None:  # the version of each, before a part of another one is taken for its own
-        for read in [file.ahead([(0, 1)]) for file in files]:
-            read.read_whole(0, 1)
+        for read in [file.ahead([(0, PROBE_BYTES)]) for file in files]:
+            read.read_whole(0, PROBE_BYTES)
     return [
         RemoteShard(file, entry, read.read_whole(0, size), cache)
         for file, (_, entry), read, size in zip(files, named, reads, sizes, strict=True)

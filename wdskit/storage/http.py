@@ -40,13 +40,17 @@ class HttpBody:
         url: What to get. Characters beyond ASCII are sent as percent-encoded UTF-8. Proxies are those of the
             environment, as for curl: `http_proxy`, `https_proxy`, `no_proxy`.
 
+    Attributes:
+        url: Names it in messages: without the query, which may hold a signature.
+
     Raises:
         StorageError: No connection, a status other than 200, a redirect to what is no http(s) or from https to http, a
             body that was compressed on the way, or a URL with a password.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = url.partition("?")[0]
+        self._full_url = url
         self._num_bytes = 0
         self._num_tries = 1
         self._start()
@@ -81,7 +85,7 @@ class HttpBody:
         """The response to a GET, tried again where it fails for now."""
         while True:
             try:
-                return _get(self.url, headers)
+                return _get(self._full_url, headers)
             except _PassingError as err:
                 self._wait(str(err), err, err.after_s, err.status)
 
@@ -160,7 +164,7 @@ class _HttpOnly(urllib.request.HTTPRedirectHandler):
         """The request to go on with."""
         is_safe = req.full_url.lower().startswith("https:")
         if not newurl.lower().startswith("https://" if is_safe else ("http://", "https://")):
-            raise urllib.error.HTTPError(newurl, code, f"a redirect to {newurl}", headers, fp)
+            raise urllib.error.HTTPError(newurl, code, f"a redirect to {newurl.partition('?')[0]}", headers, fp)
         known = http.HTTPStatus.TEMPORARY_REDIRECT if code == http.HTTPStatus.PERMANENT_REDIRECT else code
         return super().redirect_request(req, fp, known, msg, headers, newurl)
 
@@ -172,10 +176,12 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         _PassingError: It failed for now.
         StorageError: It failed.
     """
+    shown = url.partition("?")[0]
     host = _HOST.match(url)
     if host and "@" in host[0]:  # urllib would ask the name server for all of it
-        msg = f"{url}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
-        raise StorageError(msg, url=url)
+        shown = f"{host[0].partition('//')[0]}//{host[0].rpartition('@')[2]}{shown[host.end() :]}"
+        msg = f"{shown}: a user or password in a URL is not supported. Name a URL that carries a token or signature."
+        raise StorageError(msg, url=shown)
     start = host.end() if host else 0
     try:
         address = url[:start] + quote(url[start:], safe=bytes(range(128)))
@@ -184,25 +190,25 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         response: http.client.HTTPResponse = opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as err:
         err.close()
-        problem = f"{url}: the server answered {err.code} {err.reason}"
+        problem = f"{shown}: the server answered {err.code} {err.reason}"
         if err.code in (408, 429) or err.code >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
             raise _PassingError(problem, after_s=_retry_after(err.headers), status=err.code) from err
-        raise StorageError(f"{problem}.", url=url, status=err.code) from err
+        raise StorageError(f"{problem}.", url=shown, status=err.code) from err
     except (OSError, http.client.HTTPException, ValueError) as err:
         reason = getattr(err, "reason", err)
-        problem = f"{url}: cannot be opened: {reason}"
+        problem = f"{shown}: cannot be opened: {str(reason).replace(url[len(shown) :], '')}"
         if isinstance(reason, (OSError, http.client.RemoteDisconnected)) and not isinstance(reason, ssl.SSLError):
             raise _PassingError(problem) from err
-        raise StorageError(f"{problem}.", url=url) from err
+        raise StorageError(f"{problem}.", url=shown) from err
     encoding = response.headers.get("Content-Encoding", "identity").strip()
     if response.status != http.HTTPStatus.OK and not (headers and response.status == http.HTTPStatus.PARTIAL_CONTENT):
-        msg = f"{url}: the server answered {response.status}, not 200."
+        msg = f"{shown}: the server answered {response.status}, not 200."
     elif encoding.lower() not in ("", "identity"):
-        msg = f"{url}: the server sends it compressed ({encoding}), though it was asked for the bytes as they are."
+        msg = f"{shown}: the server sends it compressed ({encoding}), though it was asked for the bytes as they are."
     else:
         return response
     response.close()
-    raise StorageError(msg, url=url, status=response.status)
+    raise StorageError(msg, url=shown, status=response.status)
 
 
 @functools.cache

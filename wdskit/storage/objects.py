@@ -38,8 +38,13 @@ GAP_BYTES = 64 << 10
 """Ranges with less than this between them are one request: a request costs more than these bytes."""
 CHUNK_BYTES = 1 << 20
 """What has come is kept in pieces of this size, when a connection breaks."""
+PROBE_BYTES = 2
+"""Bytes of a request that asks for the size only: some servers take `bytes=0-0` for the whole object."""
 PART_S = 720.0
 """Longest time for one part, all tries included."""
+
+_BEHIND_END = ("status code: 416", "RangeNotSupported", "StartTooLarge")
+"""How obstore names the replies of servers to a range that starts behind the end: 416, all that there is, or none."""
 
 Range: TypeAlias = tuple[int, int]
 
@@ -91,9 +96,9 @@ class ObjectFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the object. Where it is not known yet, its first byte is read. Raises as `read_at`."""
+        """Size of the object. Where it is not known yet, its first bytes are read. Raises as `read_at`."""
         if self._num_bytes is None:
-            self.read_at(0, 1)
+            self.read_at(0, PROBE_BYTES)
         assert self._num_bytes is not None
         return self._num_bytes
 
@@ -101,7 +106,7 @@ class ObjectFile:
     def etag(self) -> str | None:
         """ETag of the object, None where the store gives none. Raises as `read_at`."""
         if self._etag is None and self._modified is None:
-            self.read_at(0, 1)
+            self.read_at(0, PROBE_BYTES)
         return self._etag
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -190,8 +195,8 @@ class ObjectFile:
             try:
                 await self._try_part(tries.store(), at, stop, chunks)
             except STORE_ERRORS as err:
-                if "status code: 416" in str(err) and self._num_bytes is None:
-                    return await self._read_end(start, tries)
+                if self._num_bytes is None and any(sign in str(err) for sign in _BEHIND_END):
+                    return await self._read_end(start, tries, err)
                 await tries.failed(err)
             else:
                 tries.succeeded()
@@ -213,16 +218,16 @@ class ObjectFile:
         if at < stop:
             raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
 
-    async def _read_end(self, start: int, tries: Tries) -> list[Chunk]:
+    async def _read_end(self, start: int, tries: Tries, behind: Exception) -> list[Chunk]:
         """Learn the size of an object that ends before the first byte that was asked for: often it is empty."""
         try:
             reply = await tries.store().get_async(self._location.key)
+            if reply.meta["size"] > start:
+                raise behind
         except STORE_ERRORS as err:
             await tries.failed(err)
-            return await self._read_end(start, tries)
+            return await self._read_end(start, tries, behind)
         self._check(reply, 0, 0)
-        if reply.meta["size"] > start:
-            raise self._error(f"the server gives no bytes from {start} on, and says that it has {reply.meta['size']}")
         return []
 
     def _check(self, reply: Any, start: int, stop: int) -> int:

@@ -46,7 +46,11 @@ _CODE = re.compile(r"<Code>(\w{1,80})</Code>")
 _HEADER = re.compile(r"source: Header \{\s*source: (\w+)")
 _CERTIFICATE = re.compile(r"certificate|UnknownIssuer|NotValidForName", re.IGNORECASE)
 _SYSTEM = re.compile(r'code: \d+,\s*kind: \w+,\s*message: "([^"]*)"')
-_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_EXPIRED = (
+    "ExpiredToken", "ExpiredTokenException", "InvalidAccessKeyId", "InvalidToken", "TokenRefreshRequired",
+    "RequestExpired",
+)  # fmt: skip
+"""What stores say of credentials that are no longer right: the environment's files may hold newer ones."""
 _BUSY = (429, 503)
 
 
@@ -239,6 +243,10 @@ def explain(err: Exception) -> Failure:
         return Failure("the key has an empty part, or one of dots only, which is not supported")
     if found := _HEADER.search(text):
         return Failure(f"a header of the server's reply is missing or invalid ({found[1]})")
+    if "ParseContentRange" in text:
+        return Failure("a header of the server's reply is missing or invalid (Content-Range)")
+    if "InvalidListResponse" in text:
+        return Failure("the server's list of objects is cut or invalid")
     if _CERTIFICATE.search(text):
         return Failure("its TLS certificate is not trusted. Name your own CA in SSL_CERT_FILE or AWS_CA_BUNDLE")
     if "kind: Redirect" in text:

@@ -9,6 +9,7 @@ message shows.
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -221,7 +222,8 @@ def _open_gs(location: Location, *, anonymous: bool) -> Any:
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host:
         host = host if "://" in host else f"http://{host}"
-        return GCSStore(location.root, base_url=host.rstrip("/"), skip_signature=True, **_common(host))
+        nobody = {"gcs_base_url": host.rstrip("/"), "disable_oauth": True, "client_email": "", "private_key": ""}
+        return GCSStore(location.root, service_account_key=json.dumps(nobody | {"private_key_id": ""}), **_common(host))
     settings: dict[str, Any] = {"skip_signature": True} if anonymous else {}
     return GCSStore(location.root, **settings, **_common(os.environ.get("GOOGLE_BASE_URL", "")))
 

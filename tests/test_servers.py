@@ -1,0 +1,344 @@
+"""The same promises on each kind of store: what is read is right, or an error that says what is wrong.
+
+`make test` runs them on seaweedfs and moto; `make remote` on all servers, and names those that are not installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from object_server import AZURE_ACCOUNT, SERVERS, Server, azure_signature, installed, put
+from shards import number_of, write_numbers
+
+import wdskit
+from wdskit import FolderIndexError, Pipeline, StorageError
+from wdskit.shards.index import index_folder
+from wdskit.storage import requests
+from wdskit.storage.objects import ObjectFile, list_objects
+from wdskit.storage.urls import open_stream, read_bytes, scheme_of
+
+ALL_REMOTE = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`
+FAIR_PART = ("seaweedfs", "moto")
+BODY = random.Random(11).randbytes(3_000_000)
+NAMES = ["a b.tar", "c+d&e=f.tar", "é雪\U0001f600.tar", "p%41q.tar", "p%2Fq.tar", "#?.tar", "a'b(1)~!*.tar"]
+LISTED = ("s3", "gs", "az")
+SECRET = "hush" * 3
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, tmp_path):
+    """A home without credentials, and an environment that names no store."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
+    requests.loop_of_this_process("").stores.clear()
+    yield
+    requests.loop_of_this_process("").stores.clear()
+
+
+@pytest.fixture(scope="module", params=[name for name in SERVERS if ALL_REMOTE or name in FAIR_PART])
+def running(request) -> Iterator[Server]:
+    with SERVERS[request.param]() as server:
+        yield server
+
+
+@pytest.fixture
+def server(running, monkeypatch) -> Server:
+    for name, value in running.environment.items():
+        monkeypatch.setenv(name, value)
+    return running
+
+
+@pytest.fixture
+def at(server, tmp_path) -> str:
+    """The URL of a folder of this test's own."""
+    return f"{server.url}/{tmp_path.name}"
+
+
+@pytest.fixture
+def numbers(server, at, tmp_path) -> Path:
+    """Shards of 40, 50 and 60 samples here, and there without an index."""
+    write_numbers(tmp_path / "numbers", [40, 50, 60])
+    upload(server, tmp_path / "numbers", at)
+    return tmp_path / "numbers"
+
+
+def upload(server: Server, folder: Path, url: str) -> None:
+    for path in sorted(folder.iterdir()):
+        server.put(f"{url.removeprefix(server.url)[1:]}/{path.name}", path.read_bytes())
+
+
+def put_at(server: Server, url: str, data: bytes) -> None:
+    server.put(url.removeprefix(server.url)[1:], data)
+
+
+def problem(read, *arguments) -> str:
+    with pytest.raises(StorageError) as caught:
+        read(*arguments)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    return str(caught.value)
+
+
+def test_ranges_are_the_true_bytes(server, at):
+    put_at(server, f"{at}/one.tar", BODY)
+    draw = random.Random(3)
+    ranges = [(start, min(len(BODY), start + draw.randrange(200_000))) for start in draw.sample(range(len(BODY)), 30)]
+    file = ObjectFile(f"{at}/one.tar")
+    assert file.read_ranges(ranges) == [BODY[start:stop] for start, stop in ranges]
+    assert (file.num_bytes, file.read_at(len(BODY) - 3, 10), file.read_at(len(BODY), 10)) == (len(BODY), BODY[-3:], b"")
+    assert file.etag
+    put_at(server, f"{at}/empty.tar", b"")
+    assert (ObjectFile(f"{at}/empty.tar").read_at(0, 10), ObjectFile(f"{at}/empty.tar").num_bytes) == (b"", 0)
+
+
+def test_a_stream_is_the_whole_object(server, at, numbers):
+    put_at(server, f"{at}/one.tar", BODY)
+    assert read_bytes(f"{at}/one.tar", limit=len(BODY)) == BODY
+    pipe = Pipeline().stream(f"{at}/s-{{000..002}}.tar", shuffle_shards=False).map(number_of)
+    assert list(pipe.loader(workers=0)) == [*range(150)]
+
+
+def test_any_name_is_listed_and_read(server, at):
+    for name in NAMES:
+        put_at(server, f"{at}/names/{name}", name.encode())
+    put_at(server, f"{at}/names/deep/er.tar", b"deep")
+    for name in NAMES:
+        assert read_bytes(f"{at}/names/{quote(name)}", limit=100) == name.encode()
+        assert ObjectFile(f"{at}/names/{quote(name)}").read_at(0, 100) == name.encode()
+    if scheme_of(at) not in LISTED:
+        assert "can be listed" in problem(list_objects, f"{at}/names/")
+        return
+    found = list_objects(f"{at}/names/")
+    assert sorted(each.url for each in found) == sorted(f"{at}/names/{quote(name)}" for name in NAMES)
+    for each in found:
+        file = ObjectFile(each.url, num_bytes=each.num_bytes, etag=each.etag)
+        assert quote(file.read_at(0, 100)) == each.url.rpartition("/")[2]
+    assert list_objects(f"{at}/none/") == []
+
+
+@pytest.mark.skipif(not ALL_REMOTE, reason="1,005 uploads")
+def test_lists_of_several_pages_are_whole(server, at):
+    """A page of S3 has 1,000 names; the folders in a folder count among them."""
+    if scheme_of(at) not in LISTED:
+        pytest.skip("it has no lists")
+    for number in range(1005):
+        put_at(server, f"{at}/{number:04d}.tar", b"")
+    assert [each.url for each in list_objects(f"{at}/")] == [f"{at}/{number:04d}.tar" for number in range(1005)]
+
+
+def test_exact_batches_are_those_of_the_disk(server, at, numbers, tmp_path):
+    """With the index that `wdskit index` writes into the bucket, or with one that was uploaded."""
+    if scheme_of(at) in ("s3", "az"):  # fake-gcs-server takes uploads by another protocol than the cloud's XML
+        assert wdskit.index_folder(f"{at}/", workers=1).index.num_samples == 150
+        index_folder(numbers, workers=1)
+        for path in numbers.iterdir():
+            if not path.name.startswith("."):
+                assert read_bytes(f"{at}/{path.name}", limit=1 << 20) == path.read_bytes(), path.name
+    else:
+        index_folder(numbers, workers=1)
+        upload(server, numbers, at)
+
+    def loader(folder: str, **settings: Any) -> Any:
+        pipe = Pipeline().exact(f"{folder}/", seed=5, window=16, lanes=4).to_tuple("cls", "__key__").batched(8)
+        return pipe.loader(workers=0, **settings)
+
+    kept = {"cache": {"dir": str(tmp_path / "kept"), "size": "1GB"}}
+    here = loader(str(numbers))
+    for there in (loader(at), loader(at, **kept)):
+        for epoch in range(2):
+            here.set_epoch(epoch)
+            expected = list(here)
+            assert (len(expected), list(there)) == (18, expected)
+
+
+def test_a_replaced_object_is_an_error(server, at, numbers):
+    """At its first byte, though it has the size of the old one."""
+    put_at(server, f"{at}/one.tar", BODY)
+    file = ObjectFile(f"{at}/one.tar")
+    assert file.read_at(0, 9) == BODY[:9]
+    put_at(server, f"{at}/one.tar", BODY[::-1])
+    assert "was replaced while it was read" in problem(file.read_at, 9, 9)
+    assert ObjectFile(f"{at}/one.tar").read_at(0, 9) == BODY[::-1][:9]
+    index_folder(numbers, workers=1)
+    upload(server, numbers, at)
+    items = iter(Pipeline().sequential(f"{at}/").map(number_of).batched(2).loader(workers=0, prefetch=1))
+    assert [next(items)[0].tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    put_at(server, f"{at}/s-000.tar", (numbers / "s-000.tar").read_bytes().replace(b"n0000", b"m0000"))
+    assert "was replaced while it was read" in problem(list, items)
+
+
+def test_what_is_missing_is_named(server, at, numbers):
+    for read in (open_stream, lambda url: ObjectFile(url).read_at(0, 3)):
+        text = problem(read, f"{at}/none.tar")
+        assert text.startswith(f"{at}/none.tar: ")
+        assert "there is no such object" in text or "404" in text
+    with pytest.raises(FolderIndexError, match=r"index\.json: there is no such object"):
+        Pipeline().sequential(f"{at}/").map(number_of).loader(workers=0)
+    index_folder(numbers, workers=1)
+    (numbers / "s-001.tar").unlink()
+    put_at(server, f"{at}/gone/nothing", b"")
+    upload(server, numbers, f"{at}/gone")
+    assert "gone/s-001.tar: there is no such object" in problem(
+        list, Pipeline().sequential(f"{at}/gone/").map(number_of).loader(workers=0)
+    )
+
+
+def test_a_bucket_that_is_not_there_is_named(server, monkeypatch):
+    if scheme_of(server.url) not in LISTED:
+        pytest.skip("it has no buckets")
+    scheme = scheme_of(server.url)
+    text = problem(list_objects, f"{scheme}://no-such-bucket/a/")
+    assert text.startswith(f"{scheme}://no-such-bucket/a/: ")
+    text = problem(ObjectFile(f"{scheme}://no-such-bucket/a.tar").read_at, 0, 3)
+    assert text.startswith(f"{scheme}://no-such-bucket/a.tar: ")
+
+
+# Credentials.
+
+
+@contextlib.contextmanager
+def server_of(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    if not (ALL_REMOTE or name in FAIR_PART):
+        pytest.skip("only in `make remote`")
+    with SERVERS[name]() as server:
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        yield server
+
+
+# Credentials.
+
+
+@pytest.fixture
+def run_server(monkeypatch):
+    """A server that no other test uses, and the environment that it wants."""
+    with contextlib.ExitStack() as stack:
+
+        def run(name: str) -> Server:
+            if not (ALL_REMOTE or name in FAIR_PART):
+                pytest.skip("`make remote` runs it")
+            server = stack.enter_context(SERVERS[name]())
+            server.put("open/a.tar", BODY)
+            server.put("closed/a.tar", BODY)
+            for variable, value in server.environment.items():
+                monkeypatch.setenv(variable, value)
+            return server
+
+        yield run
+
+
+def begin(url: str) -> bytes:
+    """The first bytes of an object, read by a store that is opened anew."""
+    requests.loop_of_this_process("").stores.clear()
+    return ObjectFile(url).read_at(0, 9)
+
+
+IAM = """
+import json, sys
+import boto3
+keys = {"aws_access_key_id": "anyone", "aws_secret_access_key": "anything", "region_name": "us-east-1"}
+iam, sts = (boto3.client(name, endpoint_url=sys.argv[1], **keys) for name in ("iam", "sts"))
+policy = {"Effect": "Allow", "Action": ["s3:GetObject"], "Resource": "arn:aws:s3:::shards/open/*"}
+policy = json.dumps({"Version": "2012-10-17", "Statement": [policy, {**policy, "Action": "iam:*", "Resource": "*"}]})
+trust = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole"}
+iam.create_user(UserName="reader")
+iam.put_user_policy(UserName="reader", PolicyName="reads", PolicyDocument=policy)
+found = [iam.create_access_key(UserName="reader")["AccessKey"] for _ in range(2)]
+trust = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
+role = iam.create_role(RoleName="reads", AssumeRolePolicyDocument=trust)["Role"]["Arn"]
+iam.put_role_policy(RoleName="reads", PolicyName="reads", PolicyDocument=policy)
+found.append(sts.assume_role(RoleArn=role, RoleSessionName="xy")["Credentials"])
+print(json.dumps([[keys["AccessKeyId"], keys["SecretAccessKey"], keys.get("SessionToken", "")] for keys in found]))
+"""
+REVOKE = """
+import sys
+import boto3
+keys = {"aws_access_key_id": sys.argv[2], "aws_secret_access_key": sys.argv[3], "region_name": "us-east-1"}
+iam = boto3.client("iam", endpoint_url=sys.argv[1], **keys)
+iam.delete_access_key(UserName="reader", AccessKeyId=sys.argv[4])
+"""
+
+
+def by_boto3(script: str, *words: str) -> str:
+    python = installed("moto", "bin", "python")
+    done = subprocess.run([python, "-c", script, *words], check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout
+
+
+def write_keys(home: Path, key: str, secret: str, token: str = "") -> None:
+    lines = ["[default]", f"aws_access_key_id = {key}", f"aws_secret_access_key = {secret}"]
+    (home / ".aws").mkdir(exist_ok=True)
+    (home / ".aws" / "credentials").write_text(
+        "\n".join([*lines, *([f"aws_session_token = {token}"] if token else [])])
+    )
+
+
+def test_users_and_roles_read_what_they_may_and_keys_that_are_revoked_are_read_again(run_server, tmp_path, monkeypatch):
+    """As moto has them: policies, a role's token, and keys that are rotated while an object is read."""
+    server = run_server("moto")
+    first, second, role = json.loads(by_boto3(IAM, server.endpoint))
+    put(f"{server.endpoint}/moto-api/reset-auth", b"0", method="POST")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    url, closed = f"{server.url}/open/a.tar", f"{server.url}/closed/a.tar"
+    for keys in (first, role):
+        write_keys(tmp_path, *keys)
+        assert begin(url) == BODY[:9]
+        assert "the server answered 403 Forbidden (AccessDenied).\n" in problem(begin, closed)
+    write_keys(tmp_path, role[0], role[1], SECRET)
+    assert "(InvalidToken)" in problem(begin, url)
+    write_keys(tmp_path, first[0], SECRET)
+    assert "(SignatureDoesNotMatch)" in problem(begin, url)
+    write_keys(tmp_path, *first)
+    file = ObjectFile(url)
+    requests.loop_of_this_process("").stores.clear()
+    assert file.read_at(0, 9) == BODY[:9]
+    by_boto3(REVOKE, server.endpoint, *second[:2], first[0])
+    assert "(InvalidAccessKeyId)" in problem(file.read_at, 9, 9)
+    write_keys(tmp_path, *second)
+    assert file.read_at(9, 9) == BODY[9:18]
+
+
+def test_a_private_bucket_is_not_read_without_credentials(run_server, monkeypatch):
+    server = run_server("moto")
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
+    assert "the server answered 403 Forbidden" in problem(begin, f"{server.url}/open/a.tar")
+    put(f"{server.endpoint}/shards/open/b.tar", BODY, x_amz_acl="public-read")
+    assert begin(f"{server.url}/open/b.tar") == BODY[:9]
+
+
+def test_a_key_that_is_not_known_is_an_error(run_server, monkeypatch):
+    server = run_server("s3rver")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    assert "the server answered 403 Forbidden (InvalidAccessKeyId)" in problem(begin, f"{server.url}/open/a.tar")
+
+
+def test_azure_takes_a_signature_until_it_expires(run_server, monkeypatch):
+    server = run_server("azurite")
+    account = f"AccountName={AZURE_ACCOUNT};BlobEndpoint={server.endpoint};SharedAccessSignature="
+    signatures = [azure_signature(f"{year}-01-01T00:00:00Z") for year in (2100, 2020)]
+    url = f"{server.url}/open/a.tar"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account + signatures[0])
+    assert begin(url) == BODY[:9]
+    for wrong in (signatures[1], signatures[0].replace("sig=", f"sig={SECRET}")):
+        monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account + wrong)
+        assert "the server answered 403 Forbidden" in problem(begin, url)
+        signed = f"{server.endpoint}/shards/open/a.tar"
+        assert ObjectFile(f"{signed}?{signatures[0]}").read_at(0, 9) == BODY[:9]
+        assert "the server answered 403 " in problem(begin, f"{signed}?{wrong}")
+        assert "the server answered 403 " in problem(open_stream, f"{signed}?{wrong}")

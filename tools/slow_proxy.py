@@ -1,0 +1,85 @@
+"""A TCP proxy on loopback that makes a server as far away as one in a cloud, and counts what comes from it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterator
+
+CHUNK_BYTES = 256 << 10
+MAX_AHEAD = 64
+"""Chunks under way in one direction of a connection: 16 MB, more than 30 ms of 1 GB/s."""
+
+
+class SlowProxy:
+    """Passes each chunk on so much later as it takes one way, in both directions; the rate stays as it is.
+
+    Args:
+        port: Of the server, on loopback.
+        delay_s: One way.
+
+    Attributes:
+        num_bytes: What the server has sent so far, headers included.
+        num_connections: How often it was connected to.
+        url: Of the proxy.
+    """
+
+    def __init__(self, port: int, delay_s: float) -> None:
+        self.port, self.delay_s = port, delay_s
+        self.num_bytes = self.num_connections = 0
+        self.url = ""
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[None]:
+        """Serve while the block runs, in a thread."""
+        began, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
+        stop = asyncio.Event()
+
+        async def serve() -> None:
+            server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+            self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            loops.append(asyncio.get_running_loop())
+            began.set()
+            await stop.wait()
+            server.close()
+
+        thread = threading.Thread(target=asyncio.run, args=(serve(),))
+        thread.start()
+        began.wait()
+        try:
+            yield
+        finally:
+            loops[0].call_soon_threadsafe(stop.set)
+            thread.join()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        with contextlib.suppress(OSError):
+            above, below = await asyncio.open_connection("127.0.0.1", self.port)
+            await asyncio.gather(self._pass(reader, below), self._pass(above, writer, is_counted=True))
+
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_counted: bool = False
+    ) -> None:
+        """Read as fast as it comes, and write each chunk when its time is there."""
+        loop = asyncio.get_running_loop()
+        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_AHEAD)
+
+        async def write() -> None:
+            while (chunk := await chunks.get())[1]:
+                await asyncio.sleep(chunk[0] - loop.time())
+                if not writer.is_closing():
+                    with contextlib.suppress(OSError):
+                        writer.write(chunk[1])
+                        await writer.drain()
+            writer.close()
+
+        writing = asyncio.ensure_future(write())
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK_BYTES):
+                if is_counted:
+                    self.num_bytes += len(data)
+                await chunks.put((loop.time() + self.delay_s, data))
+        await chunks.put((0.0, b""))
+        await writing
