@@ -28,7 +28,8 @@ from wdskit.storage.requests import (
     result,
     try_whole,
 )
-from wdskit.storage.stores import BUCKET_SCHEMES, Location, locate
+from wdskit.storage.stores import Location, locate
+from wdskit.storage.urls import LISTED_SCHEMES
 
 PART_BYTES = 16 << 20
 """Most bytes of one request."""
@@ -349,8 +350,8 @@ def list_objects(url: str) -> list[ObjectInfo]:
         StorageError: The store cannot be reached or refuses; or it is of a kind that has no lists.
     """
     location = locate(url)
-    if location.scheme not in BUCKET_SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in BUCKET_SCHEMES)
+    if location.scheme not in LISTED_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
         raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
     reply = result(loop_of_this_process(location.url).submit(_list(location)), location.url)
     base = f"{location.scheme}://{location.root}"

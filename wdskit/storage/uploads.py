@@ -5,14 +5,15 @@ from __future__ import annotations
 from wdskit.errors import StorageError
 from wdskit.storage.objects import PART_S
 from wdskit.storage.requests import loop_of_this_process, result, try_whole
-from wdskit.storage.stores import BUCKET_SCHEMES, locate
+from wdskit.storage.stores import locate
+from wdskit.storage.urls import LISTED_SCHEMES
 
 
 def check_bucket(url: str) -> None:
     """Raise `StorageError` for a URL below which nothing can be written."""
     location = locate(url)
-    if location.scheme not in BUCKET_SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in BUCKET_SCHEMES)
+    if location.scheme not in LISTED_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
         raise StorageError(f"{location.url}: only buckets of {known} can be written to.", url=location.url)
 
 
