@@ -79,7 +79,7 @@ class ObjectFile:
         self.url = self._location.url
         self._full_url = url
         self._num_bytes = num_bytes
-        self._etag = _quoted(etag)
+        self._etag = quoted(etag)
         self._modified: datetime | None = None
         self._is_closed = False
 
@@ -229,7 +229,7 @@ class ObjectFile:
     def _check(self, reply: Any, start: int, stop: int) -> int:
         """Compare a reply with what is known, and learn what is not. Returns where the part ends."""
         meta = reply.meta
-        etag, modified, num_bytes = _quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
+        etag, modified, num_bytes = quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
         if self._num_bytes not in (None, num_bytes):
             raise self._replaced(f"it has {num_bytes} bytes now and had {self._num_bytes}")
         if self._etag is not None and etag != self._etag:
@@ -277,6 +277,7 @@ class ReadAhead:
     def __init__(self, file: ObjectFile, ranges: Sequence[Range]) -> None:
         self._file = file
         self._ranges = ranges
+        self.url = file.url
         if ranges:
             self._chunks = file.start_reading(ranges)
 
@@ -291,6 +292,8 @@ class ReadAhead:
         if at < 0 or self._ranges[at][1] < offset + size:
             return self._file.read_whole(offset, size)
         return _join(result(self._chunks, self._file.url), offset, offset + size)
+
+    read_at = read_whole
 
     def close(self) -> None:
         """Nothing: others may read the object on."""
@@ -355,7 +358,7 @@ def list_objects(url: str) -> list[ObjectInfo]:
         raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
     reply = result(loop_of_this_process(location.url).submit(_list(location)), location.url)
     base = f"{location.scheme}://{location.root}"
-    found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], _quoted(one["e_tag"])) for one in reply["objects"]]
+    found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quoted(one["e_tag"])) for one in reply["objects"]]
     return sorted(found)
 
 
@@ -387,7 +390,7 @@ def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:
     return b"".join(pieces)
 
 
-def _quoted(etag: str | None) -> str | None:
+def quoted(etag: str | None) -> str | None:
     """An ETag as headers have it: in lists some stores leave the quotes out."""
     return f'"{etag}"' if etag and not etag.endswith('"') else etag or None
 
