@@ -146,8 +146,8 @@ def reshard(
     version are others since; no file that holds something else is overwritten.
 
     Args:
-        source: Local shards as `dataset.patterns.list_shards` takes them. Those of an indexed folder are compared with
-            its index; others are read from end to end by the strict reader.
+        source: Shards as `dataset.patterns.list_shards` takes them. Those of an indexed folder are compared with its
+            index; others are read from end to end by the strict reader. Remote ones are read twice.
         dest: The folder to write to; created where it is missing. Not one of the sources'. Or one of a bucket, as
             `pack` takes it.
         options: All that follows but `progress` and `disk`, as one object; it stands alone.

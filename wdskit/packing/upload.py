@@ -22,7 +22,8 @@ from typing_extensions import Self
 
 from wdskit.dataset.index import INDEX_NAME, ShardEntry, join_url
 from wdskit.dataset.patterns import split_url
-from wdskit.errors import FolderIndexError, PackError
+from wdskit.dataset.remote import user_cache
+from wdskit.errors import FolderIndexError, PackError, RowError
 from wdskit.export.energon import INFO_NAME
 from wdskit.files import Disk, make_folders, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
@@ -38,8 +39,6 @@ MAX_PENDING = 2
 
 ETags = dict[str, str | None]
 """ETag of each file of a shard, by its name."""
-
-
 INFO_FOLDER = INFO_NAME.rpartition("/")[0]
 """Of Megatron-Energon's files."""
 WAYS = "Write to another folder, add to it with --append, or replace it with --overwrite."
@@ -92,7 +91,7 @@ class Upload:
             yield
         except (PackError, FolderIndexError) as err:
             text = str(err).replace(str(self.folder), self.url).replace(WAYS, "Write to another folder.")
-            if isinstance(err.__cause__, OSError) or text == str(err):
+            if isinstance(err.__cause__, OSError) or isinstance(err, RowError) or text == str(err):
                 raise
             if isinstance(err, FolderIndexError):
                 raise FolderIndexError(text, folder=self.url) from err
@@ -205,12 +204,8 @@ def open_upload(dest: str, options: WriteOptions, disk: Disk) -> Upload | None:
     for option, reason in _REFUSED.items():
         if (value := getattr(options, option)) is not None and value is not False:
             raise PackError(f"{option} is for local folders: {reason}.")
-    staging = Path(options.staging) if options.staging is not None else _cache() / "wdskit" / "uploads"
+    staging = Path(options.staging) if options.staging is not None else user_cache() / "uploads"
     upload = Upload(url, staging / hashlib.sha256(url.encode()).hexdigest()[:16] / os.path.basename(url))
     make_folders(upload.folder, disk=disk)
     upload.copy_index(disk)
     return upload
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
