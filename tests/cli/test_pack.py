@@ -188,7 +188,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["", "out"], 1, "an empty path: there is no such folder or file."),
         (["photos", ""], 1, "'' is no folder to pack into. Write . for this one."),
         (["http://host/photos", "out"], 1, "http://host/photos: there is no such folder or file."),
-        (["photos", "s3://bucket/out"], 1, "s3://bucket/out: only a local folder can be packed into."),
+        (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be written to."),
         (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
         (["photos", "table.parquet"], 1, "table.parquet: this is a file, not a folder to pack into."),
         (["photos", "photos/out"], 1, "photos/out: it lies in the source photos, and would be a part of it"),

@@ -54,8 +54,8 @@ def test_a_link_to_a_folder_is_followed(tmp_path):
         ("file", "file: this is a file, not a folder to pack into"),
         ("file/below", "file/below: cannot be written"),
         ("link", "link: cannot be written"),
-        ("s3://bucket/train", "only a local folder can be packed into"),
-        ("http://host/train", "only a local folder can be packed into"),
+        ("s3://bucket", "no folder of a bucket is named"),
+        ("http://host/train", "only buckets of s3://, gs://, az:// can be written to"),
         ("n" * 300, "cannot be written: File name too long"),
     ],
 )

@@ -10,12 +10,14 @@ from wdskit.checking.findings import Finding, VerifyResult
 from wdskit.checking.readers import choose_readers, judge
 from wdskit.checking.shard import ShardJob, check_shard
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
+from wdskit.dataset.patterns import split_url
 from wdskit.dataset.shard import offsets_path
-from wdskit.errors import ConfigError
+from wdskit.errors import ConfigError, StorageError
 from wdskit.export.api import check_folder_exports
 from wdskit.limits import MAX_PIXELS
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.shares import parse_share
+from wdskit.storage.urls import is_local
 
 
 def verify(
@@ -36,8 +38,8 @@ def verify(
     Memory: 24 bytes a sample, and what one member takes, up to 32 MiB of it, in each process.
 
     Args:
-        path: A local shard, folder, glob or brace pattern; several joined by `::`. Where a folder has an index, the
-            shards are compared with it.
+        path: A shard, folder, glob or brace pattern, local or remote; several joined by `::`. Where a folder has an
+            index, the shards are compared with it; a remote folder or glob needs one.
         images: `none`, `structure` (the first bytes against the name, JPEG markers to the end mark, PNG checksums) or
             `decode` (all pixels too).
         sample: Look at the images of this share of each shard's samples only, such as `1%`; exact within one sample a
@@ -51,7 +53,7 @@ def verify(
         progress: Called after each shard.
 
     Raises:
-        StorageError: There is nothing to look at, or it is not local.
+        StorageError: There is nothing to look at; or it is remote, and `readers` are asked for.
         ConfigError: An option has no such value.
     """
     if images not in IMAGE_CHECKS:
@@ -59,22 +61,27 @@ def verify(
     share = parse_share(sample) if sample else None
     chosen = choose_readers(readers)
     target = find_targets(str(path))
+    remote = next((name for name in target.shards if not is_local(name)), None)
+    if chosen and remote is not None:
+        msg = f"{remote}: for other readers only local shards are judged: they read headers in their own ways."
+        raise StorageError(f"{msg}\n  Copy the shards here first.", url=remote)
     jobs = [
         ShardJob(
             path=name,
             number=number,
             entry=entry,
-            has_offsets=Path(name).parent in target.indexes or offsets_path(name).exists(),
+            has_offsets=folder in target.indexes or (is_local(name) and offsets_path(name).exists()),
             images=images,
             share=share,
             seed=seed,
             max_pixels=max_pixels,
             with_quirks=bool(readers),
-            exports=index.exports.kinds if entry and (index := target.indexes[Path(name).parent]) else (),
+            exports=index.exports.kinds if entry and (index := target.indexes[folder]) else (),
         )
         for number, (name, entry) in enumerate(target.shards.items())
+        for folder in [split_url(name)[0]]
     ]
-    sizes = [size or 0 for size in file_sizes(job.path for job in jobs)]
+    sizes = file_sizes((job.path for job in jobs), [job.entry for job in jobs])
     reports = list(read_shards(check_shard, jobs, sizes, path=str(path), workers=workers, progress=progress))
     findings = [*target.findings]
     findings += [

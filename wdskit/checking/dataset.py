@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 
@@ -16,13 +19,14 @@ from wdskit.checking.shard import Fields, ShardReport
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
-from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, read_index
+from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among, split_name
-from wdskit.dataset.patterns import UNLISTED, look_for_shards
+from wdskit.dataset.patterns import UNLISTED, look_for_shards, split_url
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
-from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
-from wdskit.storage.urls import LocalFile, read_bytes
+from wdskit.files import publish_bytes
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_INDEX_BYTES, MAX_LISTED
+from wdskit.storage.urls import ABSENT_STATUSES, LISTED_SCHEMES, is_local, open_ranges, read_bytes, scheme_of
 from wdskit.tar.reader import locate_members
 from wdskit.text import shorten
 
@@ -32,14 +36,15 @@ class Targets:
     """What was found.
 
     Attributes:
-        shards: Path and line in the index of each shard that is there, in the order of the index, then by name.
+        shards: Path or URL, and line in the index, of each shard that is there, in the order of the index, then by
+            name. Remote ones are those that the index lists.
         findings: What is wrong with the indexes, and with what they list.
         indexes: Folders with an index, and the index where it reads.
     """
 
     shards: dict[str, ShardEntry | None] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
-    indexes: dict[Path, FolderIndex | None] = field(default_factory=dict)
+    indexes: dict[str, FolderIndex | None] = field(default_factory=dict)
 
 
 def find_targets(path: str) -> Targets:
@@ -49,16 +54,20 @@ def find_targets(path: str) -> Targets:
         path: A shard, folder, glob or brace pattern; several joined by `::`.
 
     Raises:
-        StorageError: There is nothing at all, it is not local, or a folder cannot be listed.
+        StorageError: There is nothing at all, or a folder cannot be listed; a remote one also where it has no index.
     """
     targets = Targets()
 
-    def open_index(folder: Path) -> FolderIndex | None:
-        index, findings = look_at_index(folder)
+    def open_index(folder: str) -> FolderIndex | None:
+        if is_local(folder):
+            index, findings = look_at_index(Path(folder))
+            run = find_unfinished(Path(folder))
+            if run is not None:
+                targets.findings.append(Finding("unfinished", str(run.folder), f"{run.problem}. {run.remedy}"))
+        else:
+            index, findings = _look_at_remote_index(folder)
         targets.findings += findings
-        run = find_unfinished(folder)
-        if run is not None:
-            targets.findings.append(Finding("unfinished", str(folder), f"{run.problem}. {run.remedy}"))
+        index = index and replace(index, folder=folder)
         if index is not None or findings:
             targets.indexes[folder] = index
         return index
@@ -98,6 +107,31 @@ def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]
     if problem:
         problems[twin] = problem
     return index, tuple(Finding("index", str(file), problem) for file, problem in problems.items())
+
+
+def _look_at_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, ...]]:
+    """As `look_at_index`, of a remote folder; where that can be listed, shards that are not in the index too."""
+    with tempfile.TemporaryDirectory() as room:
+        for name in (INDEX_NAME, BINARY_NAME, CLASSES_NAME):
+            try:
+                data = read_bytes(join_url(url, name), limit=MAX_INDEX_BYTES)
+            except StorageError as err:
+                if err.status not in ABSENT_STATUSES:
+                    raise
+            else:
+                publish_bytes(Path(room) / name, data)
+        index, findings = look_at_index(Path(room))
+        found = [replace(one, file=join_url(url, Path(one.file).name)) for one in findings]
+    if index is None:
+        return None, tuple(found)
+    if scheme_of(url) in LISTED_SCHEMES:
+        from wdskit.storage.objects import list_objects
+
+        names = [split_url(one.url)[1] for one in list_objects(url)]
+        known = index.by_name
+        strays = [name for name in names if fnmatch.fnmatch(name, "[!.]*.tar") and name not in known]
+        found += [Finding("unlisted", join_url(url, quote(name)), UNLISTED) for name in strays]
+    return index, tuple(found)
 
 
 def _compare(twin: BinaryIndex, index: FolderIndex | None) -> str:
@@ -244,7 +278,7 @@ def read_key(report: ShardReport, number: int) -> str | None:
     if stop <= start or stop - start > MAX_CHECKED_BYTES:
         stop = start + MAX_CHECKED_BYTES
     try:
-        with contextlib.closing(LocalFile(report.path)) as file:
+        with contextlib.closing(open_ranges(report.path)) as file:
             data = file.read_at(start, stop - start)
         members = locate_members(data, shard=report.path, offset=start, stop=len(data))
         return next(split[0] for name, _, _ in members if (split := split_name(name)))

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from http import HTTPStatus
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +22,16 @@ from wdskit.codecs.fields import is_json_field
 from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import hash_key
+from wdskit.dataset.patterns import ABSENT, GONE
 from wdskit.dataset.samples import ShardReader, read_sample
-from wdskit.dataset.shard import IDX_SUFFIX, offsets_path, read_offsets
+from wdskit.dataset.shard import IDX_SUFFIX, digest_offsets, offsets_path, parse_offsets, read_offsets
 from wdskit.errors import DecodeError, FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_shard_exports, new_members
 from wdskit.files import Buffer
-from wdskit.limits import MAX_CHECKED_BYTES, MAX_PIXELS
+from wdskit.limits import MAX_CHECKED_BYTES, MAX_IDX_BYTES, MAX_PIXELS
 from wdskit.shards.index import DigestedFile
-from wdskit.shards.parallel import open_path
 from wdskit.shards.shares import choose_samples
-from wdskit.storage.urls import LocalFile
+from wdskit.storage.urls import LocalFile, Stream, is_local, open_ranges, open_stream, read_bytes
 from wdskit.tar.header import padded
 from wdskit.tar.window import Passed, size_of
 from wdskit.text import shorten
@@ -150,10 +151,10 @@ class _Pass:
         """Read the file."""
         job, report = self._job, self._report
         try:
-            if not stat.S_ISREG(Path(job.path).stat().st_mode):  # opening a named pipe would wait for ever
+            if is_local(job.path) and not stat.S_ISREG(Path(job.path).stat().st_mode):  # a pipe would wait for ever
                 self._found.add("unreadable", "this is no file")
             else:
-                shard = DigestedFile(open_path(job.path))
+                shard = DigestedFile(open_stream(job.path))
                 with contextlib.closing(shard.file):
                     try:
                         self._read(shard)
@@ -162,6 +163,10 @@ class _Pass:
                 self._compare_entry(shard, is_whole=report.is_whole)
         except StorageError as err:
             report.is_whole = False
+            if err.status == HTTPStatus.NOT_FOUND:
+                self._found.add("missing", ABSENT if job.entry is None else GONE)
+                report.findings = self._found.listed()
+                return report
             self._found.add("unreadable", str(err))
         except OSError as err:
             self._found.add("unreadable", f"it cannot be opened: {err.strerror}")
@@ -174,7 +179,7 @@ class _Pass:
             report.findings += tuple(Finding(*problem) for problem in problems)
         return report
 
-    def _read(self, shard: DigestedFile[LocalFile]) -> None:
+    def _read(self, shard: DigestedFile[Stream]) -> None:
         """Look at every member, then at the images of a share of the samples."""
         report = self._report
         reader = self._reader = ShardReader(
@@ -185,7 +190,8 @@ class _Pass:
             on_fault=lambda start, key, problem: self._found.add("name", problem, offset=start, key=key),
             hold_bytes=MAX_CHECKED_BYTES,
         )
-        self._file = shard.file
+        if isinstance(shard.file, LocalFile):
+            self._file = shard.file
         try:
             for _ in reader:
                 pass
@@ -229,6 +235,7 @@ class _Pass:
     def _look_at_share(self, share: Fraction) -> None:
         """Check the images of a share of the samples, which are read again."""
         job, starts = self._job, self._report.starts.tolist()
+        file = open_ranges(job.path)
         chosen = choose_samples(len(starts) - 1, share, seed=job.seed, shard=job.number, purpose="verify")
         for number in chosen.tolist():
             start, stop = starts[number], starts[number + 1]
@@ -236,7 +243,7 @@ class _Pass:
                 self._report.num_large += 1
                 continue
             try:
-                key, fields = read_sample(self._file, start, stop)
+                key, fields = read_sample(file, start, stop)
             except ShardError as err:
                 problem = f"{err.problem}: it changed while it was verified"
                 self._found.add("structure", problem, offset=err.offset)
@@ -263,7 +270,7 @@ class _Pass:
         if report.quirks is not None and len(report.quirks.first_samples) < 5:
             report.quirks.first_samples.append((shorten(key), fields))
 
-    def _compare_entry(self, shard: DigestedFile[LocalFile], *, is_whole: bool) -> None:
+    def _compare_entry(self, shard: DigestedFile[Stream], *, is_whole: bool) -> None:
         """What the index says of the file; of its samples only where all of them were seen."""
         entry = self._job.entry
         if entry is None:
@@ -295,11 +302,15 @@ def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None)
     """
     num_bytes = report.num_bytes if entry is None else entry.num_bytes
     starts, is_whole = report.starts, report.is_whole
-    if offsets_path(path).exists() and not offsets_path(path).is_file():
+    if is_local(path) and offsets_path(path).exists() and not offsets_path(path).is_file():
         return "this is no file"
     try:
-        offsets = read_offsets(path, num_bytes=num_bytes)
-    except FolderIndexError as err:
+        if is_local(path):
+            offsets = read_offsets(path, num_bytes=num_bytes)
+        else:
+            data = read_bytes(f"{path}{IDX_SUFFIX}", limit=MAX_IDX_BYTES)
+            offsets = parse_offsets(data, path, num_bytes=num_bytes)
+    except (FolderIndexError, StorageError) as err:
         return str(err).removeprefix(f"{path}{IDX_SUFFIX}: ").partition("\n")[0].rstrip(".")
     num = len(offsets) - 1
     if is_whole and num != len(starts) - 1:
@@ -312,8 +323,6 @@ def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None)
         at = int(wrong[0])
         what = "the last sample ends" if at == len(starts) - 1 else f"sample {at} starts"
         return f"it says {offsets[at]} where {what} at byte {starts[at]}"
-    try:  # they are valid, but planned sources refuse them where the index has another digest
-        read_offsets(path, num_bytes=num_bytes, sha256=entry.idx_sha256 if entry else None)
-    except FolderIndexError:
+    if entry and entry.idx_sha256 not in (None, digest_offsets(offsets.tolist())):  # planned sources refuse them then
         return "it is not the file that the index has the sha256 of"
     return ""

@@ -35,7 +35,7 @@ def info_command(
     """Show what a shard or a folder of shards holds.
 
     A folder with an index is summarized from it, without opening a shard. Shards without one, and a single shard, are
-    read from end to end. PATH may be an http(s) URL.
+    read from end to end. PATH may be a URL: s3://bucket/train/.
 
     In Python: wdskit.info
     """

@@ -32,7 +32,7 @@ def ls_command(
 
     A line a shard: name, samples, size, fields. A line a sample: number, byte offset, key, fields with their sizes.
     Sizes are decimal (1 kB = 1000 bytes), offsets exact. Characters that a terminal would act on are shown as escapes.
-    PATH may be an http(s) URL.
+    PATH may be a URL: s3://bucket/train/.
 
     In Python: wdskit.ls
     """

@@ -26,7 +26,12 @@ def pack_command(
             show_default=False,
         ),
     ],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder to write the shards to.", show_default=False)],
+    dest: Annotated[
+        str,
+        typer.Argument(
+            metavar="DEST", help="Folder to write the shards to, or s3://bucket/folder.", show_default=False
+        ),
+    ],
     options: PackOptions,
     json: JsonOption = False,
 ) -> None:
@@ -50,6 +55,8 @@ def pack_command(
     then, too. Colour profile and EXIF are kept. By default each is checked to be a whole file of the format
     that its name says (structure); magic looks at its first bytes only, decode also at its pixels. JSON is parsed.
     Shards of changed samples go by count.
+
+    A DEST in a bucket (s3://, gs://, az://) gets shard by shard as they are filled, its index last.
 
     In Python: wdskit.pack
     """

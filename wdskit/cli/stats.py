@@ -49,6 +49,8 @@ def stats_command(
     Reads headers, labels and JSON, and of an image its own header only; --digests reads all. A shard that is not right
     is an error; an image, label or JSON that does not read is counted and the first are listed.
 
+    PATH may be a URL: s3://bucket/train/.
+
     In Python: wdskit.stats
     """
     from wdskit.statistics.collect import stats

@@ -70,6 +70,8 @@ def verify_command(
 
     Exit code: 0 clean, perhaps with notes, 1 something was found, 2 it could not run.
 
+    PATH may be a URL: s3://bucket/train/.
+
     In Python: wdskit.verify
     """
     from wdskit.checking.api import verify
@@ -123,12 +125,18 @@ def _print(result: VerifyResult, seconds: float) -> None:
 
 def _advice(result: VerifyResult) -> Iterator[str]:
     """What to do about it."""
+    from wdskit.storage.urls import is_local
+
     kinds = {one.kind for one in result.findings}
     path = Path(result.path)
-    folder = escape(result.path if path.is_dir() else str(path.parent) if path.is_file() else "FOLDER")
+    is_remote = not is_local(result.path)
+    folder = escape(result.path if is_remote or path.is_dir() else str(path.parent) if path.is_file() else "FOLDER")
     if not result.is_indexed and "unfinished" not in kinds:
         yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` makes one."
     if kinds & _DAMAGE:
+        if is_remote:
+            yield "Damaged or missing shards: upload them again; or copy them here, and `wdskit repair` the copy."
+            return
         ways = "fetch or pack them again (`wdskit pack --only`), or save what is whole"
         yield f"Damaged or missing shards: {ways}: `wdskit repair {escape(result.path)} --to DEST`."
     elif kinds & _STALE:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
 from wdskit.dataset.index import join_url
 from wdskit.errors import FolderIndexError, StorageError
-from wdskit.storage.urls import is_local, read_bytes
+from wdskit.storage.urls import ABSENT_STATUSES, is_local, read_bytes
 
 CLASSES_NAME = "classes.json"
 MAX_CLASSES_BYTES = 64 << 20
-_ABSENT = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)  # 403: what S3 says to who may not list
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +27,7 @@ def read_classes(folder: str | Path) -> tuple[str, ...] | None:
     try:
         return parse_classes(read_bytes(path, limit=MAX_CLASSES_BYTES), path, folder=str(folder))
     except StorageError as err:
-        if err.status in _ABSENT:
+        if err.status in ABSENT_STATUSES:
             return None
         raise
 

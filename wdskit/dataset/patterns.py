@@ -21,11 +21,12 @@ from urllib.parse import unquote
 from wdskit.dataset.braces import expand_parts, expand_patterns
 from wdskit.dataset.index import RUN_FOLDER, FolderIndex, ShardEntry, has_index, is_label, join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
-from wdskit.storage.urls import is_local, local_path
+from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, scheme_of
 
 _MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
+_FILE_NAME = re.compile(r"[.*\[]")
 
 ABSENT = "there is no such shard"
 GONE = "the folder's index lists this shard, but there is no such file"
@@ -54,7 +55,7 @@ class ShardList:
         """The folders of the shards, and whether their samples may have labels, as far as their indexes say."""
         folders: dict[str, bool] = {}
         for url, entry in zip(self.urls, self.entries, strict=True):
-            folder = _split_url(url)[0]
+            folder = split_url(url)[0]
             folders[folder] = folders.get(folder, False) or entry is None or any(map(is_label, entry.fields))
         return folders
 
@@ -81,7 +82,7 @@ class Found(NamedTuple):
     problem: str = ""
 
 
-def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> ShardList:
+def list_shards(shards: str | Sequence[str], *, need_index: bool = False, has_remote: bool = False) -> ShardList:
     """Expand what a user wrote for shards.
 
     They come in the order in which they are written, and twice where they are named twice. A glob and a folder give
@@ -93,6 +94,7 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
         shards: A path, URL, glob, brace pattern (`a-{000..127}.tar`) or folder; several joined by `::`, or a list of
             such.
         need_index: Whether every shard must stand in its folder's index; remote indexes are fetched then.
+        has_remote: Whether the index of a remote folder counts too where shards are named one by one, if it has one.
 
     Raises:
         StorageError: Nothing matches, a local shard is missing, or a scheme is not supported.
@@ -101,7 +103,9 @@ def list_shards(shards: str | Sequence[str], *, need_index: bool = False) -> Sha
 
     @functools.cache
     def open_index(folder: str) -> FolderIndex | None:
-        return read_index(folder) if need_index or (is_local(folder) and has_index(folder)) else None
+        if need_index or is_local(folder):
+            return read_index(folder) if need_index or has_index(folder) else None
+        return find_remote_index(folder) if has_remote else None
 
     found: list[Found] = []
     parts: list[int] = []
@@ -127,10 +131,10 @@ def find_shards(path: str) -> Target:
     `list_shards`.
     """
     local = is_local(path)
-    is_folder = path.endswith("/") or (local and os.path.isdir(local_path(path)))
+    is_folder = path.endswith("/") or (os.path.isdir(local_path(path)) if local else not split_url(path)[1])
     if local and not is_folder and os.path.exists(local_path(path)):
         return Target(path, "shard", (path,), None)
-    found = list_shards(path)
+    found = list_shards(path, has_remote=[*expand_patterns(path)] != [path])
     if found.urls == (path,):
         return Target(path, "shard", found.urls, None)
     kind: Literal["folder", "pattern"] = "folder" if is_folder else "pattern"
@@ -142,38 +146,48 @@ def find_shards(path: str) -> Target:
     return Target(path, kind, found.urls, entries)
 
 
-def look_for_shards(
-    path: str, open_index: Callable[[Path], FolderIndex | None]
-) -> tuple[dict[str, ShardEntry | None], list[Found]]:
-    """Find local shards where what is missing or not listed is no error.
+def find_remote_index(folder: str) -> FolderIndex | None:
+    """The index of a remote folder, None where there is none. Raises as `read_index`."""
+    try:
+        return read_index(folder)
+    except FolderIndexError as err:
+        if isinstance(err.__cause__, StorageError) and err.__cause__.status in ABSENT_STATUSES:
+            return None
+        raise
+
+
+def look_for_shards(path: str, open_index: OpenIndex) -> tuple[dict[str, ShardEntry | None], list[Found]]:
+    """Find shards where what is missing or not listed is no error. Of remote ones only the index is looked at.
 
     Args:
         path: As `list_shards` takes it.
-        open_index: Called once a folder, however it is spelled.
+        open_index: Called once a folder, however it is spelled; a local one by its path, empty for the current one.
 
     Returns:
         Path and line in the index of each shard that is there, in the order of the index, then by name; and those with
         which something is wrong.
 
     Raises:
-        StorageError: One is not local, or a folder cannot be listed.
+        StorageError: A folder cannot be listed, or is remote and has no index.
     """
     shards: dict[str, ShardEntry | None] = {}
     faults: list[Found] = []
-    spellings: dict[str, Path] = {}
+    spellings: dict[str, str] = {}
     open_once = functools.cache(open_index)
 
     @functools.cache
-    def first_spelling(folder: str) -> Path:
-        return spellings.setdefault(os.path.realpath(folder), Path(folder))
+    def first_spelling(folder: str) -> str:
+        if not is_local(folder):
+            return folder
+        plain = str(Path(folder))
+        return spellings.setdefault(os.path.realpath(folder), "" if plain == "." else plain)
 
     for pattern in expand_patterns(path):
-        if not is_local(pattern):
-            msg = f"{pattern}: only local shards can be looked at. Run this where the files are."
-            raise StorageError(msg, url=pattern)
         for one in _match(pattern, lambda folder: open_once(first_spelling(folder))):
-            folder, name = os.path.split(one.url)
-            found = one._replace(url=str(first_spelling(folder) / name))
+            found = one
+            if is_local(pattern):
+                folder, name = os.path.split(one.url)
+                found = one._replace(url=join_url(first_spelling(folder), name))
             if found.url in shards:
                 continue
             if found.problem:
@@ -225,8 +239,9 @@ def remote_place(url: str) -> Place:
     if query:
         msg = f"{path}: a URL with a query names one file, and a planned source reads a folder and its index."
         raise StorageError(f"{msg} Leave the query out, or use `stream`.", url=path)
-    folder, _, name = path.rpartition("/")
-    return Place(folder, unquote(name) or "*.tar", is_glob=not name or _URL_GLOB.search(name) is not None)
+    folder, name = split_url(path)
+    is_glob = not name or _URL_GLOB.search(path.rpartition("/")[2]) is not None
+    return Place(folder, name or "*.tar", is_glob=is_glob)
 
 
 def _match(pattern: str, open_index: OpenIndex) -> Iterator[Found]:
@@ -263,16 +278,16 @@ def _match_folder(folder: str, name: str, index: FolderIndex | None) -> Iterator
 def _match_remote(url: str, open_index: OpenIndex) -> Iterator[Found]:
     """One remote shard, or those of a remote folder's index that a glob selects."""
     path, query, _ = url.partition("?")
-    folder, _, name = path.rpartition("/")
-    if name and not _URL_GLOB.search(name):
-        yield _look_up(url, unquote(name), open_index(folder))
+    folder, name = split_url(path)
+    if name and not _URL_GLOB.search(path.rpartition("/")[2]):
+        yield _look_up(url, name, open_index(folder))
         return
     if query:
         msg = f"{url}: a URL with a query names one shard, not those of a folder. Name each, or leave the query out."
         raise StorageError(msg, url=url)
     index = open_index(folder) or read_index(folder)
     for entry in index.entries:
-        if fnmatch.fnmatchcase(entry.name, unquote(name) or "*"):
+        if fnmatch.fnmatchcase(entry.name, name or "*"):
             yield Found(index.url(entry), entry)
 
 
@@ -282,17 +297,24 @@ def _look_up(url: str, name: str, index: FolderIndex | None) -> Found:
     return Found(url, entry, UNLISTED if index and entry is None else "")
 
 
-def _split_url(url: str) -> tuple[str, str]:
-    """Folder and file name of a shard; the folder of one in the current folder is empty."""
+def split_url(url: str) -> tuple[str, str]:
+    """Folder and file name of a shard; the folder of one in the current folder is empty.
+
+    A URL of a bucket whose last part has no dot names a folder, also without a slash behind it, and no file.
+    """
     if is_local(url):
         return os.path.split(url)
-    folder, _, name = url.partition("?")[0].rpartition("/")
+    path = url.partition("?")[0]
+    folder, _, name = path.rpartition("/")
+    is_bucket = folder.endswith(":/")
+    if is_bucket or (name and not _FILE_NAME.search(name) and scheme_of(url) not in ("http", "https")):
+        return path, ""
     return folder, unquote(name)
 
 
 def shard_error(url: str, problem: str) -> WdskitError:
     """The error for a shard with which something is wrong."""
-    folder, name = _split_url(url)
+    folder, name = split_url(url)
     if problem == GONE:
         return FolderIndexError(f"{url}: {problem}.", folder=folder)
     if problem == UNLISTED:

@@ -72,7 +72,7 @@ def _copy(url: str, names: Sequence[str]) -> Path:
         msg = f"{err}\n  A planned source reads a folder with its index. Run `wdskit index` where the shards are."
         raise FolderIndexError(msg, folder=url) from err
     digest = hashlib.sha256("\n".join([url, *versions]).encode()).hexdigest()
-    folder = _copies() / digest[:32]
+    folder = user_cache() / "folders" / digest[:32]
     try:
         make_folders(folder)
         with lock_folder(folder, wait=True):
@@ -85,10 +85,10 @@ def _copy(url: str, names: Sequence[str]) -> Path:
     return folder
 
 
-def _copies() -> Path:
-    """Where the copies are kept."""
+def user_cache() -> Path:
+    """Where files stand that are on their way from stores or to them: `$XDG_CACHE_HOME/wdskit`."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111 (no home is no error)
-    return Path(home) / "wdskit" / "folders"
+    return Path(home) / "wdskit"
 
 
 def _whole(file: ObjectFile) -> bytes:

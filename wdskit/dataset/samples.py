@@ -8,7 +8,7 @@ from typing import Any
 from wdskit.dataset.keys import split_name
 from wdskit.errors import ShardError, StorageError
 from wdskit.limits import MAX_READ_MEMBER_BYTES
-from wdskit.storage.urls import LocalFile
+from wdskit.storage.urls import LocalFile, RangeFile
 from wdskit.tar.reader import TarReader, locate_members
 from wdskit.tar.walk import Span, TarWalk
 from wdskit.tar.window import Read, Spill
@@ -138,7 +138,7 @@ class ShardReader:
 
 
 class HeaderReader(ShardReader):
-    """The samples of a local shard by their headers: as `ShardReader`, with a `Span` in the place of each field's data.
+    """The samples of a shard by their headers: as `ShardReader`, with a `Span` in the place of each field's data.
 
     Args:
         file: The shard, which stays open: a field's bytes are read with `read_span`.
@@ -146,8 +146,8 @@ class HeaderReader(ShardReader):
         start: Where the first sample to see starts.
     """
 
-    def __init__(self, file: LocalFile, *, shard: str, start: int = 0) -> None:
-        super().__init__(file.read, shard=shard)
+    def __init__(self, file: RangeFile, *, shard: str, start: int = 0) -> None:
+        super().__init__(read_from(file, start), shard=shard)
         self._reader = TarWalk(file.read_at, file.num_bytes, shard=shard, start=start)
 
 
@@ -183,7 +183,7 @@ def refuse_divided(file: LocalFile, *, shard: str) -> None:
             keys.add(key)
 
 
-def read_span(file: LocalFile, span: Span) -> bytes:
+def read_span(file: RangeFile, span: Span) -> bytes:
     """The bytes of a field that `HeaderReader` found; `StorageError` where the file has become shorter."""
     is_long = span.size > _CHECKED_BYTES and span.offset + span.size > file.num_bytes  # before there is memory for it
     data = b"" if is_long else file.read_whole(*span)
@@ -192,7 +192,7 @@ def read_span(file: LocalFile, span: Span) -> bytes:
     return data
 
 
-def read_sample(file: LocalFile, start: int, stop: int | None = None) -> tuple[str, dict[str, memoryview]]:
+def read_sample(file: RangeFile, start: int, stop: int | None = None) -> tuple[str, dict[str, memoryview]]:
     """Key and fields of the sample that starts at an offset.
 
     Args:
@@ -220,7 +220,7 @@ def read_sample(file: LocalFile, start: int, stop: int | None = None) -> tuple[s
     return key, fields
 
 
-def read_from(file: LocalFile, start: int) -> Read:
+def read_from(file: RangeFile, start: int) -> Read:
     """What reads a file in order from `start` on, wherever it was read before."""
     at = start
 

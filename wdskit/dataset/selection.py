@@ -248,8 +248,13 @@ def selection_path(folder: Path, name: str) -> Path:
 
 def list_selections(folder: Path) -> list[str]:
     """The names of a folder's selections, sorted."""
-    names = (path.name.removesuffix(_SUFFIX) for path in folder.glob(f"*{_SUFFIX}"))
-    return sorted(filter(_NAME.fullmatch, names))
+    return sorted(name for path in folder.glob(f"*{_SUFFIX}") if (name := selection_of(path.name)))
+
+
+def selection_of(file: str) -> str:
+    """The name of the selection that a file of this name holds, "" where it holds none."""
+    name = file.removesuffix(_SUFFIX)
+    return name if name != file and _NAME.fullmatch(name) else ""
 
 
 def read_head(folder: Path, name: str) -> SelectionHead:

@@ -8,6 +8,7 @@ never replaced by another.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from wdskit.dataset.index import (
     Exports,
     FolderIndex,
     ShardEntry,
+    join_url,
     read_other_counts,
 )
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
@@ -36,7 +38,7 @@ from wdskit.export.energon import (
 from wdskit.export.timm import sizes_json, timm_info_json
 from wdskit.files import Disk, make_folders, publish_bytes, remove_temp_files
 from wdskit.limits import MAX_INDEX_BYTES
-from wdskit.storage.urls import read_bytes
+from wdskit.storage.urls import is_local, read_bytes
 
 KINDS = ("wids", "open_clip", "timm", "energon", "dali")
 """`wids` writes nothing more: `index.json` is an index of wids, which never compares the `md5sum` that one may have."""
@@ -199,40 +201,43 @@ ExportProblem = tuple[Literal["beside", "index"], str, str]
 
 def check_shard_exports(path: str, members: ShardMembers, kinds: Sequence[str]) -> Iterator[ExportProblem]:
     """What is wrong with the files of these kinds beside one shard, which is whole and has these members."""
-    for name in shard_export_names(Path(path).name, kinds):
-        yield from _check(Path(path).with_name(name), "dali", lambda data: dali_problem(data, members, path))
+    folder, _, shard = path.rpartition("/")
+    for name in shard_export_names(shard, kinds):
+        yield from _check(join_url(folder, name), "dali", lambda data: dali_problem(data, members, path))
 
 
 def check_folder_exports(index: FolderIndex) -> Iterator[ExportProblem]:
     """What is wrong with the files of all shards of a folder together, by its index."""
-    folder, entries = Path(index.folder), index.entries
+    folder, entries = index.folder, index.entries
     for kind in index.exports.kinds:
         if kind not in KINDS:
             problem = f"it says that files for {kind!r} are kept here, which this version does not know"
-            yield "index", str(folder / INDEX_NAME), problem
+            yield "index", join_url(folder, INDEX_NAME), problem
     counts = read_other_counts(index.folder)
     for kind, name in (("open_clip", SIZES_NAME), ("timm", INFO_NAMES[0])):
         if kind in index.exports.kinds:
             problem = _count_problem(counts[name], entries) if name in counts else "it is missing"
             if problem:
-                yield "beside", str(folder / name), f"{kind}: {problem}"
+                yield "beside", join_url(folder, name), f"{kind}: {problem}"
     if "energon" in index.exports.kinds:
-        yield from _check(folder / INFO_NAME, "energon", lambda data: info_problem(data, entries))
-        yield from _check(folder / SPLIT_NAME, "energon", lambda data: split_problem(data, entries))
-        yield from _check(folder / DATASET_NAME, "energon", lambda data: "" if data.strip() else "it is empty")
+        yield from _check(join_url(folder, INFO_NAME), "energon", lambda data: info_problem(data, entries))
+        yield from _check(join_url(folder, SPLIT_NAME), "energon", lambda data: split_problem(data, entries))
+        empty = "it is empty"
+        yield from _check(join_url(folder, DATASET_NAME), "energon", lambda data: "" if data.strip() else empty)
 
 
-def _check(file: Path, kind: str, check: Callable[[bytes], str]) -> Iterator[ExportProblem]:
+def _check(file: str, kind: str, check: Callable[[bytes], str]) -> Iterator[ExportProblem]:
     """`check` returns what is wrong with the bytes of a file, "" where nothing is."""
+    path = Path(file) if is_local(file) else None
     try:
-        if not file.is_file():
-            problem = "this is no file" if file.exists() else "it is missing"
+        if path is not None and not path.is_file():
+            problem = "this is no file" if path.exists() else "it is missing"
         else:
-            problem = check(read_bytes(str(file), limit=MAX_INDEX_BYTES))
+            problem = check(read_bytes(file, limit=MAX_INDEX_BYTES))
     except StorageError as err:
-        problem = f"it cannot be read: {err}"
+        problem = "it is missing" if err.status == HTTPStatus.NOT_FOUND else f"it cannot be read: {err}"
     if problem:
-        yield "beside", str(file), f"{kind}: {problem}"
+        yield "beside", file, f"{kind}: {problem}"
 
 
 def _count_problem(counts: Mapping[str, int] | None, entries: Sequence[ShardEntry]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,7 @@ from wdskit.packing.sources import Source, find_source
 from wdskit.packing.staging import Staging, read_description, read_filled
 from wdskit.packing.store import ROWS_IN_MEMORY, Spool
 from wdskit.packing.stream import pack_stream
+from wdskit.packing.upload import Upload, open_upload
 
 _SHOWN_SHARDS = 10
 
@@ -48,7 +50,7 @@ class PackResult:
     """What `pack` wrote.
 
     Attributes:
-        folder: Where.
+        folder: Where: a path, or as text a URL.
         entries: The new shards, in order; none after a dry run.
         num_samples: Samples in them, or in the plan of a dry run.
         num_bytes: Bytes of their files.
@@ -65,7 +67,7 @@ class PackResult:
             from Python.
     """
 
-    folder: Path
+    folder: Path | str
     entries: tuple[ShardEntry, ...]
     num_samples: int
     num_bytes: int
@@ -101,6 +103,7 @@ def pack(
     append: bool = False,
     overwrite: bool = False,
     restart: bool = False,
+    staging: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
     export: str | Sequence[str] = (),
     split_name: str = "",
@@ -144,7 +147,9 @@ def pack(
             and zips a folder or a pattern too. `-` for paths on standard input. Or rows: dicts of `__key__` and fields,
             whose values are bytes, a `pathlib.Path`, or what the field's name stands for (`cls` an int, ...). Rows that
             can be read once only, as from a generator or standard input, are packed while they come.
-        dest: The folder to write to; created where it is missing. Not in the source.
+        dest: The folder to write to; created where it is missing. Not in the source. Or one of a bucket,
+            `s3://bucket/train`: each shard is uploaded when it is filled, and removed here; the index is uploaded last.
+        staging: With a URL, where shards stand until then: a few of them. By default below `$XDG_CACHE_HOME/wdskit`.
         options: All that follows but `progress` and `disk`, as one object; it stands alone.
         max_samples: Most samples in a shard. Default: 10,000; with `num_shards`, any number.
         max_bytes: Most bytes of a shard's file, a number or `200MB`. Default: 1 GB; with `num_shards`, any number.
@@ -219,12 +224,30 @@ def pack(
         PackError: Nothing to pack, a bad option, or the folder cannot be written or is not free.
         SelectionError: The shares of `split` are wrong.
         FolderIndexError: Another process is writing there, or the index that is to be added to is not right.
+        StorageError: The bucket cannot be read or written.
     """
     keywords = dict(locals())
-    start = time.perf_counter()
     options = given_options(PackOptions, options, keywords)
+    upload = open_upload(os.fsdecode(dest), options, disk)
+    if upload is not None:
+        with upload, upload.named():
+            result = _pack(source, upload.folder, options, progress=progress, disk=disk, upload=upload)
+        return dataclasses.replace(result, folder=upload.url)
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
+    return _pack(source, folder, options, progress=progress, disk=disk)
+
+
+def _pack(
+    source: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
+    folder: Path,
+    options: PackOptions,
+    *,
+    progress: OnProgress | None,
+    disk: Disk,
+    upload: Upload | None = None,
+) -> PackResult:
+    start = time.perf_counter()
     finish_what_was_stopped(folder, source, options, disk)
     found = find_source(source, options.source)
     if found.is_stream:
@@ -232,7 +255,7 @@ def pack(
     if options.on is not None and not options.dry_run:
         import_ray()
     with contextlib.ExitStack() as stack:
-        work = open_work(stack, folder, found, options, progress=progress, disk=disk)
+        work = open_work(stack, folder, found, options, progress=progress, disk=disk, upload=upload)
         if found.is_stream:
             target, streamed = pack_stream(work, skip_bad=options.skip_bad)
             return _result(target, found, streamed, None, start)

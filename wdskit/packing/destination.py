@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fnmatch
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.samples import HeaderReader
 from wdskit.dataset.unfinished import JOURNAL_NAME, run_folders
 from wdskit.errors import FolderIndexError, PackError, RowError
-from wdskit.export.api import parse_exports
+from wdskit.export.api import folder_export_names, parse_exports
 from wdskit.files import Disk, describe_os_error, make_folders, remove_temp_files
 from wdskit.packing.journal import (
     DUPLICATES_NAME,
@@ -38,8 +39,9 @@ from wdskit.packing.plan import Names, PlannedShard
 from wdskit.packing.planning import Store
 from wdskit.packing.row import OnProgress, Progress, Row, row_error
 from wdskit.packing.sources import Source
-from wdskit.packing.staging import differences, read_filled, remove_run
+from wdskit.packing.staging import differences, read_begun, read_filled, remove_run
 from wdskit.packing.store import Ints, suspects
+from wdskit.packing.upload import Upload
 from wdskit.storage.urls import LocalFile, is_local, local_path
 
 _PART = "part-{}-of-{}.lock"
@@ -100,6 +102,7 @@ class Destination:
         replaces: Whether the shards of the index are to be replaced.
         last_run: The run that made the index, where this one may be the same.
         is_done: Whether it is the same, so that nothing is to do.
+        upload: Uploads to the folder of a bucket for which `folder` stands; None where the folder is local.
     """
 
     folder: Path
@@ -108,6 +111,7 @@ class Destination:
     replaces: bool = False
     last_run: LastRun | None = None
     is_done: bool = False
+    upload: Upload | None = None
 
     @property
     def entries(self) -> tuple[ShardEntry, ...]:
@@ -197,15 +201,34 @@ class Destination:
         known: set[str] = set()
         if self.index is not None:
             known = {name for entry in self.index.entries for name in shard_files(entry.name, self.index.exports)}
+        others = self._others()
         for shard in () if self.is_done else shards:
             for name in shard_files(shard.name, exports):
-                if (self.folder / name).exists() and not (self.replaces and name in known):
+                if (name in others or (self.folder / name).exists()) and not (self.replaces and name in known):
                     raise in_the_way(self.folder / name)
-        strays = sorted(path.name for path in self.folder.glob("[!.]*.tar") if path.name not in known)
+        for name in () if self.is_done else folder_export_names(exports.kinds):
+            if name in others:  # of a local folder they are compared when they are made
+                raise in_the_way(self.folder / name)
+        tars = fnmatch.filter({*others, *(path.name for path in self.folder.glob("*.tar"))}, "[!.]*.tar")
+        strays = sorted(name for name in tars if name not in known)
         if strays:
             msg = f"{self.folder / strays[0]}: this shard is in no index, and is not one of those being packed."
             remedy = f"Pack into another folder, or run `wdskit index {self.folder}` if these are whole shards."
             raise PackError(f"{msg} Nothing was written.\n  {remedy}")
+
+    def check_there(self, last: LastRun) -> None:
+        """Compare the shards of the run that made the index with the folder. Raises as `LastRun.check_there`."""
+        if self.upload is None:
+            last.check_there()
+        elif lost := self.upload.lost(last.entries):
+            raise indexed_already(self.folder, [f"{name} is gone, or has another size." for name in lost])
+
+    def _others(self) -> set[str]:
+        """The files in the folder of a bucket that no run of this machine has begun to upload."""
+        if self.upload is None:
+            return set()
+        own = set().union(*map(read_begun, run_folders(self.folder)))
+        return self.upload.objects().keys() - own
 
     def lists(self, found: Source) -> dict[str, bytes]:
         """The bytes of `classes.json`, `rejected.jsonl` and `duplicates.jsonl`, where there is something to write."""
@@ -232,9 +255,11 @@ class Destination:
         Raises:
             PackError: Names one.
         """
-        for name in () if self.append or self.replaces else sorted({*lists, REJECTED_NAME, DUPLICATES_NAME}):
+        names = () if self.append or self.replaces else sorted({*lists, REJECTED_NAME, DUPLICATES_NAME})
+        others = set() if self.is_done else self._others()
+        for name in names:
             path = self.folder / name
-            if path.exists() and path.read_bytes() != lists.get(name):
+            if name in others or (path.exists() and path.read_bytes() != lists.get(name)):
                 raise in_the_way(path)
 
 
@@ -294,7 +319,7 @@ def folder_of(dest: str) -> Path:
     if not dest or "\x00" in dest:
         raise PackError(f"{dest!r} is no folder to pack into. Write . for this one.")
     if not is_local(dest):
-        raise PackError(f"{dest}: only a local folder can be packed into.")
+        raise PackError(f"{dest}: only a local folder can hold parts.")
     folder = Path(local_path(dest))
     if folder.exists() and not folder.is_dir():
         raise PackError(f"{dest}: this is a file, not a folder to pack into.")
@@ -344,7 +369,7 @@ def locked(folder: Path, part: tuple[int, int] | None, disk: Disk) -> Iterator[P
 def _tidy(folder: Path, disk: Disk) -> None:
     for path in run_folders(folder):
         remove_temp_files(path, disk=disk)
-        if not (path / JOURNAL_NAME).exists() and not read_filled(path):
+        if not (path / JOURNAL_NAME).exists() and not read_filled(path) and not read_begun(path):
             remove_run(path, disk)
     for parent in (folder, folder / RUN_FOLDER):
         remove_temp_files(parent, disk=disk)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, Verified
+from wdskit.dataset.binary import BINARY_NAME, IDENTITIES_NAME, Verified, build_binary
 from wdskit.dataset.classes import CLASSES_NAME
 from wdskit.dataset.index import (
     INDEX_NAME,
@@ -42,12 +42,12 @@ from wdskit.errors import PackError
 from wdskit.export.api import folder_export_names, folder_files, shard_export_names
 from wdskit.files import Disk, make_folders, publish_bytes, temp_path
 from wdskit.packing.staging import RunDescription, Staging, first_few, is_there, remove_run
+from wdskit.packing.upload import LAST_RUN_NAME, WAYS
 from wdskit.storage.urls import LocalFile
 
 REJECTED_NAME = "rejected.jsonl"
 DUPLICATES_NAME = "duplicates.jsonl"
 LIST_NAMES = (CLASSES_NAME, REJECTED_NAME, DUPLICATES_NAME)
-LAST_RUN_NAME = ".wdskit.last-run"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def publish_run(
     exports: Exports,
     replaces: bool,
 ) -> None:
-    """Make the filled shards the folder's, with an index of them all. The folder's lock is held.
+    """Make the filled shards the folder's, with an index of them all. The folder's lock is held. Those of a bucket are
+    there already, and the index comes last.
 
     Args:
         staging: Where they are.
@@ -115,6 +116,17 @@ def publish_run(
         publish_bytes(path / name, data, disk=disk)
     come = [name for entry in entries for name in shard_files(entry.name, exports)] + [*lists]
     come += _export(staging, all_, exports, before, replaces=replaces)
+    if staging.upload is not None:
+        publish_bytes(path / INDEX_NAME, index_json(all_, exports), disk=disk)
+        last = {"run": _description(staging.run), "num_shards": len(entries), "index": index_digest(path)}
+        publish_bytes(path / LAST_RUN_NAME, json.dumps(last).encode() + b"\n", disk=disk)
+        digest = hashlib.sha256((path / INDEX_NAME).read_bytes()).digest()
+        publish_bytes(path / BINARY_NAME, build_binary(all_, digest), disk=disk)
+        shards = {name for entry in entries for name in shard_files(entry.name, exports)}
+        staging.publish([*(name for name in come if name not in shards), LAST_RUN_NAME, BINARY_NAME, INDEX_NAME])
+        remove_run(path, disk)
+        remove_locks(folder, disk)
+        return
     new = {*come}
     go = [name for name in _files_of(before) if name not in new] if before is not None and replaces else []
     publish_bytes(path / INDEX_NAME, index_json(all_, exports), disk=disk)
@@ -304,4 +316,4 @@ def indexed_already(folder: Path, changes: Sequence[str] = ()) -> PackError:
     """The error for a folder that is packed. `changes` is what its last run did otherwise, where that is known."""
     msg = f"{folder}: this folder is packed and indexed already"
     msg += "." if not changes else f", and that run was another one:\n  {first_few(changes)}"
-    return PackError(f"{msg}\n  Write to another folder, add to it with --append, or replace it with --overwrite.")
+    return PackError(f"{msg}\n  {WAYS}")

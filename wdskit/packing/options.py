@@ -71,6 +71,9 @@ class WriteOptions:
     append: bool = option(False, "Add to a folder that is indexed already.")
     overwrite: bool = option(False, "Replace what is packed in DEST.")
     restart: bool = option(False, "Remove what another, stopped run has filled, and begin anew.")
+    staging: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
+        None, "Where shards for a URL stand until they are uploaded. Default: in ~/.cache/wdskit.", "DIR"
+    )
     dry_run: bool = option(False, "Show what would be written, and write nothing.")
     export: str | Sequence[str] = option((), "Files for other readers too: wids,open_clip,timm,energon,dali.", "KINDS")
     split_name: str = option("", "The split for timm and energon. Default: from the shards' names.", "NAME")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import time
@@ -34,6 +35,7 @@ from wdskit.packing.samples.sources import (
 )
 from wdskit.packing.samples.store import Samples
 from wdskit.packing.sources import Source
+from wdskit.packing.upload import Upload, open_upload
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ReshardResult:
     """What `reshard` did.
 
     Attributes:
-        folder: Where it wrote.
+        folder: Where it wrote: a path, or as text a URL.
         entries: The new shards, in order; none after a dry run.
         shards: Names, samples and bytes of these shards, planned or written.
         num_source_shards: Shards that were read.
@@ -58,7 +60,7 @@ class ReshardResult:
         seconds: How long it took.
     """
 
-    folder: Path
+    folder: Path | str
     entries: tuple[ShardEntry, ...]
     shards: tuple[PlannedShard, ...]
     num_source_shards: int
@@ -105,6 +107,7 @@ def reshard(
     append: bool = False,
     overwrite: bool = False,
     restart: bool = False,
+    staging: str | os.PathLike[str] | None = None,
     dry_run: bool = False,
     export: str | Sequence[str] = (),
     split_name: str = "",
@@ -143,9 +146,10 @@ def reshard(
     version are others since; no file that holds something else is overwritten.
 
     Args:
-        source: Local shards as `dataset.patterns.list_shards` takes them. Those of an indexed folder are compared with
-            its index; others are read from end to end by the strict reader.
-        dest: The folder to write to; created where it is missing. Not one of the sources'.
+        source: Shards as `dataset.patterns.list_shards` takes them. Those of an indexed folder are compared with its
+            index; others are read from end to end by the strict reader. Remote ones are read twice.
+        dest: The folder to write to; created where it is missing. Not one of the sources'. Or one of a bucket, as
+            `pack` takes it.
         options: All that follows but `progress` and `disk`, as one object; it stands alone.
         max_samples: As `pack` takes it, and so all that follows to `max_pixels`; but by default no image is looked at.
         filter: What must hold for a sample to stay, as `json.width >= 256 and cls in (1, 2)`; see
@@ -174,11 +178,28 @@ def reshard(
         StorageError: A source cannot be read.
     """
     keywords = dict(locals())
-    start = time.perf_counter()
     options = given_options(ReshardOptions, options, keywords)
-    changes = options.changes
+    upload = open_upload(os.fsdecode(dest), options, disk)
+    if upload is not None:
+        with upload, upload.named():
+            result = _reshard(source, upload.folder, options, progress=progress, disk=disk, upload=upload)
+        return dataclasses.replace(result, folder=upload.url)
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
+    return _reshard(source, folder, options, progress=progress, disk=disk)
+
+
+def _reshard(
+    source: str | Sequence[str],
+    folder: Path,
+    options: ReshardOptions,
+    *,
+    progress: OnProgress | None,
+    disk: Disk,
+    upload: Upload | None = None,
+) -> ReshardResult:
+    start = time.perf_counter()
+    changes = options.changes
     found = list_sources(source)
     check_dest(folder, found, overwrite=options.overwrite)
     finish_what_was_stopped(folder, None, options, disk)
@@ -194,7 +215,7 @@ def reshard(
         classes={name: number for number, name in enumerate(names)},
     )
     with contextlib.ExitStack() as stack:
-        work = open_work(stack, folder, rows, options, more=more, progress=progress, disk=disk)
+        work = open_work(stack, folder, rows, options, more=more, progress=progress, disk=disk, upload=upload)
         block_shards, blocks = digest_sources(found)
         seen = Seen()
         has_check, has_draws = options.check == "sha256", work.splitter is not None

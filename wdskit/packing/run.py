@@ -34,6 +34,7 @@ from wdskit.packing.row import OnProgress
 from wdskit.packing.sources import Source
 from wdskit.packing.staging import RunDescription, Staging, differences, open_staging
 from wdskit.packing.store import Ints, Spool, digest_blocks
+from wdskit.packing.upload import Upload
 from wdskit.shards.parallel import map_shards
 from wdskit.tar.writer import END_BYTES
 
@@ -54,6 +55,7 @@ class Work:
         splitter: Finds the split of each row; None where nothing is split.
         on_progress: Called with how far it is.
         disk: What writes.
+        upload: Uploads the shards; None where the folder is where they stay.
     """
 
     stack: contextlib.ExitStack
@@ -65,6 +67,7 @@ class Work:
     splitter: Splitter | None
     on_progress: OnProgress
     disk: Disk
+    upload: Upload | None = None
 
     @functools.cached_property
     def room(self) -> Path:
@@ -85,7 +88,8 @@ class Work:
         """Look at the folder that is packed into; it is locked where something is going to be written."""
         _ = self.room
         with raised_as_pack_errors(self.folder):
-            return look_at_destination(self.folder, self.options, self.found.classes)
+            target = look_at_destination(self.folder, self.options, self.found.classes)
+            return dataclasses.replace(target, upload=self.upload)
 
     def to_dict(self, exports: Exports) -> dict[str, Any]:
         """All that a shard, or what is exported beside it, could depend on, by name."""
@@ -108,6 +112,7 @@ def open_work(
     more: Mapping[str, Any] | None = None,
     progress: OnProgress | None,
     disk: Disk,
+    upload: Upload | None = None,
 ) -> Work:
     """What is packed and how, once it is known that no run with other options has packed the folder. As `Work`.
 
@@ -117,7 +122,8 @@ def open_work(
     with raised_as_pack_errors(folder):
         names = names_of_all(folder, options.pattern, options.shares)
     splitter = None if options.shares is None else Splitter(options.shares)
-    work = Work(stack, folder, found, names, options, more or {}, splitter, progress or (lambda _: None), disk)
+    on_progress = progress or (lambda _: None)
+    work = Work(stack, folder, found, names, options, more or {}, splitter, on_progress, disk, upload)
     exports = parse_exports(options.export, split_name=options.split_name)
     refuse_other_options(folder, options, work.to_dict(exports), is_stream=found.is_stream)
     return work
@@ -217,7 +223,7 @@ def resolve_last_run(
         return target
     changes = differences(last.run, dataclasses.replace(run, shards=None, first=last.run.first), where_of)
     if not changes:
-        last.check_there()
+        target.check_there(last)
         return dataclasses.replace(target, is_done=True)
     if not target.append:
         raise indexed_already(target.folder, changes)
@@ -298,7 +304,7 @@ def begin(work: Work, run: RunDescription, where_of: Callable[[int], str]) -> St
     if options.part is None:
         if not options.overwrite:
             remove_finished(folder, disk)
-        return open_staging(folder, run, where_of, restart=options.restart, disk=disk)
+        return open_staging(folder, run, where_of, restart=options.restart, upload=work.upload, disk=disk)
     with lock_folder(work.room, _BEGINS, wait=True):
         is_alone = work.stack.enter_context(share_folder(folder))
         if is_alone():

@@ -21,8 +21,10 @@ from wdskit.dataset.lock import wait_for_workers
 from wdskit.dataset.shard import offsets_path
 from wdskit.dataset.unfinished import DESCRIPTION_NAME, JOURNAL_NAME, run_folders
 from wdskit.errors import PackError
+from wdskit.export.api import shard_export_names
 from wdskit.files import Disk, append_lines, make_folders, publish_bytes, remove_temp_files
 from wdskit.packing.plan import PlannedShard
+from wdskit.packing.upload import MAX_PENDING, Upload, Uploaded
 
 DESCRIPTION_VERSION = 3
 _SHOWN = 5
@@ -98,6 +100,7 @@ class Staging:
         run: What is packed.
         log: Where this process, and its workers, note what they filled.
         disk: What writes.
+        upload: Uploads the shards; None where they stay in a local folder.
     """
 
     folder: Path
@@ -105,22 +108,51 @@ class Staging:
     run: RunDescription
     log: Path
     disk: Disk
+    upload: Upload | None = None
 
     def note(self, entry: ShardEntry) -> None:
-        """Write down that a shard is filled."""
-        line = json.dumps(
-            [entry.name, entry.num_samples, entry.num_bytes, entry.sha256, entry.fields, entry.idx_sha256]
-        )
-        append_lines(self.log, ["", line], disk=self.disk)  # behind one that was cut short
+        """Write down that a shard is filled. One that is uploaded is on its way then, and noted once it is there."""
+        if self.upload is None:
+            self._write(_line(entry))
+            return
+        names = (entry.name, offsets_path(entry.name).name, *shard_export_names(entry.name, self.run.options["export"]))
+        self._write({"begun": names})
+        self.upload.start(entry, {name: self.path / name for name in names})
+        self._note_uploaded(MAX_PENDING)
+
+    def publish(self, names: Sequence[str]) -> None:
+        """Upload files of all shards together in this order, the index last, once all shards are in the bucket.
+
+        Raises:
+            PackError: A shard is not there any more.
+            StorageError: As `Upload.put`.
+        """
+        assert self.upload is not None
+        self._note_uploaded(0)
+        lost = sorted(read_filled(self.path).keys() - self.filled().keys())
+        if lost:
+            url = self.upload.object_url(lost[0])
+            raise PackError(f"{url}: it is gone, or was replaced by another writer.\n  Do the same again to go on.")
+        self._write({"begun": names})
+        self.upload.put({name: self.path / name for name in names})
 
     def filled(self) -> dict[str, ShardEntry]:
         """The shards that were filled and are there with their sizes, by name."""
-        return read_filled(self.path)
+        if self.upload is None:
+            return read_filled(self.path)
+        return self.upload.find_there(one for one in _read_log(self.path) if isinstance(one, Uploaded))
 
-    def remove_if_empty(self) -> None:
-        """After a fault: a run that has filled no shard leaves nothing."""
-        if not self.filled() and not (self.path / JOURNAL_NAME).exists():
-            remove_run(self.path, self.disk)
+    def _note_uploaded(self, most: int) -> None:
+        assert self.upload is not None
+        for one in self.upload.finished(most, self.disk):
+            self._write([*_line(one.entry), one.etags])
+
+    def _write(self, line: object) -> None:
+        append_lines(self.log, ["", json.dumps(line)], disk=self.disk)  # behind one that was cut short
+
+
+def _line(entry: ShardEntry) -> list[object]:
+    return [entry.name, entry.num_samples, entry.num_bytes, entry.sha256, entry.fields, entry.idx_sha256]
 
 
 def read_description(path: Path) -> RunDescription | None:
@@ -134,23 +166,35 @@ def read_description(path: Path) -> RunDescription | None:
 
 
 def read_filled(path: Path) -> dict[str, ShardEntry]:
-    """As `Staging.filled`, of a staging folder."""
+    """As `Staging.filled`, of a staging folder: what was uploaded counts as it was noted."""
     found: dict[str, ShardEntry] = {}
-    for log in sorted(path.glob("*.log")):
-        for line in log.read_bytes().splitlines():
-            entry = _parse(line)
-            if entry is not None and is_there(path, entry):
-                found[entry.name] = entry
+    for one in _read_log(path):
+        if isinstance(one, ShardEntry) and is_there(path, one):
+            found[one.name] = one
+        elif isinstance(one, Uploaded):
+            found[one.entry.name] = one.entry
     return found
 
 
-def _parse(line: bytes) -> ShardEntry | None:
-    """An entry; None where the line was cut short."""
-    try:
-        name, num_samples, num_bytes, sha256, fields, idx_sha256 = json.loads(line)
-        return ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), idx_sha256)
-    except (ValueError, TypeError, RecursionError):
-        return None
+def read_begun(path: Path) -> set[str]:
+    """The files that the run of a staging folder may have uploaded."""
+    return {name for one in _read_log(path) if isinstance(one, frozenset) for name in one}
+
+
+def _read_log(path: Path) -> Iterator[ShardEntry | Uploaded | frozenset[str]]:
+    """What a run has noted: shards that are filled, or uploaded, and names of files that it was about to upload."""
+    for log in sorted(path.glob("*.log")):
+        for line in log.read_bytes().splitlines():
+            try:
+                noted = json.loads(line)
+                if isinstance(noted, dict):
+                    yield frozenset(noted["begun"])
+                    continue
+                name, num_samples, num_bytes, sha256, fields, idx_sha256, *etags = noted
+                entry = ShardEntry(name, num_samples, num_bytes, sha256, tuple(fields), idx_sha256)
+            except (ValueError, TypeError, KeyError, RecursionError):  # it was cut short
+                continue
+            yield Uploaded(entry, etags[0]) if etags else entry
 
 
 def is_there(folder: Path, entry: ShardEntry) -> bool:
@@ -167,6 +211,7 @@ def open_staging(
     restart: bool,
     part: tuple[int, int] | None = None,
     is_alone: Callable[[], bool] = lambda: True,
+    upload: Upload | None = None,
     disk: Disk,
 ) -> Staging:
     """Begin a run in a folder, or go on with the same run that was stopped there.
@@ -178,6 +223,7 @@ def open_staging(
         restart: Remove what another run has filled, and begin anew. Of several parts the first does so.
         part: Which part this is, and of how many.
         is_alone: Tells whether no other part is at work here.
+        upload: Uploads the shards; what a run that is removed has uploaded goes, too.
         disk: What writes.
 
     Raises:
@@ -202,9 +248,11 @@ def open_staging(
             raise _changed(folder, changes, len(filled))
         if not is_alone():
             raise PackError(f"{folder}: other parts of that run are at work. Wait for their end, or stop them.")
+        if upload is not None:
+            upload.remove(read_begun(other))
         remove_run(other, disk)
     make_folders(path, disk=disk)
-    staging = Staging(folder, path, run, log_path(path, part), disk)
+    staging = Staging(folder, path, run, log_path(path, part), disk, upload)
     description = path / DESCRIPTION_NAME
     if part is None or is_alone():
         for log in path.glob("*.log"):

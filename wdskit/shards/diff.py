@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.keys import hash_key
 from wdskit.dataset.patterns import find_shards
-from wdskit.errors import StorageError
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.payloads import Payloads, fields_of, payload_size
-from wdskit.storage.urls import is_local
 from wdskit.text import shorten
 
 
@@ -112,10 +110,10 @@ class _Side:
 def diff(
     a: str, b: str, *, limit: int = 100, workers: int | None = None, progress: Progress | None = None
 ) -> DiffResult:
-    """Compare the samples of two local sets of shards by key: `wdskit diff`.
+    """Compare the samples of two sets of shards by key: `wdskit diff`.
 
     Args:
-        a: A shard, folder or pattern.
+        a: A shard, folder or pattern, local or remote.
         b: Another.
         limit: Most differences of each kind that are listed; all are counted.
         workers: Processes that read; default: the CPUs, fewer for little data.
@@ -123,13 +121,10 @@ def diff(
 
     Raises:
         ShardError: A shard is invalid; where several are, all are listed.
-        StorageError: There is nothing, it is not local, or it cannot be read.
+        StorageError: There is nothing, or it cannot be read.
     """
     urls_a, urls_b = find_shards(a).urls, find_shards(b).urls
     urls = [*urls_a, *urls_b]
-    for url in urls:
-        if not is_local(url):
-            raise StorageError(f"{url}: only local shards can be compared. Fetch it first.", url=url)
     path = f"{a} and {b}"
     parts = list(read_shards(hash_samples, urls, file_sizes(urls), path=path, workers=workers, progress=progress))
     side_a, side_b = _Side(urls_a, parts[: len(urls_a)]), _Side(urls_b, parts[len(urls_a) :])

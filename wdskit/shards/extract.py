@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.patterns import find_shards
+from wdskit.dataset.patterns import find_shards, split_url
 from wdskit.errors import KeyRuleError, StorageError
 from wdskit.files import Disk, make_folders, publish, temp_path
 from wdskit.shards.index import refuse_filled
@@ -85,7 +85,7 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
     split = split_name(name)
     if split is None:
         raise KeyRuleError(f"{name!r} is no key and field. Write KEY.FIELD, such as photos/cat/000003.json.", name=name)
-    if is_local(url) and Path(local_path(url)).is_dir():
+    if Path(local_path(url)).is_dir() if is_local(url) else not split_url(url)[1]:
         msg = f"{url}: this is a folder. Name one of its shards, as `wdskit ls {url}` lists them."
         raise StorageError(msg, url=url)
     key, wanted = split

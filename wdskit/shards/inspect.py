@@ -14,14 +14,15 @@ from typing import Literal
 from wdskit.dataset.binary import BinaryIndex
 from wdskit.dataset.classes import read_classes
 from wdskit.dataset.index import ShardEntry
-from wdskit.dataset.patterns import Target, find_shards
-from wdskit.dataset.selection import list_selections, read_head
+from wdskit.dataset.patterns import Target, find_shards, split_url
+from wdskit.dataset.remote import read_copy
+from wdskit.dataset.selection import list_selections, read_head, selection_of
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, SelectionError
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, file_sizes, read_shards
 from wdskit.shards.payloads import Payloads, fields_of, payload_size
-from wdskit.storage.urls import is_local, local_path, open_stream
+from wdskit.storage.urls import LISTED_SCHEMES, is_local, local_path, open_stream, scheme_of
 from wdskit.tar.reader import TarReader
 from wdskit.tar.window import size_of
 
@@ -71,7 +72,7 @@ class Summary:
         fields: All fields, sorted by name.
         num_ignored: Members that belong to no sample; None from an index.
         classes: Names by class number, from `classes.json` beside the shards; None where there is none.
-        selections: Those of a local folder, sorted by name.
+        selections: Those of a local folder or one of a bucket, sorted by name.
         unfinished: How far an unfinished run of `pack` in this folder has come, and how to resume it; None without one.
     """
 
@@ -132,9 +133,19 @@ def info(path: str, *, workers: int | None = None, progress: Progress | None = N
         ),
         num_ignored=num_ignored if is_scan else None,
         classes=read_target_classes(target),
-        selections=_read_selections(folder) if folder else (),
+        selections=_read_selections(folder) if folder else _read_remote_selections(target),
         unfinished=f"{run.problem}. {run.remedy}" if run else None,
     )
+
+
+def _read_remote_selections(target: Target) -> tuple[SelectionSummary, ...]:
+    """As `_read_selections`, of a folder of a bucket; of others nobody lists the files."""
+    if target.kind != "folder" or scheme_of(target.path) not in LISTED_SCHEMES:
+        return ()
+    from wdskit.storage.objects import list_objects
+
+    names = [name for one in list_objects(target.path) if selection_of(name := split_url(one.url)[1])]
+    return read_copy(target.path.rstrip("/"), names, _read_selections) if names else ()
 
 
 def _read_selections(folder: Path) -> tuple[SelectionSummary, ...]:
@@ -157,8 +168,8 @@ def _read_selections(folder: Path) -> tuple[SelectionSummary, ...]:
 
 
 def read_target_classes(target: Target) -> tuple[str, ...] | None:
-    """The class names beside local shards that stand in one folder."""
-    folders = {Path(local_path(url)).parent.resolve() for url in target.urls if is_local(url)}
+    """The class names beside shards that stand in one folder."""
+    folders = {Path(local_path(url)).parent.resolve() if is_local(url) else split_url(url)[0] for url in target.urls}
     return read_classes(folders.pop()) if len(folders) == 1 else None
 
 

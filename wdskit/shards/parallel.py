@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -12,6 +13,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
 
+from wdskit.dataset.index import ShardEntry
 from wdskit.errors import ShardError, WdskitError
 from wdskit.limits import MAX_LISTED
 from wdskit.processes import block_sigint, end_with_parent, hear_ctrl_c
@@ -133,12 +135,15 @@ def read_shards(
         raise error("\n".join(lines)) from faults[0]
 
 
-def file_sizes(urls: Iterable[str]) -> list[int | None]:
-    """Bytes of each file, None of one that is remote or cannot be asked: reading it says what is wrong."""
+def file_sizes(urls: Iterable[str], entries: Iterable[ShardEntry | None] = ()) -> list[int | None]:
+    """Bytes of each file; of a remote one what its line in an index says, else None, as of one that cannot be asked:
+    reading it says what is wrong.
+    """
     sizes: list[int | None] = []
-    for url in urls:
+    for url, entry in itertools.zip_longest(urls, entries):
         try:
-            sizes.append(Path(local_path(url)).stat().st_size if is_local(url) else None)
+            known = entry.num_bytes if entry else None
+            sizes.append(Path(local_path(url)).stat().st_size if is_local(url) else known)
         except OSError:
             sizes.append(None)
     return sizes

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
+from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.lock import lock_folder
@@ -19,7 +20,7 @@ from wdskit.shards.index import DigestedFile, refuse_filled, scan_shard
 from wdskit.shards.parallel import Progress, open_path
 from wdskit.shards.payloads import PIECE_BYTES, file_pieces
 from wdskit.shards.salvage import Loss, Walk, known_starts
-from wdskit.storage.urls import read_bytes
+from wdskit.storage.urls import is_local, read_bytes
 from wdskit.tar.writer import END_BYTES
 
 
@@ -84,15 +85,19 @@ def repair(
         disk: What writes.
 
     Raises:
-        StorageError: There is nothing to read, `to` is not empty, or it cannot be written.
+        StorageError: There is nothing to read, or it is not local; `to` is not empty, or it cannot be written.
         ConfigError: `images` has no such value.
     """
     if images not in IMAGE_CHECKS:
         raise ConfigError(f"images are checked as {', '.join(IMAGE_CHECKS)}, not {images!r}.")
-    indexes: dict[Path, FolderIndex | None] = {}
+    remote = next((one for one in expand_patterns(str(path)) if not is_local(one)), None)
+    if remote is not None:
+        msg = f"{remote}: only local shards can be repaired. Copy the shards and their index here first."
+        raise StorageError(msg, url=remote)
+    indexes: dict[str, FolderIndex | None] = {}
 
-    def open_index(folder: Path) -> FolderIndex | None:
-        if has_index(str(folder)):
+    def open_index(folder: str) -> FolderIndex | None:
+        if has_index(folder):
             indexes[folder] = None
             with contextlib.suppress(FolderIndexError):
                 indexes[folder] = read_index(folder)

@@ -20,27 +20,27 @@ from numpy.typing import NDArray
 from wdskit.codecs.checks import read_header
 from wdskit.codecs.fields import decode_field, is_json_field
 from wdskit.codecs.formats import is_image_field
+from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import find_repeated, is_among
-from wdskit.dataset.patterns import Target, find_shards
-from wdskit.dataset.samples import HeaderReader, read_sample, read_span
+from wdskit.dataset.patterns import Target, find_shards, split_url
+from wdskit.dataset.remote import open_remote_shards
+from wdskit.dataset.samples import read_sample
 from wdskit.dataset.shard import LocalShard, offsets_path
-from wdskit.errors import DecodeError, StorageError
+from wdskit.errors import DecodeError
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_LISTED
 from wdskit.order.keys import philox
 from wdskit.shards.inspect import read_target_classes
-from wdskit.shards.parallel import Progress, read_shards
+from wdskit.shards.parallel import Progress, file_sizes, read_shards
+from wdskit.shards.payloads import Payload, Payloads, payload_size
 from wdskit.shards.shares import choose_samples, parse_share
 from wdskit.statistics.counts import Numbers, Tally, count_values
 from wdskit.statistics.report import CLASS_FIELD, NUM_SHOWN, check_report, write_report
 from wdskit.statistics.result import BadField, ClassStats, Duplicates, FieldStats, ShardStats
-from wdskit.storage.urls import LocalFile, is_local, local_path
-from wdskit.tar.walk import Span
+from wdskit.storage.urls import is_local, local_path, open_ranges
 from wdskit.text import shorten
 
 MAX_CONTENTS = 10  # that come more than once and are listed
 MAX_PLACES = 4  # of one content
-
-Payload = Span | memoryview
 
 
 def stats(
@@ -53,10 +53,11 @@ def stats(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ShardStats:
-    """Count what local shards hold: `wdskit stats`.
+    """Count what shards hold: `wdskit stats`.
 
     Headers are read, and labels and JSON; of an image no more than its own header, so that most of the bytes stay on
-    the disk unless digests are asked for. The result does not depend on `workers`.
+    the disk unless digests are asked for. Remote shards are read from end to end, unless `sample` names a share of the
+    samples and the folder has an index. The result does not depend on `workers`.
 
     Memory: a few MB, whatever the number of samples; in each process 16 bytes a sample of one shard, and with `digests`
     16 bytes for each sample in all.
@@ -72,7 +73,7 @@ def stats(
 
     Raises:
         ShardError: A shard is invalid; where several are, all are listed. Bad fields are counted instead.
-        StorageError: There is nothing, it is not local, or it cannot be read; or the report cannot be written.
+        StorageError: There is nothing, or it cannot be read; or the report cannot be written.
         FolderIndexError: The folder's index does not match its files.
         ConfigError: `sample` is no share, or jinja2 is missing.
     """
@@ -101,24 +102,23 @@ def collect(
     share = parse_share(sample) if sample else None
     target = find_shards(str(path))
     urls = target.urls
-    for url in urls:
-        if not is_local(url):
-            raise StorageError(f"{url}: only local shards can be counted. Run this where the files are.", url=url)
-    shas = [entry.idx_sha256 for entry in target.entries] if target.entries else [None] * len(urls)
+    entries: Sequence[ShardEntry | None] = target.entries or [None] * len(urls)
     jobs = [
-        StatsJob(number, url, sha, share, seed, digests, num_shown)
-        for number, (url, sha) in enumerate(zip(urls, shas, strict=True))
+        StatsJob(number, url, entry, share, seed, digests, num_shown)
+        for number, (url, entry) in enumerate(zip(urls, entries, strict=True))
     ]
-    file_bytes = [Path(local_path(url)).stat().st_size for url in urls]
     tally = Tally()
     counts: list[int] = []
+    file_bytes: list[int] = []
     contents: list[Contents] = []
-    results = read_shards(tally_shard, jobs, file_bytes, path=str(path), workers=workers, progress=progress)
-    for found, content in results:
-        counts.append(found.num_samples)
-        tally.merge(found)
-        tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *found.shown))
-        contents.append(content)
+    sizes = file_sizes(urls, entries)
+    results = read_shards(tally_shard, jobs, sizes, path=str(path), workers=workers, progress=progress)
+    for one in results:
+        counts.append(one.tally.num_samples)
+        file_bytes.append(one.num_bytes)
+        tally.merge(one.tally)
+        tally.shown = heapq.nsmallest(num_shown, (*tally.shown, *one.tally.shown))
+        contents.append(one.contents)
     shard_samples, shard_bytes = Numbers(), Numbers()
     for count, num_bytes in zip(counts, file_bytes, strict=True):
         shard_samples.add(count)
@@ -136,8 +136,8 @@ def collect(
         num_ignored=None if share else tally.num_ignored,
         shard_samples=shard_samples.result(),
         shard_bytes=shard_bytes.result(),
-        shard_least=Path(urls[counts.index(min(counts))]).name,
-        shard_most=Path(urls[counts.index(max(counts))]).name,
+        shard_least=split_url(urls[counts.index(min(counts))])[1],
+        shard_most=split_url(urls[counts.index(max(counts))])[1],
         sample_sizes=sample_sizes,
         fields=tuple(FieldStats(name, one.sizes.counts.total(), one.sizes.result()) for name, one in fields),
         num_more_fields=tally.num_more_fields,
@@ -169,7 +169,7 @@ class StatsJob(NamedTuple):
 
     number: int  # its place among the shards
     url: str
-    idx_sha256: str | None  # what the index says of its offsets
+    entry: ShardEntry | None  # its line in the index
     share: Fraction | None  # of its samples to read, None for all
     seed: int  # chooses them, and the samples to show
     digests: bool
@@ -183,7 +183,15 @@ class Contents(NamedTuple):
     digests: NDArray[np.uint64]
 
 
-def tally_shard(job: StatsJob) -> tuple[Tally, Contents]:
+class Tallied(NamedTuple):
+    """What was found in a shard, and its size."""
+
+    tally: Tally
+    contents: Contents
+    num_bytes: int
+
+
+def tally_shard(job: StatsJob) -> Tallied:
     """Look at a shard.
 
     Raises:
@@ -193,38 +201,49 @@ def tally_shard(job: StatsJob) -> tuple[Tally, Contents]:
     """
     tally = Tally()
     starts, with_image, digests = array("Q"), array("Q"), bytearray()
-    with contextlib.closing(LocalFile(job.url)) as file:
-        for key, start, fields in _samples(file, job, tally):
-            if _add_sample(file, job.url, key, fields, tally):
+    with _open(job) as shard:
+        for key, start, fields in _samples(shard, job, tally):
+            if _add_sample(shard, job.url, key, fields, tally):
                 with_image.append(start)
             if job.digests:
                 starts.append(start)
-                digests += _digest(file, fields)
+                digests += _digest(shard, fields)
+        num_bytes = shard.num_bytes
     draws = philox("stats-shown", job.seed, job.number).random_raw(len(with_image))
     for at in np.argsort(draws, kind="stable")[: job.num_shown].tolist():  # the least of all shards are shown
         tally.shown.append((int(draws[at]), job.number, with_image[at]))
-    return tally, Contents(np.array(starts, np.uint64), np.frombuffer(bytes(digests), np.uint64))
+    return Tallied(tally, Contents(np.array(starts, np.uint64), np.frombuffer(bytes(digests), np.uint64)), num_bytes)
 
 
-def _samples(file: LocalFile, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, Payload]]]:
+def _open(job: StatsJob) -> Payloads:
+    """The shard: of a remote one the whole is read, unless it has offsets and few samples are wanted."""
+    has_offsets = not is_local(job.url) and job.share is not None and job.entry is not None
+    return Payloads(job.url, start=0 if has_offsets else None)
+
+
+def _samples(shard: Payloads, job: StatsJob, tally: Tally) -> Iterator[tuple[str, int, Mapping[str, Payload]]]:
     """Key, start and fields of the samples to be read."""
-    reader = HeaderReader(file, shard=job.url)
+    reader = shard.reader
     if job.share is None:
-        for sample in reader:
-            del sample["__url__"]
-            yield sample.pop("__key__"), reader.starts[-1], sample
+        for sample in shard:
+            fields = {name: data for name, data in sample.items() if not name.startswith("__")}
+            yield sample["__key__"], reader.starts[-1], fields
         tally.num_samples, tally.num_ignored = reader.num_samples, reader.num_ignored
         return
-    path = local_path(job.url)
     read: Callable[[int], tuple[str, Mapping[str, Payload]]]
     with contextlib.ExitStack() as stack:
-        if offsets_path(path).exists():
-            shard = stack.enter_context(LocalShard(path, idx_sha256=job.idx_sha256))
-            edges, read = shard.offsets.tolist(), shard.read
+        if not is_local(job.url) and job.entry is not None:
+            remote = stack.enter_context(open_remote_shards([(job.url, job.entry)])[0])
+            edges, read = remote.offsets.tolist(), remote.read
+        elif is_local(job.url) and offsets_path(local_path(job.url)).exists():
+            idx_sha256 = job.entry.idx_sha256 if job.entry else None
+            local = stack.enter_context(LocalShard(local_path(job.url), idx_sha256=idx_sha256))
+            edges, read = local.offsets.tolist(), local.read
         else:
-            for _ in reader:
+            for _ in shard:
                 pass
             edges = [*reader.starts, reader.stop]
+            file = stack.enter_context(contextlib.closing(open_ranges(job.url)))
             read = lambda number: read_sample(file, edges[number], edges[number + 1])  # noqa: E731
         tally.num_samples = len(edges) - 1
         for number in choose_samples(
@@ -234,7 +253,7 @@ def _samples(file: LocalFile, job: StatsJob, tally: Tally) -> Iterator[tuple[str
             yield key, edges[number], fields
 
 
-def _add_sample(file: LocalFile, url: str, key: str, fields: Mapping[str, Payload], tally: Tally) -> bool:
+def _add_sample(shard: Payloads, url: str, key: str, fields: Mapping[str, Payload], tally: Tally) -> bool:
     """Count a sample; whether it has an image with a header."""
     has_image = False
     for name, payload in fields.items():
@@ -242,50 +261,39 @@ def _add_sample(file: LocalFile, url: str, key: str, fields: Mapping[str, Payloa
         if field is None:
             tally.num_more_fields += 1
             continue
-        field.sizes.add(_size(payload))
+        field.sizes.add(payload_size(payload))
         try:
             if is_image_field(name):
-                field.add_image(read_header(functools.partial(_read, file, payload, 0)))
+                field.add_image(read_header(functools.partial(shard.part, payload, 0)))
                 has_image = True
             elif name == CLASS_FIELD:
-                tally.classes = count_values(tally.classes, [_decode(file, name, payload)])
+                tally.classes = count_values(tally.classes, [_decode(shard, name, payload)])
             elif is_json_field(name):
-                field.add_json(_decode(file, name, payload))
+                field.add_json(_decode(shard, name, payload))
         except DecodeError as err:
             tally.num_bad += 1
             if len(tally.bad) < MAX_LISTED:
                 problem = shorten(str(err).removeprefix(f"{name}: "))
                 tally.bad.append(BadField(url, shorten(key), name, problem))
-    tally.sizes.add(sum(map(_size, fields.values())))
+    tally.sizes.add(sum(map(payload_size, fields.values())))
     return has_image
 
 
-def _decode(file: LocalFile, name: str, payload: Payload) -> Any:
-    size = _size(payload)
+def _decode(shard: Payloads, name: str, payload: Payload) -> Any:
+    size = payload_size(payload)
     if size > MAX_CHECKED_BYTES:
         raise DecodeError(f"it has {size} bytes, too many to be looked at")
-    return decode_field(name, _read(file, payload, 0, size))
+    return decode_field(name, shard.part(payload, 0, size))
 
 
-def _size(payload: Payload) -> int:
-    return payload.size if isinstance(payload, Span) else len(payload)
-
-
-def _read(file: LocalFile, payload: Payload, start: int, num_bytes: int) -> bytes:
-    """The bytes of a field from `start` on, fewer where it ends before."""
-    if isinstance(payload, Span):
-        return read_span(file, Span(payload.offset + start, min(num_bytes, payload.size - start)))
-    return bytes(payload[start : start + num_bytes])
-
-
-def _digest(file: LocalFile, fields: Mapping[str, Payload]) -> bytes:
+def _digest(shard: Payloads, fields: Mapping[str, Payload]) -> bytes:
     """64 bits of the images' bytes, or of all fields where there is none."""
     digest = hashlib.sha256()
     for name in sorted(filter(is_image_field, fields)) or sorted(fields):
-        size = _size(fields[name])
+        size = payload_size(fields[name])
         digest.update(size.to_bytes(8, "big"))
         for start in range(0, size, 1 << 20):
-            digest.update(_read(file, fields[name], start, 1 << 20))
+            digest.update(shard.part(fields[name], start, 1 << 20))
     return digest.digest()[:8]
 
 
@@ -310,6 +318,6 @@ def find_duplicates(urls: Sequence[str], parts: Sequence[Contents]) -> Duplicate
                 continue
             known = places.setdefault(digest, [])
             if len(known) < MAX_PLACES:
-                with contextlib.closing(LocalFile(url)) as file:
+                with contextlib.closing(open_ranges(url)) as file:
                     known.append((url, shorten(read_sample(file, start)[0])))
     return Duplicates(num_samples - len(repeated), len(repeated), tuple(map(tuple, places.values())))

@@ -20,12 +20,13 @@ from typing import Any
 from wdskit.codecs.formats import is_image_field
 from wdskit.codecs.images import make_thumbnail
 from wdskit.dataset.classes import read_classes
+from wdskit.dataset.patterns import split_url
 from wdskit.dataset.samples import read_sample
 from wdskit.errors import ConfigError, DecodeError, StorageError
 from wdskit.files import publish_bytes, why_not
 from wdskit.limits import MAX_PIXELS
 from wdskit.statistics.result import ShardStats, choose_classes
-from wdskit.storage.urls import LocalFile, local_path
+from wdskit.storage.urls import open_ranges
 from wdskit.text import format_bytes, format_count, printable, shorten
 
 CLASS_FIELD = "cls"
@@ -95,10 +96,10 @@ def write_report(stats: ShardStats, places: Sequence[tuple[str, int]], path: str
 
 def _show(url: str, start: int) -> Shown:
     """Read one sample of the contact sheet."""
-    with contextlib.closing(LocalFile(url)) as file:
+    with contextlib.closing(open_ranges(url)) as file:
         key, fields = read_sample(file, start)
-    shard = Path(local_path(url))
-    names = read_classes(shard.parent) or ()
+    folder, shard = split_url(url)
+    names = read_classes(folder) or ()
     label = bytes(fields.get(CLASS_FIELD, b"")[:20]).decode(errors="replace").strip()
     if label.isdecimal() and int(label) < len(names):
         label = shorten(names[int(label)])
@@ -112,8 +113,8 @@ def _show(url: str, start: int) -> Shown:
             continue
         scale = min(1.0, SIDE / max(width, height))
         sides = max(1, round(width * scale)), max(1, round(height * scale))
-        return Shown(key, shard.name, label, f"{width} x {height}", base64.b64encode(picture).decode(), sides)
-    return Shown(key, shard.name, label, problem=problem)
+        return Shown(key, shard, label, f"{width} x {height}", base64.b64encode(picture).decode(), sides)
+    return Shown(key, shard, label, problem=problem)
 
 
 def render(stats: ShardStats, shown: Sequence[Shown]) -> str:

@@ -1,4 +1,6 @@
-"""Whether a file is still the one that was read before: its size, its time of change and its inode."""
+"""Whether a file is still the one that was read before: its size, its time of change and its inode; of an object its
+ETag.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,13 @@ class FileIdentity(NamedTuple):
             self.check(fd)
         finally:
             os.close(fd)
+
+
+class ObjectVersion(NamedTuple):
+    """What distinguishes an object of a store from one that has its URL later: size, and ETag where there is one."""
+
+    num_bytes: int
+    etag: str | None
 
 
 class FileChanged(ValueError):

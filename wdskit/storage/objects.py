@@ -28,7 +28,8 @@ from wdskit.storage.requests import (
     result,
     try_whole,
 )
-from wdskit.storage.stores import BUCKET_SCHEMES, Location, locate
+from wdskit.storage.stores import Location, locate
+from wdskit.storage.urls import LISTED_SCHEMES
 
 PART_BYTES = 16 << 20
 """Most bytes of one request."""
@@ -83,7 +84,7 @@ class ObjectFile:
         self.url = self._location.url
         self._full_url = url
         self._num_bytes = num_bytes
-        self._etag = _quoted(etag)
+        self._etag = quoted(etag)
         self._modified: datetime | None = None
         self._is_closed = False
 
@@ -233,7 +234,7 @@ class ObjectFile:
     def _check(self, reply: Any, start: int, stop: int) -> int:
         """Compare a reply with what is known, and learn what is not. Returns where the part ends."""
         meta = reply.meta
-        etag, modified, num_bytes = _quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
+        etag, modified, num_bytes = quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
         if self._num_bytes not in (None, num_bytes):
             raise self._replaced(f"it has {num_bytes} bytes now and had {self._num_bytes}")
         if self._etag is not None and etag != self._etag:
@@ -281,6 +282,7 @@ class ReadAhead:
     def __init__(self, file: ObjectFile, ranges: Sequence[Range]) -> None:
         self._file = file
         self._ranges = ranges
+        self.url = file.url
         if ranges:
             self._chunks = file.start_reading(ranges)
 
@@ -295,6 +297,8 @@ class ReadAhead:
         if at < 0 or self._ranges[at][1] < offset + size:
             return self._file.read_whole(offset, size)
         return _join(result(self._chunks, self._file.url), offset, offset + size)
+
+    read_at = read_whole
 
     def close(self) -> None:
         """Nothing: others may read the object on."""
@@ -354,12 +358,12 @@ def list_objects(url: str) -> list[ObjectInfo]:
         StorageError: The store cannot be reached or refuses; or it is of a kind that has no lists.
     """
     location = locate(url)
-    if location.scheme not in BUCKET_SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in BUCKET_SCHEMES)
+    if location.scheme not in LISTED_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
         raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
     reply = result(loop_of_this_process(location.url).submit(_list(location)), location.url)
     base = f"{location.scheme}://{location.root}"
-    found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], _quoted(one["e_tag"])) for one in reply["objects"]]
+    found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quoted(one["e_tag"])) for one in reply["objects"]]
     return sorted(found)
 
 
@@ -391,7 +395,7 @@ def _join(chunks: list[Chunk], start: int, stop: int) -> bytes:
     return b"".join(pieces)
 
 
-def _quoted(etag: str | None) -> str | None:
+def quoted(etag: str | None) -> str | None:
     """An ETag as headers have it: in lists some stores leave the quotes out."""
     return f'"{etag}"' if etag and not etag.endswith('"') else etag or None
 

@@ -136,10 +136,13 @@ class OpenStore(NamedTuple):
 
 
 class Tries:
-    """The tries of one request, each with the store of its location. Used on the event loop only."""
+    """The tries of one request, each with the store of its location. `extra_s` is how long one may take besides what
+    `RETRY_S` allows for. Used on the event loop only.
+    """
 
-    def __init__(self, location: Location) -> None:
+    def __init__(self, location: Location, extra_s: float = 0.0) -> None:
         self._location = location
+        self._extra_s = extra_s
         self._key = (location.scheme, location.root)
         self._loop = loop_of_this_process(location.url)
         self._used = OpenStore(None, is_anonymous=False)
@@ -170,7 +173,7 @@ class Tries:
         self._num += 1
         wait_s = min(MAX_WAIT_S, WAIT_S * 2 ** (self._num - 1)) * random.uniform(0.75, 1.25)  # noqa: S311 (no secret)
         elapsed_s = time.monotonic() - self._start
-        if not failure.is_passing or self._num > RETRIES or elapsed_s + wait_s > RETRY_S:
+        if not failure.is_passing or self._num > RETRIES or elapsed_s + wait_s > RETRY_S + self._extra_s:
             raise self._error(failure, elapsed_s) from None
         await asyncio.sleep(wait_s)
 
@@ -196,7 +199,7 @@ _ADVICE = {
     301: "Set AWS_REGION to the region of the bucket.",
     400: "Check the region, the endpoint and the credentials.",
     401: "Check the credentials.",
-    403: "Check the credentials, and whether they may read here.",
+    403: "Check the credentials, and what they may do here.",
     404: "Check the name.",
     412: "Start again with the object that is there now.",
 }
@@ -258,9 +261,13 @@ def explain(err: Exception) -> Failure:
     return Failure(f"it cannot be read: {type(err).__name__}. Check the settings of its store")
 
 
-async def try_whole(location: Location, call: Callable[[Any], Awaitable[Any]], limit_s: float) -> Any:
-    """What a call with the store of a location gives, tried until it succeeds; each try has so many seconds."""
-    tries = Tries(location)
+async def try_whole(
+    location: Location, call: Callable[[Any], Awaitable[Any]], limit_s: float, *, extra_s: float = 0.0
+) -> Any:
+    """What a call with the store of a location gives, tried until it succeeds; each try has so many seconds. `extra_s`
+    is that of `Tries`.
+    """
+    tries = Tries(location, extra_s)
     while True:
         try:
             reply = await asyncio.wait_for(call(tries.store()), limit_s)

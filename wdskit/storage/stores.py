@@ -38,7 +38,6 @@ READ_S = 15.0
 CONNECT_S = 5.0
 """Longest wait for a connection."""
 
-BUCKET_SCHEMES = ("s3", "gs", "az")
 _METADATA_PATHS = ("/latest/api/token", "/latest/meta-data/", "/computeMetadata/", "/metadata/identity/")
 _HOST = re.compile(r"[^:/]+://[^/#]*")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

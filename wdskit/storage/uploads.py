@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from pathlib import Path
+
 from wdskit.errors import StorageError
-from wdskit.storage.objects import PART_S
-from wdskit.storage.requests import loop_of_this_process, result, try_whole
-from wdskit.storage.stores import BUCKET_SCHEMES, locate
+from wdskit.storage.objects import PART_S, quoted
+from wdskit.storage.requests import LARGE_UNITS, loop_of_this_process, result, try_whole
+from wdskit.storage.stores import Location, locate
+from wdskit.storage.urls import LISTED_SCHEMES
+
+PART_BYTES = 16 << 20
+"""Larger files are uploaded in parts of so many bytes; S3 takes 10,000 of them."""
+MAX_PARTS = 10_000
+PARTS_AT_ONCE = 4
+"""Parts of a file that are held in memory and on their way."""
 
 
 def check_bucket(url: str) -> None:
     """Raise `StorageError` for a URL below which nothing can be written."""
     location = locate(url)
-    if location.scheme not in BUCKET_SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in BUCKET_SCHEMES)
+    if location.scheme not in LISTED_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
         raise StorageError(f"{location.url}: only buckets of {known} can be written to.", url=location.url)
 
 
@@ -30,3 +40,56 @@ def put_object(url: str, data: bytes) -> None:
 async def _put(url: str, data: bytes) -> None:
     location = locate(url)
     await try_whole(location, lambda store: store.put_async(location.key, data), PART_S)
+
+
+def start_upload(url: str, path: Path) -> Future[str | None]:
+    """Begin to upload a file in the background, in place of an object that was there; readers see all of it or none.
+
+    Returns:
+        Its ETag, once the store says that it has it, with the size of the file; None where the store has no ETags.
+        `StorageError` where the store cannot be reached, refuses, or says something else.
+
+    Raises:
+        StorageError: Nothing can be written there.
+        OSError: There is no such file.
+    """
+    check_bucket(url)
+    location = locate(url)
+    return loop_of_this_process(location.url).submit(_upload(location, path, path.stat().st_size))
+
+
+async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
+    chunk_bytes = max(PART_BYTES, -(-num_bytes // (MAX_PARTS - 1)))
+    in_parts = num_bytes > PART_BYTES
+    limit_s = PART_S * (1 + num_bytes // PART_BYTES)
+    async with loop_of_this_process(location.url).slot(LARGE_UNITS if in_parts else 1):
+        reply = await try_whole(
+            location,
+            lambda store: store.put_async(
+                location.key, path, use_multipart=in_parts, chunk_size=chunk_bytes, max_concurrency=PARTS_AT_ONCE
+            ),
+            limit_s,
+            extra_s=limit_s,
+        )
+        meta = await try_whole(location, lambda store: store.head_async(location.key), PART_S)
+    sent, there = quoted(reply["e_tag"]), quoted(meta["e_tag"])
+    if meta["size"] != num_bytes or (sent is not None and there != sent):
+        what = f"{meta['size']} bytes with ETag {there}, and {num_bytes} with ETag {sent} were sent"
+        msg = f"{location.url}: the store has {what}. Another writes there too. Wait for its end, or stop it."
+        raise StorageError(msg, url=location.url)
+    return there
+
+
+def delete_object(url: str) -> None:
+    """Delete an object; one that is not there is fine. Raises as `put_object`."""
+    check_bucket(url)
+    location = locate(url)
+    result(loop_of_this_process(location.url).submit(_delete(location)), location.url)
+
+
+async def _delete(location: Location) -> None:
+    try:
+        await try_whole(location, lambda store: store.delete_async(location.key), PART_S)
+    except StorageError as err:
+        if err.status != 404:
+            raise

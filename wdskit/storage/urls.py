@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -13,7 +14,11 @@ from wdskit.errors import StorageError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` are two folders
 _HTTP = ("http", "https")
-_STORES = ("s3", "gs", "az", "hf", "ais")
+ABSENT_STATUSES = (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND, HTTPStatus.GONE)
+"""What servers say of a file that is not there; 403 is what S3 says to who may not list."""
+LISTED_SCHEMES = ("s3", "gs", "az")
+"""Of buckets: what is in their folders can be listed, and written to."""
+_STORES = (*LISTED_SCHEMES, "hf", "ais")
 
 
 class Stream(Protocol):
@@ -80,6 +85,36 @@ def open_stream(url: str) -> Stream:
 
         return HttpBody(url)
     return LocalFile(url)
+
+
+class RangeFile(Protocol):
+    """A file or object of which any bytes can be read. Close it when done."""
+
+    url: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of it."""
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset`, one at least where it does not end before."""
+
+    def read_whole(self, offset: int, size: int) -> bytes:
+        """`size` bytes, fewer only where it ends."""
+
+    def close(self) -> None:
+        """Give back the descriptor or connection."""
+
+
+def open_ranges(url: str) -> RangeFile:
+    """Open a local file, or an object of a store or http(s) server, for reading anywhere; `StorageError` where it
+    cannot be. Of an object nothing is read yet.
+    """
+    if is_local(url):
+        return LocalFile(url)
+    from wdskit.storage.objects import ObjectFile
+
+    return ObjectFile(url)
 
 
 class LocalFile:

@@ -18,7 +18,7 @@ from wdskit.packing.samples.choice import Choice
 from wdskit.packing.samples.headers import Bools, Ints, Look, Words, hash_keys
 from wdskit.shards.filters import ExpressionError, MissingValue
 from wdskit.shards.shares import SPLIT_SEED, draws_of, make_draw
-from wdskit.storage.urls import LocalFile
+from wdskit.storage.urls import RangeFile
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import member_bytes
 
@@ -64,7 +64,7 @@ class Batch:
     """
 
     def __init__(
-        self, file: LocalFile, path: str, number: int, starts: Ints, stops: Ints, base: int, look: Look
+        self, file: RangeFile, path: str, number: int, starts: Ints, stops: Ints, base: int, look: Look
     ) -> None:
         self._file = file
         self._path = path

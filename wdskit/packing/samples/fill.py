@@ -20,12 +20,14 @@ from wdskit.packing.samples.changes import find_fields
 from wdskit.packing.samples.headers import Bools, Bytes, Ints, Look, hash_keys, look_at
 from wdskit.packing.samples.read import Sources, blocks_in, read_into
 from wdskit.packing.samples.store import SampleRows, batches_of
+from wdskit.storage.identity import ObjectVersion
 from wdskit.tar.header import build_header
 from wdskit.tar.reader import locate_members
 from wdskit.tar.walk import Span
 from wdskit.tar.writer import END_BYTES, member_bytes
 
 BATCH_BYTES = 4 << 20
+ROWS_AHEAD = 32  # samples that are read at once from remote shards, where each becomes a row
 # For each number of bytes that data leave in their last block, a mask over the others.
 _BEHIND = ((np.arange(BLOCK_BYTES) >= np.arange(BLOCK_BYTES)[:, None]) * np.uint8(255)).view(np.uint64)
 
@@ -50,6 +52,7 @@ class SampleFiller:
         self._shard = shard
         self._members = members
         self._sources = Sources(rows.sources)
+        self._is_remote = any(isinstance(path.identity, ObjectVersion) for path in rows.sources)
         self.fields: set[str] = set()
         self.offsets = [0]
 
@@ -87,8 +90,17 @@ class SampleFiller:
     def rows(self) -> Iterator[Row]:
         """The samples as rows, read one by one, with the errors of `copy`."""
         for row in range(len(self._rows)):
+            if row % ROWS_AHEAD == 0:
+                self._read_ahead(row, min(row + ROWS_AHEAD, len(self._rows)))
             key, fields = self._read(row)
             yield Row(key, tuple((name, bytes(data)) for name, data in fields), f"{self._place(row)} ({key!r})")
+
+    def _read_ahead(self, first: int, stop: int) -> None:
+        """Have samples `first` to `stop` on their way, where their shards are remote."""
+        rows = slice(first, stop)
+        starts, spans = (column[rows].astype(np.int64) * BLOCK_BYTES for column in (self._rows.start, self._rows.span))
+        if self._is_remote:
+            self._sources.read_ahead(self._rows.source[rows].astype(np.int64), starts, spans)
 
     def _note(self, members: bytes) -> None:
         """Note the members of some samples as they stand in the new shard."""
@@ -103,6 +115,7 @@ class SampleFiller:
         ends = np.cumsum(self._rows.size[rows], dtype=np.int64) * BLOCK_BYTES
         places = ends - self._rows.size[rows].astype(np.int64) * BLOCK_BYTES
         copied = self._rows.copied[rows]
+        self._read_ahead(first, stop)
         self._copy(data, places, first + np.flatnonzero(copied), first)
         others = self._by_place(first + np.flatnonzero(~copied)).tolist()
         keys = {row: self._put(data, row, int(places[row - first])) for row in others}

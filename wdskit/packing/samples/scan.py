@@ -13,17 +13,25 @@ from numpy.typing import NDArray
 from wdskit.dataset.binary import Verified
 from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.keys import split_name
-from wdskit.dataset.samples import HeaderReader, read_span
-from wdskit.dataset.shard import LocalShard
+from wdskit.dataset.samples import HeaderReader, ShardReader, read_span
+from wdskit.dataset.shard import IDX_SUFFIX, LocalShard, parse_offsets
 from wdskit.errors import FolderIndexError
 from wdskit.limits import BLOCK_BYTES
 from wdskit.packing.samples.batch import Batch, Gone
 from wdskit.packing.samples.changes import Changes
 from wdskit.packing.samples.choice import Choice
 from wdskit.packing.samples.headers import Bools, Ints, Words, look_at
-from wdskit.packing.samples.read import SourcePath, blocks_in, blocks_of, check_unchanged, open_path, read_into
-from wdskit.storage.identity import FileIdentity
-from wdskit.storage.urls import LocalFile
+from wdskit.packing.samples.read import (
+    SourcePath,
+    blocks_in,
+    blocks_of,
+    check_unchanged,
+    identity_of,
+    open_path,
+    read_into,
+)
+from wdskit.shards.payloads import Payloads
+from wdskit.storage.urls import LocalFile, RangeFile, read_bytes
 from wdskit.tar.reader import locate_members
 from wdskit.tar.walk import Span
 
@@ -120,13 +128,20 @@ def scan_source(job: ScanJob) -> Scanned:
     """
     file = open_path(job.path)
     try:
-        identity = FileIdentity.of(file.fd)
-        offsets, num_ignored = _offsets_of(job)
-        if job.has_check:
+        identity = identity_of(file)
+        offsets, num_ignored = _offsets_of(job, file)
+        if job.has_check and isinstance(file, LocalFile):
             _check_digest(job, file)
-        scan = _Scan(job, file, num_ignored)
-        parts = [scan.part(first, offsets[first : stop + 1]) for first, stop in _batches(offsets)]
+        scan = _Scan(job, num_ignored)
+        if not isinstance(file, LocalFile):
+            scan.sha256.update(read_span(file, Span(0, int(offsets[0]))))
+        parts = [scan.part(of, first, offsets[first : stop + 1]) for of, first, stop in _batches(file, offsets)]
         check_unchanged(file, identity)
+        if not isinstance(file, LocalFile) and job.entry is not None:  # all of it was read
+            stop = int(offsets[-1])
+            scan.sha256.update(read_span(file, Span(stop, file.num_bytes - stop)))
+            if scan.sha256.hexdigest() != job.entry.sha256:
+                raise _other_bytes(job)
     finally:
         file.close()
     columns = _Part(*(np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True)))
@@ -136,29 +151,36 @@ def scan_source(job: ScanJob) -> Scanned:
     )
 
 
-def _offsets_of(job: ScanJob) -> tuple[Ints, int]:
+def _offsets_of(job: ScanJob, file: RangeFile) -> tuple[Ints, int]:
     """Where samples start and the last one ends, and how many members before them belong to none."""
-    file = open_path(job.path)
-    try:
-        if job.entry is None:
-            reader = HeaderReader(file, shard=job.path)
+    entry = job.entry
+    if entry is None:
+        if isinstance(file, LocalFile):
+            reader: ShardReader = HeaderReader(file, shard=job.path)
             for _ in reader:
                 pass
-            return np.array([*reader.starts, reader.stop], dtype=np.int64), 0
-        if file.num_bytes != job.entry.num_bytes:
-            problem = f"it has {file.num_bytes} bytes, the folder's index says {job.entry.num_bytes}"
-            raise _not_indexed(job.path, problem)
-        Verified().check(file, job.entry.identity, job.entry.sha256)
-        with LocalShard(file.url, idx_sha256=job.entry.idx_sha256) as shard:
+        else:
+            with Payloads(job.path) as whole:
+                for _ in whole:
+                    pass
+            reader = whole.reader
+        return np.array([*reader.starts, reader.stop], dtype=np.int64), 0
+    if file.num_bytes != entry.num_bytes:
+        problem = f"it has {file.num_bytes} bytes, the folder's index says {entry.num_bytes}"
+        raise _not_indexed(job.path, problem)
+    if isinstance(file, LocalFile):
+        Verified().check(file, entry.identity, entry.sha256)
+        with LocalShard(file.url, idx_sha256=entry.idx_sha256) as shard:
             offsets = np.array(shard.offsets, dtype=np.int64)
-        if len(offsets) - 1 != job.entry.num_samples:
-            problem = f"its .idx has {len(offsets) - 1} samples, the folder's index says {job.entry.num_samples}"
-            raise _not_indexed(job.path, problem)
-        head = read_span(file, Span(0, int(offsets[0])))
-        members = locate_members(head, shard=job.path, offset=0, stop=len(head))
-        return offsets, sum(split_name(name) is None for name, _, _ in members)
-    finally:
-        file.close()
+    else:
+        idx = read_bytes(f"{job.path}{IDX_SUFFIX}", limit=8 * (entry.num_samples + 1))
+        offsets = parse_offsets(idx, job.path, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
+    if len(offsets) - 1 != entry.num_samples:
+        problem = f"its .idx has {len(offsets) - 1} samples, the folder's index says {entry.num_samples}"
+        raise _not_indexed(job.path, problem)
+    head = read_span(file, Span(0, int(offsets[0])))
+    members = locate_members(head, shard=job.path, offset=0, stop=len(head))
+    return offsets, sum(split_name(name) is None for name, _, _ in members)
 
 
 def _not_indexed(path: str, problem: str) -> FolderIndexError:
@@ -173,11 +195,33 @@ def _check_digest(job: ScanJob, file: LocalFile) -> None:
     while part := file.read(1 << 20):
         digest.update(part)
     if digest.hexdigest() != job.entry.sha256:
-        raise _not_indexed(job.path, "its sha256 is not the one in the folder's index: its bytes changed")
+        raise _other_bytes(job)
 
 
-def _batches(offsets: Ints) -> Iterator[tuple[int, int]]:
-    """Numbers of samples, first and behind the last: some megabytes at a time, one sample at least."""
+def _other_bytes(job: ScanJob) -> FolderIndexError:
+    return _not_indexed(job.path, "its sha256 is not the one in the folder's index: its bytes changed")
+
+
+def _batches(file: RangeFile, offsets: Ints) -> Iterator[tuple[RangeFile, int, int]]:
+    """What to read some samples from, and their numbers, first and behind the last: some megabytes at a time, one
+    sample at least. Of a remote shard the next of them are on their way meanwhile.
+    """
+    batches = [*_divide(offsets)]
+    if isinstance(file, LocalFile):
+        yield from ((file, *batch) for batch in batches)
+        return
+    from wdskit.storage.objects import ObjectFile, ReadAhead
+
+    assert isinstance(file, ObjectFile)
+    ahead: ReadAhead | None = None
+    for number, (first, stop) in enumerate(batches):
+        now = ahead or file.ahead([(int(offsets[first]), int(offsets[stop]))])
+        following = batches[number + 1 : number + 2]
+        ahead = file.ahead([(int(offsets[a]), int(offsets[b])) for a, b in following]) if following else None
+        yield now, first, stop
+
+
+def _divide(offsets: Ints) -> Iterator[tuple[int, int]]:
     first = 0
     while first < len(offsets) - 1:
         stop = int(np.searchsorted(offsets, offsets[first] + BATCH_BYTES, side="right")) - 1
@@ -189,27 +233,30 @@ def _batches(offsets: Ints) -> Iterator[tuple[int, int]]:
 class _Scan:
     """Looks at the samples of one shard, a batch at a time."""
 
-    def __init__(self, job: ScanJob, file: LocalFile, num_ignored: int) -> None:
+    def __init__(self, job: ScanJob, num_ignored: int) -> None:
         self.job = job
-        self.file = file
+        self.sha256 = hashlib.sha256()
         self.num_ignored = num_ignored
         self.num_cleaned = 0
         self.fields: set[str] = set()
         self.gone = Gone()
         self._memory = np.empty(BATCH_BYTES, dtype=np.uint8)
 
-    def part(self, number: int, offsets: Ints) -> _Part:
-        """The samples between these offsets, of which the first is sample `number`."""
+    def part(self, file: RangeFile, number: int, offsets: Ints) -> _Part:
+        """The samples between these offsets, of which the first is sample `number`. Of a remote shard all is read."""
         starts, stops = offsets[:-1], offsets[1:]
         base, size = int(starts[0]), int(stops[-1] - starts[0])
-        if size <= len(self._memory) and size <= LARGE_BYTES * len(starts):
-            data = self._memory[:size]
-            read_into(self.file, data.data, base)
+        is_small = size <= len(self._memory) and size <= LARGE_BYTES * len(starts)
+        if is_small or not isinstance(file, LocalFile):
+            data = self._memory[:size] if size <= len(self._memory) else np.empty(size, dtype=np.uint8)
+            read_into(file, data.data, base)
+            if not isinstance(file, LocalFile):
+                self.sha256.update(data.data)
             look = look_at(starts - base, stops - base, blocks_in(data))
         else:
             base = 0
-            look = look_at(starts, stops, blocks_of(self.file))
-        batch = Batch(self.file, self.job.path, number, starts, stops, base, look)
+            look = look_at(starts, stops, blocks_of(file))
+        batch = Batch(file, self.job.path, number, starts, stops, base, look)
         self.num_ignored += batch.num_ignored
         self.fields |= batch.fields
         keep = batch.choose(self.job.choice, self.gone)

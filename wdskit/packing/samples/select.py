@@ -15,13 +15,14 @@ from wdskit.dataset.index import FolderIndex, read_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import ShardList
 from wdskit.dataset.selection import check_selection_name, read_head, selection_path, write_selection
-from wdskit.errors import FolderIndexError, SelectionError, StorageError
+from wdskit.errors import FolderIndexError, PackError, SelectionError, StorageError
 from wdskit.files import DISK, Disk
 from wdskit.limits import MAX_RECIPE_BYTES
 from wdskit.packing.row import OnProgress
 from wdskit.packing.samples.choice import check_word, check_workers, make_choice
 from wdskit.packing.samples.scan import Scanned
 from wdskit.packing.samples.sources import Seen, list_sources, scan_all, scan_jobs
+from wdskit.storage.urls import is_local
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,10 @@ def select(
     choice = make_choice(filter=filter, missing=missing, sample=sample, seed=seed)
     recipe = _recipe(name, filter=filter, missing=missing, sample=sample, seed=seed)
     found = list_sources(source)
+    remote = next((url for url in found.urls if not is_local(url)), None)
+    if remote is not None:
+        msg = f"{remote}: a selection is written beside local shards. Make it where the shards are, and upload it."
+        raise PackError(msg)
     _check_sources(found)
     seen = Seen()
     jobs = scan_jobs(found, choice, None, has_check=check == "sha256")

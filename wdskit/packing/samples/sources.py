@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from wdskit.dataset.classes import CLASSES_NAME, classes_json, common_classes
-from wdskit.dataset.patterns import ShardList, list_shards
+from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, classes_json, common_classes
+from wdskit.dataset.index import join_url
+from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, StorageError, WdskitError
 from wdskit.packing.row import OnProgress, Progress
 from wdskit.packing.samples.batch import Gone
 from wdskit.packing.samples.changes import Changes
 from wdskit.packing.samples.choice import Choice
+from wdskit.packing.samples.read import identity_of, open_path
 from wdskit.packing.samples.scan import ScanJob, Scanned, scan_source
 from wdskit.packing.sources.archives import LEAVE_OUT
 from wdskit.packing.store import blocks_of
-from wdskit.shards.parallel import map_shards
-from wdskit.storage.urls import is_local
+from wdskit.shards.parallel import file_sizes, map_shards
+from wdskit.storage.urls import is_local, read_bytes
 
 
 def list_sources(source: str | Sequence[str]) -> ShardList:
     """The shards that are read.
 
     Raises:
-        PackError: One is remote.
         FolderIndexError: They are what a run has come to that is not finished, unless each is named.
         StorageError, FolderIndexError: As `list_shards`.
     """
-    found = list_shards(source)
-    remote = next((url for url in found.urls if not is_local(url)), None)
-    if remote is not None:
-        raise PackError(f"{remote}: samples are read one by one, which takes a local shard. Copy the shards here.")
+    found = list_shards(source, has_remote=True)
     refuse_part(source, found)
     return found
 
@@ -59,14 +58,14 @@ def scan_jobs(
 
 def scan_all(jobs: Sequence[ScanJob], *, workers: int, on_progress: OnProgress) -> Iterator[Scanned]:
     """Look at the sources, in this process or in several; what is seen comes in their order."""
-    total = sum(os.path.getsize(job.path) for job in jobs if os.path.exists(job.path))
+    sizes = [size or 0 for size in file_sizes((job.path for job in jobs), (job.entry for job in jobs))]
     num_samples = num_bytes = 0
-    for job, scan in zip(jobs, map_shards(scan_source, jobs, workers=workers), strict=True):
+    for size, scan in zip(sizes, map_shards(scan_source, jobs, workers=workers), strict=True):
         if isinstance(scan, WdskitError):
             raise scan
         num_samples += scan.num_samples
-        num_bytes += os.path.getsize(job.path)
-        on_progress(Progress("reading", num_samples, num_bytes, None, total))
+        num_bytes += size
+        on_progress(Progress("reading", num_samples, num_bytes, None, sum(sizes)))
         yield scan
 
 
@@ -111,10 +110,11 @@ class Seen:
 def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
     """Refuse to write among the sources, and to replace what they are links to."""
     here = os.path.realpath(folder)
-    for parent in dict.fromkeys(os.path.dirname(url) or "." for url in found.urls):
+    urls = [url for url in found.urls if is_local(url)]
+    for parent in dict.fromkeys(os.path.dirname(url) or "." for url in urls):
         if os.path.realpath(parent) == here:
             raise PackError(f"{folder}: the source's shards are in this folder. Write to another one.")
-    if overwrite and any(os.path.dirname(os.path.realpath(url)) == here for url in found.urls):
+    if overwrite and any(os.path.dirname(os.path.realpath(url)) == here for url in urls):
         raise PackError(f"{folder}: the source's shards are links to files in this folder. Write to another one.")
 
 
@@ -132,8 +132,11 @@ def digest_sources(found: ShardList) -> tuple[int, tuple[str, ...]]:
 
 def _source_lines(found: ShardList, start: int, stop: int) -> Iterator[str]:
     for url, entry in zip(found.urls[start:stop], found.entries[start:stop], strict=True):
-        name = os.path.basename(url)
-        if entry is None:
+        name = split_url(url)[1]
+        if entry is None and not is_local(url):
+            with contextlib.closing(open_path(url)) as file:
+                yield f"{name!r} {identity_of(file)}\n"
+        elif entry is None:
             try:
                 status = os.stat(url)
             except OSError as err:
@@ -160,4 +163,4 @@ def find_classes(found: ShardList, changes: Changes) -> tuple[dict[str, bytes], 
         return {}, ""
     if classes.problem:
         return {}, f"{classes.problem}, so none was written."
-    return {CLASSES_NAME: (Path(classes.folder) / CLASSES_NAME).read_bytes()}, ""
+    return {CLASSES_NAME: read_bytes(join_url(classes.folder, CLASSES_NAME), limit=MAX_CLASSES_BYTES)}, ""

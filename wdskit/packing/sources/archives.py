@@ -54,7 +54,7 @@ class Tars:
         found = list_shards(shards)
         remote = next((url for url in found.urls if not is_local(url)), None)
         if remote is not None:
-            raise PackError(f"{remote}: only local tars can be packed. Fetch it first.")
+            raise PackError(f"{remote}: only local tars can be packed. `wdskit reshard` reads remote ones.")
         refuse_part(shards, found)
         self._shards = [(local_path(url), entry) for url, entry in zip(found.urls, found.entries, strict=True)]
         self.num_other = 0

@@ -1,0 +1,197 @@
+"""The tools that read shards, over URLs: what they say of a folder in a bucket is what they say of its copy here."""
+
+from __future__ import annotations
+
+import os
+import re
+import tracemalloc
+import urllib.request
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import pytest
+from object_server import BUCKET, put, s3_server
+from shards import write_pictures, write_shard
+
+from wdskit import cli, repair, verify
+from wdskit.errors import FolderIndexError, StorageError
+from wdskit.shards.index import index_folder
+from wdskit.shards.split import split
+from wdskit.storage import objects, requests
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(autouse=True)
+def environment(s3, tmp_path, monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(requests, "WAIT_S", 0.001)
+    requests.loop_of_this_process("").stores.clear()
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Path:
+    """A folder with a selection, classes and files for another reader; one shard's name has to be quoted in a URL."""
+    folder = tmp_path_factory.mktemp("here") / "train"
+    write_pictures(folder, [9, 0, 12, 7])
+    (folder / "p-002.tar").rename(folder / "p-00#2 é.tar")
+    (folder / "classes.json").write_text('{"cat": 0, "dog": 1}')
+    index_folder(folder, workers=1, export="energon,open_clip,dali")
+    split(folder, {"train": 0.7, "val": 0.3}, seed=3, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def there(here, s3) -> str:
+    upload(here, f"{s3}/{BUCKET}/read/train")
+    return f"{BUCKET}/read/train"
+
+
+def upload(folder: Path, url: str) -> None:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not path.name.startswith(".wdskit"):
+            put(f"{url}/{quote(str(path.relative_to(folder)))}", path.read_bytes())
+
+
+@pytest.fixture
+def run(monkeypatch, capfdbinary):
+    """Runs a command: its exit code and output, times left out."""
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["wdskit", *arguments])
+        code = cli._run()
+        out, err = capfdbinary.readouterr()
+        return code, re.sub(r" in [\d.]+ s \(.*", "", (out + err).decode())
+
+    return run
+
+
+AT = "{at}/train"
+COMMANDS = [
+    ["info", AT, "--json"],
+    ["info", f"{AT}/p-000.tar", "--json"],
+    ["info", f"{AT}/p-{{000,001}}.tar", "--json"],
+    ["ls", AT],
+    ["ls", f"{AT}/*0*.tar", "--json"],
+    ["ls", f"{AT}/p-000.tar", "--json"],
+    ["ls", f"{AT}/p-003.tar", "--members", "--limit", "3"],
+    ["cat", f"{AT}/p-000.tar", "k003.json"],
+    ["cat", f"{AT}/p-000.tar", "k003.gif"],
+    ["cat", AT, "k003.json"],
+    ["stats", AT, "--json", "--digests"],
+    ["stats", AT, "--json", "--sample", "40%"],
+    ["stats", f"{AT}/p-003.tar", "--json", "--sample", "40%", "--digests"],
+    ["verify", AT, "--json"],
+    ["verify", f"{AT}/*.tar", "--images", "decode", "--sample", "50%"],
+    ["verify", f"{AT}/p-000.tar"],
+    ["diff", AT, f"{AT}/p-{{000,003}}.tar", "--limit", "4", "--json"],
+]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.usefixtures("there")
+def test_a_command_says_what_it_says_of_a_local_copy(run, here, s3, command, scheme):
+    remote = f"s3://{BUCKET}/read" if scheme == "s3" else f"{s3}/{BUCKET}/read"
+
+    def result(at: str) -> tuple[int, str]:
+        code, out = run(*(part.replace("{at}", at) for part in command))
+        out = unquote(out.replace("\\u00e9", "é")).replace(f"{at}/", "").replace(at, "")
+        return code, re.sub(r"[ ]+\n?", " ", out).replace(
+            "its files were not looked at", "names and sizes of the files agree"
+        )
+
+    if scheme == "http":  # nobody lists what is there: a folder ends in a slash, and its selections are not known
+        command = [f"{part}/" if part == AT else part for part in command]
+    code, out = result(remote)
+    expected_code, expected = result(str(here.parent))
+    if command[0] == "info" and scheme == "http":
+        expected = re.sub(r'"selections": \{.*?\}\}', '"selections": {}', expected)
+    assert (code, out) == (expected_code, expected)
+
+
+def test_samples_are_extracted_as_from_the_disk(run, here, there, tmp_path):
+    for at, to in ((f"s3://{there}/p-*.tar", "there"), (f"{here}/p-*.tar", "here")):
+        assert run("extract", at, "--to", str(tmp_path / to))[0] == 0
+    found = [{path.name: path.read_bytes() for path in (tmp_path / to).iterdir()} for to in ("there", "here")]
+    assert found[0] == found[1] != {}
+
+
+def test_all_that_is_wrong_in_a_bucket_is_found(here, s3):
+    base = f"{s3}/{BUCKET}/wrong"
+    upload(here, base)
+    assert not verify(f"s3://{BUCKET}/wrong", images="none").findings
+    data = bytearray((here / "p-000.tar").read_bytes())
+    data[700] ^= 1
+    put(f"{base}/p-000.tar", bytes(data))
+    put(f"{base}/p-003.tar.idx", (here / "p-000.tar.idx").read_bytes())
+    put(f"{base}/p-003.idx", b"0")
+    put(f"{base}/stray.tar", (here / "p-000.tar").read_bytes())
+    put(f"{base}/sizes.json", b"{}")
+    for name in ("p-001.tar", ".nv-meta/split.yaml"):
+        delete(f"{base}/{name}")
+    kinds = sorted(
+        (one.kind, one.file.rpartition("/")[2]) for one in verify(f"s3://{BUCKET}/wrong", images="none").findings
+    )
+    assert kinds == [
+        ("beside", "p-003.idx"),
+        ("beside", "sizes.json"),
+        ("beside", "split.yaml"),
+        ("digest", "p-000.tar"),
+        ("missing", "p-001.tar"),
+        ("offsets", "p-003.tar.idx"),
+        ("unlisted", "stray.tar"),
+    ]
+
+
+def delete(url: str) -> None:
+    request = urllib.request.Request(url, method="DELETE")
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60).close()
+
+
+def test_a_shard_is_verified_in_parts_and_never_held_whole(s3, tmp_path, monkeypatch):
+    folder = tmp_path / "large"
+    write_pictures(folder, [1])
+    large = {"a": {"bin": bytes(40 << 20)}, "b": {"bin": bytes(40 << 20)}}
+    write_shard(folder / "large.tar", large)
+    index_folder(folder, workers=1)
+    upload(folder, f"{s3}/{BUCKET}/large")
+    sizes = []
+    request_part = objects.ObjectFile._request_part
+
+    async def noted(self, start, stop):
+        sizes.append(stop - start)
+        return await request_part(self, start, stop)
+
+    monkeypatch.setattr(objects.ObjectFile, "_request_part", noted)
+    tracemalloc.start()
+    try:
+        result = verify(f"s3://{BUCKET}/large", images="none", workers=1)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert not [one for one in result.findings if one.kind != "odd"]
+    assert sum(sizes) > 80 << 20
+    assert peak < 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda url: repair(url, "out"), "only local shards can be repaired. Copy"),
+        (lambda url: verify(url, readers=["wids"]), "only local shards are judged"),
+        (lambda url: verify(f"{url}-not-there"), "Run `wdskit index`"),
+    ],
+)
+def test_what_a_url_cannot_do_is_refused_with_a_way_out(there, call, message):
+    with pytest.raises((StorageError, FolderIndexError), match=message):
+        call(f"s3://{there}")

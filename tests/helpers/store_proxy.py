@@ -1,0 +1,84 @@
+"""Stands before a real store and lets some requests fail."""
+
+from __future__ import annotations
+
+import http.client
+import http.server
+import threading
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from typing_extensions import Self
+
+DROP = 0
+"""In place of a status: the connection is closed without an answer."""
+
+
+class StoreProxy(http.server.ThreadingHTTPServer):
+    """Hands every request on, but for those that fail.
+
+    Attributes:
+        fail: Called with method and path of each request; the status to answer, `DROP`, or None to hand it on.
+        requests: Method and path of each.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(("127.0.0.1", 0), Forward)
+        self.endpoint = urlsplit(endpoint)
+        self.fail: Callable[[str, str], int | None] = lambda *_: None
+        self.requests: list[tuple[str, str]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, *_: object) -> None:
+        pass  # a client that gave up
+
+
+class Forward(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, StoreProxy)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        server.requests.append((self.command, self.path))
+        status = server.fail(self.command, self.path)
+        if status == DROP:
+            self.close_connection = True
+            self.connection.close()
+            return
+        if status is not None:
+            code = {503: "SlowDown", 403: "AccessDenied"}[status]
+            self.answer(status, [], f"<Error><Code>{code}</Code></Error>".encode())
+            return
+        store = http.client.HTTPConnection(server.endpoint.netloc, timeout=60)
+        store.request(self.command, self.path, body, dict(self.headers))
+        reply = store.getresponse()
+        data = reply.read()
+        store.close()
+        length = reply.headers["Content-Length"] if self.command == "HEAD" else None
+        headers = [(name, value) for name, value in reply.getheaders() if name not in ("Content-Length", "Date")]
+        self.answer(reply.status, headers, data, length)
+
+    do_PUT = do_POST = do_HEAD = do_DELETE = do_GET  # noqa: N815 (the names that it looks for)
+
+    def answer(self, status: int, headers: list[tuple[str, str]], data: bytes, length: str | None = None) -> None:
+        self.send_response_only(status)
+        for name, value in headers:
+            if name.lower() != "transfer-encoding":
+                self.send_header(name, value)
+        self.send_header("Content-Length", length or str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
