@@ -279,8 +279,8 @@ def test_fields_are_kept_dropped_and_renamed(samples, source, tmp_path):
         ({"rename": "cls"}, r"rename: 'cls' is not OLD=NEW"),
         ({"rename": "cls=a,cls=b"}, r"rename: 'cls=b' is not OLD=NEW"),
         ({"rename": "cls=A"}, r"rename: field 'A'"),
-        ({"drop": ""}, r"drop: '' is no list of fields"),
-        ({"drop": "a,,b"}, r"drop: .* is no list of fields"),
+        ({"drop": ""}, r"drop: '' is not a list of fields"),
+        ({"drop": "a,,b"}, r"drop: .* is not a list of fields"),
         ({"drop": "__x__"}, r"drop: field '__x__'"),
     ],
 )
@@ -598,7 +598,7 @@ def test_what_goes_in_comes_out_or_is_accounted_for(tmp_path_factory, data, piec
     try:
         result = reshard(base / "in", base / "out", sample=share, filter=wanted, shuffle=shuffle, max_samples=most)
     except PackError as err:
-        if "none is left to write" not in str(err):
+        if "is left to write" not in str(err):
             raise
         return
     found = samples_in(base / "out")
@@ -682,7 +682,7 @@ def test_fields_are_made_of_json_as_pack_makes_them_of_tars(tmp_path):
     ("options", "problem"),
     [
         ({"fields": ["txt=none"]}, r"it has no column 'none'; it has 'text', 'label'"),
-        ({"fields": ["bin.txt=text", "cls=label"]}, r"'x' is no whole number. Name the classes"),
+        ({"fields": ["bin.txt=text", "cls=label"]}, r"'x' is not a whole number. Name the classes"),
         ({"fields": ["jpg=text"]}, "'jpg' cannot be made of JSON"),
         ({"fields": ["txt=text"], "classes": ["a"]}, r"classes: (nothing|no column) becomes `cls`"),
         ({"fields": ["a.txt=text"]}, "it has the field 'a.txt' already"),

@@ -409,7 +409,7 @@ def test_what_something_else_wrote_is_never_overwritten(source, tmp_path):
 
 
 def test_wrong_kinds_are_refused_before_anything_is_written(source, tmp_path):
-    with pytest.raises(ConfigError, match="'tf' is no kind"):
+    with pytest.raises(ConfigError, match="'tf' is not a kind"):
         resharded(source, tmp_path / "out", export=["tf"])
     assert not (tmp_path / "out").exists()
 

@@ -24,6 +24,9 @@ def diff_command(
     Exit code: 0 the same samples, 1 others, 2 it could not run.
 
     In Python: wdskit.diff
+
+    Examples:
+        wdskit diff data/train data/copy
     """
     from wdskit.shards.diff import diff
 

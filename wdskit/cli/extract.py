@@ -29,6 +29,10 @@ def extract_command(
     Exit code: 0, or 1 where a name was left out, or no sample has a key or field that was asked for.
 
     In Python: wdskit.extract
+
+    Examples:
+        wdskit extract data/train --to photos --limit 10
+        wdskit extract data/train --to photos --key cat/000003 --field jpg
     """
     from wdskit.shards.extract import extract
 

@@ -31,6 +31,10 @@ def index_command(
     Files for other readers (--export) are written in the same pass, and renewed each time from then on.
 
     In Python: wdskit.index_folder
+
+    Examples:
+        wdskit index data/train
+        wdskit index data/train --export wids,timm
     """
     from wdskit.shards.index import index_folder
 
@@ -55,7 +59,7 @@ def index_command(
     if report.changed:
         print(
             f"Note: {plural(len(report.changed), 'shard')} with the size that the index said before and other bytes, "
-            f"the first {escape(report.changed[0])}. If nobody wrote them anew, they are damaged."
+            f"the first {escape(report.changed[0])}. If nobody has written them again, they are damaged."
         )
     for file, names in report.disagreeing.items():
         what = "is not what its program reads"

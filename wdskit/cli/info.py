@@ -38,6 +38,10 @@ def info_command(
     read from end to end. PATH may be an http(s) URL.
 
     In Python: wdskit.info
+
+    Examples:
+        wdskit info data/train
+        wdskit info https://host/data/train-000000.tar
     """
     from wdskit.shards.inspect import info
 

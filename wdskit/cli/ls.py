@@ -35,6 +35,10 @@ def ls_command(
     PATH may be an http(s) URL.
 
     In Python: wdskit.ls
+
+    Examples:
+        wdskit ls data/train
+        wdskit ls data/train/train-000000.tar --limit 5
     """
     from wdskit.dataset.patterns import find_shards
     from wdskit.shards.inspect import list_members, list_right_shards, list_samples

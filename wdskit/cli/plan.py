@@ -58,6 +58,9 @@ def plan_command(
     matplotlib.
 
     In Python: wdskit.plan
+
+    Examples:
+        wdskit plan configs/imagenet.yaml --pipeline train --world-size 64
     """
     from wdskit.tune.plan import StreamPlan, plan
 

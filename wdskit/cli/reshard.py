@@ -52,6 +52,11 @@ def reshard_command(
     changed, each is checked to be whole (structure).
 
     In Python: wdskit.reshard, and wdskit.select for --selection
+
+    Examples:
+        wdskit reshard data/train data/small --max-bytes 200MB --shuffle 7
+        wdskit reshard 'raw-{000..127}.tar' data/train --resize 256 --format jpg
+        wdskit reshard data/train --selection large --filter 'json.width >= 512'
     """
     from wdskit.packing.reshard import reshard
     from wdskit.packing.samples.select import select

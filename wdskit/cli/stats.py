@@ -50,6 +50,10 @@ def stats_command(
     is an error; an image, label or JSON that does not read is counted and the first are listed.
 
     In Python: wdskit.stats
+
+    Examples:
+        wdskit stats data/train
+        wdskit stats data/train --sample 10% --html report.html
     """
     from wdskit.statistics.collect import stats
 

@@ -53,7 +53,7 @@ def verify_command(
         ),
     ] = None,
     world_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?")
+        int | None, typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get the same share?")
     ] = None,
     workers: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank.")
@@ -71,6 +71,10 @@ def verify_command(
     Exit code: 0 clean, perhaps with notes, 1 something was found, 2 it could not run.
 
     In Python: wdskit.verify
+
+    Examples:
+        wdskit verify data/train
+        wdskit verify data/train --images decode --sample 1% --for all
     """
     from wdskit.checking.api import verify
 
@@ -132,4 +136,4 @@ def _advice(result: VerifyResult) -> Iterator[str]:
         ways = "fetch or pack them again (`wdskit pack --only`), or save what is whole"
         yield f"Damaged or missing shards: {ways}: `wdskit repair {escape(result.path)} --to DEST`."
     elif kinds & _STALE:
-        yield f"If the shards are right, `wdskit index {folder}` makes what stands beside them anew."
+        yield f"If the shards are right, `wdskit index {folder}` makes the index and offsets beside them again."
