@@ -36,6 +36,7 @@ from wdskit.cli.reshard import reshard_command
 from wdskit.cli.split import split_command
 from wdskit.cli.stats import stats_command
 from wdskit.cli.verify import verify_command
+from wdskit.cli.view import view_command
 from wdskit.errors import WdskitError
 
 # Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
@@ -79,6 +80,7 @@ app.command("repair", cls=Command)(repair_command)
 app.command("cat", cls=Command)(cat_command)
 app.command("extract", cls=Command)(extract_command)
 app.command("diff", cls=Command)(diff_command)
+app.command("view", cls=Command)(view_command)
 app.add_typer(config_app, name="config")
 app.add_typer(cache_app, name="cache")
 
