@@ -96,6 +96,13 @@ class Command(typer.core.TyperCommand):
         super().__init__(*args, **settings)
         self.help, _, self.epilog = (self.help or "").partition("\n\nExamples:\n")
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """All of it, without rich: older versions of typer use that whatever the application says."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_options(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """A section a group, their texts in one column; `--help` and its like come last."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}

@@ -1,9 +1,9 @@
 """The page of `wdskit view`, for one person on this machine.
 
-What shards hold is whatever somebody wrote: text goes to the page as JSON and becomes text there, never markup, images
-are decoded here and encoded anew, and the page's policy lets nothing run but its one script. Another page in the same
-browser, or another user of the machine, lacks the token without which nothing is answered; a name of another host that
-leads here is refused.
+What shards hold is whatever somebody wrote: text goes to the page as JSON and becomes text there, never markup; images
+are decoded here and encoded anew; and the page's policy lets nothing run but its one script. Other pages in the same
+browser lack the token without which nothing is answered, and a request that names another host is refused, so that no
+name elsewhere can be made to lead here.
 """
 
 from __future__ import annotations
