@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from shards import write_numbers
+from shards import write_numbers, write_shard
 
 import wdskit
 from tests.view.conftest import NUM_SAMPLES
@@ -69,6 +69,22 @@ def test_rows_of_a_folder_are_in_the_order_of_its_index_or_of_a_split(config: Pa
     assert sorted(keys[0] + keys[1]) == [f"n{number:06d}" for number in range(37)]
     both = open_folder(f"{folder}::{folder}")
     assert (len(both), both.read(37).key) == (74, "n000000")
+
+
+@pytest.mark.parametrize("most_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("is_odd", [False, True])
+def test_many_samples_are_what_each_of_them_is(tmp_path: Path, monkeypatch, most_bytes: int, is_odd: bool) -> None:
+    """Whether they are read together or apart, have the same fields or not."""
+    monkeypatch.setattr("wdskit.view.samples._BYTES_AT_ONCE", most_bytes)
+    samples = {f"k{at}": {"cls": b"%d" % at, **({"txt": b"x"} if is_odd and at % 2 else {})} for at in range(600)}
+    write_shard(tmp_path / "s.tar", samples)
+    wdskit.index_folder(tmp_path)
+    shown = open_folder(str(tmp_path))
+    rows = [*range(0, 600, 7), *range(600)]
+    for row, sample in zip(rows, shown.read_each(rows), strict=True):
+        assert not isinstance(sample, Exception)
+        assert (sample.row, sample.key) == (row, f"k{row}")
+        assert {name: bytes(data) for name, data in sample.fields.items()} == samples[f"k{row}"]
 
 
 def test_a_search_ends_when_its_time_is_over(folder: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,12 +15,14 @@ from wdskit.dataset.classes import read_classes
 from wdskit.engine.shard_cache import ShardCache
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.files import Buffer
+from wdskit.order.base import Ints
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import open_pipeline
 from wdskit.shards.filters import Expression, ExpressionError
 from wdskit.stages.sources import PlannedData, PlannedSource, Sequential, epoch_length
 
-_ROWS_AT_ONCE = 256  # positions that are looked up together
+_ROWS_AT_ONCE = 256  # samples that are looked up together, and read together
+_BYTES_AT_ONCE = 32 << 20  # where they have no more than this
 
 
 class Sample(NamedTuple):
@@ -93,13 +95,37 @@ class Samples:
         for first in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[first : first + _ROWS_AT_ONCE]
             shards, numbers = self._order.take(np.array([self._positions[row] for row in part], dtype=np.int64))
-            for row, shard, number in zip(part, shards.tolist(), numbers.tolist(), strict=True):
-                try:
-                    path, key, _, fields = self._shards.read(shard, number, viewed=lambda _: True)
-                except WdskitError as err:
-                    yield err
-                else:
-                    yield Sample(row, path, key, fields, self._classes.get(path.rpartition("/")[0], ()))
+            yield from self._read_together(part, shards, numbers) or self._read_apart(part, shards, numbers)
+
+    def _read_together(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[Sample] | None:
+        """For a tenth of the time of one by one; None where they are large, not alike, or one cannot be read."""
+        if len(rows) < 2 or self._shards.mean_bytes(shards) > _BYTES_AT_ONCE:
+            return None
+        try:
+            many = self._shards.read_many(shards, numbers, viewed=lambda _: True)
+        except WdskitError:
+            return None
+        return many and (
+            self._sample(
+                row,
+                many.paths[at],
+                many.keys[at],
+                {name: memoryview(of.data[at])[of.starts[at] : of.stops[at]] for name, of in many.fields.items()},
+            )
+            for at, row in enumerate(rows)
+        )
+
+    def _read_apart(self, rows: Sequence[int], shards: Ints, numbers: Ints) -> Iterator[Sample | WdskitError]:
+        for row, shard, number in zip(rows, shards.tolist(), numbers.tolist(), strict=True):
+            try:
+                path, key, _, fields = self._shards.read(shard, number, viewed=lambda _: True)
+            except WdskitError as err:
+                yield err
+            else:
+                yield self._sample(row, path, key, fields)
+
+    def _sample(self, row: int, path: str, key: str, fields: dict[str, Any]) -> Sample:
+        return Sample(row, path, key, fields, self._classes.get(path.rpartition("/")[0], ()))
 
     def find(
         self, start: int, *, text: str = "", expression: Expression | None = None, limit: int, seconds: float
