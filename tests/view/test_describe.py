@@ -82,9 +82,26 @@ def test_a_sample_without_a_good_image_says_why() -> None:
     assert (shown["image"], "known format" in shown["problem"]) == (None, True)
 
 
+@pytest.mark.parametrize("depth", [100, 500, 1000])
+def test_json_is_shown_however_deep_it_is(depth: int) -> None:
+    data = b"[" * depth + b"1" + b"]" * depth
+    (field,) = describe(sample_of(json=data))["fields"]
+    assert field["text"].startswith("[")
+
+
+def test_names_and_texts_that_are_no_utf_8_can_be_sent() -> None:
+    fields = {"jpg": image_bytes(), "\udcff.png": png_of(np.zeros((2, 2), dtype=np.uint8)), "json": b'"\\ud800"'}
+    shown = describe(Sample(0, "\udcff.tar", "\udcff", fields, ()))
+    assert json.dumps(shown, ensure_ascii=False).encode()
+    assert (shown["masks"], shown["key"]) == (["\\udcff.png"], "\\udcff")
+
+
 def test_long_and_bad_texts_are_shown_in_part() -> None:
     shown = describe(sample_of(txt=b"x" * (MAX_CHARS + 5), json=b"{", cls=b"a"))
     texts = {field["name"]: field["text"] for field in shown["fields"]}
-    assert texts["txt"].endswith("x\n... 5 more characters")
+    assert texts["txt"].endswith("x\n... and more")
     assert texts["json"].startswith("json: ")
+    wide = b"[" * 300 + b"[1]," * 300_000 + b"1" + b"]" * 300  # 600 spaces before each of them
+    (field,) = describe(sample_of(json=wide))["fields"]
+    assert len(field["text"]) <= MAX_CHARS + 20
     assert "not an integer" in texts["cls"]

@@ -60,8 +60,9 @@ def test_a_request_that_names_no_host_is_refused(client: TestClient, headers: li
 
     scope = {"type": "http", "method": "GET", "path": f"/{TOKEN}/", "headers": headers, "query_string": b""}
     assert isinstance(client.app, Guard)
-    asyncio.run(client.app(scope, None, send))
-    assert sent[0]["status"] == 403
+    for path in (f"/{TOKEN}/", "*", ""):
+        asyncio.run(client.app({**scope, "path": path}, None, send))
+    assert [message["status"] for message in sent[::2]] == [403] * 3
 
 
 def test_only_get_is_answered(client: TestClient) -> None:

@@ -21,6 +21,7 @@ MAX_BOXES = 300
 MAX_CHARS = 200_000
 """Characters of a text or JSON field that are shown."""
 
+_PRETTY = json.JSONEncoder(indent=2, ensure_ascii=False)
 _LISTS = ("annotations", "objects")
 _NAMES = ("category", "label", "class", "name", "category_name", "category_id")
 
@@ -29,14 +30,14 @@ def summarize(sample: Sample) -> dict[str, Any]:
     """What a card of the grid shows: key, class, image with its size, masks and boxes."""
     main, masks = find_images(sample)
     found: dict[str, Any] = {"row": sample.row, "key": printable(sample.key), "class": class_of(sample)}
-    found |= {"image": None, "masks": masks, "boxes": [], "problem": "" if main else "no image"}
+    found |= {"image": None, "masks": [*map(printable, masks)], "boxes": [], "problem": "" if main else "no image"}
     if main is not None:
         try:
             header = read_header(lambda size: bytes(sample.fields[main][:size]))
         except DecodeError as err:
             found["problem"] = printable(shorten(str(err)))
             return found
-        found["image"] = {"field": main, "width": header.width, "height": header.height}
+        found["image"] = {"field": printable(main), "width": header.width, "height": header.height}
         found["boxes"] = boxes_of(sample)
     return found
 
@@ -127,7 +128,14 @@ def _text_of(name: str, data: Any) -> str | None:
         value = decode_field(name, data)
     except DecodeError as err:
         return printable(str(err))
-    text = json.dumps(value, indent=2, ensure_ascii=False) if is_json_field(name) else str(value)
-    more = len(text) - MAX_CHARS
-    text = "\n".join(map(printable, text[:MAX_CHARS].split("\n")))
-    return f"{text}\n... {more} more characters" if more > 0 else text
+    parts = _PRETTY.iterencode(value) if is_json_field(name) else iter([str(value)])
+    text = ""
+    try:
+        while len(text) <= MAX_CHARS:
+            text += next(parts)
+    except StopIteration:
+        pass
+    except RecursionError:  # nested deeper than the standard library writes
+        text = bytes(data).decode(errors="replace")
+    shown = "\n".join(map(printable, text[:MAX_CHARS].split("\n")))
+    return f"{shown}\n... and more" if len(text) > MAX_CHARS else shown

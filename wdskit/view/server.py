@@ -74,7 +74,7 @@ class Guard:
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").partition(b":")[0]
-        given = scope["path"].split("/")[1].encode(errors="replace")
+        given = scope["path"].removeprefix("/").partition("/")[0].encode(errors="replace")
         if host not in {HOST.encode(), b"localhost"} or not secrets.compare_digest(given, self._token):
             refusal = PlainTextResponse("Open the address that `wdskit view` has printed.\n", 403)
             return await refusal(scope, receive, send)
@@ -206,10 +206,11 @@ class Page:
 
     def _image(self, request: Request) -> tuple[Any, int]:
         field = request.query_params.get("field", "")
-        fields = self._samples.read(self._row(request.query_params.get("row", ""))).fields
-        if field not in fields:
+        sample = self._samples.read(self._row(request.query_params.get("row", "")))
+        data = next((data for name, data in sample.fields.items() if printable(name) == field), None)
+        if data is None:
             raise DecodeError(f"there is no field {field!r} in this sample", field=field)
-        return fields[field], _number(request.query_params.get("side", "256"), 16, MAX_SIDE)
+        return data, _number(request.query_params.get("side", "256"), 16, MAX_SIDE)
 
     def _row(self, text: str) -> int:
         return _number(text, 0, len(self._samples) - 1)

@@ -30,7 +30,7 @@ function draw(name, attributes) {
 
 async function ask(path, parameters = {}) {
   const response = await fetch(`${path}?${new URLSearchParams(parameters)}`);
-  const answer = response.headers.get("content-type").startsWith("application/json") ? await response.json() : {};
+  const answer = (response.headers.get("content-type") ?? "").startsWith("application/json") ? await response.json() : {};
   if (!response.ok) throw new Error(answer.error ?? `${path}: ${response.status}`);
   return answer;
 }
