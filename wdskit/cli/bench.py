@@ -40,7 +40,7 @@ def bench_command(
         typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1.", show_default=False),
     ] = None,
     seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each is made, in turns.")] = 3,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each measurement is made.")] = 3,
     json: JsonOption = False,
 ) -> None:
     """Measure this machine and recommend workers and threads.

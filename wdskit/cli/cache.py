@@ -54,7 +54,7 @@ def ls_command(folder: Folder, json: JsonOption = False) -> None:
 @app.command("prune", cls=Command)
 def prune_command(
     folder: Folder,
-    to: Annotated[str, typer.Option(metavar="SIZE", help="What may stay, as in 100GB; 0: nothing.")],
+    to: Annotated[str, typer.Option(metavar="SIZE", help="How much may stay, such as 100GB; 0 removes all.")],
 ) -> None:
     """Remove the parts that were not used for longest, and what killed processes left behind.
 

@@ -27,7 +27,7 @@ Overrides = Annotated[
 
 @app.command(cls=Command)
 def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
-    """Print every problem of FILE, one a line, or its pipelines. Opens no shards. Python: wdskit.load_config.
+    """Print every problem of FILE, one per line, or its pipelines. Opens no shards. Python: wdskit.load_config.
 
     Exit code: 0 without problems, 1 with problems, 2 where FILE or a plugin cannot be read.
 

@@ -24,7 +24,7 @@ def extract_command(
 ) -> None:
     """Write the fields of samples as files called KEY.FIELD.
 
-    Nothing is written outside of DEST: a name that is no plain relative path is listed and left out.
+    Nothing is written outside of DEST: a name that is not a plain relative path is listed and left out.
 
     Exit code: 0, or 1 where a name was left out, or no sample has a key or field that was asked for.
 

@@ -12,7 +12,9 @@ from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
 
 
 def index_command(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards, of a bucket too.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards; one of a bucket, too.")
+    ],
     export: Annotated[
         str | None,
         typer.Option(
@@ -26,7 +28,7 @@ def index_command(
     """Index a folder of shards that others wrote.
 
     Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
-    shard is not right, all faults are listed and no index is written. `pack` does so itself.
+    shard is damaged, all faults are listed and no index is written. `pack` writes the index itself.
 
     Files for other readers (--export) are written in the same pass, and renewed each time from then on.
 

@@ -26,11 +26,11 @@ def ls_command(
     path: PathArgument,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after so many lines.")] = None,
     members: Annotated[bool, typer.Option("--members", help="List a shard's raw tar members.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List the shards of a folder, or the samples of a shard.
 
-    A line a shard: name, samples, size, fields. A line a sample: number, byte offset, key, fields with their sizes.
+    One line per shard: name, samples, size, fields. One line per sample: number, byte offset, key, fields with sizes.
     Sizes are decimal (1 kB = 1000 bytes), offsets exact. Characters that a terminal would act on are shown as escapes.
     PATH may be an http(s) URL.
 

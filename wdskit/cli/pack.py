@@ -42,7 +42,7 @@ def pack_command(
     .parquet, .tar or .zip files are a folder or a quoted pattern.
 
     --from names the kind where the path does not: folder, table (JSON lines on standard input), parquet, coco, hf, tar,
-    zip, list (a path a line), list0 (as find -print0 writes them).
+    zip, list (one path per line), list0 (as find -print0 writes them).
 
     Images are copied byte for byte, unless --resize, --format or --orient changes them; colour profiles and EXIF stay,
     and shards are then limited by --max-samples, not by bytes. --validate says how each image is checked: structure

@@ -29,7 +29,7 @@ def plan_command(
     config: ConfigArgument,
     pipeline: PipelineOption = None,
     overrides: OverridesOption = None,
-    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks.")] = 1,
+    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of the run.")] = 1,
     workers: Annotated[
         int | None,
         typer.Option(
@@ -42,7 +42,10 @@ def plan_command(
     classes: Annotated[
         int | None,
         typer.Option(
-            metavar="K", min=1, help="Classes for it. Default: those of classes.json, or 1000.", show_default=False
+            metavar="K",
+            min=1,
+            help="Classes for --quality. Default: those of classes.json, or 1000.",
+            show_default=False,
         ),
     ] = None,
     plot: Annotated[
@@ -53,8 +56,8 @@ def plan_command(
 ) -> None:
     """Show the steps of a run and what its ranks read.
 
-    Everything follows from the index; no sample is read. --quality takes the worst case for the data, that they are
-    sorted by class, and compares the classes in batches of some steps with those of a uniform draw. --plot needs
+    Everything follows from the index; no sample is read. --quality takes the worst case, data sorted by
+    class, and compares the classes in batches of some steps with those of a uniform draw. --plot needs
     matplotlib.
 
     In Python: wdskit.plan

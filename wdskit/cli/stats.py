@@ -46,8 +46,8 @@ def stats_command(
 ) -> None:
     """Count what shards hold: classes, sizes, resolutions, JSON keys.
 
-    Reads headers, labels and JSON, and of an image its own header only; --digests reads all. A shard that is not right
-    is an error; an image, label or JSON that does not read is counted and the first are listed.
+    Reads headers, labels and JSON, and of an image its own header only; --digests reads all. A damaged shard is an
+    error; images, labels and JSON that cannot be read are counted, and the first are listed.
 
     In Python: wdskit.stats
 

@@ -78,7 +78,7 @@ class WriteOptions:
         (), "Make a field from a column or a JSON value: txt=caption, cls=label. Repeatable.", "FIELD=COLUMN"
     )
     classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = option(  # noqa: RUF009 (a field)
-        None, "Class names in order: a packed folder, a classes.json, or a text file with a name a line.", "FILE"
+        None, "Class names in order: a packed folder, a classes.json, or a text with one name per line.", "FILE"
     )
     validate: str | None = option(None, "Check images: none, magic, structure, decode. Default: see above.", "LEVEL")
     resize: int | None = option(None, "Shrink images whose side has more pixels.", "PIXELS", least=1)
