@@ -29,18 +29,35 @@ def bench_command(
     plugins: Plugins = None,
     workers: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Worker processes to try. Default: what suits the CPUs.", show_default=False),
+        typer.Option(
+            metavar="N,N",
+            help="Worker processes to try. Default: what suits the CPUs.",
+            rich_help_panel="Measurement",
+            show_default=False,
+        ),
     ] = None,
     threads: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Threads to try with each of them.", show_default=False),
+        typer.Option(
+            metavar="N,N", help="Threads to try with each of them.", rich_help_panel="Measurement", show_default=False
+        ),
     ] = None,
     world_size: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1.", show_default=False),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Ranks of the run; one is measured. Default: 1.",
+            rich_help_panel="Measurement",
+            show_default=False,
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each measurement is made.")] = 3,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", help="Length of each measurement.", rich_help_panel="Measurement")
+    ] = 1.0,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How often each measurement is made.", rich_help_panel="Measurement")
+    ] = 3,
     json: JsonOption = False,
 ) -> None:
     """Measure this machine and recommend workers and threads.

@@ -29,28 +29,37 @@ def plan_command(
     config: ConfigArgument,
     pipeline: PipelineOption = None,
     overrides: OverridesOption = None,
-    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of the run.")] = 1,
+    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of the run.", rich_help_panel="Run")] = 1,
     workers: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=0, help="Worker processes of a rank. Default: the configuration's.", show_default=False
+            metavar="N",
+            min=0,
+            help="Worker processes of a rank. Default: the configuration's.",
+            rich_help_panel="Run",
+            show_default=False,
         ),
     ] = None,
-    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.")] = 8,
-    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.")] = 0,
-    quality: Annotated[bool, typer.Option("--quality", help="Compare batches with a uniform draw.")] = False,
+    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.", rich_help_panel="Run")] = 8,
+    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.", rich_help_panel="Run")] = 0,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Compare batches with a uniform draw.", rich_help_panel="Quality")
+    ] = False,
     classes: Annotated[
         int | None,
         typer.Option(
             metavar="K",
             min=1,
             help="Classes for --quality. Default: those of classes.json, or 1000.",
+            rich_help_panel="Quality",
             show_default=False,
         ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw what ranks read, as .png or .svg.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Draw what ranks read, as .png or .svg.", rich_help_panel="Quality", show_default=False
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
