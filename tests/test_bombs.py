@@ -144,7 +144,7 @@ WIDE = b"[" + b"[],{}," * (4 * MIB // 6 - 10) + b"0]"
 
 BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     # Name: its bytes, the class of the error, and what it says.
-    "declared.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 64 * MIB), "RowError", "as bombs do"),
+    "declared.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 64 * MIB), "RowError", "as a decompression bomb does"),
     "lying.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 9000), "RowError", "does not have the 9000 bytes"),
     "overlapping.zip": (lambda: zip_of(zeros_deflated(MIB), MIB, num_records=2000), "PackError", "overlap"),
     "records.zip": (
@@ -162,8 +162,8 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "line.jsonl.gz": (lambda: gzipped(b'{"a": "', 64), "PackError", "this line is longer than"),
     "cell.csv.gz": (lambda: gzipped(b'a,b\n1,"', 64, b"x\n" * 8), "PackError", "field larger than"),
     "header.tsv.gz": (lambda: gzipped(b"a\tb", 64, b"\tc"), "PackError", "this line is longer than"),
-    "deep.jsonl": (lambda: b'{"a":' + b"[" * (3 * MIB), "RowError", "it is no JSON"),
-    "deep.json": (lambda: b'{"images":' + b"[" * (3 * MIB), "PackError", "it is no JSON"),
+    "deep.jsonl": (lambda: b'{"a":' + b"[" * (3 * MIB), "RowError", "it is not JSON"),
+    "deep.json": (lambda: b'{"images":' + b"[" * (3 * MIB), "PackError", "it is not JSON"),
     "wide.jsonl": (lambda: WIDE, "RowError", "it holds a list"),
     "deep.sidecar": (lambda: b'{"a":' + b"[" * (3 * MIB), "RowError", "a.json: "),
     "wide.sidecar": (lambda: WIDE, "RowError", "it holds a list"),
@@ -171,7 +171,7 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "page.parquet": (
         lambda: parquet(pa.array([bytes(48 * MIB)]), compression="zstd", use_dictionary=False),
         "PackError",
-        "as bombs do",
+        "as a decompression bomb does",
     ),
     "repeated.parquet": (
         lambda: parquet(repeated(bytes(4 * MIB), 100_000, pa.binary())),

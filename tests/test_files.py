@@ -29,6 +29,7 @@ from wdskit.files import (
     THREAD_BYTES,
     Disk,
     TempFile,
+    describe_missing,
     make_folders,
     publish,
     publish_bytes,
@@ -718,3 +719,25 @@ def test_files_are_made_with_the_users_umask_and_are_not_inherited(tmp_path: Pat
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
     assert not os.get_inheritable(fd)
     os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("path", "what", "expected"),
+    [
+        ("photo", "folder", "there is no such folder. Did you mean `photos`?"),
+        ("photos/cta", "folder or file", "there is no such folder or file. Did you mean `photos/cat`?"),
+        ("photo/cat/x", "folder", "there is no such folder: photo. Did you mean `photos`?"),
+        ("label.csv", "folder", "there is no such folder."),  # a file is no folder
+        ("label.csv", "file", "there is no such file. Did you mean `labels.csv`?"),
+        ("a-000.tar", "shard", "there is no such shard."),  # its neighbour is another shard
+        ("http://host/photo", "folder", "there is no such folder."),
+        ("\0", "folder", "there is no such folder."),
+        ("", "folder", "there is no such folder."),
+    ],
+)
+def test_what_is_missing_is_named_with_the_nearest_name(tmp_path, monkeypatch, path, what, expected) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    for name in ("labels.csv", "a-001.tar"):
+        (tmp_path / name).touch()
+    assert describe_missing(path, what) == expected

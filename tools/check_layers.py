@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 PACKAGE = "wdskit"
 LAYERS = [
-    "testing", "cli", "tune", "packing", "checking", "statistics", "shards", "export", "loader", "pipeline", "engine",
-    "stages", "config", "order", "codecs", "dataset", "storage", "tar",
+    "testing", "cli", "view", "tune", "packing", "checking", "statistics", "shards", "export", "loader", "pipeline",
+    "engine", "stages", "config", "order", "codecs", "dataset", "storage", "tar",
 ]  # fmt: skip
 BASE = {"errors", "files", "limits", "processes", "text"}
 RANKS = {name: len(LAYERS) - place for place, name in enumerate(LAYERS)} | dict.fromkeys(BASE, 0)

@@ -8,6 +8,7 @@ that a test can fail or kill at the n-th.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import hashlib
 import os
@@ -15,6 +16,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,6 +24,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 DRAFT_PREFIX = "."
 TEMP_SUFFIX = ".wdskit-temp"
+
+_MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
 
 THREAD_BYTES = 256 << 10
 """From here on a write in a thread pays: handing it over takes 0.1 ms, in which 200 KB are digested."""
@@ -269,6 +273,32 @@ def why_not(path: Path) -> str | None:
     if not path.parent.is_dir():
         return os.strerror(errno.ENOENT)
     return None if os.access(path.parent, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def describe_missing(path: str, what: str) -> str:
+    """Why nothing is found at a path, and the name nearest to it.
+
+    Args:
+        path: Of a file or folder that is not there.
+        what: What was looked for, such as `folder`. Files are near only where it names a file.
+
+    Returns:
+        ``there is no such folder: a/b. Did you mean `a/c`?``, with the first part that is missing.
+    """
+    if "://" in path:
+        return f"there is no such {what}."
+    missing = Path(path)
+    while not os.path.isdir(missing.parent):  # noqa: PTH112 (where it may not be looked at, Path raises)
+        missing = missing.parent
+    if missing != Path(path):
+        what = f"folder: {missing}"
+    near: list[str] = []
+    with contextlib.suppress(OSError):  # a folder that may not be listed
+        there = islice(missing.parent.iterdir(), _MAX_NEAR)
+        names = [one.name for one in there if "file" in what or ("folder" in what and one.is_dir())]
+        near = difflib.get_close_matches(missing.name, names, n=1)
+    hint = f" Did you mean `{missing.parent / near[0]}`?" if near else ""
+    return f"there is no such {what}.{hint}"
 
 
 def append_lines(path: Path, lines: Sequence[str], *, disk: Disk = DISK) -> None:

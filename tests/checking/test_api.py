@@ -758,7 +758,7 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     """The index of what is right, or what saves the rest; for one shard the folder that it stands in."""
     folder = shards(tmp_path / "d", *numbered(3, 2))
     monkeypatch.chdir(tmp_path)
-    anew = "If the shards are right, `wdskit index d` makes what stands beside them anew."
+    anew = "If the shards are right, `wdskit index d` makes the index and offsets beside them again."
     save = "Damaged or missing shards: fetch or pack them again (`wdskit pack --only`), or save what is whole: "
     (folder / "s-0.tar.idx").unlink()
     assert run("verify", "d")[1].splitlines()[-2] == anew

@@ -158,4 +158,4 @@ def test_errors_end_it_with_their_message(folder: Path, run, monkeypatch: pytest
 def test_a_list_that_is_none_is_a_wrong_command_line(words: tuple[str, str], folder: Path, run) -> None:
     code, out, err = run("bench", "a.yaml", *words)
     assert (code, out) == (2, "")
-    assert "is no list of whole numbers" in err
+    assert "is not a list of whole numbers" in err

@@ -39,7 +39,7 @@ def test_prune_removes_what_was_not_used_for_longest(run, folder):
     assert run("cache", "prune", str(folder), "--to", "0")[0] == 0
     assert not [*parts_of(folder)]
     code, _, err = run("cache", "prune", str(folder), "--to", "much")
-    assert (code, "'much' is no size" in err) == (1, True)
+    assert (code, "'much' is not a size" in err) == (1, True)
 
 
 def test_verify_removes_what_is_damaged(run, folder):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from folders import GOLDEN
 
 import wdskit
 from wdskit.cli import app, main
+from wdskit.cli.options import GROUPS
 
 GOLDEN_FOLDER = GOLDEN / "help"
 HEAVY = ("torch", "webdataset", "numpy", "PIL", "pydantic", "yaml", "rich.table", "rich.progress")
@@ -27,6 +30,14 @@ def all_commands(command: Any, words: tuple[str, ...] = ()) -> list[tuple[str, .
 
 
 COMMANDS = all_commands(typer.main.get_command(app))
+
+
+def command_of(words: tuple[str, ...]) -> Any:
+    """The command of these words."""
+    command = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    return command
 
 
 def golden_path(words: tuple[str, ...]) -> Path:
@@ -54,10 +65,48 @@ def test_no_golden_help_is_left_of_a_command_that_went() -> None:
 
 def test_help_names_the_python_twin_of_every_command() -> None:
     for words in COMMANDS:
-        if words and words[0] not in {"config", "cache"}:
+        if words and words[0] not in {"config", "cache", "view"}:
             twins = re.findall(r"\bwdskit\.(\w+)", golden_path(words).read_text().partition("In Python: ")[2])
             assert twins
             assert set(twins) <= set(wdskit.__all__)
+
+
+LEAVES = [words for words in COMMANDS if words and not hasattr(command_of(words), "commands")]
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_every_command_has_examples_that_it_takes_and_that_fit_80_columns(words: tuple[str, ...]) -> None:
+    command = command_of(words)
+    lines = textwrap.dedent(command.epilog).strip().splitlines()
+    assert 1 <= len(lines) <= 3
+    assert any(line.partition("wdskit ")[2].startswith(" ".join(words)) for line in lines)
+    for line in lines:
+        assert len(line) <= 78
+        given = shlex.split(line.partition("wdskit ")[2].partition(" > ")[0])
+        own = next(each for each in LEAVES if tuple(given[: len(each)]) == each)
+        assert not command_of(own).make_context("wdskit", given[len(own) :]).args
+
+
+@pytest.mark.parametrize("words", [("pack",), ("reshard",)])
+def test_every_option_of_a_long_command_is_in_a_group(words: tuple[str, ...]) -> None:
+    loose = {
+        one.name for one in command_of(words).params if one.param_type_name == "option" and not one.rich_help_panel
+    }
+    assert loose <= {"json", "selection"}
+    names = [name for names in GROUPS.values() for name in names]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("wdskit pack-", {"pack-finish"}), ("wdskit pack --dup", {"--duplicates"}), ("wdskit config ch", {"check"}),
+     ("wdskit pack --duplicates ", {"keep", "report", "drop"})],
+)  # fmt: skip
+def test_a_shell_completes_commands_options_and_words(line: str, expected: set[str]) -> None:
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1), "_WDSKIT_COMPLETE": "complete_bash"}
+    script = [sys.executable, "-c", "from wdskit.cli import main; main()"]
+    done = subprocess.run(script, env={**os.environ, **words}, capture_output=True, text=True, check=True)
+    assert (set(done.stdout.split()), done.stderr) == (expected, "")
 
 
 def test_the_command_line_loads_nothing_heavy() -> None:

@@ -6,6 +6,7 @@ import functools
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,10 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from folders import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 
 import wdskit
+from wdskit.cli import main
 from wdskit.cli.console import escape, format_bytes, format_count, plural
 from wdskit.tar.writer import TarWriter
 
@@ -90,6 +93,21 @@ def test_index_then_info_from_the_index(train: Path, run) -> None:
     assert first.startswith("Indexed train: 2 shards, 5 samples, 26.6 kB in ")
     assert second == "Note: 1 member in no sample (`wdskit ls SHARD --members` lists all)."
     assert run("info", "train") == (0, INFO_INDEXED, "")
+
+
+@pytest.mark.parametrize(
+    "words", [["info", "train"], ["stats", "train"], ["ls", "train"], ["verify", "train", "--for", "all"],
+              ["pack", "list.csv", "out"]],
+)  # fmt: skip
+def test_no_line_ends_in_spaces_where_it_goes_to_a_file(train: Path, capsys, monkeypatch, words) -> None:
+    Path("x.jpg").write_bytes((GOLDEN / "tiny.jpg").read_bytes())
+    Path("list.csv").write_text("image\nx.jpg\n")
+    monkeypatch.setattr(sys, "argv", ["wdskit", *words])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
+    assert out.count("\n") > 2
+    assert re.findall(r".*[ \t]$", out, re.MULTILINE) == []
 
 
 def test_info_refuses_an_index_that_does_not_match(train: Path, run) -> None:
@@ -220,7 +238,7 @@ def test_hostile_names_never_reach_the_terminal_raw(tmp_path: Path, run, monkeyp
     assert r"e\x1b[31m\u202evil  j\x07pg 1 B" in run("ls", "x/a.tar")[1]
     code, _, err = run("ls", "x/b.tar")
     assert code == 1
-    assert "key 'k' stands in two places" in err
+    assert "key 'k' is in two places" in err
 
 
 def test_head_ends_ls_silently(tmp_path: Path) -> None:

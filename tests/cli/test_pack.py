@@ -75,7 +75,7 @@ fields       cls in 3
              json in 3
 keys         cat/0000 to dog/0000
 classes      2
-not packed   1 file that is no image"""
+not packed   1 file that is not an image"""
 
 
 def test_a_dry_run_says_what_would_be_written(run, photos):
@@ -115,7 +115,7 @@ def test_rejected_rows_and_other_files_are_told(run, photos):
     code, out, _ = run("pack", "photos", "out", "--skip-bad")
     assert code == 0
     assert "rejected    1, listed in rejected.jsonl" in out
-    assert "not packed  1 file that is no image" in out
+    assert "not packed  1 file that is not an image" in out
     assert out.splitlines()[-1].startswith("rejected: photos/cat/0001.jpg: ")
 
 
@@ -170,10 +170,11 @@ def test_a_part_says_what_comes_last(run, photos):
         (Progress("packing", 30, 10**9, 40, 5 * 10**9), "30 of 40  15 samples/s  500 MB/s  0:00:08 left"),
         (Progress("packing", 4000, 10**9, 4000, 10**9), "4,000 of 4,000  2,000 samples/s  500 MB/s  0:00:00 left"),
         (Progress("packing", 7, 70_000, None, None), "7  4 samples/s  35.0 kB/s"),
+        (Progress("packing", 10, 70_000, 40, None), "10 of 40  5 samples/s  35.0 kB/s  0:00:06 left"),
     ],
 )  # fmt: skip
 def test_the_facts_beside_the_bar(now, text):
-    """After two seconds; the time left goes by bytes."""
+    """After two seconds; the time left goes by bytes, or else by samples."""
     assert _rates(now, 2.0) == text
     assert _rates(now, 0.0) == text.split("  ")[0]
 
@@ -186,13 +187,13 @@ def test_the_facts_beside_the_bar(now, text):
     [
         (["nothing", "out"], 1, "nothing: there is no such folder or file."),
         (["", "out"], 1, "an empty path: there is no such folder or file."),
-        (["photos", ""], 1, "'' is no folder to pack into. Write . for this one."),
+        (["photos", ""], 1, "'' is not a folder to pack into. Write . for this one."),
         (["http://host/photos", "out"], 1, "http://host/photos: there is no such folder or file."),
         (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be written to."),
         (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
         (["photos", "table.parquet"], 1, "table.parquet: this is a file, not a folder to pack into."),
-        (["photos", "photos/out"], 1, "photos/out: it lies in the source photos, and would be a part of it"),
-        (["photos", "out", "--max-bytes", "lots"], 1, "'lots' is no size"),
+        (["photos", "photos/out"], 1, "photos/out: it is inside the source photos, and would be a part of it"),
+        (["photos", "out", "--max-bytes", "lots"], 1, "'lots' is not a size"),
         (["photos", "out", "--max-bytes", "3kB"], 1, "its shard would have 4608 bytes, over max_bytes 3000"),
         (["photos", "out", "--max-bytes", "1"], 1, "max_bytes: 1 is too small"),
         (["photos", "out", "--max-samples", "0"], 2, "Invalid value for '--max-samples'"),
@@ -207,7 +208,7 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--append"], 1, "append: it has no index"),
         (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a table of text or a Parq"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
-        (["photos", "out", "more"], 2, "Got unexpected extra argument"),
+        (["photos", "out", "more"], 2, "pack takes one SOURCE and one DEST, and got 3 names"),
         (["photos"], 2, "Missing argument 'DEST'"),
     ],
 )  # fmt: skip
@@ -439,7 +440,7 @@ def test_sizes_are_read_as_people_write_them(text, num_bytes):
 
 @pytest.mark.parametrize("text", ["", "MB", "-1", "0", "nan", "inf", "1e15", "1 TB", "1MBps", "1 2", "1,5GB", "0x10"])
 def test_other_sizes_are_refused(text):
-    with pytest.raises(PackError, match="is no size"):
+    with pytest.raises(PackError, match="is not a size"):
         parse_size(text)
 
 
@@ -448,7 +449,7 @@ def test_any_other_text_is_no_size(text):
     try:
         assert 0 <= parse_size(text) < 10**15
     except PackError as err:
-        assert "is no size" in str(err)  # noqa: PT017 (text that is a size is fine)
+        assert "is not a size" in str(err)  # noqa: PT017 (text that is a size is fine)
 
 
 # In a terminal, and elsewhere.

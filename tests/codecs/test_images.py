@@ -21,7 +21,7 @@ from webdataset.autodecode import ImageHandler, imagespecs
 from wdskit.codecs.checks import check_image
 from wdskit.codecs.edit.recode import decode_original, open_original
 from wdskit.codecs.formats import IMAGE_FIELDS, is_image_field
-from wdskit.codecs.images import IMAGE_SPECS, decode_image, make_thumbnail
+from wdskit.codecs.images import IMAGE_SPECS, decode_image, make_mask_overlay, make_thumbnail, may_be_mask
 from wdskit.errors import DecodeError, ImageTooLarge
 
 LIMIT = 10**6
@@ -376,3 +376,37 @@ def test_other_fields_are_no_images(field):
 def test_image_fields_are_webdatasets_too():
     """Else data would decode with us that stays bytes there."""
     assert all(ImageHandler("rgb8")(f"x.{field}", FILES["png"]) is not None for field in IMAGE_FIELDS)
+
+
+# Masks over images.
+
+
+def test_an_overlay_has_a_colour_for_each_number_but_0() -> None:
+    numbers = np.array([[0, 1, 2], [0, 1, 255]], dtype=np.uint8)
+    overlay = np.asarray(Image.open(io.BytesIO(make_mask_overlay(encoded(numbers, "PNG"), side=64, max_pixels=100))))
+    assert overlay.shape == (2, 3, 4)
+    assert (overlay[..., 3] > 0).tolist() == (numbers > 0).tolist()
+    colours = {tuple(pixel) for row in overlay.tolist() for pixel in row}
+    assert len(colours) == 4
+    assert (overlay[0, 1] == overlay[1, 1]).all()
+
+
+@pytest.mark.parametrize("shape", [(100, 1), (1, 100), (33, 97), (64, 64)])
+def test_an_overlay_is_no_larger_than_asked_for(shape: tuple[int, int]) -> None:
+    deep = encoded(Image.fromarray(np.full(shape, 65535, dtype=np.uint16)), "PNG")
+    overlay = Image.open(io.BytesIO(make_mask_overlay(deep, side=16, max_pixels=10_000)))
+    assert max(overlay.size) <= 16
+    assert np.asarray(overlay)[..., 3].min() > 0
+    with pytest.raises(ImageTooLarge):
+        make_mask_overlay(deep, side=16, max_pixels=50)
+
+
+def test_masks_are_images_that_store_one_number_a_pixel_without_loss() -> None:
+    grey = Image.new("L", (4, 3))
+    masks = [encoded(grey, "PNG"), encoded(palette_image(), "PNG"), encoded(Image.new("1", (4, 3)), "PNG")]
+    masks.append(encoded(Image.fromarray(np.zeros((3, 4), dtype=np.uint16)), "PNG"))
+    assert [may_be_mask(data, max_pixels=100) for data in masks] == [True] * 4
+    others = [encoded(photo(), "PNG"), encoded(grey, "JPEG"), encoded(grey, "WEBP"), masks[0][:20], b"", b"text"]
+    assert [may_be_mask(data, max_pixels=1000) for data in others] == [False] * 6
+    with pytest.raises(DecodeError):
+        make_mask_overlay(others[0], side=16, max_pixels=1000)

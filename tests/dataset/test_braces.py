@@ -26,7 +26,7 @@ def test_a_stream_takes_factors_as_open_clip_writes_them(tmp_path):
     for options, problem in [
         ({"upsampling": "1::2"}, "`upsampling` need draws with replacement"),
         ({"upsampling": "1", "resampled": True}, "1 factors for 2 parts"),
-        ({"upsampling": "1::x", "resampled": True}, "is no upsampling factor"),
+        ({"upsampling": "1::x", "resampled": True}, "is not an upsampling factor"),
         ({"upsampling": "1::2", "weights": [1, 2], "resampled": True}, "exclude each other"),
     ]:
         with pytest.raises(ConfigError, match=problem):
@@ -39,13 +39,13 @@ def test_a_stream_takes_factors_as_open_clip_writes_them(tmp_path):
         ("1::2", "'1::2': 2 factors for 3 parts of shards. Write one for each, as 1::2."),
         ("1", "1 factors for 3 parts"),
         ("1::2::3::4", "4 factors for 3 parts"),
-        ("", "'' is no upsampling factor"),
-        ("1::2::", "'' is no upsampling factor"),
-        ("1::x::2", "'x' is no upsampling factor: a number, 0 or more"),
-        ("1::-1::2", "'-1' is no upsampling factor"),
-        ("1::nan::2", "'nan' is no upsampling factor"),
-        ("1::inf::2", "'inf' is no upsampling factor"),
-        ("1:2:3", "'1:2:3' is no upsampling factor"),
+        ("", "'' is not an upsampling factor"),
+        ("1::2::", "'' is not an upsampling factor"),
+        ("1::x::2", "'x' is not an upsampling factor: a number, 0 or more"),
+        ("1::-1::2", "'-1' is not an upsampling factor"),
+        ("1::nan::2", "'nan' is not an upsampling factor"),
+        ("1::inf::2", "'inf' is not an upsampling factor"),
+        ("1:2:3", "'1:2:3' is not an upsampling factor"),
         ("0::0::0", "with all factors 0 nothing is drawn"),
     ],
 )

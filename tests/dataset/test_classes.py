@@ -31,7 +31,7 @@ def test_numbers_are_those_of_the_names_or_refused(tmp_path, numbers):
 @pytest.mark.parametrize("text", ["7", '{"cat": "0"}', '{"cat": true}', '["cat", 1]', "{", "[" * 100_000])
 def test_what_is_no_list_of_names_is_an_error(tmp_path, text):
     (tmp_path / "classes.json").write_text(text)
-    with pytest.raises(FolderIndexError, match=r"classes\.json: it is no "):
+    with pytest.raises(FolderIndexError, match=r"classes\.json: it is not "):
         read_classes(tmp_path)
 
 

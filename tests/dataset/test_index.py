@@ -138,13 +138,13 @@ def without(part: str) -> dict[str, Any]:
 
 
 REFUSED = {
-    "nothing": (b"", "it is no JSON"),
-    "cut": (json.dumps(document(entry())).encode()[:-5], "it is no JSON"),
-    "no UTF-8": (b'{"__kind__": "\xff"}', "it is no JSON"),
-    "deep": (b"[" * 200_000, "it is no JSON"),
-    "deep and closed": (b"[" * 200_000 + b"]" * 200_000, "it is no JSON"),
-    "deep objects": (b'{"a":' * 200_000, "it is no JSON"),
-    "an endless number": (b'{"a": 1' + b"0" * 5000 + b"}", "it is no JSON"),
+    "nothing": (b"", "it is not JSON"),
+    "cut": (json.dumps(document(entry())).encode()[:-5], "it is not JSON"),
+    "no UTF-8": (b'{"__kind__": "\xff"}', "it is not JSON"),
+    "deep": (b"[" * 200_000, "it is not JSON"),
+    "deep and closed": (b"[" * 200_000 + b"]" * 200_000, "it is not JSON"),
+    "deep objects": (b'{"a":' * 200_000, "it is not JSON"),
+    "an endless number": (b'{"a": 1' + b"0" * 5000 + b"}", "it is not JSON"),
     "a list": ([], "`__kind__` is not"),
     "null": (None, "`__kind__` is not"),
     "another kind": (document(__kind__="wids-v2"), "`__kind__` is not"),
@@ -158,8 +158,8 @@ REFUSED = {
     "version is a list": (document(wdskit_index_version=[1]), r"`wdskit_index_version` is \[1\]"),
     "no shards": ({**document(), "shardlist": None}, "`shardlist` is None, not a list"),
     "shards by name": (document(shardlist={"s.tar": entry()}), "`shardlist` is {'s.tar'"),
-    "a name only": (document("s.tar"), "entry 0 of its shardlist: 's.tar' is no shard"),
-    "second is null": (document(entry(), None), "entry 1 of its shardlist: None is no shard"),
+    "a name only": (document("s.tar"), "entry 0 of its shardlist: 's.tar' is not a shard"),
+    "second is null": (document(entry(), None), "entry 1 of its shardlist: None is not a shard"),
     **{f"no {part}": (document(without(part)), f"entry 0 of its shardlist: it has no `{part}`") for part in entry()},
     "parent": (document(entry(url="../s.tar")), r"`url` is '../s.tar', not the name of a file in this folder"),
     "above": (document(entry(url="..")), "`url` is '..', not"),
@@ -173,7 +173,7 @@ REFUSED = {
     "right to left": (document(entry(url="s\u202e.tar")), r"`url` is 's\\u202e.tar', not"),
     "surrogate": (document(entry(url="s\ud800.tar")), r"`url` is 's\\ud800.tar', not"),
     "name is a number": (document(entry(url=5)), "`url` is 5"),
-    "twice": (document(entry(), entry(nsamples=2)), "entry 1 of its shardlist: 's.tar' stands there twice"),
+    "twice": (document(entry(), entry(nsamples=2)), "entry 1 of its shardlist: 's.tar' appears twice"),
     "negative": (document(entry(nsamples=-1)), "`nsamples` is -1"),
     "negative size": (document(entry(filesize=-1)), "`filesize` is -1"),
     "huge": (document(entry(nsamples=1 << 63)), "`nsamples` is 9223372036854775808"),
@@ -190,7 +190,7 @@ REFUSED = {
     "fields as text": (document(entry(fields="cls")), "`fields` is 'cls'"),
     "fields are numbers": (document(entry(fields=[1])), r"`fields` is \[1\]"),
     "fields of surrogates": (document(entry(fields=["\udfff"])), r"`fields` is \['\\udfff'\]"),
-    "long text": (document("x" * 10_000_000), r"entry 0 of its shardlist: 'x+\.\.\.x+' is no shard"),
+    "long text": (document("x" * 10_000_000), r"entry 0 of its shardlist: 'x+\.\.\.x+' is not a shard"),
 }
 
 
@@ -299,13 +299,13 @@ def test_a_shard_that_came_went_or_changed_its_size_is_named(tmp_path: Path) -> 
         shard.write_bytes(cut)
         assert problem() == f"s-000.tar has {len(cut)} bytes, the index says {len(data)}."
     shard.unlink()
-    assert problem() == "s-000.tar stands in the index but not in the folder."
+    assert problem() == "s-000.tar is in the index but not in the folder."
     shard.symlink_to(tmp_path / "nothing")
-    assert problem() == "s-000.tar stands in the index but not in the folder."
+    assert problem() == "s-000.tar is in the index but not in the folder."
     shard.unlink()
     other.write_bytes(data)
     shard.symlink_to(other)
-    assert problem() == "other.tar stands in the folder but not in the index."
+    assert problem() == "other.tar is in the folder but not in the index."
     other.rename(tmp_path / "elsewhere")
     shard.unlink()
     shard.symlink_to(tmp_path / "elsewhere")

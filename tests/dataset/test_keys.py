@@ -171,13 +171,13 @@ KEYS_REFUSED = {
     "a.": "it holds a dot",
     ".hidden": "a part of it starts with a dot, which hides it",
     "a/.b": "a part of it starts with a dot",
-    ".": "it is no plain relative path",
-    "..": "it is no plain relative path",
-    "../a": "it is no plain relative path",
-    "a/../b": "it is no plain relative path",
-    "./a": "it is no plain relative path",
-    "a//b": "it is no plain relative path",
-    "a/": "it is no plain relative path",
+    ".": "it is not a plain relative path",
+    "..": "it is not a plain relative path",
+    "../a": "it is not a plain relative path",
+    "a/../b": "it is not a plain relative path",
+    "./a": "it is not a plain relative path",
+    "a//b": "it is not a plain relative path",
+    "a/": "it is not a plain relative path",
     "/a": "it is an absolute path",
     "/": "it is an absolute path",
     "C:\\a": "it holds a backslash, which is a separator on other systems",
@@ -327,7 +327,7 @@ def test_a_hashed_key_is_safe_and_the_same_everywhere() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "rule"), [("22.05", "it holds a dot"), ("a b", "it holds white space"), ("../a", "no plain")]
+    ("key", "rule"), [("22.05", "it holds a dot"), ("a b", "it holds white space"), ("../a", "not a plain")]
 )
 def test_packing_names_row_key_rule_and_way_out(tmp_path: Path, key: str, rule: str) -> None:
     with pytest.raises(RowError) as caught:

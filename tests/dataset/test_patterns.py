@@ -470,7 +470,7 @@ def test_an_index_in_the_current_folder_is_found(indexed: Path, monkeypatch: pyt
 def test_a_damaged_index_is_not_passed_over(indexed: Path) -> None:
     (indexed / "index.json").write_text("{")
     for pattern in ("d", "d/*.tar", "d/s-000.tar"):
-        assert "index.json: it is no JSON" in problem(pattern)
+        assert "index.json: it is not JSON" in problem(pattern)
 
 
 def test_a_name_in_the_current_folder_that_looks_like_a_url_is_no_url(here: Path) -> None:

@@ -48,10 +48,10 @@ GROUPS: dict[str, tuple[list[str], dict[str, str], int]] = {
 
 # Names of members; the number of samples before the fault, which member is at fault, and what is said.
 FAULTS: dict[str, tuple[list[str], int, int, str]] = {
-    "a key in two places": (["a.jpg", "b.jpg", "a.json"], 2, 2, "key 'a' stands in two places"),
-    "a key at both ends": (["a.jpg", "b.jpg", "c.jpg", "d.jpg", "a.jpg"], 4, 4, "key 'a' stands in two places"),
-    "a key twice": (["a.jpg", "a.json", "b.jpg", "a.jpg", "a.json"], 2, 3, "key 'a' stands in two places"),
-    "two keys in turns": (["a.jpg", "b.jpg", "a.json", "b.json"], 2, 2, "key 'a' stands in two places"),
+    "a key in two places": (["a.jpg", "b.jpg", "a.json"], 2, 2, "key 'a' is in two places"),
+    "a key at both ends": (["a.jpg", "b.jpg", "c.jpg", "d.jpg", "a.jpg"], 4, 4, "key 'a' is in two places"),
+    "a key twice": (["a.jpg", "a.json", "b.jpg", "a.jpg", "a.json"], 2, 3, "key 'a' is in two places"),
+    "two keys in turns": (["a.jpg", "b.jpg", "a.json", "b.json"], 2, 2, "key 'a' is in two places"),
     "a field twice": (["a.jpg", "b.jpg", "b.jpg"], 1, 2, "key 'b' has the field 'jpg': twice"),
     "a field twice in the first": (["a.jpg", "a.json", "a.jpg"], 0, 2, "key 'a' has the field 'jpg': twice"),
     "a field twice in capitals": (["a.jpg", "a.JPG"], 0, 1, "key 'a' has the field 'jpg': twice"),

@@ -158,9 +158,9 @@ def test_short_safe_words_are_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "-x", "Train", "a/b", "../x", ".", "a.b", "é", "x" * 41, "a b", "a\n", "a\x00"])
 def test_other_names_are_refused(folder: Path, name: str) -> None:
-    with pytest.raises(SelectionError, match="is no name of a selection"):
+    with pytest.raises(SelectionError, match="is not a name of a selection"):
         read_selection(folder, name)
-    with pytest.raises(SelectionError, match="is no name of a selection"):
+    with pytest.raises(SelectionError, match="is not a name of a selection"):
         write_selection(folder, name, NUMBERS)
 
 
@@ -171,7 +171,7 @@ def test_other_names_are_refused(folder: Path, name: str) -> None:
 )
 def test_what_are_no_numbers_of_samples_is_not_written(folder: Path, numbers: list[list[int]]) -> None:
     before = selection_path(folder, "train").read_bytes()
-    with pytest.raises(ValueError, match=r"s-\d.tar: these are no rising numbers of its \d samples"):
+    with pytest.raises(ValueError, match=r"s-\d.tar: these are not rising numbers of its \d samples"):
         write_selection(folder, "train", numbers)
     assert selection_path(folder, "train").read_bytes() == before
 
@@ -180,7 +180,7 @@ def test_another_number_of_shards_and_a_recipe_of_two_lines_are_not_written(fold
     with pytest.raises(ValueError, match="samples of 2 shards, the index lists 3"):
         write_selection(folder, "train", NUMBERS[:2])
     for recipe in ("a\nb", "a\x1b[2J", "x" * 70_000):
-        with pytest.raises(ValueError, match="the recipe is no line"):
+        with pytest.raises(ValueError, match="the recipe is not a line"):
             write_selection(folder, "train", NUMBERS, recipe=recipe)
 
 

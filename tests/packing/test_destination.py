@@ -49,8 +49,8 @@ def test_a_link_to_a_folder_is_followed(tmp_path):
 @pytest.mark.parametrize(
     ("dest", "problem"),
     [
-        ("", "'' is no folder to pack into. Write . for this one"),
-        ("a\x00b", "is no folder to pack into"),
+        ("", "'' is not a folder to pack into. Write . for this one"),
+        ("a\x00b", "is not a folder to pack into"),
         ("file", "file: this is a file, not a folder to pack into"),
         ("file/below", "file/below: cannot be written"),
         ("link", "link: cannot be written"),
@@ -97,7 +97,7 @@ def test_a_folder_inside_the_source_is_refused(tmp_path, monkeypatch, dest):
     make_folder(tmp_path / "photos", {"cat": 1, "dog": 1})
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("photos")
-    with pytest.raises(PackError, match=f"^{dest}: it lies in the source photos, and would be a part of it"):
+    with pytest.raises(PackError, match=f"^{dest}: it is inside the source photos, and would be a part of it"):
         pack("photos", dest)
     assert sorted(path.name for path in Path("photos").iterdir()) == ["cat", "dog"]
 
@@ -272,7 +272,7 @@ def test_added_classes_must_be_the_same(tmp_path):
 def test_classes_that_are_no_json_are_an_error(tmp_path, text):
     pack(numbered(0, 1), tmp_path / "out")
     (tmp_path / "out" / "classes.json").write_text(text)
-    with pytest.raises(FolderIndexError, match=r"classes.json: it is no JSON"):
+    with pytest.raises(FolderIndexError, match=r"classes.json: it is not JSON"):
         pack(numbered(1, 2), tmp_path / "out", append=True)
 
 

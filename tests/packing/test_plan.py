@@ -239,10 +239,10 @@ def test_large_neighbours_are_named_by_their_files_or_places(tmp_path):
         ({"num_shards": 11}, "10 samples cannot fill 11 shards"),
         ({"multiple_of": 11}, "10 samples cannot fill 11 shards"),
         ({"multiple_of": 4, "max_samples": 1}, "no multiple of 4 up to the 10 samples makes shards within"),
-        ({"num_shards": 6, "multiple_of": 4}, "num_shards: 6 is no multiple of multiple_of, 4"),
-        ({"num_shards": 0}, "num_shards: 0 is no number of shards"),
-        ({"multiple_of": -1}, "multiple_of: -1 is no number of shards"),
-        ({"num_shards": 2.0}, "num_shards: 2.0 is no whole number"),
+        ({"num_shards": 6, "multiple_of": 4}, "num_shards: 6 is not a multiple of multiple_of, 4"),
+        ({"num_shards": 0}, "num_shards: 0 is not a number of shards"),
+        ({"multiple_of": -1}, "multiple_of: -1 is not a number of shards"),
+        ({"num_shards": 2.0}, "num_shards: 2.0 is not a whole number"),
     ],
 )  # fmt: skip
 def test_balanced_shards_that_cannot_be_made_are_an_error(tmp_path, options, problem):
@@ -445,7 +445,7 @@ def test_shards_are_called_after_their_folder(tmp_path, monkeypatch, folder, nam
 
 @pytest.mark.parametrize("folder", [".hidden", "50%", "a{1}", "a:b", "a\n", "\udcff"])
 def test_a_folder_that_shards_cannot_be_called_after_needs_a_pattern(tmp_path, folder):
-    with pytest.raises(PackError, match=r"shards cannot be called after this folder\. Name them: --pattern"):
+    with pytest.raises(PackError, match=r"shards cannot be named after this folder\. Name them: --pattern"):
         pack([{"__key__": "a", "cls": 1}], tmp_path / folder)
     assert list(tmp_path.iterdir()) == []
     assert pack([{"__key__": "a", "cls": 1}], tmp_path / folder, pattern="p-%d.tar").num_samples == 1

@@ -245,7 +245,9 @@ def test_pack_and_reshard_know_each_other(source, tmp_path):
     stop(source, tmp_path / "a", 2)
     with pytest.raises(PackError, match="it was `wdskit reshard` and is `wdskit pack`"):
         packed(tmp_path / "a", rows(0, 9))
-    with pytest.raises(PackError, match=r"a run that was stopped here is not divided into parts.\n  Do the same again"):
+    with pytest.raises(
+        PackError, match=r"a run that was stopped here is not divided into parts.\n  Run the same command again"
+    ):
         finish_pack(tmp_path / "a")
     packed(tmp_path / "a", rows(0, 5), restart=True)
     assert list(samples_in(tmp_path / "a")) == [f"{n:02d}" for n in range(5)]
@@ -316,7 +318,7 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
     before = bytes_in(folder)
     with pytest.raises(PackError, match=r"it was `wdskit pack` and is `wdskit reshard`.\n  Write to another"):
         resharded(source, folder)
-    with pytest.raises(PackError, match="none is left"):
+    with pytest.raises(PackError, match="is left to write"):
         resharded(source, folder, overwrite=True, filter="cls > 5")
     resharded(source, folder, overwrite=True, dry_run=True)
     assert bytes_in(folder) == before

@@ -61,7 +61,7 @@ def test_another_selection_of_the_name_is_not_replaced_unasked(data):
         select("data", "one", filter="cls == 1")
     select("data", "one", filter="cls == 1", overwrite=True)
     assert len(keys_of(data, "one")) == 10
-    with pytest.raises(SelectionError, match="no name of a selection"):
+    with pytest.raises(SelectionError, match="not a name of a selection"):
         select("data", "../x", filter="cls == 1")
     with pytest.raises(SelectionError, match="named twice"):
         select("data::data", "two", filter="cls == 1")

@@ -424,7 +424,7 @@ def test_missing_parts_are_named(tmp_path):
         finish_pack(tmp_path / "out")
     assert str(caught.value) == (
         f"{tmp_path}/out: 5 of 6 shards are missing: p-00.tar, p-02.tar, p-03.tar, p-04.tar, p-05.tar.\n"
-        "  Run again the same with --part 0/4, 1/4, 2/4, 3/4."
+        "  Run the same command again with --part 0/4, 1/4, 2/4, 3/4."
     )
 
 
@@ -524,14 +524,14 @@ def test_a_part_and_finishing_may_be_killed_at_each_operation(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "1", "8/8", "-1/8", "1/0", "1 / 2", "a/b", "1/2/3", "٣/8"])
 def test_what_is_no_part_is_refused(text, tmp_path):
-    with pytest.raises(PackError, match=r"is no part. Those of 8 are 0/8 to 7/8"):
+    with pytest.raises(PackError, match=r"is not a part. Those of 8 are 0/8 to 7/8"):
         pack(rows(0, 3), tmp_path / "out", part=text)
     assert parse_part("07/8") == (7, 8)
 
 
 @pytest.mark.parametrize("text", ["3/3", "9/3"])
 def test_a_part_beyond_the_last_is_told_how_many_there_are(text, tmp_path):
-    with pytest.raises(PackError, match=rf"'{text}' is no part. Those of 3 are 0/3 to 2/3\."):
+    with pytest.raises(PackError, match=rf"'{text}' is not a part. Those of 3 are 0/3 to 2/3\."):
         pack(rows(0, 3), tmp_path / "out", part=text)
 
 
@@ -541,13 +541,13 @@ def test_a_part_beyond_the_last_is_told_how_many_there_are(text, tmp_path):
         ({"part": "0/2", "overwrite": True}, "overwrite and part do not go together"),
         ({"append": True, "overwrite": True}, "append and overwrite do not go together"),
         ({"only": 1, "part": "0/2"}, "part and only do not go together"),
-        ({"only": -1}, "only: -1 is no number of a shard"),
+        ({"only": -1}, "only: -1 is not a number of a shard"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(tmp_path, options, message):
     with pytest.raises(PackError, match=message):
         pack(rows(0, 3), tmp_path / "out", **options)
-    with pytest.raises(PackError, match=r"once only|do not go together|no number"):
+    with pytest.raises(PackError, match=r"once only|do not go together|not a number"):
         pack(iter(rows(0, 3)), tmp_path / "out", **options)
 
 
@@ -562,7 +562,9 @@ def test_a_run_that_is_not_divided_is_not_finished_without_its_lists(tmp_path):
     """All its shards are there, and noted; `classes.json` is not."""
     source = make_folder(tmp_path / "photos", {"cat": 3})
     left = stop(tmp_path / "out", source, 2)
-    with pytest.raises(PackError, match=r"a run that was stopped here is not divided into parts.\n  Do the same again"):
+    with pytest.raises(
+        PackError, match=r"a run that was stopped here is not divided into parts.\n  Run the same command again"
+    ):
         finish_pack(tmp_path / "out")
     assert bytes_in(tmp_path / "out") == left
     assert packed(tmp_path / "out", source) == packed(tmp_path / "whole", source)

@@ -204,5 +204,5 @@ def test_rows_that_come_once_have_no_pass_that_finds_duplicates(tmp_path):
 
 @pytest.mark.parametrize("threads", [0, -1, "2", 1.5, True])
 def test_threads_are_a_number(tmp_path, threads):
-    with pytest.raises(PackError, match=r"threads: .* is no number of threads"):
+    with pytest.raises(PackError, match=r"threads: .* is not a number of threads"):
         pack([{"__key__": "a", "cls": 1}], tmp_path / "out", threads=threads)

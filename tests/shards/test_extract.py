@@ -89,7 +89,7 @@ def test_cat_writes_bytes_to_a_file_and_only_text_to_a_terminal(tmp_path, capfdb
     monkeypatch.setattr(sys, "stdout", Terminal())
     cat_command(path, "a.txt")
     assert sys.stdout.getvalue() == "\\x1b[31mred\nx\n\n"
-    with pytest.raises(DecodeError, match=r"'a\.jpg' is no text but 2 bytes"):
+    with pytest.raises(DecodeError, match=r"'a\.jpg' is not text but 2 bytes"):
         cat_command(path, "a.jpg")
 
 

@@ -228,7 +228,7 @@ def test_processes_are_used_only_where_they_pay() -> None:
 def test_what_only_looks_like_a_shard_is_named(folder: Path, make) -> None:
     """A named pipe would be waited for, a folder cannot be read."""
     make(folder / "s-9.tar")
-    with pytest.raises(StorageError, match=r"s-9.tar: this is no file"):
+    with pytest.raises(StorageError, match=r"s-9.tar: this is not a file"):
         index_folder(folder)
 
 

@@ -115,7 +115,7 @@ def test_samples_are_those_that_reading_gives(tmp_path_factory, samples, jump: i
 def test_a_key_in_two_places_is_an_error(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "s.tar", {"a": {"cls": b"1"}, "b": {"cls": b"1"}, "a.x": {"cls": b"1"}})
     file = LocalFile(str(path))
-    with pytest.raises(ShardError, match=r"byte 2048: key 'a' stands in two places .*\(2 samples read\)"):
+    with pytest.raises(ShardError, match=r"byte 2048: key 'a' is in two places .*\(2 samples read\)"):
         list(HeaderReader(file, shard=str(path)))
     file.close()
 

@@ -82,7 +82,7 @@ def test_the_number_of_classes_is_given_or_found(folder, tmp_path):
     assert wdskit.plan(pipe(tmp_path), quality=True).quality.num_classes == 3
     assert wdskit.plan(pipe(tmp_path), quality=True, classes=7).quality.num_classes == 7
     (tmp_path / "classes.json").write_text("7")
-    with pytest.raises(FolderIndexError, match=r"classes\.json: it is no list of class names"):
+    with pytest.raises(FolderIndexError, match=r"classes\.json: it is not a list of class names"):
         wdskit.plan(pipe(tmp_path), quality=True)
     with pytest.raises(PipelineError, match=r"plan\(classes=0\)"):
         wdskit.plan(pipe(tmp_path), quality=True, classes=0)

@@ -21,7 +21,7 @@ from wdskit.dataset.binary import BINARY_NAME, BinaryIndex
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import INDEX_NAME, FolderIndex, ShardEntry, join_url, read_index
 from wdskit.dataset.keys import find_repeated, is_among, split_name
-from wdskit.dataset.patterns import UNLISTED, look_for_shards, split_url
+from wdskit.dataset.patterns import UNLISTED, look_for_shards, nothing_matches, split_url
 from wdskit.dataset.unfinished import find_unfinished
 from wdskit.errors import ConfigError, FolderIndexError, StorageError, WdskitError
 from wdskit.files import publish_bytes
@@ -77,7 +77,7 @@ def find_targets(path: str) -> Targets:
         kind: Kind = "unlisted" if one.problem == UNLISTED else "missing"
         targets.findings.append(Finding(kind, one.url, one.problem))
     if not targets.shards and not targets.indexes and all(one.kind == "missing" for one in targets.findings):
-        raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=path)
+        raise nothing_matches(path)
     return targets
 
 

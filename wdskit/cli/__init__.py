@@ -28,6 +28,7 @@ from wdskit.cli.extract import extract_command
 from wdskit.cli.index import index_command
 from wdskit.cli.info import info_command
 from wdskit.cli.ls import ls_command
+from wdskit.cli.options import Command
 from wdskit.cli.pack import pack_command, pack_finish_command
 from wdskit.cli.plan import plan_command
 from wdskit.cli.repair import repair_command
@@ -35,13 +36,13 @@ from wdskit.cli.reshard import reshard_command
 from wdskit.cli.split import split_command
 from wdskit.cli.stats import stats_command
 from wdskit.cli.verify import verify_command
+from wdskit.cli.view import view_command
 from wdskit.errors import WdskitError
 
 # Help as plain text: it stays readable in logs and pipes, and brackets in it are brackets.
 app = typer.Typer(
     name="wdskit",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -64,21 +65,22 @@ def _wdskit(
     """Pack image and JSON samples into WebDataset shards and feed them to DDP training."""
 
 
-app.command("pack")(pack_command)
-app.command("pack-finish")(pack_finish_command)
-app.command("index")(index_command)
-app.command("info")(info_command)
-app.command("ls")(ls_command)
-app.command("stats")(stats_command)
-app.command("reshard")(reshard_command)
-app.command("split")(split_command)
-app.command("plan")(plan_command)
-app.command("bench")(bench_command)
-app.command("verify")(verify_command)
-app.command("repair")(repair_command)
-app.command("cat")(cat_command)
-app.command("extract")(extract_command)
-app.command("diff")(diff_command)
+app.command("pack", cls=Command, context_settings={"allow_extra_args": True})(pack_command)
+app.command("pack-finish", cls=Command)(pack_finish_command)
+app.command("index", cls=Command)(index_command)
+app.command("info", cls=Command)(info_command)
+app.command("ls", cls=Command)(ls_command)
+app.command("stats", cls=Command)(stats_command)
+app.command("reshard", cls=Command)(reshard_command)
+app.command("split", cls=Command)(split_command)
+app.command("plan", cls=Command)(plan_command)
+app.command("bench", cls=Command)(bench_command)
+app.command("verify", cls=Command)(verify_command)
+app.command("repair", cls=Command)(repair_command)
+app.command("cat", cls=Command)(cat_command)
+app.command("extract", cls=Command)(extract_command)
+app.command("diff", cls=Command)(diff_command)
+app.command("view", cls=Command)(view_command)
 app.add_typer(config_app, name="config")
 app.add_typer(cache_app, name="cache")
 

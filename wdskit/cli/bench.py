@@ -13,6 +13,7 @@ from wdskit.cli.console import (
     numbers_table,
     plural,
     print_json,
+    print_tables,
     show_steps,
 )
 from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption, Plugins, import_plugins
@@ -28,18 +29,35 @@ def bench_command(
     plugins: Plugins = None,
     workers: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Worker processes to try. Default: what suits the CPUs.", show_default=False),
+        typer.Option(
+            metavar="N,N",
+            help="Worker processes to try. Default: what suits the CPUs.",
+            rich_help_panel="Measurement",
+            show_default=False,
+        ),
     ] = None,
     threads: Annotated[
         str | None,
-        typer.Option(metavar="N,N", help="Threads to try with each of them.", show_default=False),
+        typer.Option(
+            metavar="N,N", help="Threads to try with each of them.", rich_help_panel="Measurement", show_default=False
+        ),
     ] = None,
     world_size: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Ranks of the run; one is measured. Default: 1.", show_default=False),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Ranks of the run; one is measured. Default: 1.",
+            rich_help_panel="Measurement",
+            show_default=False,
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(metavar="S", help="Length of each measurement.")] = 1.0,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="How often each is made, in turns.")] = 3,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", help="Length of each measurement.", rich_help_panel="Measurement")
+    ] = 1.0,
+    repeats: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How often each measurement is made.", rich_help_panel="Measurement")
+    ] = 3,
     json: JsonOption = False,
 ) -> None:
     """Measure this machine and recommend workers and threads.
@@ -49,6 +67,10 @@ def bench_command(
     of its CPU time, times the number of CPUs. It takes some minutes.
 
     In Python: wdskit.bench
+
+    Examples:
+        wdskit bench configs/imagenet.yaml --pipeline train
+        taskset -c 0-7 wdskit bench train.yaml --workers 1,2,4 --threads 1,2,4
     """
     tried_workers = _parse_numbers("--workers", workers, 0)
     tried_threads = _parse_numbers("--threads", threads, 1)
@@ -79,7 +101,7 @@ def _parse_numbers(option: str, text: str | None, least: int) -> list[int] | Non
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and word.isascii() and len(word) < 6 and int(word) >= least for word in words):
-        msg = f"{text!r} is no list of whole numbers, each {least} or more: `{least},{least + 1},4`."
+        msg = f"{text!r} is not a list of whole numbers, each {least} or more: `{least},{least + 1},4`."
         raise typer.BadParameter(msg, param_hint=option)
     return [int(word) for word in words]
 
@@ -111,7 +133,7 @@ def show_result(result: BenchResult) -> None:
         for each in result.loaders
     )
     titles = ("workers x threads", "samples/s", "", "of the limit", "CPU ms", "first batch")
-    console.print(numbers_table(titles, loaders))
+    print_tables([numbers_table(titles, loaders)])
     print(f"\n{escape_lines(advice.yaml)}\n")
     reached = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
     if advice.setting == result.configured:

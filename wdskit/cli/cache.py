@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wdskit.cli.console import escape, format_bytes, numbers_table, plural, print_json, print_tables, show_steps
-from wdskit.cli.options import ConfigArgument, JsonOption, OverridesOption, PipelineOption
+from wdskit.cli.options import Command, ConfigArgument, JsonOption, OverridesOption, PipelineOption
 from wdskit.errors import ConfigError, StorageError
+from wdskit.files import describe_missing
 
 if TYPE_CHECKING:
     from wdskit.storage.cache import PartFile
@@ -21,9 +22,13 @@ app = typer.Typer(help="Look at, check and empty the folder that keeps parts of 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `cache: {dir: ...}` names.")]
 
 
-@app.command("ls")
+@app.command("ls", cls=Command)
 def ls_command(folder: Folder, json: JsonOption = False) -> None:
-    """List the shards of which parts are kept: parts, bytes, and when one was last used."""
+    """List the shards of which parts are kept: parts, bytes, and when one was last used.
+
+    Examples:
+        wdskit cache ls /nvme/wdskit
+    """
     shards: dict[str, list[PartFile]] = defaultdict(list)
     for part in _parts(folder):
         shards[part.name.shard].append(part)
@@ -46,30 +51,37 @@ def ls_command(folder: Folder, json: JsonOption = False) -> None:
     print(f"{escape(str(folder))}: parts of {plural(len(shards), 'shard')}, {format_bytes(num_bytes)}.")
 
 
-@app.command("prune")
+@app.command("prune", cls=Command)
 def prune_command(
     folder: Folder,
-    to: Annotated[str, typer.Option(metavar="SIZE", help="What may stay, as in 100GB; 0: nothing.")],
+    to: Annotated[str, typer.Option(metavar="SIZE", help="How much may stay, such as 100GB; 0 removes all.")],
 ) -> None:
-    """Remove the parts that were not used for longest, and what killed processes left behind."""
+    """Remove the parts that were not used for longest, and what killed processes left behind.
+
+    Examples:
+        wdskit cache prune /nvme/wdskit --to 100GB
+    """
     from wdskit.storage.cache import prune
     from wdskit.text import parse_bytes
 
     try:
         num_bytes = 0 if to == "0" else parse_bytes(to)
     except ValueError:
-        raise ConfigError(f"--to: {to!r} is no size. Write 100GB, or 0.") from None
+        raise ConfigError(f"--to: {to!r} is not a size. Write 100GB, or 0.") from None
     _parts(folder)
     removed = prune(folder, num_bytes)
     freed = sum(part.num_bytes for part in removed)
     print(f"Removed {plural(len(removed), 'part')}, {format_bytes(freed)}.")
 
 
-@app.command("verify")
+@app.command("verify", cls=Command)
 def verify_command(folder: Folder) -> None:
     """Read every part and remove those that are damaged; they are fetched again when they are wanted.
 
     Exit code: 0 where none was, 1 where some were.
+
+    Examples:
+        wdskit cache verify /nvme/wdskit
     """
     from wdskit.storage.cache import Part
 
@@ -89,9 +101,13 @@ def verify_command(folder: Folder) -> None:
         raise typer.Exit(1)
 
 
-@app.command("warm")
+@app.command("warm", cls=Command)
 def warm_command(config: ConfigArgument, pipeline: PipelineOption = None, overrides: OverridesOption = None) -> None:
-    """Fetch the shards of a pipeline into the folder that its `cache` names, as far as they fit, before it runs."""
+    """Fetch the shards of a pipeline into the folder that its `cache` names, as far as they fit, before it runs.
+
+    Examples:
+        wdskit cache warm train.yaml --pipeline train
+    """
     from wdskit.engine.shard_cache import ShardCache
     from wdskit.pipeline.builder import open_pipeline
 
@@ -112,5 +128,5 @@ def _parts(folder: Path) -> list[PartFile]:
     from wdskit.storage.cache import parts_of
 
     if not folder.is_dir():
-        raise StorageError(f"{folder}: there is no such folder.", url=str(folder))
+        raise StorageError(f"{folder}: {describe_missing(str(folder), 'folder')}", url=str(folder))
     return list(parts_of(folder))

@@ -19,6 +19,10 @@ def cat_command(
     On a terminal only text is shown, with its control characters as escapes; redirect anything else to a file.
 
     In Python: wdskit.cat
+
+    Examples:
+        wdskit cat data/train/train-000000.tar cat/000003.json
+        wdskit cat data/train/train-000000.tar cat/000003.jpg > cat.jpg
     """
     from wdskit.cli.console import escape_lines, plural
     from wdskit.errors import DecodeError
@@ -38,4 +42,4 @@ def cat_command(
     try:
         print(escape_lines(data.decode()))
     except UnicodeDecodeError as err:
-        raise DecodeError(f"{name!r} is no text but {plural(len(data), 'byte')}. {_TO_FILE}", field=name) from err
+        raise DecodeError(f"{name!r} is not text but {plural(len(data), 'byte')}. {_TO_FILE}", field=name) from err

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wdskit.cli.console import escape, print_error
-from wdskit.cli.options import Plugins, import_plugins
+from wdskit.cli.options import Command, Plugins, import_plugins
 
 if TYPE_CHECKING:
     from wdskit.pipeline.settings import Config
@@ -25,11 +25,15 @@ Overrides = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> None:
-    """Print every problem of FILE, one a line, or its pipelines. Opens no shards. Python: wdskit.load_config.
+    """Print every problem of FILE, one per line, or its pipelines. Opens no shards. Python: wdskit.load_config.
 
     Exit code: 0 without problems, 1 with problems, 2 where FILE or a plugin cannot be read.
+
+    Examples:
+        wdskit config check configs/imagenet.yaml
+        wdskit config check train.yaml --set loader.workers=4 --plugin my_stages
     """
     import_plugins(plugins)
     config = _load(file, overrides)
@@ -42,19 +46,26 @@ def check(file: File, overrides: Overrides = None, plugins: Plugins = None) -> N
         print(f"Note: not registered here: {', '.join(unknown)}. Name the module that registers them with --plugin.")
 
 
-@app.command()
+@app.command(cls=Command)
 def show(file: File, overrides: Overrides = None) -> None:
     """Print FILE as it is understood: variables and --set filled in, defaults left out. It reads back as the same.
 
     Exit code: 0 without problems, 1 with problems, 2 where FILE cannot be read.
+
+    Examples:
+        wdskit config show configs/imagenet.yaml --set loader.workers=4
     """
     config = _load(file, overrides)
     sys.stdout.write(config.to_yaml())
 
 
-@app.command()
+@app.command(cls=Command)
 def schema() -> None:
-    """Print the JSON schema of configuration files, for editors. Python: wdskit.pipeline.settings.json_schema."""
+    """Print the JSON schema of configuration files, for editors. Python: wdskit.pipeline.settings.json_schema.
+
+    Examples:
+        wdskit config schema > wdskit.schema.json
+    """
     from wdskit.pipeline.settings import json_schema
 
     print(json.dumps(json_schema(), indent=2))

@@ -91,8 +91,16 @@ def print_tables(tables: Iterable[Table]) -> None:
     console = make_console()
     for number, table in enumerate(tables):
         if number:
-            console.print()
+            print()
+        print(_render(console, table))
+
+
+def _render(console: Console, table: Table) -> str:
+    """The table's lines; where they are no terminal's, without the spaces that fill its last column."""
+    with console.capture() as text:
         console.print(table)
+    lines = text.get().rstrip("\n").split("\n")
+    return "\n".join(lines if console.is_terminal else map(str.rstrip, lines))
 
 
 def details_table(details: Iterable[tuple[str, str]], title: str | None = None) -> Table:
@@ -132,11 +140,8 @@ def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> N
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in details:
         table.add_row(name, escape(value))
-    console = make_console()
-    with console.capture() as text:
-        console.print(table)
     with contextlib.suppress(BrokenPipeError):
-        print(text.get(), end="")
+        print(_render(make_console(), table))
         for note in notes:
             print(escape(note))
 
@@ -230,7 +235,10 @@ def _rates(now: Progress, seconds: float) -> str:
         rates.append(f"{format_count(round(now.num_samples / seconds))} samples/s")
         if now.num_bytes:
             rates.append(f"{format_bytes(now.num_bytes / seconds)}/s")
-        if now.total_bytes is not None:
-            left = seconds * (now.total_bytes - now.num_bytes) / now.num_bytes
+        done, total = (
+            (now.num_samples, now.total_samples) if now.total_bytes is None else (now.num_bytes, now.total_bytes)
+        )
+        if done and total is not None:
+            left = seconds * (total - done) / done
             rates.append(f"{timedelta(seconds=round(left))} left")
     return "  ".join(rates)

@@ -18,12 +18,15 @@ def diff_command(
 ) -> None:
     """Compare the samples of A and B by key, wherever they stand.
 
-    A line a key: only in A, only in B, or the fields that differ (`json` in its bytes, `-txt` only A has, `+cls` only B
-    has).
+    One line per key: only in A, only in B, or the fields that differ (`json` in its bytes, `-txt` only A has, `+cls`
+    only B has).
 
     Exit code: 0 the same samples, 1 others, 2 it could not run.
 
     In Python: wdskit.diff
+
+    Examples:
+        wdskit diff data/train data/copy
     """
     from wdskit.shards.diff import diff
 

@@ -24,11 +24,15 @@ def extract_command(
 ) -> None:
     """Write the fields of samples as files called KEY.FIELD.
 
-    Nothing is written outside of DEST: a name that is no plain relative path is listed and left out.
+    Nothing is written outside of DEST: a name that is not a plain relative path is listed and left out.
 
     Exit code: 0, or 1 where a name was left out, or no sample has a key or field that was asked for.
 
     In Python: wdskit.extract
+
+    Examples:
+        wdskit extract data/train --to photos --limit 10
+        wdskit extract data/train --to photos --key cat/000003 --field jpg
     """
     from wdskit.shards.extract import extract
 

@@ -12,7 +12,9 @@ from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
 
 
 def index_command(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards, of a bucket too.")],
+    folder: Annotated[
+        str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards; one of a bucket, too.")
+    ],
     export: Annotated[
         str | None,
         typer.Option(
@@ -26,11 +28,15 @@ def index_command(
     """Index a folder of shards that others wrote.
 
     Reads every *.tar from end to end, checks it, and writes index.json, index.bin and an .idx beside each shard. If a
-    shard is not right, all faults are listed and no index is written. `pack` does so itself.
+    shard is damaged, all faults are listed and no index is written. `pack` writes the index itself.
 
     Files for other readers (--export) are written in the same pass, and renewed each time from then on.
 
     In Python: wdskit.index_folder
+
+    Examples:
+        wdskit index data/train
+        wdskit index data/train --export wids,timm
     """
     from wdskit.shards.index import index_folder
 
@@ -55,7 +61,7 @@ def index_command(
     if report.changed:
         print(
             f"Note: {plural(len(report.changed), 'shard')} with the size that the index said before and other bytes, "
-            f"the first {escape(report.changed[0])}. If nobody wrote them anew, they are damaged."
+            f"the first {escape(report.changed[0])}. If nobody has written them again, they are damaged."
         )
     for file, names in report.disagreeing.items():
         what = "is not what its program reads"

@@ -38,6 +38,10 @@ def info_command(
     read from end to end. PATH may be a URL: s3://bucket/train/.
 
     In Python: wdskit.info
+
+    Examples:
+        wdskit info data/train
+        wdskit info https://host/data/train-000000.tar
     """
     from wdskit.shards.inspect import info
 

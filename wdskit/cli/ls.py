@@ -26,15 +26,19 @@ def ls_command(
     path: PathArgument,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after so many lines.")] = None,
     members: Annotated[bool, typer.Option("--members", help="List a shard's raw tar members.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List the shards of a folder, or the samples of a shard.
 
-    A line a shard: name, samples, size, fields. A line a sample: number, byte offset, key, fields with their sizes.
+    One line per shard: name, samples, size, fields. One line per sample: number, byte offset, key, fields with sizes.
     Sizes are decimal (1 kB = 1000 bytes), offsets exact. Characters that a terminal would act on are shown as escapes.
     PATH may be a URL: s3://bucket/train/.
 
     In Python: wdskit.ls
+
+    Examples:
+        wdskit ls data/train
+        wdskit ls data/train/train-000000.tar --limit 5
     """
     from wdskit.dataset.patterns import find_shards
     from wdskit.shards.inspect import list_members, list_right_shards, list_samples

@@ -6,16 +6,37 @@ import functools
 import importlib
 import inspect
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from wdskit.cli.console import print_error
 from wdskit.packing.options import WriteOptions
+
+GROUPS = {
+    "Source": ("from_", "sidecars", "files", "images", "image_column", "key_column", "allow_no_image"),
+    "Samples": ("filter", "sample", "seed", "keys", "duplicate_keys", "require", "missing", "skip_bad", "duplicates"),
+    "Fields": ("fields", "classes", "keep", "drop", "rename", "derive"),
+    "Images": (
+        "validate", "max_pixels", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background",
+        "image_fields",
+    ),
+    "Shards": ("max_samples", "max_bytes", "num_shards", "multiple_of", "shuffle", "split", "pattern"),
+    "Run": ("workers", "threads", "on", "part", "check", "dry_run"),
+    "Existing shards, restart": ("append", "overwrite", "restart", "staging", "only"),
+    "Other readers": ("export", "split_name"),
+}  # fmt: skip
+"""The options of `pack` and `reshard` as their help groups them."""
+
+_NAME_WIDTH = 25
+"""Characters of an option beside its text; the text of a longer one begins in the next line."""
 
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)
@@ -37,12 +58,22 @@ ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML c
 PipelineOption = Annotated[
     str | None,
     typer.Option(
-        "--pipeline", metavar="NAME", help="Which pipeline; needed where there are several.", show_default=False
+        "--pipeline",
+        metavar="NAME",
+        help="Which pipeline; needed if CONFIG has several.",
+        show_default=False,
+        rich_help_panel="Configuration",
     ),
 ]
 OverridesOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change a setting first. Repeatable.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Change a setting first: loader.workers=4. Repeatable.",
+        show_default=False,
+        rich_help_panel="Configuration",
+    ),
 ]
 Plugins = Annotated[
     list[str] | None,
@@ -51,8 +82,46 @@ Plugins = Annotated[
         metavar="PKG",
         help="Import this module, which registers functions. Repeatable.",
         show_default=False,
+        rich_help_panel="Configuration",
     ),
 ]
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose help is plain text: its options in their groups (`rich_help_panel`; typer draws boxes around
+    them), and the lines under `Examples:` in its docstring as they are.
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.help, _, self.epilog = (self.help or "").partition("\n\nExamples:\n")
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """All of it, without rich: older versions of typer use that whatever the application says."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_options(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """A section a group, their texts in one column; `--help` and its like come last."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for param in self.get_params(ctx):
+            group = "Arguments" if param.param_type_name == "argument" else getattr(param, "rich_help_panel", None)
+            if line := param.get_help_record(ctx):
+                groups.setdefault(group or "Options", []).append(line)
+        groups["Options"] = groups.pop("Options")
+        width = max(len(name) for lines in groups.values() for name, _ in lines if len(name) <= _NAME_WIDTH)
+        for title, lines in groups.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in lines], col_max=width)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """The examples."""
+        if self.epilog:
+            with formatter.section("Examples"):
+                formatter.write(textwrap.indent(textwrap.dedent(self.epilog), " " * formatter.current_indent) + "\n")
 
 
 def takes(kind: type[WriteOptions]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -67,7 +136,11 @@ def takes(kind: type[WriteOptions]) -> Callable[[Callable[..., None]], Callable[
         signature = inspect.signature(command, eval_str=True)
         own = [one.replace(kind=one.KEYWORD_ONLY) for one in signature.parameters.values()]
         at = next(place for place, one in enumerate(own) if one.name == "options")
-        parameters = [*own[:at], *map(_parameter, fields(kind)), *own[at + 1 :]]
+        by_name = {one.name: one for one in fields(kind)}
+        options = [
+            _parameter(by_name[name], group) for group, names in GROUPS.items() for name in names if name in by_name
+        ]
+        parameters = [*own[:at], *options, *own[at + 1 :]]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {one.name: one.annotation for one in parameters}
         return run
@@ -75,7 +148,7 @@ def takes(kind: type[WriteOptions]) -> Callable[[Callable[..., None]], Callable[
     return decorate
 
 
-def _parameter(one: Field[Any]) -> inspect.Parameter:
+def _parameter(one: Field[Any], group: str) -> inspect.Parameter:
     """What typer makes an option of. One that is not given is None, and has the default of its class."""
     least, most = one.metadata["least"], one.metadata["most"]
     is_repeated = one.name == "fields"
@@ -89,7 +162,16 @@ def _parameter(one: Field[Any]) -> inspect.Parameter:
     elif is_repeated:
         kind = list[str] | None
     metavar = one.metadata["metavar"] or None
-    shown = typer.Option(flag, metavar=metavar, min=least, max=most, help=one.metadata["help"])
+    words = metavar.split("|") if metavar and re.fullmatch(r"[a-z0-9]+(\|[a-z0-9]+)+", metavar) else []
+    shown = typer.Option(
+        flag,
+        metavar=metavar,
+        min=least,
+        max=most,
+        help=one.metadata["help"],
+        rich_help_panel=group,
+        autocompletion=(lambda: words) if words else None,
+    )
     return inspect.Parameter(
         one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown]
     )

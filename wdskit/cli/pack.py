@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 @takes(PackOptions)
 def pack_command(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="What to pack: a folder, table, tar, ...; see above.",
+            help="What to pack: a folder, a table, ...; see above.",
             show_default=False,
         ),
     ],
@@ -37,31 +38,44 @@ def pack_command(
 ) -> None:
     """Pack images and tables into shards.
 
-    Writes shards (POSIX tar) with an .idx beside each, classes.json where folders are classes, and last index.bin and
-    index.json. The same input gives the same bytes. A file has its name only once it is whole and on disk; after a
-    kill, run the same command again.
+    Writes shards (POSIX tar) with an .idx beside each, classes.json where folders are classes, and last the index. The
+    same input gives the same bytes. A file has its name only once it is whole and on disk. After a kill, run the same
+    command again: it goes on with what is there.
 
-    SOURCE is a folder of images (a sub-folder is a class), a table (.jsonl, .csv, .tsv, .parquet), COCO annotations
-    (.json), a folder that Hugging Face's datasets saved, tars or zips, or - for paths on stdin. Of .parquet, .tar and
-    .zip a folder or a pattern, too.
+    SOURCE is a folder of images whose sub-folders are classes, a table (.jsonl, .csv, .tsv, .parquet), COCO annotations
+    (.json), a data set saved by Hugging Face's datasets, tars, zips, or - for paths on standard input. Several
+    .parquet, .tar or .zip files are a folder or a quoted pattern.
 
-    --from says what it is where its path does not: folder, table (on stdin JSONL), parquet, coco, hf, tar, zip, list
-    (paths, one a line), list0 (as find -print0 writes them).
+    --from names the kind where the path does not: folder, table (JSON lines on standard input), parquet, coco, hf, tar,
+    zip, list (one path per line), list0 (as find -print0 writes them).
 
-    On several machines that share DEST, each does a part, as in a Slurm array 0-7 with --part $SLURM_ARRAY_TASK_ID/8.
-    When all are through, `wdskit pack-finish DEST` writes the index.
+    Images are copied byte for byte, unless --resize, --format or --orient changes them; colour profiles and EXIF stay,
+    and shards are then limited by --max-samples, not by bytes. --validate says how each image is checked: structure
+    (the default) reads the parts of its file and compares the format with the name, magic its first bytes only, decode
+    all pixels. JSON is parsed, too.
 
-    Images pass byte for byte, unless --resize, --format or --orient changes them; those that are right already pass
-    then, too. Colour profile and EXIF are kept. By default each is checked to be a whole file of the format
-    that its name says (structure); magic looks at its first bytes only, decode also at its pixels. JSON is parsed.
-    Shards of changed samples go by count.
+    Several machines can share DEST: each packs one part, for example --part $SLURM_ARRAY_TASK_ID/8, and
+    `wdskit pack-finish DEST` then writes the index.
 
     A DEST in a bucket (s3://, gs://, az://) gets shard by shard as they are filled, its index last.
 
     In Python: wdskit.pack
+
+    Examples:
+        wdskit pack photos data/train
+        wdskit pack labels.csv data/train --field cls=label --split train=.9,val=.1
+        find photos -name '*.jpg' | wdskit pack - data/train
     """
     from wdskit.errors import PackError
     from wdskit.packing.api import pack
+
+    if context.args:  # a pattern that the shell has replaced by names
+        num = len(context.args) + 2
+        msg = f"pack takes one SOURCE and one DEST, and got {num} names: {source} {dest} ... {context.args[-1]}."
+        raise typer.BadParameter(
+            f"{escape(msg)} Name the folder, quote a pattern ('*.tar'), or send the names: "
+            "find FOLDER -name '*.jpg' | wdskit pack - DEST"
+        )
 
     if source == "finish" and not Path(source).exists():
         hint = f"Did you mean `wdskit pack-finish {dest}`?"
@@ -74,15 +88,22 @@ def pack_command(
 
 
 def pack_finish_command(
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="Folder whose shards are there.", show_default=False)],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="Folder that holds the shards of all parts.", show_default=False)
+    ],
     json: JsonOption = False,
 ) -> None:
-    """Write the index of a folder whose shards `wdskit pack --part` has filled in parts.
+    """Write the index of a folder that was packed in parts.
 
-    It is the index, byte for byte, that one run would have written. If shards are missing, it names the parts to run
-    again.
+    It is the index that one run would have written, byte for byte. If shards are missing, the parts to run again are
+    listed.
 
     In Python: wdskit.finish_pack
+
+    Examples:
+        wdskit pack photos data/train --part 0/2
+        wdskit pack photos data/train --part 1/2
+        wdskit pack-finish data/train
     """
     from wdskit.packing.api import finish_pack
 

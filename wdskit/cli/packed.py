@@ -36,7 +36,7 @@ def _facts(result: PackResult) -> Iterator[tuple[str, str]]:
     if result.duplicates:
         yield "duplicates", format_count(len(result.duplicates)) + listed.format("duplicates")
     if result.num_other:
-        no_images = "file that is no image" if result.num_other == 1 else "files that are no images"
+        no_images = "file that is not an image" if result.num_other == 1 else "files that are not images"
         yield "not packed", f"{format_count(result.num_other)} {no_images}"
     if not result.dry_run:  # how long a plan took says nothing of the packing
         yield "time", f"{result.seconds:.1f} s" if result.was_done else format_rates(result)

@@ -30,43 +30,59 @@ def plan_command(
     config: ConfigArgument,
     pipeline: PipelineOption = None,
     overrides: OverridesOption = None,
-    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks.")] = 1,
+    world_size: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of the run.", rich_help_panel="Run")] = 1,
     workers: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=0, help="Worker processes of a rank. Default: the configuration's.", show_default=False
+            metavar="N",
+            min=0,
+            help="Worker processes of a rank. Default: the configuration's.",
+            rich_help_panel="Run",
+            show_default=False,
         ),
     ] = None,
-    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.")] = 8,
-    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.", rich_help_panel="Run")] = 8,
+    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.", rich_help_panel="Run")] = 0,
     downloads: Annotated[
         bool | None,
         typer.Option(
             "--downloads/--no-downloads",
             help="Find what nodes fetch from a store. Default: where that takes seconds.",
+            rich_help_panel="Run",
             show_default=False,
         ),
     ] = None,
-    quality: Annotated[bool, typer.Option("--quality", help="Compare batches with a uniform draw.")] = False,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Compare batches with a uniform draw.", rich_help_panel="Quality")
+    ] = False,
     classes: Annotated[
         int | None,
         typer.Option(
-            metavar="K", min=1, help="Classes for it. Default: those of classes.json, or 1000.", show_default=False
+            metavar="K",
+            min=1,
+            help="Classes for --quality. Default: those of classes.json, or 1000.",
+            rich_help_panel="Quality",
+            show_default=False,
         ),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw what ranks read, as .png or .svg.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Draw what ranks read, as .png or .svg.", rich_help_panel="Quality", show_default=False
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show the steps of a run and what its ranks read.
 
-    Everything follows from the index; no sample is read. --quality takes the worst case for the data, that they are
-    sorted by class, and compares the classes in batches of some steps with those of a uniform draw. --plot needs
+    Everything follows from the index; no sample is read. --quality takes the worst case, data sorted by
+    class, and compares the classes in batches of some steps with those of a uniform draw. --plot needs
     matplotlib.
 
     In Python: wdskit.plan
+
+    Examples:
+        wdskit plan configs/imagenet.yaml --pipeline train --world-size 64
     """
     from wdskit.tune.plan import StreamPlan, plan
 

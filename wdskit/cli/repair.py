@@ -30,6 +30,9 @@ def repair_command(
     Exit code: 0 all was saved, 1 something was lost or is in doubt, 2 it could not run.
 
     In Python: wdskit.repair
+
+    Examples:
+        wdskit repair data/train --to data/saved
     """
     from wdskit.shards.repair import repair
 

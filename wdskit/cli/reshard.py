@@ -47,15 +47,19 @@ def reshard_command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Write finished shards anew: merge, split, re-size, shuffle, filter.
+    """Write new shards from finished ones: merge, split, shuffle, filter, change.
 
     Samples are copied by ranges of bytes, and nothing is decoded unless --validate, --resize, --format, --orient or
     --derive asks for that. The same sources and options give the same bytes. A file has its name only once it is whole
-    and on disk; after a kill, run the same command again. Sources without an index are read by the strict reader first,
-    and get headers that every reader takes. By default no image is looked at (--validate none), or, where images are
-    changed, each is checked to be whole (structure).
+    and on disk; after a kill, run the same command again. Sources without an index are read whole first. Images are not
+    checked (--validate none); those that are changed are checked to be whole (structure).
 
     In Python: wdskit.reshard, and wdskit.select for --selection
+
+    Examples:
+        wdskit reshard data/train data/small --max-bytes 200MB --shuffle 7
+        wdskit reshard 'raw-{000..127}.tar' data/train --resize 256 --format jpg
+        wdskit reshard data/train --selection large --filter 'json.width >= 512'
     """
     from wdskit.packing.reshard import reshard
     from wdskit.packing.samples.select import select

@@ -48,6 +48,10 @@ def split_command(
     After such a change run the same command again.
 
     In Python: wdskit.split
+
+    Examples:
+        wdskit split data/train train=.8,val=.1,test=.1
+        wdskit split data/train train=.9,val=.1 --by json:patient.id
     """
     from wdskit.shards.split import split
 

@@ -46,12 +46,16 @@ def stats_command(
 ) -> None:
     """Count what shards hold: classes, sizes, resolutions, JSON keys.
 
-    Reads headers, labels and JSON, and of an image its own header only; --digests reads all. A shard that is not right
-    is an error; an image, label or JSON that does not read is counted and the first are listed.
+    Reads headers, labels and JSON, and of an image its own header only; --digests reads all. A damaged shard is an
+    error; images, labels and JSON that cannot be read are counted, and the first are listed.
 
     PATH may be a URL: s3://bucket/train/.
 
     In Python: wdskit.stats
+
+    Examples:
+        wdskit stats data/train
+        wdskit stats data/train --sample 10% --html report.html
     """
     from wdskit.statistics.collect import stats
 

@@ -40,23 +40,36 @@ def verify_command(
         typer.Option(
             metavar="none|structure|decode",
             help="structure: first bytes, JPEG markers, PNG checksums. decode: all pixels.",
+            rich_help_panel="Images",
         ),
     ] = "structure",
     sample: Annotated[
-        str | None, typer.Option(metavar="SHARE", help="Check the images of this share of the samples only: 1%.")
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="Check the images of this share of the samples only: 1%.", rich_help_panel="Images"
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.", rich_help_panel="Images")] = 0,
     readers: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="NAMES", help="Judge for other readers: hf,dali,energon,wids,open_clip,timm, or all."
+            "--for",
+            metavar="NAMES",
+            help="Judge for other readers: hf,dali,energon,wids,open_clip,timm, or all.",
+            rich_help_panel="Readers",
         ),
     ] = None,
     world_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ranks of a stream: do all get alike much?")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Ranks of a stream: do all get the same share?", rich_help_panel="Readers"
+        ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="With --world-size: loader workers of a rank.")
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="With --world-size: loader workers of a rank.", rich_help_panel="Readers"
+        ),
     ] = None,
     processes: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs.")
@@ -73,6 +86,10 @@ def verify_command(
     PATH may be a URL: s3://bucket/train/.
 
     In Python: wdskit.verify
+
+    Examples:
+        wdskit verify data/train
+        wdskit verify data/train --images decode --sample 1% --for all
     """
     from wdskit.checking.api import verify
 
@@ -140,4 +157,4 @@ def _advice(result: VerifyResult) -> Iterator[str]:
         ways = "fetch or pack them again (`wdskit pack --only`), or save what is whole"
         yield f"Damaged or missing shards: {ways}: `wdskit repair {escape(result.path)} --to DEST`."
     elif kinds & _STALE:
-        yield f"If the shards are right, `wdskit index {folder}` makes what stands beside them anew."
+        yield f"If the shards are right, `wdskit index {folder}` makes the index and offsets beside them again."

@@ -86,6 +86,8 @@ _DEEP_MODES = frozenset({"I", "I;16", "I;16B", "I;16L", "I;16N"})
 _INDEX_MODES = _DEEP_MODES | {"1", "L", "P"}
 _TIFF_BITS, _TIFF_KIND = 258, 262  # tags: bits of a sample; whether 0 is white or black, or there is a palette
 _THUMBNAIL_QUALITY = 82
+_OPACITY = 150
+_GOLDEN = 0x9E3779B1  # 2**32 times the golden ratio; odd, so that only 0 becomes 0
 _BEHIND_TRANSPARENT = (128, 128, 128)
 
 STEPS = (8, 4, 2)
@@ -356,3 +358,28 @@ def make_thumbnail(data: Buffer, *, side: int, max_pixels: int) -> tuple[bytes, 
     stream = io.BytesIO()
     thumbnail.save(stream, "JPEG", quality=_THUMBNAIL_QUALITY)
     return stream.getvalue(), size
+
+
+def may_be_mask(data: Buffer, *, max_pixels: int) -> bool:
+    """Whether an image stores one number a pixel without loss, by its header; False for what cannot be opened."""
+    if image_format(data) in {None, "JPEG", "WebP"}:
+        return False
+    with contextlib.suppress(DecodeError):
+        return open_pillow(data, max_pixels=max_pixels).mode in _INDEX_MODES
+    return False
+
+
+def make_mask_overlay(data: Buffer, *, side: int, max_pixels: int) -> bytes:
+    """A PNG of at most side x side pixels to lay over an image: a colour for each number of a mask, nothing for 0.
+
+    Raises:
+        ImageTooLarge, DecodeError: As `decode_index`.
+    """
+    numbers = decode_index(data, max_pixels=max_pixels)
+    step = max(1, -(-max(numbers.shape) // side))
+    hashes = numbers[::step, ::step].astype(np.uint32) * np.uint32(_GOLDEN)  # numbers side by side look different
+    bytes_of = [(hashes >> shift).astype(np.uint8) for shift in (24, 16, 8)]
+    opacity = np.where(hashes, np.uint8(_OPACITY), np.uint8(0))
+    stream = io.BytesIO()
+    Image.fromarray(np.stack([*bytes_of, opacity], axis=-1)).save(stream, "PNG")
+    return stream.getvalue()

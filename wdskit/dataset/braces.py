@@ -106,7 +106,7 @@ def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
         except ValueError:
             factor = math.nan
         if not 0 <= factor < math.inf:
-            msg = f"{reprlib.repr(text)} is no upsampling factor: a number, 0 or more."
+            msg = f"{reprlib.repr(text)} is not an upsampling factor: a number, 0 or more."
             raise PipelineError(f"{msg} Write one for each part, as 1::2.")
         found.append(factor)
     if len(found) != num_parts:

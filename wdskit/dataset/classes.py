@@ -44,14 +44,14 @@ def parse_classes(data: bytes, path: str, *, folder: str = "") -> tuple[str, ...
     try:
         names = json.loads(data)
     except (ValueError, RecursionError) as err:
-        raise FolderIndexError(f"{path}: it is no JSON: {err}.", folder=folder) from err
+        raise FolderIndexError(f"{path}: it is not JSON: {err}.", folder=folder) from err
     if isinstance(names, dict) and all(type(number) is int for number in names.values()):
         numbers, names = sorted(names.values()), sorted(names, key=names.__getitem__)
         if numbers != [*range(len(names))]:
             msg = f"{path}: the numbers of its {len(names)} classes are not 0 to {len(names) - 1}, each once."
-            raise FolderIndexError(f"{msg} Mend it, or remove it.", folder=folder)
+            raise FolderIndexError(f"{msg} Correct it, or remove it.", folder=folder)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FolderIndexError(f"{path}: it is no list of class names in the order of their numbers.", folder=folder)
+        raise FolderIndexError(f"{path}: it is not a list of class names in the order of their numbers.", folder=folder)
     return tuple(names)
 
 

@@ -120,10 +120,10 @@ class FolderIndex:
             msg = f"{err.filename}: cannot be compared with the folder's index: {err.strerror}."
             raise FolderIndexError(msg, folder=self.folder) from err
         for name in sorted(found.keys() - self.by_name.keys()):
-            raise self._mismatch(f"{name} stands in the folder but not in the index")
+            raise self._mismatch(f"{name} is in the folder but not in the index")
         for name, entry in self.by_name.items():
             if name not in found:
-                raise self._mismatch(f"{name} stands in the index but not in the folder")
+                raise self._mismatch(f"{name} is in the index but not in the folder")
             if found[name] != entry.num_bytes:
                 raise self._mismatch(f"{name} has {found[name]} bytes, the index says {entry.num_bytes}")
 
@@ -201,13 +201,13 @@ def read_index(folder: str | Path) -> FolderIndex:
         where = f"Run `wdskit index {folder or '.'}`" if is_local(folder) else "Run `wdskit index` where the shards are"
         raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
     except (ValueError, RecursionError) as err:
-        msg = f"{url}: it is no JSON: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
+        msg = f"{url}: it is not JSON: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
     try:
         entries = _parse_entries(document)
         exports = _parse_exports(document.get("export", document.get("also", {})))
     except ValueError as err:
-        msg = f"{url}: it is no index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
+        msg = f"{url}: it is not an index of wdskit: {err}.\n  Run `wdskit index {folder or '.'}` to make it again."
         raise FolderIndexError(msg, folder=folder) from err
     if is_local(folder):
         identities = read_identities(Path(local_path(folder)) / BINARY_NAME, len(entries))
@@ -245,7 +245,7 @@ def _parse_entries(document: Any) -> list[ShardEntry]:
     for number, item in enumerate(shards):
         problem = _entry_problem(item)
         if not problem and item["url"] in entries:
-            problem = f"{_SHORT.repr(item['url'])} stands there twice"
+            problem = f"{_SHORT.repr(item['url'])} appears twice"
         if problem:
             raise ValueError(f"entry {number} of its shardlist: {problem}")
         name, num_samples, num_bytes, sha256, fields = (item[part] for part in _RULES)
@@ -277,7 +277,7 @@ _RULES = {
 def _entry_problem(item: Any) -> str:
     """What is wrong with an entry of the shardlist."""
     if not isinstance(item, dict):
-        return f"{_SHORT.repr(item)} is no shard"
+        return f"{_SHORT.repr(item)} is not a shard"
     for part, is_right in _RULES.items():
         if part not in item:
             return f"it has no `{part}`"
@@ -347,5 +347,5 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     several = list(pairs)
     found = dict(several)
     if len(found) < len(several):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name appears twice")
     return found

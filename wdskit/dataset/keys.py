@@ -60,7 +60,7 @@ def _key_problem(key: str) -> str | None:
         "it holds white space, which breaks DALI's index": any(map(str.isspace, key)),
         "it cannot be written as UTF-8": _SURROGATE.search(key),
         "it is an absolute path": key.startswith("/"),
-        "it is no plain relative path": not {".", "..", ""}.isdisjoint(parts),
+        "it is not a plain relative path": not {".", "..", ""}.isdisjoint(parts),
         "a part of it starts with a dot, which hides it": key.startswith(".") or "/." in key,
         "it holds a dot, where every reader would cut it": "." in key,
         "it holds a backslash, which is a separator on other systems": "\\" in key,

@@ -6,7 +6,6 @@ index, the pattern selects from it, and files that the index does not know are a
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
 import glob
@@ -21,9 +20,9 @@ from urllib.parse import unquote
 from wdskit.dataset.braces import expand_parts, expand_patterns
 from wdskit.dataset.index import RUN_FOLDER, FolderIndex, ShardEntry, has_index, is_label, join_url, read_index
 from wdskit.errors import FolderIndexError, StorageError, WdskitError
+from wdskit.files import describe_missing
 from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, scheme_of
 
-_MAX_NEAR = 10_000  # names of a folder among which the nearest is looked for
 _GLOB = re.compile(r"[*?\[]")
 _URL_GLOB = re.compile(r"[*\[]")
 _FILE_NAME = re.compile(r"[.*\[]")
@@ -323,17 +322,8 @@ def shard_error(url: str, problem: str) -> WdskitError:
     if url.startswith("~"):
         remedy = "Only a shell knows what `~` stands for: write ${HOME} in a configuration, or the whole path."
         return StorageError(f"{url}: {ABSENT}.\n  {remedy}", url=url)
-    missing = url.rstrip("/")
-    while os.path.dirname(missing) and not os.path.isdir(os.path.dirname(missing)):
-        missing = os.path.dirname(missing)
-    what = "shard" if missing.endswith(".tar") else "shard or folder"
-    if missing != url.rstrip("/"):
-        what = f"folder: {missing}"
-    parent, name = os.path.split(missing)
-    folders = [each for each in os.listdir(parent or ".") if os.path.isdir(os.path.join(parent, each))]
-    near = [] if what == "shard" else difflib.get_close_matches(name, folders[:_MAX_NEAR], n=1)
-    hint = f" Did you mean `{os.path.join(parent, near[0])}`?" if near else ""
-    return StorageError(f"{url}: there is no such {what}.{hint}", url=url)
+    what = "shard" if url.rstrip("/").endswith(".tar") else "shard or folder"
+    return StorageError(f"{url}: {describe_missing(url, what)}", url=url)
 
 
 def nothing_matches(pattern: str) -> WdskitError:
@@ -343,6 +333,8 @@ def nothing_matches(pattern: str) -> WdskitError:
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         if os.path.isdir(os.path.join(folder, RUN_FOLDER)):
             msg = f"{pattern}: no shard matches: a run has begun here and is not finished.\n  Run the same command "
-            msg += "again; it goes on with what is there. Parts are ended by `wdskit pack-finish`."
+            msg += "again; it goes on with what is there. If it fills parts, end with `wdskit pack-finish`."
             return FolderIndexError(msg, folder=folder)
+        if not os.path.exists(path) and not has_wildcards(path):
+            return shard_error(path, ABSENT)
     return StorageError(f"{pattern}: no shard matches.", url=pattern)

@@ -93,7 +93,7 @@ def user_cache() -> Path:
 
 def _whole(file: ObjectFile) -> bytes:
     if file.num_bytes > MAX_INDEX_BYTES:
-        msg = f"{file.url}: it holds more than {MAX_INDEX_BYTES} bytes, which is no file of this kind."
+        msg = f"{file.url}: it holds more than {MAX_INDEX_BYTES} bytes, which is not a file of this kind."
         raise StorageError(msg, url=file.url)
     return file.read_at(0, file.num_bytes)
 

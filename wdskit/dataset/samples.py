@@ -152,7 +152,7 @@ class HeaderReader(ShardReader):
 
 
 def _twice(key: str) -> str:
-    return f"key {key!r} stands in two places that are not side by side"
+    return f"key {key!r} is in two places that are not side by side"
 
 
 def _fault(shard: str, offset: int, problem: str) -> ShardError:

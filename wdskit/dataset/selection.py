@@ -62,7 +62,7 @@ def write_selection(
         raise ValueError(f"{path}: samples of {len(samples_per_shard)} shards, the index lists {len(index)}")
     text = recipe.encode()
     if len(text) > MAX_RECIPE_BYTES or not recipe.isprintable():
-        raise ValueError(f"{path}: the recipe is no line of at most {MAX_RECIPE_BYTES} bytes")
+        raise ValueError(f"{path}: the recipe is not a line of at most {MAX_RECIPE_BYTES} bytes")
     counts = np.zeros(len(index), dtype="<u8")
     checks = bytearray()
     for shard, numbers in enumerate(_pack_numbers(index, samples_per_shard)):
@@ -88,7 +88,7 @@ def _pack_numbers(index: BinaryIndex, samples_per_shard: Sequence[ArrayLike]) ->
         numbers = numbers if numbers.size else numbers.astype(np.int64)
         most = min(int(index.counts[shard]), 1 << 32)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not _are_samples(numbers, most):
-            msg = f"{index.name(shard)}: these are no rising numbers of its {index.counts[shard]} samples: {numbers}"
+            msg = f"{index.name(shard)}: these are not rising numbers of its {index.counts[shard]} samples: {numbers}"
             raise ValueError(msg)
         yield numbers.astype("<u4").tobytes()
 
@@ -231,7 +231,7 @@ def check_selection_name(name: str) -> None:
     """Raise `SelectionError` for what is no name of a selection."""
     if not _NAME.fullmatch(name):
         raise SelectionError(
-            f"{name!r} is no name of a selection. It is made of a-z, 0-9, _ and -, at most 40 of them."
+            f"{name!r} is not a name of a selection. It is made of a-z, 0-9, _ and -, at most 40 of them."
         )
 
 

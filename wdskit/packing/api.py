@@ -15,7 +15,7 @@ from wdskit.dataset.index import Exports, ShardEntry, read_index
 from wdskit.dataset.lock import lock_folder, wait_for_workers
 from wdskit.dataset.unfinished import run_folders
 from wdskit.errors import PackError, RowError
-from wdskit.files import DISK, Disk, remove_temp_files
+from wdskit.files import DISK, Disk, describe_missing, remove_temp_files
 from wdskit.packing.destination import (
     Destination,
     finish_what_was_stopped,
@@ -287,7 +287,7 @@ def finish_pack(dest: str | os.PathLike[str], *, disk: Disk = DISK) -> PackResul
     with raised_as_pack_errors(Path(dest)):
         folder = folder_of(os.fsdecode(dest))
         if not folder.is_dir():
-            raise PackError(f"{folder}: there is no such folder.")
+            raise PackError(f"{folder}: {describe_missing(str(folder), 'folder')}")
     with lock_folder(folder), raised_as_pack_errors(folder):
         entries, was_done = _publish_parts(folder, disk)
     return PackResult(
@@ -327,7 +327,7 @@ def _publish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool
     [(path, run), *others] = runs
     if others or not run.parts or run.shards is None:
         msg = f"{folder}: a run that was stopped here is not divided into parts."
-        raise PackError(f"{msg}\n  Do the same again to go on with it.")
+        raise PackError(f"{msg}\n  Run the same command again to go on with it.")
     for log in path.glob("*.log"):
         wait_for_workers(log)
     filled = read_filled(path)
@@ -337,7 +337,7 @@ def _publish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool
         names = ", ".join(run.shards[number].name for number in missing[:_SHOWN_SHARDS])
         more = f" and {len(missing) - _SHOWN_SHARDS} more" if len(missing) > _SHOWN_SHARDS else ""
         msg = f"{folder}: {len(missing)} of {len(run.shards)} shards are missing: {names}{more}."
-        raise PackError(f"{msg}\n  Run again the same with --part {parts}.")
+        raise PackError(f"{msg}\n  Run the same command again with --part {parts}.")
     entries = [filled[shard.name] for shard in run.shards]
     staging = Staging(folder, path, run, path / "shards.log", disk)
     remove_temp_files(path, disk=disk)

@@ -56,7 +56,7 @@ def check_place(folder: Path, source: object, options: WriteOptions) -> None:
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         root = os.path.realpath(os.fsdecode(source))
         if os.path.commonpath([root, os.path.realpath(folder)]) == root:
-            msg = f"{folder}: it lies in the source {os.fsdecode(source)}, and would be a part of it the next time."
+            msg = f"{folder}: it is inside the source {os.fsdecode(source)}, and would be a part of it the next time."
             raise PackError(f"{msg}\n  Pack into a folder outside of it.")
     is_indexed = (folder / INDEX_NAME).exists()
     if is_indexed and options.dry_run and not options.append and not options.overwrite:
@@ -317,7 +317,7 @@ def folder_of(dest: str) -> Path:
         PackError: It cannot be one.
     """
     if not dest or "\x00" in dest:
-        raise PackError(f"{dest!r} is no folder to pack into. Write . for this one.")
+        raise PackError(f"{dest!r} is not a folder to pack into. Write . for this one.")
     if not is_local(dest):
         raise PackError(f"{dest}: only a local folder can hold parts.")
     folder = Path(local_path(dest))

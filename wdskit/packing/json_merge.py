@@ -39,7 +39,7 @@ def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = Fal
     except RecursionError as err:
         raise ValueError("it is nested too deeply") from err
     except ValueError as err:
-        raise ValueError(f"it is no JSON in UTF-8: {err}") from err
+        raise ValueError(f"it is not JSON in UTF-8: {err}") from err
     if not isinstance(own, _Members):
         raise ValueError(f"it holds a {type(own).__name__}, where {', '.join(metadata)} could not be added")  # noqa: TRY004
     new = dict(metadata)
@@ -47,7 +47,7 @@ def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = Fal
         if name not in metadata:
             continue
         if name not in new:
-            raise ValueError(f"the name {name!r} stands twice")
+            raise ValueError(f"the name {name!r} appears twice")
         if type(value) is not type(metadata[name]) or value != metadata[name]:
             raise ValueError(f"it says {name!r} is {value!r}, and it is {metadata[name]!r}")
         del new[name]
@@ -88,10 +88,10 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) != len(pairs):
         [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"the name {twice!r} stands twice")
+        raise ValueError(f"the name {twice!r} appears twice")
     return row
 
 
 def refuse_constant(text: str) -> None:
     """For `parse_constant`: NaN and the infinities are a ValueError."""
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")

@@ -51,50 +51,50 @@ class WriteOptions:
     command: ClassVar[str]
 
     max_samples: int | None = option(None, "Most samples in a shard. Default: 10,000.", "N", least=1)
-    max_bytes: int | str | None = option(None, "Most bytes of a shard's file: 200MB, 1GiB, ... Default: 1GB.", "SIZE")
-    num_shards: int | None = option(
-        None, "So many shards, equal within one sample, with no limits but yours.", "N", least=1
-    )
+    max_bytes: int | str | None = option(None, "Most bytes in a shard's file: 200MB, 1GiB. Default: 1GB.", "SIZE")
+    num_shards: int | None = option(None, "Exactly N shards, equal within one sample; no default limits.", "N", least=1)
     multiple_of: int | None = option(
-        None, "Equal shards, a multiple of N (ranks x workers), within the limits.", "N", least=1
+        None, "A multiple of N (ranks x workers) equal shards, in the limits.", "N", least=1
     )
     shuffle: int | None = option(None, "Shuffle with this seed. Default: keep the order.", "SEED", least=0)
     split: str | Mapping[str, object] | None = option(
-        None, "By key, each split with shards of its own: train=0.9,val=0.1.", "SHARES"
+        None, "Split the samples by key; each split has shards of its own: train=0.9,val=0.1.", "SHARES"
     )
     pattern: str | None = option(None, "Names of the shards. Default: DEST's name and -%06d.tar.", "NAME")
     workers: int = option(1, "Processes that read and write.", "N", least=1)
     threads: int = option(1, "Threads of each process, for images.", "N", least=1)
-    on: str | None = option(None, "A Ray cluster that packs; its nodes see SOURCE and DEST.", "ray[://HOST:PORT]")
-    part: str | None = option(None, "Fill part I, from 0, of N; then `wdskit pack-finish DEST`.", "I/N")
-    only: int | None = option(None, "Fill this shard again, which is lost or damaged.", "NUMBER", least=0)
-    append: bool = option(False, "Add to a folder that is indexed already.")
+    on: str | None = option(None, "Pack on a Ray cluster whose nodes see SOURCE and DEST.", "ray[://HOST:PORT]")
+    part: str | None = option(None, "Fill part I of N, counted from 0; then run `wdskit pack-finish`.", "I/N")
+    only: int | None = option(None, "Write this one shard again, which is lost or damaged.", "NUMBER", least=0)
+    append: bool = option(False, "Add shards to what is packed in DEST.")
     overwrite: bool = option(False, "Replace what is packed in DEST.")
-    restart: bool = option(False, "Remove what another, stopped run has filled, and begin anew.")
+    restart: bool = option(False, "Remove what an unfinished run with other options left, and start over.")
     staging: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
-        None, "Where shards for a URL stand until they are uploaded. Default: in ~/.cache/wdskit.", "DIR"
+        None, "Where shards for a URL wait for their upload. Default: in ~/.cache/wdskit.", "DIR"
     )
     dry_run: bool = option(False, "Show what would be written, and write nothing.")
-    export: str | Sequence[str] = option((), "Files for other readers too: wids,open_clip,timm,energon,dali.", "KINDS")
-    split_name: str = option("", "The split for timm and energon. Default: from the shards' names.", "NAME")
+    export: str | Sequence[str] = option(
+        (), "Write files for other readers: wids,open_clip,timm,energon,dali.", "KINDS"
+    )
+    split_name: str = option("", "Name of the split for timm and energon. Default: from the shards' names.", "NAME")
     fields: Mapping[str, str] | Sequence[str] = option(
-        (), "Make a field of a column, or of JSON: txt=caption, cls=label. Again for more.", "FIELD=COLUMN"
+        (), "Make a field from a column or a JSON value: txt=caption, cls=label. Repeatable.", "FIELD=COLUMN"
     )
     classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = option(  # noqa: RUF009 (a field)
-        None, "Classes by number: a packed folder, classes.json, or a name a line.", "FILE"
+        None, "Class names in order: a packed folder, a classes.json, or a text with one name per line.", "FILE"
     )
     validate: str | None = option(None, "Check images: none, magic, structure, decode. Default: see above.", "LEVEL")
-    resize: int | None = option(None, "Make larger images smaller: pixels of a side.", "PIXELS", least=1)
-    resize_mode: str | None = option(None, "Side: shorter, longer, crop, pad (to a square). Default: shorter.", "MODE")
-    upscale: bool = option(False, "Make smaller images larger too.")
-    format: str | None = option(None, "What images become. Default: as they are.", "jpg|webp|png")
-    quality: int | None = option(None, "Of jpg and webp that are made. Default: 90.", "1..100", least=1, most=100)
-    orient: bool = option(False, "Turn images as EXIF says, and remove that tag.")
+    resize: int | None = option(None, "Shrink images whose side has more pixels.", "PIXELS", least=1)
+    resize_mode: str | None = option(None, "Side: shorter, longer; or a square: crop, pad. Default: shorter.", "MODE")
+    upscale: bool = option(False, "With --resize, enlarge smaller images too.")
+    format: str | None = option(None, "Convert images to this format. Default: keep theirs.", "jpg|webp|png")
+    quality: int | None = option(None, "Quality of new jpg and webp. Default: 90.", "1..100", least=1, most=100)
+    orient: bool = option(False, "Rotate images as their EXIF orientation says, and remove it.")
     background: str | None = option(None, "Behind transparent and around padded images: white, #ff0000.", "COLOUR")
     image_fields: str | Sequence[str] = option(
-        (), "Which images of a sample to change. Default: its only one.", "FIELDS"
+        (), "Images to change, where a sample has several: jpg,seg.png.", "FIELDS"
     )
-    derive: str | Sequence[str] = option((), "Metadata of the image for json: width,height,bytes,sha256.", "NAMES")
+    derive: str | Sequence[str] = option((), "Add metadata of the image to json: width,height,bytes,sha256.", "NAMES")
     max_pixels: int | None = option(None, "Most pixels of an image. Default: 100 million.", "N", least=1)
 
     def __post_init__(self) -> None:
@@ -107,11 +107,11 @@ class WriteOptions:
         for name, what in (("workers", "processes"), ("threads", "threads")):
             number = getattr(self, name)
             if type(number) is not int or number < 1:
-                raise PackError(f"{name}: {number!r} is no number of {what}; 1 is this one.")
+                raise PackError(f"{name}: {number!r} is not a number of {what}; 1 is this one.")
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
         if self.only is not None and (type(self.only) is not int or self.only < 0):
-            raise PackError(f"only: {self.only!r} is no number of a shard; the first is 0.")
+            raise PackError(f"only: {self.only!r} is not a number of a shard; the first is 0.")
         parse_exports(self.export, split_name=self.split_name)
         _ = self.transforms, self.limits, self.part_of, self.shares, self.columns
         self._check_together()
@@ -214,17 +214,15 @@ class PackOptions(WriteOptions):
 
     command = "pack"
 
-    keys: str = option("given", "Keys: key column or path; with _ for odd characters; or a hash.", "given|clean|hashed")
-    skip_bad: bool = option(False, "Leave bad rows out and list them in DEST/rejected.jsonl.")
-    from_: str | None = option(None, "What SOURCE is, where its path does not say so; see above.", "KIND")
+    keys: str = option("given", "Keys as they are, with _ for odd characters, or hashed.", "given|clean|hashed")
+    skip_bad: bool = option(False, "Leave bad rows out, and list them in DEST/rejected.jsonl.")
+    from_: str | None = option(None, "What SOURCE is, where its name does not say; see above.", "KIND")
     sidecars: str | Sequence[str] = option(
-        (), "Files beside an image that belong to its sample: json,txt,seg.png.", "EXT,..."
+        (), "Files of the same name with another ending: json,txt,seg.png (a.seg.png for a.jpg).", "EXT,..."
     )
-    files: str | Sequence[str] = option(
-        (), "Files of a folder that are samples, instead of images: wav,flac.", "EXT,..."
-    )
+    files: str | Sequence[str] = option((), "Files of a folder that are samples, not images: wav,flac.", "EXT,...")
     images: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
-        None, "Folder of a COCO file's images. Default: the file's own.", "DIR"
+        None, "Folder of the images that a COCO file names. Default: the folder of that file.", "DIR"
     )
     image_column: str | None = option(
         None, "Table's column with the image. Default: image, file_name, path, filepath.", "NAME"
@@ -232,8 +230,10 @@ class PackOptions(WriteOptions):
     key_column: str | None = option(None, "Table's column with the key. Default: key, else the image's path.", "NAME")
     allow_no_image: bool = option(False, "Pack rows of a table that have no image, too.")
     require: str | Sequence[str] = option((), "Fields that each sample must have: jpg;png,json.", "FIELDS")
-    missing: str | None = option(None, "Samples that lack one. Default: error.", "error|warn|skip")
-    duplicates: str = option("keep", "Samples with the same image, in DEST/duplicates.jsonl.", "keep|report|drop")
+    missing: str | None = option(None, "What to do without such a field. Default: error.", "error|warn|skip")
+    duplicates: str = option(
+        "keep", "The same image again: list it in DEST/duplicates.jsonl, or leave it out.", "keep|report|drop"
+    )
 
     def __post_init__(self) -> None:
         from wdskit.packing.samples.choice import check_word
@@ -285,21 +285,19 @@ class ReshardOptions(WriteOptions):
     command = "reshard"
 
     filter: str | None = option(
-        None, 'Keep samples for which this holds: "json.width >= 256 and cls in (1, 2)".', "EXPR"
+        None, 'Keep samples for which this is true: "json.width >= 256 and cls in (1, 2)".', "EXPR"
     )
-    missing: str = option("error", "Samples that lack what the filter asks for: stop, or leave out.", "error|skip")
+    missing: str = option("error", "What to do with samples that lack what the filter asks for.", "error|skip")
     sample: str | None = option(None, "Keep a share of the samples, by a hash of the key: 10%.", "SHARE")
-    seed: int = option(0, "Another seed keeps another share.", "N", least=0)
-    keep: str | Sequence[str] | None = option(None, "Keep these fields only: jpg,cls.", "FIELDS")
+    seed: int = option(0, "Another seed for --sample keeps other samples.", "N", least=0)
+    keep: str | Sequence[str] | None = option(None, "Keep only these fields: jpg,cls.", "FIELDS")
     drop: str | Sequence[str] | None = option(None, "Drop these fields: txt.", "FIELDS")
     rename: str | Sequence[str] | Mapping[str, str] | None = option(
         None, "Rename fields: jpeg=jpg,class=cls.", "OLD=NEW"
     )
-    keys: str = option("given", "Keys as they are; with _ for odd characters; or a hash of each.", "given|clean|hashed")
-    duplicate_keys: str = option("error", "A key that comes twice: stop, or keep its first sample.", "error|first")
-    check: str = option(
-        "headers", "sha256: compare all bytes of the sources with their index before writing.", "headers|sha256"
-    )
+    keys: str = option("given", "Keys as they are, with _ for odd characters, or hashed.", "given|clean|hashed")
+    duplicate_keys: str = option("error", "If a key comes twice: stop, or keep its first sample.", "error|first")
+    check: str = option("headers", "sha256: compare all bytes of the sources with their index first.", "headers|sha256")
 
     def __post_init__(self) -> None:
         from wdskit.packing.samples.choice import check_word
@@ -380,7 +378,7 @@ def parse_size(text: str) -> int:
     with contextlib.suppress(ValueError):
         if (num_bytes := parse_bytes(text)) < MAX_SHARD_BYTES:
             return num_bytes
-    raise PackError(f"max_bytes: {text!r} is no size of a shard. Write 200MB, 1.5GiB or a number of bytes.")
+    raise PackError(f"max_bytes: {text!r} is not a size of a shard. Write 200MB, 1.5GiB or a number of bytes.")
 
 
 def parse_part(text: str) -> tuple[int, int]:
@@ -393,5 +391,5 @@ def parse_part(text: str) -> tuple[int, int]:
     part, parts = map(int, match.groups()) if match else (0, 0)
     if part >= parts:
         parts = parts or 8
-        raise PackError(f"part: {text!r} is no part. Those of {parts} are 0/{parts} to {parts - 1}/{parts}.")
+        raise PackError(f"part: {text!r} is not a part. Those of {parts} are 0/{parts} to {parts - 1}/{parts}.")
     return part, parts

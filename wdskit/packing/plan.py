@@ -93,16 +93,18 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if type(value) is not int and (value is not None or name in {"max_samples", "max_bytes"}):
-                raise PackError(f"{name}: {value!r} is no whole number. From Python it is a number, as 1_000_000_000.")
+                raise PackError(
+                    f"{name}: {value!r} is not a whole number. From Python it is a number, as 1_000_000_000."
+                )
         if self.max_samples < 1:
             raise PackError(f"max_samples: {self.max_samples} is too small; a shard holds at least one sample.")
         if self.max_bytes < END_BYTES + member_bytes(1):
             raise PackError(f"max_bytes: {self.max_bytes} is too small; an empty sample takes more.")
         for name, number in (("num_shards", self.num_shards), ("multiple_of", self.multiple_of)):
             if number is not None and number < 1:
-                raise PackError(f"{name}: {number} is no number of shards; the least is 1.")
+                raise PackError(f"{name}: {number} is not a number of shards; the least is 1.")
         if self.num_shards is not None and self.multiple_of is not None and self.num_shards % self.multiple_of:
-            raise PackError(f"num_shards: {self.num_shards} is no multiple of multiple_of, {self.multiple_of}.")
+            raise PackError(f"num_shards: {self.num_shards} is not a multiple of multiple_of, {self.multiple_of}.")
 
     def described(self) -> dict[str, int | None]:
         """Each by name; None where there is none."""
@@ -362,7 +364,7 @@ def names_of(folder: Path, pattern: str | None) -> Names:
         return Names(f"{os.path.basename(os.path.abspath(folder)) or 'shard'}-%06d.tar")
     except PackError as err:
         raise PackError(
-            f"{folder}: shards cannot be called after this folder. Name them: --pattern train-%06d.tar."
+            f"{folder}: shards cannot be named after this folder. Name them: --pattern train-%06d.tar."
         ) from err
 
 

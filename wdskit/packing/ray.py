@@ -95,7 +95,7 @@ def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generato
                     raise PackError(f"{msg}\n  Install wdskit {__version__} on all of them.") from err
                 except ray.exceptions.RayError as err:
                     msg = f"{job.path}: its worker on the cluster died {_MOST_TRIES} times: {_last_line(err)}."
-                    raise PackError(f"{msg}\n  Look at its memory; do the same again to go on.") from err
+                    raise PackError(f"{msg}\n  Look at its memory; run the same command again to go on.") from err
                 pending.popleft()
                 yield filled
         finally:

@@ -116,11 +116,11 @@ class Row:
 
     def _bad(self, err: DecodeError) -> RowError:
         source: FieldBytes = dict(self.fields).get(err.field, b"")
-        return row_error(self.where, _describe(source, err), "Mend, rename or remove it, or use --skip-bad.")
+        return row_error(self.where, _describe(source, err), "Repair, rename or remove it, or use --skip-bad.")
 
     def _unreadable(self, source: FieldBytes, err: Exception) -> RowError:
         is_changed = isinstance(err, FileChanged)
-        remedy = "Pack again when nobody writes it." if is_changed else "Mend or remove it, or use --skip-bad."
+        remedy = "Pack again when nobody writes it." if is_changed else "Repair or remove it, or use --skip-bad."
         return row_error(self.where, _describe(source, err), remedy)
 
 
@@ -168,10 +168,10 @@ def file_bytes(path: str, where: str) -> FileBytes:
         status = os.stat(path)
     except OSError as err:
         problem = f"{path}: {err.strerror or err}".removeprefix(f"{where}: ")
-        raise row_error(where, problem, "Mend the path, or use --skip-bad.") from err
+        raise row_error(where, problem, "Correct the path, or use --skip-bad.") from err
     if not stat.S_ISREG(status.st_mode):
-        problem = "it is no file" if path == where else f"{path} is no file"
-        raise row_error(where, problem, "Mend the path, or use --skip-bad.")
+        problem = "it is not a file" if path == where else f"{path} is not a file"
+        raise row_error(where, problem, "Correct the path, or use --skip-bad.")
     return FileBytes(path, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
@@ -242,7 +242,7 @@ def _python_row(row: Any, where: str, keys: str) -> Row:
     values: dict[str, Any] = {}
     for name, value in row.items():
         if not isinstance(name, str):
-            raise row_error(where, f"its field {name!r} is no text", "Name it like an extension: jpg, json, cls.")
+            raise row_error(where, f"its field {name!r} is not text", "Name it like an extension: jpg, json, cls.")
         if name.startswith("__"):
             continue
         field = SAME_FIELD.get(name.lower(), name.lower())
@@ -265,7 +265,7 @@ def json_with_key(own: FieldBytes, key: str, where: str) -> bytes:
         return field_with_metadata(own, {"key": key})
     except (OSError, ValueError) as err:
         problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
-        raise row_error(where, f"its json: {problem}", "Mend it, or use --skip-bad.") from err
+        raise row_error(where, f"its json: {problem}", "Correct it, or use --skip-bad.") from err
 
 
 def _encode(field: str, value: Any, where: str) -> FieldBytes:

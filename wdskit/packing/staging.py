@@ -336,7 +336,7 @@ def _other_rows(old: RunDescription, new: RunDescription, where_of: Callable[[in
 def _changed(folder: Path, changes: Sequence[str], num_shards: int) -> PackError:
     """The error of a run that is not the one that was stopped here."""
     msg = f"{folder}: a run that was stopped here was another one; {num_shards} of its shards are there.\n  "
-    remedy = "Do the same again to go on with it, or begin anew with --restart, which removes these shards."
+    remedy = "Run the same command again to go on with it, or start over with --restart, which removes these shards."
     return PackError(f"{msg}{first_few(changes)}\n  {remedy}")
 
 

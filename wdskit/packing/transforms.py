@@ -88,12 +88,12 @@ class Transforms:
         for name, most in (("resize", 1 << 16), ("quality", 100), ("max_pixels", 1 << 62)):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or not 1 <= value <= most):
-                raise PackError(f"{name}: {value!r} is no whole number of 1 to {most}.")
+                raise PackError(f"{name}: {value!r} is not a whole number of 1 to {most}.")
         try:
             if self.background is not None:
                 parse_colour(self.background)
         except (ValueError, AttributeError, TypeError) as err:
-            raise PackError(f"background: {self.background!r} is no colour. Write white or #ffffff.") from err
+            raise PackError(f"background: {self.background!r} is not a colour. Write white or #ffffff.") from err
         concerns_images = self.changes_bytes or self.duplicates != "keep"
         has_quality = self.changes_images and self.format != "png"
         has_background = self.format == "jpg" or self.resize_mode == "pad"
@@ -263,7 +263,7 @@ def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
     """Names, or a text of them with commas, in lower case as fields are."""
     parts: Sequence[Any] = value.split(",") if isinstance(value, str) else value
     if not all(isinstance(part, str) and part.strip(" ;") for part in parts):
-        raise PackError(f"{option}: {value!r} is no list of names. Write jpg,json.")
+        raise PackError(f"{option}: {value!r} is not a list of names. Write jpg,json.")
     names = tuple(";".join(each.strip().lower() for each in part.split(";")) for part in parts)
     if len(set(names)) < len(names):
         raise PackError(f"{option}: {value!r} has a name twice.")

@@ -198,7 +198,7 @@ def path_problem(name: str) -> str | None:
     if name.startswith("/"):
         return "it is an absolute path"
     if not {"", ".", ".."}.isdisjoint(parts):
-        return "it is no plain relative path"
+        return "it is not a plain relative path"
     if _UNSAFE.search(name):
         return "it holds control characters"
     if "\\" in name:

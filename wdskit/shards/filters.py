@@ -235,7 +235,7 @@ def _on_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
     def limited(*values: Any) -> Any:
         for value in values:
             if not isinstance(value, int | float):
-                raise ExpressionError(f"{_short(value)} is no number")
+                raise ExpressionError(f"{_short(value)} is not a number")
         result = function(*values)
         if isinstance(result, int) and result.bit_length() > MAX_BITS:
             raise ExpressionError(f"a number has more than {MAX_BITS} bits")

@@ -33,7 +33,7 @@ from wdskit.dataset.unfinished import refuse_unfinished
 from wdskit.errors import FolderIndexError, ShardError, StorageError
 from wdskit.export.api import check_export_names, export_folder, export_shard, new_members, parse_exports
 from wdskit.export.dali import ShardMembers
-from wdskit.files import DISK, Disk, remove_temp_files
+from wdskit.files import DISK, Disk, describe_missing, remove_temp_files
 from wdskit.limits import MAX_HELD_BYTES
 from wdskit.shards.parallel import Progress, choose_workers, open_path, read_shards
 from wdskit.storage.identity import FileIdentity
@@ -208,7 +208,9 @@ def _find_shards(folder: Path) -> dict[str, int]:
         raise StorageError(f"{err.filename}: cannot be read: {err.strerror}.", url=str(folder)) from err
     for name, status in stats.items():
         if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for ever
-            raise StorageError(f"{folder / name}: this is no file. Move it away, or rename it.", url=str(folder / name))
+            raise StorageError(
+                f"{folder / name}: this is not a file. Move it away, or rename it.", url=str(folder / name)
+            )
     if not stats:
         raise StorageError(f"{folder}: no shard (*.tar) stands in this folder.", url=str(folder))
     return {name: status.st_size for name, status in stats.items()}
@@ -268,8 +270,8 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
         raise StorageError(msg, url=str(folder))
     path = Path(local_path(str(folder)))
     if not path.is_dir():
-        what = "this is a file, not a folder" if path.exists() else "there is no such folder"
-        raise StorageError(f"{folder}: {what}. Name the folder that holds the shards.", url=str(folder))
+        problem = "this is a file, not a folder." if path.exists() else describe_missing(str(path), "folder")
+        raise StorageError(f"{folder}: {problem} Name the folder that holds the shards.", url=str(folder))
     return path
 
 

@@ -12,7 +12,7 @@ from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
 from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.lock import lock_folder
-from wdskit.dataset.patterns import UNLISTED, look_for_shards
+from wdskit.dataset.patterns import UNLISTED, look_for_shards, nothing_matches
 from wdskit.dataset.shard import write_offsets
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
@@ -110,7 +110,7 @@ def repair(
         if one.problem != UNLISTED
     ]
     if not shards and not indexes:
-        raise StorageError(f"{path}: there is no such shard, or no shard (*.tar) in this folder.", url=str(path))
+        raise nothing_matches(str(path))
     folder = Path(to)
     _check_names(shards)
     try:
@@ -164,7 +164,7 @@ def _repair_all(
 def _repair_shard(path: str, entry: ShardEntry | None, target: Path, images: ImageCheck, disk: Disk) -> RepairedShard:
     """Write what can be saved of one shard."""
     if not Path(path).is_file():
-        return RepairedShard(path, 0, (Loss(path, 0, 0, None, "this is no file"),), is_suspect=False)
+        return RepairedShard(path, 0, (Loss(path, 0, 0, None, "this is not a file"),), is_suspect=False)
     num_bytes = 0
     try:
         shard = DigestedFile(open_path(path))

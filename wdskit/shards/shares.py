@@ -22,7 +22,7 @@ SPLIT_SEED = 0
 """The seed that `wdskit split` has by default, so that `pack --split` gives a key the same split."""
 
 _PERCENTAGE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?) ?%")
-_SHARE = re.compile(r"\d{1,18}(\.\d{1,18})?%?|\d{1,18}/0{0,9}[1-9]\d{0,17}", re.ASCII)
+_SHARE = re.compile(r"(\d{1,18}(\.\d{1,18})?|\.\d{1,18})%?|\d{1,18}/0{0,9}[1-9]\d{0,17}", re.ASCII)
 _MAX_SPLITS = 100
 _EXAMPLE = "Write train=0.8,val=0.1,test=0.1."
 
@@ -103,7 +103,7 @@ def _split_text(text: str) -> list[tuple[str, object]]:
     for part in text.split(","):
         name, equals, share = part.partition("=")
         if not equals:
-            raise SelectionError(f"{part.strip()!r} is no name with its share. {_EXAMPLE}")
+            raise SelectionError(f"{part.strip()!r} is not a name with its share. {_EXAMPLE}")
         pairs.append((name.strip(), share.strip()))
     return pairs
 
@@ -118,7 +118,7 @@ def _parse_share(name: str, value: object) -> Fraction:
         if _SHARE.fullmatch(text):
             share = Fraction(text.rstrip("%")) / (100 if text.endswith("%") else 1)
     if not 0 < share <= 1:
-        raise SelectionError(f"{name}={value} is no share: it is more than 0 and at most 1. {_EXAMPLE}")
+        raise SelectionError(f"{name}={value} is not a share: it is more than 0 and at most 1. {_EXAMPLE}")
     return share
 
 

@@ -66,10 +66,10 @@ def test_a_class_that_is_not_among_the_given_ones_is_an_error(tmp_path):
     [
         ("missing", "there is no such file or folder"),
         ("val", "there is no classes.json in this folder"),
-        (b"cat\ncat\n", "the class 'cat' stands there twice"),
+        (b"cat\ncat\n", "the class 'cat' appears twice"),
         (b"", "it holds no class"),
         (b"cat\n\ndog\n", "one without a name"),
-        (b"\xff\xfec\0", "it is no UTF-8"),
+        (b"\xff\xfec\0", "it is not UTF-8"),
         ([], "it holds no class"),
         (["cat", 7], "one without a name"),
         ({"cat": 1}, "the numbers of the 1 names are not 0 to 0"),

@@ -58,15 +58,15 @@ def test_images_are_beside_the_file_where_nothing_else_is_said_and_captions_have
     ("found", "error", "problem"),
     [
         ("[1]", PackError, "it holds a list"),
-        ("{", PackError, "it is no JSON"),
-        ('{"images": [], "images": []}', PackError, "stands twice"),
-        ("[" * 100_000, PackError, "it is no JSON"),
-        ('{"images": [NaN]}', PackError, "NaN is no JSON"),
+        ("{", PackError, "it is not JSON"),
+        ('{"images": [], "images": []}', PackError, "appears twice"),
+        ("[" * 100_000, PackError, "it is not JSON"),
+        ('{"images": [NaN]}', PackError, "NaN is not JSON"),
         ({"a": 1}, PackError, "it has no list of objects 'images', as annotations of COCO have; it has 'a'"),
         ({**COCO, "annotations": [1]}, PackError, "no list of objects 'annotations'"),
         ({**COCO, "categories": None}, PackError, "no list of objects 'categories'"),
-        ({**COCO, "images": COCO["images"] * 2}, PackError, "the id 9 is no number, or stands twice"),
-        ({**COCO, "images": [{"id": "9"}]}, PackError, "the id '9' is no number"),
+        ({**COCO, "images": COCO["images"] * 2}, PackError, "the id 9 is not a number, or appears twice"),
+        ({**COCO, "images": [{"id": "9"}]}, PackError, "the id '9' is not a number"),
         ({**COCO, "images": COCO["images"][:1]}, PackError, "is of the image 4, which is not in `images`"),
         ({**COCO, "images": [], "annotations": []}, PackError, "nothing to pack"),
         ({**COCO, "categories": COCO["categories"][:1]}, RowError, "image 1: .* has the category 18, which is not in"),
@@ -82,8 +82,24 @@ def test_what_is_no_coco_is_an_error(tmp_path, found, error, problem):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("place", ["train2017", "annotations/pictures"])
+def test_images_elsewhere_are_looked_for_beside_the_annotations(tmp_path, monkeypatch, place):
+    """As COCO is handed out: annotations/instances.json beside train2017/."""
+    monkeypatch.chdir(tmp_path)
+    Path("annotations").mkdir()
+    path = Path("annotations/instances.json")
+    path.write_text(json.dumps(COCO))
+    named = COCO["images"][0]["file_name"]
+    with pytest.raises(RowError, match="Name the folder of the images with --images DIR, or use --skip-bad"):
+        pack(path, "out")
+    (Path(place) / named).parent.mkdir(parents=True)
+    (Path(place) / named).write_bytes(b"x")
+    with pytest.raises(RowError, match=f"Name the folder of the images with --images {place}, or"):
+        pack(path, "out")
+
+
 def test_a_folder_of_images_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(PackError, match="images: 'gone' is no folder"):
+    with pytest.raises(PackError, match="images: gone: there is no such folder"):
         pack(write(tmp_path, COCO), tmp_path / "out", images="gone")
 
 

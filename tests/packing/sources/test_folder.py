@@ -61,7 +61,7 @@ def test_a_flat_folder_has_no_classes(tmp_path):
 
 def test_images_beside_class_folders_are_refused(tmp_path):
     source = make_folder(tmp_path / "photos", {"cat": 1, ".": 1})
-    with pytest.raises(PackError, match=r"0000.jpg: it stands beside the class folders"):
+    with pytest.raises(PackError, match=r"0000.jpg: it is beside the class folders"):
         pack(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -137,7 +137,7 @@ def test_links_are_followed_and_rings_end(tmp_path):
     [
         (lambda path: path.symlink_to("nowhere"), "No such file or directory"),
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
-        (os.mkfifo, "is no file"),
+        (os.mkfifo, "is not a file"),
     ],
     ids=["nowhere", "itself", "pipe"],
 )
@@ -201,14 +201,14 @@ def test_names_that_are_no_utf8_are_errors(tmp_path):
     source = make_folder(tmp_path / "photos", {"cat": 1})
     bad = os.fsdecode(b"\xff.jpg")
     (source / "cat" / bad).write_bytes(image_bytes())
-    with pytest.raises(RowError, match=r"its path is no UTF-8"):
+    with pytest.raises(RowError, match=r"its path is not UTF-8"):
         pack(source, tmp_path / "out", keys="hashed")
     result = pack(source, tmp_path / "out", skip_bad=True)
     (line,) = (tmp_path / "out" / "rejected.jsonl").read_bytes().splitlines()
-    assert json.loads(line) == {"where": str(source / "cat" / bad), "reason": "its path is no UTF-8"}
+    assert json.loads(line) == {"where": str(source / "cat" / bad), "reason": "its path is not UTF-8"}
     assert [err.where for err in result.rejected] == [str(source / "cat" / bad)]
     (source / os.fsdecode(b"\xfe")).mkdir()
-    with pytest.raises(PackError, match=r"the name of this class is no UTF-8"):
+    with pytest.raises(PackError, match=r"the name of this class is not UTF-8"):
         pack(source, tmp_path / "other", skip_bad=True)
 
 
@@ -241,6 +241,13 @@ def test_every_kind_of_image_is_kept_byte_for_byte(tmp_path, kind, suffix, field
     assert samples_in(tmp_path / "out")["cat/a"][field] == pixels_of(kind)
 
 
+def test_a_mask_beside_an_image_is_an_error_that_names_its_option(tmp_path):
+    for name in ("a.jpg", "a.seg.png"):
+        (tmp_path / name).write_bytes(image_bytes())
+    with pytest.raises(RowError, match=r"key 'a.seg': it holds a dot.*\n.* use --sidecars seg\.png\. If not, rename"):
+        pack(tmp_path, tmp_path.parent / "out")
+
+
 def test_what_is_packed_is_clean_to_verify_whatever_the_images_are_called(tmp_path):
     """ImageNet has a PNG that is called JPEG."""
     source = make_folder(tmp_path / "photos", {"cat": 3, "dog": 2})
@@ -248,7 +255,9 @@ def test_what_is_packed_is_clean_to_verify_whatever_the_images_are_called(tmp_pa
         (source / "cat" / name).write_bytes(image_bytes(kind))
     wrong = source / "dog" / "wrong.jpg"
     wrong.write_bytes(image_bytes("PNG"))
-    with pytest.raises(RowError, match=r"wrong.jpg: the name promises JPEG, and it is a PNG file.\n  Mend, rename or"):
+    with pytest.raises(
+        RowError, match=r"wrong.jpg: the name promises JPEG, and it is a PNG file.\n  Repair, rename or"
+    ):
         pack(source, tmp_path / "out")
     for name, options in (
         ("skipped", {"skip_bad": True}),
@@ -562,7 +571,7 @@ def test_a_folder_whose_name_sorts_between_an_image_and_its_sidecar_parts_them_n
         (b'{"cls": 1}', r"it says 'cls' is 1, and it is 0"),
         (b'{"cls": false}', r"it says 'cls' is False, and it is 0"),
         (b"[1]", "it holds a list, where cls, class, path could not be added"),
-        (b'{"path": "cat/0000.jpg", "path": "cat/0000.jpg"}', "the name 'path' stands twice"),
+        (b'{"path": "cat/0000.jpg", "path": "cat/0000.jpg"}', "the name 'path' appears twice"),
         (b'{"path": "b", "path": "cat/0000.jpg"}', "it says 'path' is 'b', and it is 'cat/0000.jpg'"),
         (b'{"a": "\xff"}', "codec can't decode"),
         (b"", "Expecting value"),

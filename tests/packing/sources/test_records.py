@@ -74,7 +74,7 @@ def test_whole_numbers_stay_what_they_are(tmp_path, kind):
     path = write_table(tmp_path, kind, {**COLUMNS, "label": [7, 0, 7]})
     assert pack(path, tmp_path / "out", fields=["cls=label"]).classes == {}
     assert [sample["cls"] for sample in samples_in(tmp_path / "out").values()] == [b"7", b"0", b"7"]
-    with pytest.raises(RowError, match="7 is no number of the 2 classes of `classes`"):
+    with pytest.raises(RowError, match="7 is not a number of the 2 classes of `classes`"):
         pack(path, tmp_path / "other", fields=["cls=label"], classes=["a", "b"])
 
 
@@ -118,7 +118,7 @@ def test_other_fields_are_the_files_that_a_column_names(tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_column_that_is_not_there_is_an_error_with_those_that_are(tmp_path, kind):
     path = write_table(tmp_path, kind, COLUMNS)
-    message = r"it has no column 'caption'; it has 'filepath', 'title', 'label'.*Mend --field"
+    message = r"it has no column 'caption'; it has 'filepath', 'title', 'label'.*Correct --field"
     with pytest.raises((RowError, PackError), match=f"(?s){message}"):
         pack(path, tmp_path / "out", fields={"txt": "caption"})
 
@@ -132,7 +132,7 @@ def test_a_column_that_is_not_there_is_an_error_with_those_that_are(tmp_path, ki
         ("npy", [[[1, 2]], [[1], [1, 2]], [[1]]], "its column 'x'"),
         ("txt", ["a", 7, "c"], "its column 'x': .*written from str"),
         ("index", [1, "b", 2], "its column 'x': .*written from int"),
-        ("cls", [1, [2], 3], r"its column 'x': \[2\] is no whole number. Name the classes: --classes FILE"),
+        ("cls", [1, [2], 3], r"its column 'x': \[2\] is not a whole number. Name the classes: --classes FILE"),
     ],
 )
 def test_a_value_that_a_field_does_not_take_is_an_error_of_its_row(tmp_path, field, values, problem):
@@ -157,8 +157,8 @@ def test_arrays_with_holes_are_errors_of_their_row(tmp_path, values, problem):
     [
         (["caption"], "'caption' names no column. Write FIELD=COLUMN"),
         (["TXT=caption"], "field 'TXT': a field is made of"),
-        (["txt=a", "txt=b"], "'txt' stands there twice"),
-        (["jpg=a", "jpeg=b"], "'jpg' stands there twice"),
+        (["txt=a", "txt=b"], "'txt' appears twice"),
+        (["jpg=a", "jpeg=b"], "'jpg' appears twice"),
         ({"json": "x"}, "'json' holds all columns anyway"),
     ],
 )
@@ -202,7 +202,7 @@ def test_texts_on_stdin_need_classes(tmp_path, monkeypatch):
     rows = b'{"key": "a", "l": "dog"}\n{"key": "b", "l": "cat"}\n'
     options = {"from_": "table", "fields": {"cls": "l"}, "allow_no_image": True}
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))
-    with pytest.raises(RowError, match=r"'dog' is no whole number. Name the classes: --classes FILE"):
+    with pytest.raises(RowError, match=r"'dog' is not a whole number. Name the classes: --classes FILE"):
         pack("-", tmp_path / "out", **options)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))
     pack("-", tmp_path / "out", classes=["cat", "dog"], restart=True, **options)

@@ -84,7 +84,7 @@ def test_jsonl_may_come_through_stdin(tmp_path):
     assert (done.returncode, done.stderr) == (0, b"")
     assert list(samples_in(tmp_path / "out")) == ["photos/cat/0000", "b"]
     done = piped(b"bad\n", "other", "--from", "table", cwd=tmp_path)
-    assert done.stderr.startswith(b"standard input:1: it is no JSON")
+    assert done.stderr.startswith(b"standard input:1: it is not JSON")
 
 
 # Tables of other suffixes.
@@ -141,7 +141,7 @@ def test_a_line_without_end_is_not_taken_into_memory(tmp_path, name):
     [
         ("photos", {"from_": "table"}, "photos: cannot be read: Is a directory"),
         ("m.txt", {"from_": "folder"}, "m.txt: cannot be listed: Not a directory"),
-        ("m.txt", {"from_": "films"}, "from: 'films' is no kind of source. There are folder, table, list"),
+        ("m.txt", {"from_": "films"}, "from: 'films' is not a kind of source. There are folder, table, list"),
         ("m.txt", {}, "m.txt: this is neither a folder nor a file of a known suffix"),
         ("gone", {"from_": "list"}, "gone: cannot be read: No such file or directory"),
         ("-", {"from_": "folder"}, "-: cannot be listed: No such file or directory"),

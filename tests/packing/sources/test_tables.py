@@ -178,7 +178,7 @@ def test_images_elsewhere_need_a_key_or_a_hash(tmp_path, kind):
     (tmp_path / "tables").mkdir()
     path = manifest(tmp_path / "tables", "m.csv", f"image,id\n{image},a\n")
     with pytest.raises(
-        RowError, match=r"m.csv:2: key .*: it is (an absolute|no plain relative) path.\n.*--keys hashed"
+        RowError, match=r"m.csv:2: key .*: it is (an absolute|not a plain relative) path.\n.*--keys hashed"
     ):
         pack(path, tmp_path / "out")
     pack(path, tmp_path / "named", key_column="id")
@@ -215,21 +215,21 @@ def test_a_hash_is_that_of_the_key_where_a_row_has_one_else_of_the_path(tmp_path
 @pytest.mark.parametrize(
     ("name", "text", "line", "problem"),
     [
-        ("m.jsonl", '{"key": "a"}\n{"key": }\n', 2, "it is no JSON"),
+        ("m.jsonl", '{"key": "a"}\n{"key": }\n', 2, "it is not JSON"),
         ("m.jsonl", '{"key": "a"}\n\n[1]\n', 3, "it holds a list"),
         ("m.jsonl", "7\n", 1, "it holds a int"),
-        ("m.jsonl", '{"key": "a"} {"key": "b"}\n', 1, "it is no JSON: Extra data"),
-        ("m.jsonl", '{"key": "a", "key": "b"}\n', 1, "the name 'key' stands twice"),
-        ("m.jsonl", '{"key": "a", "x": [{"y": 1, "z": 2, "y": 1}]}\n', 1, "the name 'y' stands twice"),
-        ("m.jsonl", '{"x": NaN}\n', 1, "NaN is no JSON"),
-        ("m.jsonl", '{"x": [-Infinity]}\n', 1, "-Infinity is no JSON"),
+        ("m.jsonl", '{"key": "a"} {"key": "b"}\n', 1, "it is not JSON: Extra data"),
+        ("m.jsonl", '{"key": "a", "key": "b"}\n', 1, "the name 'key' appears twice"),
+        ("m.jsonl", '{"key": "a", "x": [{"y": 1, "z": 2, "y": 1}]}\n', 1, "the name 'y' appears twice"),
+        ("m.jsonl", '{"x": NaN}\n', 1, "NaN is not JSON"),
+        ("m.jsonl", '{"x": [-Infinity]}\n', 1, "-Infinity is not JSON"),
         ("m.jsonl", '{"x": 1e999}\n', 1, "it cannot be written as JSON: Out of range float"),
         ("m.jsonl", '{"x": "\\ud800"}\n', 1, "it cannot be written as JSON: .*surrogates not allowed"),
-        ("m.jsonl", '{"x": ' + "9" * 5000 + "}\n", 1, "it is no JSON"),
-        ("m.jsonl", b'{"x": 1}\n{"x": "\xff"}\n', 2, "it is no UTF-8"),
-        ("m.jsonl", b'{"x": "\xc3"}\n', 1, "it is no UTF-8"),
-        ("m.jsonl", b'{"x": "a\x00b"}\n', 1, "it is no JSON: Invalid control character"),
-        ("m.jsonl", b'{"x": 1}\n\xef\xbb\xbf{"x": 2}\n', 2, "it is no JSON"),
+        ("m.jsonl", '{"x": ' + "9" * 5000 + "}\n", 1, "it is not JSON"),
+        ("m.jsonl", b'{"x": 1}\n{"x": "\xff"}\n', 2, "it is not UTF-8"),
+        ("m.jsonl", b'{"x": "\xc3"}\n', 1, "it is not UTF-8"),
+        ("m.jsonl", b'{"x": "a\x00b"}\n', 1, "it is not JSON: Invalid control character"),
+        ("m.jsonl", b'{"x": 1}\n\xef\xbb\xbf{"x": 2}\n', 2, "it is not JSON"),
         ("m.jsonl", '{"image": 5}\n', 1, "column 'image' holds 5, no path"),
         ("m.jsonl", '{"image": ["a.jpg"]}\n', 1, "no path"),
         ("m.jsonl", '{"image": "a\\u0000.jpg"}\n', 1, "no path"),
@@ -239,12 +239,12 @@ def test_a_hash_is_that_of_the_key_where_a_row_has_one_else_of_the_path(tmp_path
         ("m.jsonl", '{"key": true}\n', 1, "neither text nor a whole number"),
         ("m.jsonl", '{"key": "a.b"}\n', 1, "holds a dot"),
         ("m.jsonl", '{"key": "a"}\n{"key": "a"}\n', 2, "its key 'a' is that of .*m.jsonl:1 too"),
-        ("m.jsonl", "[" * 100_000 + "\n", 1, "it is no JSON"),
+        ("m.jsonl", "[" * 100_000 + "\n", 1, "it is not JSON"),
         ("m.csv", "image,x\nimages/0000.jpg,1\nimages/gone.jpg,2\n", 3, "No such file"),
         ("m.csv", 'image,x\n"images/0000.jpg","a\nb"\nimages,2\n', 4, "has no extension of an image"),
         ("m.csv", "image,x\nimages/0000.jpg\n", 2, "it has 1 columns, the header 2"),
         ("m.csv", "image,x\nimages/0000.jpg,1,2\n", 2, "it has 3 columns, the header 2"),
-        ("m.csv", b"image,x\nimages/0000.jpg,1\nimages/0001.jpg,\xe4\n", 3, "it is no UTF-8"),
+        ("m.csv", b"image,x\nimages/0000.jpg,1\nimages/0001.jpg,\xe4\n", 3, "it is not UTF-8"),
     ],
 )
 def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, text, line, problem):
@@ -269,12 +269,12 @@ def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, 
         ("m.csv", "a,,b\n1,2,3\n", "must name each column once"),
         ("m.csv", "", "must name each column once"),
         ("m.csv", "\n", "must name each column once"),
-        ("m.csv", b"\xe4,b\n1,2\n", "m.csv:1: the header is no UTF-8"),
+        ("m.csv", b"\xe4,b\n1,2\n", "m.csv:1: the header is not UTF-8"),
         ("m.csv", "a,b\n1,2\n3,4\x00\n", "m.csv:3: it holds a NUL"),
         ("m.csv", "image,x\nimages/0000.jpg,1\n".encode("utf-16"), "m.csv:1: it holds a NUL, as text in UTF-16"),
-        ("m.csv", 'a,b\n1,2\n"open,2\n3,4\n', "m.csv:3: it is no CSV: unexpected end of data.\n  Look for a quote"),
-        ("m.csv", 'a,b\n"x"y,2\n', "m.csv:2: it is no CSV"),
-        ("m.csv", 'a,b\n1,"' + ("x" * 999 + "\n") * 5_000, "m.csv:2: it is no CSV: field larger.*\n.*as JSONL"),
+        ("m.csv", 'a,b\n1,2\n"open,2\n3,4\n', "m.csv:3: it is not CSV: unexpected end of data.\n  Look for a quote"),
+        ("m.csv", 'a,b\n"x"y,2\n', "m.csv:2: it is not CSV"),
+        ("m.csv", 'a,b\n1,"' + ("x" * 999 + "\n") * 5_000, "m.csv:2: it is not CSV: field larger.*\n.*as JSONL"),
         ("m.csv", "a,b\n1," + "x" * 5_000_000 + "\n", "m.csv:2: this line is longer than the 4194304 bytes"),
         ("m.jsonl", "", "m.jsonl: there is nothing to pack"),
         ("m.jsonl", "\n\n", "m.jsonl: there is nothing to pack"),
@@ -311,7 +311,7 @@ def test_a_row_with_100_000_names_of_which_two_are_one_is_refused_at_once():
     """Not after looking each one up in all the others."""
     text = json.dumps({f"n{n}": n for n in range(100_000)})[:-1] + ', "n99999": 1}'
     (error,) = rows_of("m.jsonl", text)
-    assert "the name 'n99999' stands twice" in str(error)
+    assert "the name 'n99999' appears twice" in str(error)
 
 
 def test_numbers_of_rows_do_not_depend_on_which_rows_are_bad(tmp_path):

@@ -143,7 +143,7 @@ class Batch:
             remedy = "Ask first ('txt' in fields, json.get('n', 0)), or leave such samples out with --missing skip."
             raise self._unanswered(key, choice, err, remedy) from err
         except (ExpressionError, DecodeError) as err:
-            raise self._unanswered(key, choice, err, "Mend the filter or the sample.") from err
+            raise self._unanswered(key, choice, err, "Correct the filter or the sample.") from err
         gone.num_filtered += not holds
         return holds
 

@@ -198,7 +198,7 @@ def _parts(texts: str | Sequence[str]) -> list[str]:
 def _parse_names(option: str, names: str | Sequence[str]) -> frozenset[str]:
     found = _parts(names)
     if not all(found) or not found:
-        raise PackError(f"{option}: {names!r} is no list of fields. Write jpg,cls.")
+        raise PackError(f"{option}: {names!r} is not a list of fields. Write jpg,cls.")
     return frozenset(found)
 
 

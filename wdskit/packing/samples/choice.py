@@ -81,4 +81,4 @@ def check_seed(option: str, seed: int | None) -> None:
 def check_workers(workers: int) -> None:
     """Refuse what is no number of processes."""
     if type(workers) is not int or workers < 1:
-        raise PackError(f"workers: {workers!r} is no number of processes; 1 is this one.")
+        raise PackError(f"workers: {workers!r} is not a number of processes; 1 is this one.")

@@ -180,7 +180,7 @@ class SampleFiller:
             right[rows] = (hash_keys([*keys.values()]) & np.uint64(0xFFFFFFFF)) == check[rows]
         if not right.all():
             row = first + int(np.flatnonzero(~right)[0])
-            raise self._changed(row, "another sample, or none, stands there now")
+            raise self._changed(row, "another sample, or none, is there now")
 
     def _place(self, row: int) -> str:
         return f"{self._rows.sources[self._rows.source[row]]} (byte {int(self._rows.start[row]) * BLOCK_BYTES})"

@@ -97,14 +97,14 @@ class Seen:
         unknown = sorted(changes.named - self._fields)
         if unknown:
             msg = f"{unknown[0]}: no sample has this field; there are {', '.join(sorted(self._fields))}."
-            raise PackError(f"{msg} Mend --keep, --drop or --rename.")
+            raise PackError(f"{msg} Correct --keep, --drop or --rename.")
         accounted = num_kept + num_duplicates + self.gone.total
         if accounted != self.num_samples:
             raise PackError(
                 f"{self.num_samples} samples were read and {accounted} are accounted for. Nothing was written."
             )
         if not num_kept:
-            raise PackError(f"of {self.num_samples} samples none is left to write. Mend --filter or --sample.")
+            raise PackError(f"none of the {self.num_samples} samples is left to write. Correct --filter or --sample.")
 
 
 def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:

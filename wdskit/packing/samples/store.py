@@ -159,7 +159,7 @@ class Samples:
             if first != number and not first_of_key:
                 remedy = "Take the first one of each key with --duplicate-keys first, or name fewer shards."
                 places = f"{self.where(first)} and in {self.where(number)}"
-                raise PackError(f"key {key!r} stands in {places}; keys must be unique.\n  {remedy}")
+                raise PackError(f"key {key!r} is in {places}; keys must be unique.\n  {remedy}")
             is_later[number] = first != number
         return np.flatnonzero(~is_later) if is_later.any() else None
 

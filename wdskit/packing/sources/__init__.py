@@ -16,6 +16,7 @@ from wdskit.codecs.formats import is_image_field
 from wdskit.dataset.braces import expand_patterns, split_parts
 from wdskit.dataset.patterns import has_wildcards
 from wdskit.errors import PackError, RowError
+from wdskit.files import describe_missing
 from wdskit.packing.duplicates import Duplicate
 from wdskit.packing.row import Row, field_of, python_rows
 from wdskit.packing.sources.archives import Tars, Zips
@@ -198,7 +199,7 @@ def find_source(source: Any, how: SourceOptions) -> Source:
             raise PackError("the rows: from belongs to a path, and these are rows from Python.")
         _check_options("the rows", "these are rows from Python", (), how)
         if not isinstance(source, Iterable):
-            raise PackError(f"{source!r} is no source. Give a folder, a manifest, or an iterable of rows.")
+            raise PackError(f"{source!r} is not a source. Give a folder, a manifest, or an iterable of rows.")
         is_stream = not isinstance(source, Sequence)
         found = Source("the rows", python_rows(source, keys=how.keys), is_stream=is_stream, is_held=not is_stream)
     if how.keys == "clean":
@@ -209,7 +210,7 @@ def find_source(source: Any, how: SourceOptions) -> Source:
 def _path_source(path: str, how: SourceOptions) -> Source:
     name = how.from_ or _kind_of(path)
     if name not in KINDS:
-        raise PackError(f"from: {name!r} is no kind of source. There are {', '.join(KINDS)}.")
+        raise PackError(f"from: {name!r} is not a kind of source. There are {', '.join(KINDS)}.")
     kind = KINDS[name]
     _check_options(path, f"this is {kind.what}", kind.options, how)
     if how.classes is not None and "fields" in kind.options and "cls" not in how.fields:
@@ -236,7 +237,7 @@ def _kind_of(path: str) -> str:
         return _kind_of_folder(path)
     is_pattern = has_wildcards(path) or "{" in path or "::" in path
     if not os.path.exists(path) and not is_pattern:
-        raise PackError(f"{path or 'an empty path'}: there is no such folder or file.")
+        raise PackError(f"{path or 'an empty path'}: {describe_missing(path, 'folder or file')}")
     parts = split_parts(path)
     if len(parts) > 1:
         return _kind_of(parts[0])

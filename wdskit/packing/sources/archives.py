@@ -158,7 +158,7 @@ def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
     # Members that share bytes make terabytes of a zip of some kilobytes (D. Fifield, 2019).
     starts = sorted((member.header_offset, _stop(member)) for member in found)
     if any(stop > start for (_, stop), (start, _) in pairwise(starts)):
-        raise _damaged(path, "members of it overlap, as they do in bombs")
+        raise _damaged(path, "its members overlap, as in a decompression bomb")
     return [(name, member) for name, member in named if not name.endswith("/")]
 
 
@@ -174,7 +174,7 @@ def _zip_name(path: str, member: zipfile.ZipInfo) -> str:
         try:
             name = name.encode("cp437").decode()
         except UnicodeError as err:
-            raise _damaged(path, f"the name {name!r} of a member is no UTF-8") from err
+            raise _damaged(path, f"the name {name!r} of a member is not UTF-8") from err
     if not name or "\x00" in name:
         raise _damaged(path, f"a member is called {name!r}")
     return name
@@ -188,7 +188,7 @@ def _zip_field(
     num_bytes, packed_bytes = member.file_size, member.compress_size
     is_deflated = member.compress_type == zipfile.ZIP_DEFLATED
     if num_bytes > max(MAX_UNPACKED_BYTES, MAX_UNPACK_RATIO * packed_bytes):
-        problem = f"its {field!r} claims to unpack {packed_bytes} bytes to {num_bytes}, as bombs do"
+        problem = f"its {field!r} claims to unpack {packed_bytes} bytes to {num_bytes}, as a decompression bomb does"
         raise row_error(where, problem, "Unpack it yourself, if it is right.")
     if _NUMBER.fullmatch(field.partition(".")[0]):
         problem = f"the dot in {key}.{field} cuts its key, and names that differ behind it would be one sample"
@@ -222,7 +222,7 @@ def _row(
             try:
                 fields.update(json_fields(records, fields.get("json"), fields.keys()))
             except (ValueError, OSError) as err:
-                raise row_error(where, str(err), "Mend --field, or use --skip-bad.") from err
+                raise row_error(where, str(err), "Correct --field, or use --skip-bad.") from err
         if keys != "given":
             fields["json"] = json_with_key(fields.get("json", b"{}"), key, where)
         return make_row(key, fields, where, keys=keys, path=key)

@@ -182,7 +182,7 @@ class ArrowTables:
                     try:
                         yield from batch.column(column).unique().to_pylist()
                     except ValueError as err:
-                        raise PackError(f"{path}: its column {column!r} holds text that is no UTF-8.") from err
+                        raise PackError(f"{path}: its column {column!r} holds text that is not UTF-8.") from err
 
     def _row(self, cells: _Cells, records: Records, number: int, where: str, keys: str) -> Row:
         if isinstance(cells.values, str):
@@ -201,7 +201,7 @@ class ArrowTables:
                 image_field = field_of_bytes(image.start)
                 if image_field is None:
                     problem = f"its image begins with {image.start[:8]!r}, as none of a known format does"
-                    raise row_error(where, problem, "Mend or remove it, or use --skip-bad.")
+                    raise row_error(where, problem, "Repair or remove it, or use --skip-bad.")
                 fields[image_field] = image.data
             elif image.path:
                 fields.update(records.image_file(image_path(image.path, image_column, where), where))

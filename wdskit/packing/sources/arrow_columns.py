@@ -58,7 +58,7 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
     try:
         names = schema.names
     except UnicodeDecodeError as err:
-        raise PackError(f"{path}: the name of one of its columns is no UTF-8.") from err
+        raise PackError(f"{path}: the name of one of its columns is not UTF-8.") from err
     if len({*names}) < len(names):
         raise PackError(f"{path}: two of its columns have one name: {', '.join(map(repr, names))}.")
     for option, column in (
@@ -67,7 +67,7 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
     ):
         if column is not None and column not in names:
             there = ", ".join(map(repr, names))
-            raise PackError(f"{path}: it has no column {column!r}; it has {there}. Mend --{option}.")
+            raise PackError(f"{path}: it has no column {column!r}; it has {there}. Correct --{option}.")
     labels = class_labels(schema, features)
     for name in labels:
         if f"{name}_name" in names:
@@ -111,7 +111,7 @@ def parse_json(data: bytes, path: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as err:
-        raise PackError(f"{path}: it is no JSON of `datasets`: {err}.") from err
+        raise PackError(f"{path}: it is not JSON of `datasets`: {err}.") from err
     if not isinstance(found, dict):
         raise PackError(f"{path}: it holds a {type(found).__name__}, where `datasets` writes an object.")
     return found

@@ -16,6 +16,7 @@ from typing import Any
 
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES, parse_classes, read_classes
 from wdskit.errors import FolderIndexError, PackError, StorageError
+from wdskit.files import describe_missing
 from wdskit.storage.urls import read_bytes
 
 _SHOWN = 5
@@ -57,10 +58,10 @@ def class_number(value: Any, classes: ClassNames | None) -> int:
     number = whole_number(value)
     if number is None:
         if classes is None:
-            raise ValueError(f"{value!r} is no whole number. Name the classes: --classes FILE.")
+            raise ValueError(f"{value!r} is not a whole number. Name the classes: --classes FILE.")
         raise ValueError(classes.refusal(str(value)))
     if classes is not None and not -1 <= number < len(classes.names):
-        raise ValueError(f"{number} is no number of the {len(classes.names)} classes of {classes.where}")
+        raise ValueError(f"{number} is not a number of the {len(classes.names)} classes of {classes.where}")
     return number
 
 
@@ -113,13 +114,13 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
         raise PackError(f"{where}: it holds no class, or one without a name. Give each number a name.")
     [(name, count)] = Counter(names).most_common(1)
     if count > 1:
-        raise PackError(f"{where}: the class {name!r} stands there twice. Give each number a name of its own.")
+        raise PackError(f"{where}: the class {name!r} appears twice. Give each number a name of its own.")
     return ClassNames(tuple(names), where)
 
 
 def _read(path: str) -> Sequence[str]:
     if not os.path.exists(path):
-        raise PackError(f"{path}: classes: there is no such file or folder.")
+        raise PackError(f"{path}: classes: {describe_missing(str(path), 'file or folder')}")
     try:
         if os.path.isdir(path):
             found = read_classes(Path(path))
@@ -131,6 +132,6 @@ def _read(path: str) -> Sequence[str]:
             return parse_classes(data, path)
         return [line.strip() for line in data.decode("utf-8-sig").strip().splitlines()]
     except UnicodeDecodeError as err:
-        raise PackError(f"{path}: classes: it is no UTF-8. Write a name a line, or give a {CLASSES_NAME}.") from err
+        raise PackError(f"{path}: classes: it is not UTF-8. Write a name a line, or give a {CLASSES_NAME}.") from err
     except (FolderIndexError, StorageError) as err:
         raise PackError(str(err)) from err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from wdskit.errors import PackError, RowError
+from wdskit.files import describe_missing
 from wdskit.limits import MAX_COCO_BYTES
 from wdskit.packing.json_merge import refuse_constant, to_json, unique
 from wdskit.packing.row import Row, make_row, row_error
@@ -37,8 +39,9 @@ class Coco:
 
     def __init__(self, path: str, images: str | None, records: Records) -> None:
         if images is not None and not os.path.isdir(images):
-            raise PackError(f"images: {images!r} is no folder.")
+            raise PackError(f"images: {images}: {describe_missing(images, 'folder')}")
         self._path = path
+        self._folder_hint = ""
         found = _read(path)
         self._images = self._list(found, "images")
         self._categories = self._by_id(self._list({"categories": [], **found}, "categories"))
@@ -75,7 +78,14 @@ class Coco:
         if unknown is not None and self._categories:
             raise row_error(where, f"one of its annotations has the category {unknown}, which is not in `categories`")
         names = {str(number): self._categories[number].get("name") for number in used if number in self._categories}
-        fields = self._records.image_file(name, where)
+        try:
+            fields = self._records.image_file(name, where)
+        except RowError as err:
+            if os.path.exists(os.path.join(self._records.folder, name)):
+                raise
+            self._folder_hint = self._folder_hint or _find_folder(self._path, name) or "DIR"
+            remedy = f"Name the folder of the images with --images {self._folder_hint}, or use --skip-bad."
+            raise row_error(where, err.problem, remedy) from err
         category = {*map(str, names.values())}
         if len(category) > 1 and _CATEGORY in self._records.fields.values():
             raise row_error(where, f"its annotations have several categories: {', '.join(sorted(category))}")
@@ -101,9 +111,20 @@ class Coco:
         for item in items:
             number = _id(item.get("id"))
             if number is None or number in found:
-                raise PackError(f"{self._path}: the id {item.get('id')!r} is no number, or stands twice.")
+                raise PackError(f"{self._path}: the id {item.get('id')!r} is not a number, or appears twice.")
             found[number] = item
         return found
+
+
+def _find_folder(path: str, name: str) -> str | None:
+    """The folder beside a file of annotations, or beside its folder, that has this image."""
+    folder = os.path.dirname(path) or "."
+    for parent in (folder, os.path.join(folder, os.pardir)):
+        with contextlib.suppress(OSError):
+            for one in sorted(os.listdir(parent)):
+                if os.path.isfile(os.path.join(parent, one, name)):
+                    return os.path.normpath(os.path.join(parent, one))
+    return None
 
 
 def _id(value: Any) -> int | None:
@@ -119,7 +140,7 @@ def _read(path: str) -> dict[str, Any]:
     except OSError as err:
         raise PackError(f"{path}: cannot be read: {err.strerror}.") from err
     except (ValueError, RecursionError) as err:
-        raise PackError(f"{path}: it is no JSON: {err}.") from err
+        raise PackError(f"{path}: it is not JSON: {err}.") from err
     if not isinstance(found, dict):
         raise PackError(f"{path}: it holds a {type(found).__name__}, and annotations of COCO are an object.")
     return found

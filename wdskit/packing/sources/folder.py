@@ -101,7 +101,7 @@ class ImageFolder:
             if self._num_at_top and "/" in path:
                 first = os.path.join(self._root, self._first_at_top)
                 others = f"{self._names.what.capitalize()}s that stand so: {self._num_at_top}."
-                msg = f"{first}: it stands beside the class folders, so it has no class.\n  Move it into one. {others}"
+                msg = f"{first}: it is beside the class folders, so it has no class.\n  Move it into one. {others}"
                 raise PackError(msg)
             num += 1
             try:
@@ -122,7 +122,7 @@ class ImageFolder:
         try:
             text = utf8_name(path)
         except UnicodeDecodeError as err:
-            raise row_error(where, "its path is no UTF-8", "Rename it.") from err
+            raise row_error(where, "its path is not UTF-8", "Rename it.") from err
         metadata: dict[str, object] = {"path": text}
         fields: dict[str, FieldBytes] = {}
         if self.classes:
@@ -145,8 +145,17 @@ class ImageFolder:
                 fields["json"] = field_with_metadata(own, metadata)
             except (OSError, ValueError) as err:
                 problem = (err.strerror or str(err)) if isinstance(err, OSError) else str(err)
-                raise row_error(where, f"{own.path}: {problem}", "Mend or rename it, or use --skip-bad.") from err
-        return make_row(os.path.splitext(text)[0], fields, where, keys=keys, path=text)
+                raise row_error(where, f"{own.path}: {problem}", "Repair or rename it, or use --skip-bad.") from err
+        try:
+            return make_row(os.path.splitext(text)[0], fields, where, keys=keys, path=text)
+        except RowError as err:
+            extension = text.rpartition("/")[2].partition(".")[2].lower()
+            if "." not in extension:
+                raise
+            remedy = (
+                f"If it belongs to another image, as a mask does, use --sidecars {extension}. If not, rename it, or"
+            )
+            raise row_error(where, err.problem, f"{remedy} use --keys clean or --keys hashed.") from err
 
 
 def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[str, int]:
@@ -155,7 +164,7 @@ def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[
         try:
             names.append(utf8_name(folder))
         except UnicodeDecodeError as err:
-            raise PackError(f"{os.path.join(root, folder)}: the name of this class is no UTF-8. Rename it.") from err
+            raise PackError(f"{os.path.join(root, folder)}: the name of this class is not UTF-8. Rename it.") from err
     if classes is not None:
         unknown = [name for name in names if name not in classes.numbers]
         if unknown:
@@ -166,7 +175,7 @@ def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[
     if names and all(name.lower() in _SPLITS for name in names):
         problem = f"it holds nothing but {' and '.join(names)}, which would be its classes"
         remedy = f"Pack each by itself: `wdskit pack {os.path.join(root, names[0])} DEST`, the others then with"
-        remedy = f"{remedy} `--classes DEST`, so that all number their classes alike."
+        remedy = f"{remedy} `--classes DEST`, so that a class has one number in all of them."
         raise PackError(f"{root}: {problem}.\n  {remedy} If they are the classes, name them: --classes FILE.")
     return {name: number for number, name in enumerate(names)}
 

@@ -21,7 +21,7 @@ from wdskit.packing.sources.class_names import ClassNames, class_number, whole_n
 
 IMAGE_COLUMNS = ("image", "file_name", "path", "filepath")
 CLASS_FIELD = "cls"
-MEND = "Mend it, or use --skip-bad."
+MEND = "Correct it, or use --skip-bad."
 _KEY_COLUMN = "key"
 _ENCODED = TEXT_FIELDS | INT_FIELDS | JSON_FIELDS | NPY_FIELDS
 
@@ -169,7 +169,7 @@ def _column(record: Mapping[str, Any], column: str, option: str, where: str) -> 
     """The value of a column that an option names."""
     if column not in record:
         problem = f"it has no column {column!r}; it has {', '.join(map(repr, record))}"
-        raise row_error(where, problem, f"Mend --{option}.")
+        raise row_error(where, problem, f"Correct --{option}.")
     return record[column]
 
 
@@ -196,7 +196,7 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
         if not column:
             raise PackError(f"field: {name!r} names no column. Write FIELD=COLUMN: txt=caption.")
         if name in found or name == "json":
-            why = "holds all columns anyway" if name == "json" else "stands there twice"
+            why = "holds all columns anyway" if name == "json" else "appears twice"
             raise PackError(f"field: {name!r} {why}. Leave it out, or give it another name.")
         found[name] = column
     return found

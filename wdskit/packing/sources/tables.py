@@ -115,7 +115,7 @@ def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
             row = decode(line)
             problem = f"it holds a {type(row).__name__}"
         except (ValueError, RecursionError) as err:
-            problem = f"it is no JSON: {err}"
+            problem = f"it is not JSON: {err}"
         if isinstance(row, dict):
             yield where, row, line.strip()
         else:
@@ -152,7 +152,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
         if not header or len({*header}) < len(header) or not all(header):
             raise PackError(f"{path}:1: the header {header} must name each column once.")
         if not all(map(is_utf8, header)):
-            raise PackError(f"{path}:1: the header is no UTF-8. Save it as UTF-8.")
+            raise PackError(f"{path}:1: the header is not UTF-8. Save it as UTF-8.")
         start = reader.line_num + 1
         for cells in reader:
             where = f"{path}:{start}"
@@ -161,20 +161,20 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
                 continue
             if len(cells) != len(header):
                 problem = f"it has {len(cells)} columns, the header {len(header)}"
-                yield where, row_error(where, problem, "Mend the row."), None
+                yield where, row_error(where, problem, "Correct the row."), None
             elif not all(map(is_utf8, cells)):
                 yield where, _no_utf8(where), None
             else:
                 yield where, dict(zip(header, cells, strict=True)), None
     except csv.Error as err:
         what, remedy = ("TSV", "W") if is_tsv else ("CSV", "Look for a quote that is not doubled or not closed; or w")
-        raise PackError(f"{path}:{start}: it is no {what}: {err}.\n  {remedy}rite it as JSONL.") from err
+        raise PackError(f"{path}:{start}: it is not {what}: {err}.\n  {remedy}rite it as JSONL.") from err
     finally:
         csv.field_size_limit(limit)
 
 
 def _no_utf8(where: str) -> RowError:
-    return row_error(where, "it is no UTF-8", "Save the manifest as UTF-8.")
+    return row_error(where, "it is not UTF-8", "Save the manifest as UTF-8.")
 
 
 def _path_rows(file: IO[bytes], name: str, end: bytes) -> Iterator[TableRow]:

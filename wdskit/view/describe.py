@@ -1,0 +1,141 @@
+"""What the page shows of a sample: its fields, image, masks and boxes, as plain JSON with all text made printable."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from wdskit.codecs.checks import read_header
+from wdskit.codecs.fields import INT_FIELDS, JSON_FIELDS, TEXT_FIELDS, decode_field, is_json_field
+from wdskit.codecs.formats import is_image_field
+from wdskit.codecs.images import may_be_mask
+from wdskit.errors import DecodeError
+from wdskit.limits import MAX_PIXELS
+from wdskit.text import printable, shorten
+from wdskit.view.samples import Sample
+
+CLASS_FIELD = "cls"
+MAX_BOXES = 300
+MAX_CHARS = 200_000
+"""Characters of a text or JSON field that are shown."""
+
+_PRETTY = json.JSONEncoder(indent=2, ensure_ascii=False)
+_LISTS = ("annotations", "objects")
+_NAMES = ("category", "label", "class", "name", "category_name", "category_id")
+
+
+def summarize(sample: Sample) -> dict[str, Any]:
+    """What a card of the grid shows: key, class, image with its size, masks and boxes."""
+    main, masks = find_images(sample)
+    found: dict[str, Any] = {"row": sample.row, "key": printable(sample.key), "class": class_of(sample)}
+    found |= {"image": None, "masks": [*map(printable, masks)], "boxes": [], "problem": "" if main else "no image"}
+    if main is not None:
+        try:
+            header = read_header(lambda size: bytes(sample.fields[main][:size]))
+        except DecodeError as err:
+            found["problem"] = printable(shorten(str(err)))
+            return found
+        found["image"] = {"field": printable(main), "width": header.width, "height": header.height}
+        found["boxes"] = boxes_of(sample)
+    return found
+
+
+def describe(sample: Sample) -> dict[str, Any]:
+    """What the dialog shows: as `summarize`, and the shard and all fields with their sizes and what they hold."""
+    fields = [
+        {"name": printable(name), "num_bytes": len(data), "text": _text_of(name, data)}
+        for name, data in sample.fields.items()
+    ]
+    return {**summarize(sample), "shard": printable(sample.shard), "fields": fields}
+
+
+def find_images(sample: Sample) -> tuple[str | None, list[str]]:
+    """The field of the image and those of its masks: images that store one number a pixel, where another does not."""
+    images = [name for name in sample.fields if is_image_field(name)]
+    masks = [name for name in images if may_be_mask(sample.fields[name], max_pixels=MAX_PIXELS)]
+    main = next((name for name in images if name not in masks), images[0] if images else None)
+    return main, [name for name in masks if name != main]
+
+
+def class_of(sample: Sample) -> str:
+    """The class of a sample by name, or else by number; empty without one."""
+    data = sample.fields.get(CLASS_FIELD, b"")
+    label = bytes(data[:20]).decode(errors="replace").strip()
+    if label.isascii() and label.isdecimal() and int(label) < len(sample.classes):
+        label = sample.classes[int(label)]
+    return printable(shorten(label))
+
+
+def boxes_of(sample: Sample) -> list[dict[str, Any]]:
+    """The boxes in the JSON of a sample: x, y, width and height in pixels of the image, and a label; the first ones."""
+    found: list[dict[str, Any]] = []
+    for name, data in sample.fields.items():
+        if is_json_field(name):
+            try:
+                value = decode_field(name, data)
+            except DecodeError:
+                continue  # the text of the field says so
+            for box, label in _boxes(value):
+                numbers = dict(zip(("x", "y", "width", "height"), box, strict=True))
+                found.append(numbers | {"label": "" if label is None else printable(shorten(str(label)))})
+                if len(found) == MAX_BOXES:
+                    return found
+    return found
+
+
+def _boxes(value: object) -> Iterator[tuple[list[float], object]]:
+    """Boxes as COCO has them: `bbox` or `boxes` of the sample, or `bbox` of each of its annotations or objects."""
+    if not isinstance(value, Mapping):
+        return
+    categories = value.get("categories")
+    for name in _LISTS:
+        for one in value[name] if isinstance(value.get(name), list) else ():
+            if isinstance(one, Mapping) and (box := _box(one.get("bbox"))):
+                label = next((one[key] for key in _NAMES if isinstance(one.get(key), str | int)), None)
+                known = categories.get(str(label)) if isinstance(categories, Mapping) else None
+                yield box, known if isinstance(known, str) else label
+    labels: list[Any] = next((value[key] for key in ("labels", "classes") if isinstance(value.get(key), list)), [])
+    for name in ("bbox", "boxes"):
+        boxes = value.get(name)
+        if box := _box(boxes):
+            yield box, None
+        elif isinstance(boxes, list):
+            for place, one in enumerate(boxes):
+                if box := _box(one):
+                    yield box, labels[place] if len(labels) == len(boxes) else None
+
+
+def _box(value: object) -> list[float] | None:
+    """Four numbers, of which the last two are positive; None for anything else."""
+    if not isinstance(value, list) or len(value) != 4:
+        return None
+    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in value):
+        return None
+    try:
+        box = [float(one) for one in value]
+    except OverflowError:
+        return None
+    return box if all(map(math.isfinite, box)) and min(box[2:]) > 0 else None
+
+
+def _text_of(name: str, data: Any) -> str | None:
+    """What a field of text, JSON or a number holds, or what is wrong with it; None for any other."""
+    if name.rpartition(".")[2].lower() not in JSON_FIELDS | TEXT_FIELDS | INT_FIELDS:
+        return None
+    try:
+        value = decode_field(name, data)
+    except DecodeError as err:
+        return printable(str(err))
+    parts = _PRETTY.iterencode(value) if is_json_field(name) else iter([str(value)])
+    text = ""
+    try:
+        while len(text) <= MAX_CHARS:
+            text += next(parts)
+    except StopIteration:
+        pass
+    except RecursionError:  # nested deeper than the standard library writes
+        text = bytes(data).decode(errors="replace")
+    shown = "\n".join(map(printable, text[:MAX_CHARS].split("\n")))
+    return f"{shown}\n... and more" if len(text) > MAX_CHARS else shown

@@ -1,0 +1,262 @@
+"""The page of `wdskit view`, for one person on this machine.
+
+What shards hold is whatever somebody wrote: text goes to the page as JSON and becomes text there, never markup; images
+are decoded here and encoded anew; and the page's policy lets nothing run but its one script. Other pages in the same
+browser lack the token without which nothing is answered, and a request that names another host is refused, so that no
+name elsewhere can be made to lead here.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from wdskit.codecs.images import make_mask_overlay, make_thumbnail
+from wdskit.errors import ConfigError, DecodeError, StorageError, WdskitError
+from wdskit.limits import MAX_PIXELS
+from wdskit.shards.filters import Expression
+from wdskit.statistics.counts import Numbers
+from wdskit.text import printable
+from wdskit.view.describe import class_of, describe, summarize
+from wdskit.view.samples import Samples
+
+HOST = "127.0.0.1"
+MAX_PAGE = 200
+MAX_SIDE = 2048
+NUM_COUNTED = 2000
+NUM_CLASSES = 30
+SEARCH_S = 0.5
+COUNT_S = 10.0
+
+_MOST_CHARS = 4000  # of a search
+_ASSETS = {
+    "": ("view.html", "text/html"),
+    "view.js": ("view.js", "text/javascript"),
+    "view.css": ("view.css", "text/css"),
+    "view.svg": ("view.svg", "image/svg+xml"),
+}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+class Guard:
+    """Answers only what names this host and the token, as the first part of the path."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = app
+        self._token = token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").partition(b":")[0]
+        given = scope["path"].removeprefix("/").partition("/")[0].encode(errors="replace")
+        if host not in {HOST.encode(), b"localhost"} or not secrets.compare_digest(given, self._token):
+            refusal = PlainTextResponse("Open the address that `wdskit view` has printed.\n", 403)
+            return await refusal(scope, receive, send)
+
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *extra]}
+            await send(message)
+
+        return await self._app(scope, receive, send_with_policy)
+
+
+class Page:
+    """What the page asks for, of some samples. Its methods run in threads."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def routes(self) -> list[Route]:
+        """Path and method of each."""
+        by_path = {
+            "/api/about": self.about,
+            "/api/page": self.page,
+            "/api/sample": self.sample,
+            "/api/find": self.find,
+            "/api/counts": self.counts,
+            "/image": self.image,
+            "/mask": self.mask,
+        }
+        return [Route(path, method) for path, method in by_path.items()]
+
+    def about(self, _: Request) -> Response:
+        """What is shown, and how many samples."""
+        return JSONResponse({"title": printable(self._samples.title), "num_samples": len(self._samples)})
+
+    def page(self, request: Request) -> Response:
+        """The samples of some rows, named one by one, or those from `start` on."""
+        rows = [self._row(text) for text in request.query_params.getlist("row")[:MAX_PAGE]]
+        if not rows and "start" in request.query_params:
+            start = self._row(request.query_params["start"])
+            count = _number(request.query_params.get("count", "24"), 1, MAX_PAGE)
+            rows = [*range(start, min(start + count, len(self._samples)))]
+        return JSONResponse(
+            [
+                {
+                    "row": row,
+                    "key": "",
+                    "class": "",
+                    "image": None,
+                    "masks": [],
+                    "boxes": [],
+                    "problem": printable(str(one)),
+                }
+                if isinstance(one, WdskitError)
+                else summarize(one)
+                for row, one in zip(rows, self._samples.read_each(rows), strict=True)
+            ]
+        )
+
+    def sample(self, request: Request) -> Response:
+        """All of one sample."""
+        return JSONResponse(describe(self._samples.read(self._row(request.query_params.get("row", "")))))
+
+    def find(self, request: Request) -> Response:
+        """The next rows whose keys hold `text` and for which `filter` is true; `next` is where to go on."""
+        query = request.query_params
+        text, condition = query.get("text", "")[:_MOST_CHARS], query.get("filter", "")
+        found = self._samples.find(
+            self._row(query.get("start", "0")),
+            text=text,
+            expression=Expression(condition) if condition.strip() else None,
+            limit=_number(query.get("count", "24"), 1, MAX_PAGE),
+            seconds=SEARCH_S,
+        )
+        return JSONResponse(
+            {
+                "rows": found.rows,
+                "next": found.stop,
+                "num_unanswered": found.num_unanswered,
+                "problem": printable(found.problem),
+            }
+        )
+
+    def counts(self, _: Request) -> Response:
+        """Classes and sizes of rows that are spread evenly over all, or of all where they are few."""
+        return JSONResponse(self._counted)
+
+    @functools.cached_property
+    def _counted(self) -> dict[str, Any]:
+        end = time.monotonic() + COUNT_S
+        total = len(self._samples)
+        num = min(total, NUM_COUNTED)
+        classes: Counter[str] = Counter()
+        numbers = {name: Numbers() for name in ("width", "height", "bytes")}
+        num_read = num_bad = 0
+        places = np.random.default_rng(0).permutation(num).tolist()  # so that an early end leaves them spread
+        for sample in self._samples.read_each([place * total // num for place in places]):
+            num_read += 1
+            if isinstance(sample, WdskitError):
+                num_bad += 1
+            else:
+                image = summarize(sample)["image"]
+                classes[class_of(sample)] += 1
+                numbers["bytes"].add(sum(map(len, sample.fields.values())))
+                for name in ("width", "height") if image else ():
+                    numbers[name].add(image[name])
+            if time.monotonic() > end:
+                break
+        del classes[""]
+        return {
+            "num_read": num_read,
+            "num_bad": num_bad,
+            "num_samples": total,
+            "num_classes": len(classes),
+            "classes": classes.most_common(NUM_CLASSES),
+            "sizes": {name: vars(one.result()) for name, one in numbers.items() if one.counts},
+        }
+
+    def image(self, request: Request) -> Response:
+        """An image field as a JPEG of at most `side` pixels."""
+        data, side = self._image(request)
+        return Response(make_thumbnail(data, side=side, max_pixels=MAX_PIXELS)[0], media_type="image/jpeg")
+
+    def mask(self, request: Request) -> Response:
+        """A mask as a PNG of colours."""
+        data, side = self._image(request)
+        return Response(make_mask_overlay(data, side=side, max_pixels=MAX_PIXELS), media_type="image/png")
+
+    def _image(self, request: Request) -> tuple[Any, int]:
+        field = request.query_params.get("field", "")
+        sample = self._samples.read(self._row(request.query_params.get("row", "")))
+        data = next((data for name, data in sample.fields.items() if printable(name) == field), None)
+        if data is None:
+            raise DecodeError(f"there is no field {field!r} in this sample", field=field)
+        return data, _number(request.query_params.get("side", "256"), 16, MAX_SIDE)
+
+    def _row(self, text: str) -> int:
+        return _number(text, 0, len(self._samples) - 1)
+
+
+def _number(text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 19 and least <= int(text) <= most):
+        raise ConfigError(f"{text[:40]!r} is not a number of {least} to {most}.")
+    return int(text)
+
+
+def make_app(samples: Samples, token: str) -> Guard:
+    """The application: everything stands below `/<token>/`."""
+
+    def asset(name: str, kind: str) -> Callable[[Request], Response]:
+        data = resources.files("wdskit.view").joinpath(name).read_bytes()
+        return lambda _: Response(data, media_type=kind)
+
+    def refuse(_: Request, err: Exception) -> Response:
+        return JSONResponse({"error": "\n".join(map(printable, str(err).split("\n")))}, 422)
+
+    routes = [Route(f"/{path}", asset(*found)) for path, found in _ASSETS.items()]
+    routes += Page(samples).routes()
+    app = Starlette(routes=[Mount(f"/{token}", routes=routes)], exception_handlers={WdskitError: refuse})
+    return Guard(app, token)
+
+
+def serve(samples: Samples, *, port: int, on_start: Callable[[str], None]) -> None:
+    """Answer on 127.0.0.1 until Ctrl-C.
+
+    Args:
+        samples: What is shown.
+        port: 0 for any that is free.
+        on_start: Called with the address of the page before the first answer.
+
+    Raises:
+        StorageError: The port is in use.
+    """
+    token = secrets.token_urlsafe(24)
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOST, port))
+        except OSError as err:
+            raise StorageError(f"port {port}: {err.strerror}. Choose another with --port, or leave it out.") from err
+        listening.listen()
+        on_start(f"http://{HOST}:{listening.getsockname()[1]}/{token}/")
+        config = uvicorn.Config(make_app(samples, token), log_level="warning", access_log=False, server_header=False)
+        uvicorn.Server(config).run(sockets=[listening])
