@@ -98,8 +98,10 @@ demo: $(DEMO_STAMP)
 	@echo "  $(BIN)/wdskit verify $(DEMO)/train"
 	@echo "  DATA=$(DEMO) $(BIN)/wdskit plan configs/imagenet.yaml --pipeline train --world-size 4"
 
-# A link that leads nowhere, a missing heading and an unknown name are errors. It needs no network.
+# A link that leads nowhere, a missing heading, a public name without a docstring, and a page that is not what the source
+# says are errors. It needs no network.
 docs: $(DOCS_STAMP)
+	$(BIN)/python tools/generate.py --check
 	$(BIN)/zensical build --strict --clean
 	@echo "Look at it: $(BIN)/python -m http.server --directory build/docs"
 

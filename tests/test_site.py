@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -41,7 +42,9 @@ def test_every_page_is_built_and_asks_no_other_host(sources: Path) -> None:
         loaded += re.findall(r"<link[^>]*?rel=\"?(?:stylesheet|preconnect|icon)\"?[^>]*?href=\"?([^\s\">]+)", html)
         assert not [url for url in loaded if "//" in url], path.name
     front = (sources / "build" / "docs" / "index.html").read_text(encoding="utf-8")
-    assert not [path.name for path in pages if path.stem not in {"404", "index"} and f'href="{path.name}' not in front]
+    assert not [
+        path.name for path in pages if path.stem not in {"404", "index"} and f'href="./{path.name}' not in front
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +66,38 @@ WRONG = ["[a](nowhere.md)", "[a](api.md#nowhere)", "[a][wdskit.nowhere]", "::: w
 def test_a_dead_link_or_an_unknown_name_fails(small: Path, wrong: str) -> None:
     (small / "docs" / "index.md").write_text(f"# Start\n\n[a](api.md#reference)\n\n{wrong}\n")
     assert (build(small).returncode != 0) == bool(wrong)
+
+
+class Bare:
+    """A class with a method that has no docstring."""
+
+    def method(self) -> None: ...
+
+    def _private(self) -> None: ...
+
+
+def test_a_public_name_without_a_docstring_is_found(load_tool) -> None:
+    """`tools/generate.py` ends with it."""
+    tool = load_tool("reference")
+    assert list(tool.undocumented("Bare", Bare)) == ["Bare.method"]
+    assert list(tool.undocumented("test", test_a_public_name_without_a_docstring_is_found)) == []
+    assert list(tool.undocumented("none", lambda: None)) == ["none"]
+
+
+def test_messages_are_read_from_the_source(load_tool) -> None:
+    """Text of f-strings, of a variable set before, and of a function's result; values are gaps."""
+    source = """
+def fail(path, count):
+    if count:
+        msg = f"{path}: there are {count} of them"
+        raise PackError(f"{msg}.\\n  Take one away.")
+    raise ShardError(shard=path, problem="it stops before its end", remedy=_remedy())
+
+def _remedy():
+    return "Fetch it again."
+"""
+    found = sorted(load_tool("reference").messages_in(ast.parse(source)))
+    assert found == [
+        ("PackError", "…: there are … of them. Take one away."),
+        ("ShardError", "it stops before its end. Fetch it again."),
+    ]

@@ -140,7 +140,7 @@ def lanes(colours: Colours) -> str:
 
 def resume(colours: Colours) -> str:
     """The positions of an epoch, dealt to two ranks, and after a stop at 12 to three."""
-    title = "Two ranks stop after 12 samples; three ranks go on at position 12 of the same sequence."
+    title = "Two ranks stop after 12 samples; three ranks continue at position 12 of the same sequence."
     drawing = Drawing(760, 176, title, colours)
     left, size = 20, 30
     drawing.text(left, 22, "2 ranks, batches of 3", anchor="start", size=13)

@@ -108,7 +108,8 @@ def api_page() -> str:
         targets = [f"wdskit.{name}" for name in names]
         at = targets.index("wdskit.make_loader") + 1 if title == "Train" else 0
         targets[at:at] = [LOADER] if title == "Train" else []
-        lines += [f"::: {target}\n" for target in targets]
+        inherited = "    options:\n      inherited_members: true\n"  # a method for each stage
+        lines += [f"::: {target}\n{inherited if target == 'wdskit.Pipeline' else ''}" for target in targets]
     return "\n".join([*lines, "## Test", "", f"::: {TESTING}", ""])
 
 
@@ -214,10 +215,10 @@ def nearest(values: list[ast.expr], since: int, until: int) -> list[ast.expr]:
 
 
 def joined(parts: list[list[str]]) -> Iterator[str]:
-    """Each way to put the parts together, on one line, without repeated gaps."""
+    """Each way to put the sentences together, on one line, without repeated gaps."""
     whole = [""]
     for choices in parts:
-        whole = [f"{before} {each}" for before in whole for each in choices][:8]
+        whole = [f"{before}. {each}" if before else each for before in whole for each in choices][:8]
     for text in whole:
         yield re.sub(r"…(?:[ :]*…)+", "…", " ".join(text.replace("`", "'").split()))
 
