@@ -27,10 +27,12 @@ class Colours:
     ranks: tuple[str, str, str]
     on_rank: str
     """Of text on the colour of a rank."""
+    page: str
+    """Behind it all, so that it can be read on a page that is not what the browser prefers."""
 
 
-LIGHT = Colours("#1f2328", "#59636e", "#8c959f", "#f6f8fa", ("#0969da", "#bc4c00", "#8250df"), "#ffffff")
-DARK = Colours("#f0f6fc", "#9198a1", "#656c76", "#151b23", ("#4493f8", "#f0883e", "#ab7df8"), "#0d1117")
+LIGHT = Colours("#1f2328", "#59636e", "#8c959f", "#f6f8fa", ("#0969da", "#bc4c00", "#8250df"), "#ffffff", "#ffffff")
+DARK = Colours("#f0f6fc", "#9198a1", "#656c76", "#151b23", ("#4493f8", "#f0883e", "#ab7df8"), "#0d1117", "#0d1117")
 FONT = 'font-family="system-ui, sans-serif" font-size="14"'
 
 
@@ -42,6 +44,7 @@ class Drawing:
         self.parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" {FONT}>',
             f"<title>{escape(title)}</title>",
+            f'<rect width="{width}" height="{height}" rx="8" fill="{colours.page}"/>',
         ]
 
     def box(self, x: float, y: float, width: float, height: float, *, stroke: str) -> None:

@@ -57,7 +57,7 @@ def command_section(words: tuple[str, ...], command: Any) -> str:
     paragraphs = [cell(" ".join(text.split())) for text in (command.help or "").replace("\f", "").split("\n\n")]
     paragraphs = [re.sub(r"\bwdskit\.([\w\\]+)", python_twin, text) for text in paragraphs]
     rows = [row for row in (parameter.get_help_record(context) for parameter in command.params) if row is not None]
-    lines = [f"## {' '.join(words)} {{ #{'-'.join(words)} }}", "", "\n\n".join(paragraphs), ""]
+    lines = [f"## {' '.join(words)}", "", "\n\n".join(paragraphs), ""]
     lines += ["| Argument or option | What it is |", "|---|---|"]
     lines += [f"| `{name.removesuffix(' <str>').replace('|', chr(92) + '|')}` | {cell(text)} |" for name, text in rows]
     return "\n".join([*lines, ""])
@@ -66,7 +66,7 @@ def command_section(words: tuple[str, ...], command: Any) -> str:
 def python_twin(match: re.Match[str]) -> str:
     """`wdskit.pack`, as a link into the API reference."""
     name = match[1].replace("\\", "")
-    return f"[`wdskit.{name}`][wdskit.{name}]" if name in wdskit.__all__ else match[0]
+    return f"[`wdskit.{name}`](api.md#wdskit.{name})" if name in wdskit.__all__ else match[0]
 
 
 def cell(text: str) -> str:
