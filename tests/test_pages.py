@@ -21,15 +21,13 @@ import pytest
 from folders import REPOSITORY
 from forking import Interpreter
 
+from wdskit import load_config
+
 RUN = {"bash", "python"}  # run in the reader's folder; a `text` block right behind is their output
-KEPT = {"yaml"}  # written to the file that their first line names, as a python block whose first line is `# NAME.py`
+KEPT = {"yaml"}  # written to the file that their first line names, and checked; so is a python block of `# NAME.py`
 SET_UP = {"sh"}  # for a fresh machine or for developers: looked at, not run
-OPTIONAL = {
-    "albumentations",
-    "open_clip",
-    "torchvision",
-    "transformers",
-}  # a block that imports these runs where they are
+OPTIONAL = {"albumentations", "open_clip", "torchvision", "transformers"}
+"""A block that imports one of these runs where they are installed."""
 GENERATED = {"api.md", "cli.md", "messages.md", "stages.md"}  # by tools/generate.py, which has tests of its own
 OWN_DATA = {"README.md", "docs/index.md"}  # these pages pack the data that the others use
 PACK = "wdskit pack photos data --split train=0.8,val=0.2 --shuffle 1 --max-samples 100"
@@ -37,7 +35,7 @@ NUM_PHOTOS = 240
 
 
 class Block(NamedTuple):
-    """One fenced block: its language, its text, the line of its first fence, and the output that the README shows."""
+    """One fenced block: its language, its text, the line of its first fence, and the output that the page shows."""
 
     language: str
     text: str
@@ -152,14 +150,16 @@ def test_blocks_run_and_print_what_the_page_shows(
     for block in blocks_of(page):
         if name := name_of_file(block):
             (folder / name).write_text(block.text)
+        if block.language == "yaml":
+            load_config(folder / name)
         if name or block.language not in RUN or (block.language == "python" and missing_packages(block)):
             continue
         done = run_block(block, folder, script_environment, python)
-        told = f"{page}:{block.line}\n{block.text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
-        assert done.returncode == 0, told
-        assert "Traceback" not in done.stderr, told  # not even one that Python ignores
+        report = f"{page}:{block.line}\n{block.text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+        assert done.returncode == 0, report
+        assert "Traceback" not in done.stderr, report  # not even one that Python ignores
         if block.output is not None and not matches(block.output, done.stdout):
-            assert os.environ.get("WDSKIT_UPDATE_GOLDEN"), told
+            assert os.environ.get("WDSKIT_UPDATE_GOLDEN"), report
             write_output(REPOSITORY / page, block, done.stdout)
 
 

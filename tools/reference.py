@@ -88,8 +88,11 @@ API_GROUPS = {
     "Check, index and split": ["verify", "VerifyResult", "Finding", "repair", "RepairResult", "index_folder",
                                "IndexReport", "split"],
 }  # fmt: skip
-LOADER = "wdskit.loader.base.Loader"  # what `make_loader` returns; its name is no public one
-TESTING = "wdskit.testing.assert_resumes_exactly"
+AFTER = {
+    "Pipeline": ["    options:", "      inherited_members: true"],  # a method for each stage
+    "make_loader": ["", "::: wdskit.loader.base.Loader"],  # what it returns; its name is no public one
+}
+"""Lines behind the directive of a name."""
 
 
 def api_page() -> str:
@@ -105,12 +108,9 @@ def api_page() -> str:
     lines = ["# API reference", "", f"Every public name of `import wdskit`. {NOTE.format('`wdskit.__all__`')}", ""]
     for title, names in groups.items():
         lines += [f"## {title}", ""]
-        targets = [f"wdskit.{name}" for name in names]
-        at = targets.index("wdskit.make_loader") + 1 if title == "Train" else 0
-        targets[at:at] = [LOADER] if title == "Train" else []
-        inherited = "    options:\n      inherited_members: true\n"  # a method for each stage
-        lines += [f"::: {target}\n{inherited if target == 'wdskit.Pipeline' else ''}" for target in targets]
-    return "\n".join([*lines, "## Test", "", f"::: {TESTING}", ""])
+        for name in names:
+            lines += [f"::: wdskit.{name}", *AFTER.get(name, []), ""]
+    return "\n".join([*lines, "## Test", "", "::: wdskit.testing.assert_resumes_exactly", ""])
 
 
 def undocumented(name: str, value: Any) -> Iterable[str]:
@@ -193,18 +193,20 @@ def messages_in(tree: ast.Module) -> Iterator[tuple[str, str]]:
             named = {each.arg: each.value for each in call.keywords}
             parts = call.args[at : at + 1] or [named[key] for key in ("problem", "remedy") if key in named]
             for text in joined([list(texts(part, known)) for part in parts]):
-                if len(re.findall(r"[a-z]{2,}", text)) >= 3:
+                if text[:1] not in {".", ","} and len(re.findall(r"[a-z]{2,}", text)) >= 3:
                     yield name, text
 
 
 def assigned(nodes: Iterable[ast.AST]) -> Known:
-    """What is assigned to each name."""
+    """What is assigned to each name; what is added to it later is one more value."""
     found: Known = defaultdict(list)
-    for node in nodes:
+    changes = [node for node in nodes if isinstance(node, ast.Assign | ast.AugAssign)]
+    for node in sorted(changes, key=lambda node: node.lineno):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             found[node.targets[0].id].append(node.value)
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            found[node.target.id].append(node.value)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and found[node.target.id]:
+            longer = ast.BinOp(found[node.target.id][-1], node.op, node.value)
+            found[node.target.id].append(ast.copy_location(longer, node))
     return found
 
 
