@@ -7,13 +7,15 @@ DEMO := .demo
 BIN := $(VENV)/bin
 DEMO_STAMP := $(VENV)/.wdskit-demo-installed
 STAMP := $(VENV)/.wdskit-installed
+DOCS_STAMP := $(VENV)/.wdskit-docs-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo test lint pytest sizes faults peers remote soak bench bench-peers bench-remote clean
+.PHONY: help setup demo docs test lint pytest sizes faults peers remote soak bench bench-peers bench-remote clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
+	@echo "make docs    the documentation site, into build/docs"
 	@echo "make test    everything that CI runs"
 	@echo "make lint    the part of it that reads the source only"
 	@echo "make pytest  the other part"
@@ -38,6 +40,10 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps scikit-image
 	touch $(DEMO_STAMP)
+
+$(DOCS_STAMP): $(DEMO_STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $(DOCS_STAMP)
 
 # For developers. The oldest webdataset that is supported stands beside the pinned one, for the tests of what it reads
 # and writes; and moto, an S3 server with users and roles.
@@ -95,6 +101,18 @@ demo: $(DEMO_STAMP)
 	$(BIN)/wdskit info $(DEMO)/train
 	OMP_NUM_THREADS=1 DATA=$(DEMO) $(BIN)/torchrun --standalone --nproc-per-node 2 \
 		tools/train_ddp.py --config configs/demo.yaml --epochs 2 --expect-lower-loss
+	@echo
+	@echo "It works. What to try next:"
+	@echo "  $(BIN)/wdskit ls $(DEMO)/train"
+	@echo "  $(BIN)/wdskit verify $(DEMO)/train"
+	@echo "  DATA=$(DEMO) $(BIN)/wdskit plan configs/imagenet.yaml --pipeline train --world-size 4"
+
+# A link that leads nowhere, a missing heading, a public name without a docstring, and a page that is not what the source
+# says are errors. It needs no network.
+docs: $(DOCS_STAMP)
+	$(BIN)/python tools/generate.py --check
+	$(BIN)/zensical build --strict --clean
+	@echo "Look at it: $(BIN)/python -m http.server --directory build/docs"
 
 bench: $(STAMP)
 	$(BIN)/python tools/bench.py
@@ -106,5 +124,5 @@ bench-remote: $(STAMP)
 	$(BIN)/python tools/bench_remote.py
 
 clean:
-	rm -rf .venv .demo .bench build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .bench .cache build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -26,7 +26,7 @@ FOREIGN_SETTINGS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAS
 LONG = [
     "sizes/test_size_writers",
     "sizes/test_size_readers",
-    "test_readme",
+    "test_pages",
     "loader/test_stream",
     "test_configs_run",
     "loader/test_pools",

@@ -24,7 +24,8 @@ import wdskit
 from wdskit import FolderIndexError, Pipeline, StorageError
 from wdskit.shards.index import index_folder
 from wdskit.storage import requests
-from wdskit.storage.objects import ObjectFile, list_objects
+from wdskit.storage.buckets import list_objects
+from wdskit.storage.objects import ObjectFile
 from wdskit.storage.urls import open_stream, read_bytes, scheme_of
 
 ALL_REMOTE = "WDSKIT_ALL_REMOTE" in os.environ  # set by `make remote`

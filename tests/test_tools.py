@@ -93,7 +93,7 @@ def test_ci_runs_make_test(repository: Path) -> None:
     assert "make test" in script.read_text().splitlines()
 
 
-def test_each_make_target_can_be_planned_and_is_in_make_help_and_the_readme(repository: Path) -> None:
+def test_each_make_target_can_be_planned_and_is_in_make_help_and_contributing(repository: Path) -> None:
     """`make -n` plans it; `make help` and `make setup` need not be named there."""
     environment = {**os.environ, "MAKEFLAGS": ""}
 
@@ -104,11 +104,11 @@ def test_each_make_target_can_be_planned_and_is_in_make_help_and_the_readme(repo
         return done.stdout
 
     [targets] = re.findall(r"^\.PHONY: (.*)$", (repository / "Makefile").read_text(), re.MULTILINE)
-    listed, readme = make("help"), (repository / "README.md").read_text()
+    listed, page = make("help"), (repository / "CONTRIBUTING.md").read_text()
     for target in {*targets.split()} - {"help", "setup"}:
         assert make("-n", target)
         assert re.search(rf"^make {target} ", listed, re.MULTILINE), target
-        assert re.search(rf"^make {target}\b", readme, re.MULTILINE), target
+        assert re.search(rf"^make {target}\b", page, re.MULTILINE), target
 
 
 def test_the_demo_installs_what_it_runs_and_nothing_for_developers(repository: Path, script_environment) -> None:

@@ -1,4 +1,4 @@
-"""Write what follows from the stages: the methods of `Pipeline`, docs/stages.md and the schema of configurations.
+"""Write what follows from the source: the methods of `Pipeline`, the schema of configurations, the reference pages.
 
     python tools/generate.py [--check]
 
@@ -255,12 +255,17 @@ FILES: dict[str, Callable[[], str]] = {
 
 def main(arguments: list[str]) -> int:
     """Write the files, or compare them."""
-    stale = [name for name, make in FILES.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != make()]
+    import pictures  # beside this script, and nowhere else
+    import reference
+
+    made = {name: make() for name, make in {**FILES, **reference.PAGES, **pictures.PICTURES}.items()}
+    stale = [name for name, text in made.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     for name in stale:
         if "--check" in arguments:
-            print(f"{name}: not what the stages say. Run python tools/generate.py.")
+            print(f"{name}: not what the source says. Run python tools/generate.py.")
         else:
-            (ROOT / name).write_text(FILES[name]())
+            (ROOT / name).parent.mkdir(exist_ok=True)
+            (ROOT / name).write_text(made[name])
     return int("--check" in arguments and bool(stale))
 
 

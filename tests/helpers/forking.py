@@ -50,7 +50,7 @@ class Interpreter:
     """Starts scripts, one at a time.
 
     Args:
-        folder: Where they run.
+        folder: Where it starts; each script runs in its own folder.
         environment: As what.
         options: Of Python's.
     """
@@ -92,9 +92,10 @@ def next_script() -> str | None:
 
 
 def run(path: str) -> None:
-    """Run it as Python would: as `__main__`, with its files, and to the interpreter's end."""
+    """Run it as Python would in its folder: as `__main__`, with its files, and to the interpreter's end."""
     os.setsid()
     signal.alarm(TIMEOUT_S)  # what hangs is killed
+    os.chdir(Path(path).parent)
     sys.argv = [path]
     sys.path[0] = str(Path(path).parent)
     code = compile(Path(path).read_text(encoding="utf-8"), path, "exec")

@@ -22,7 +22,7 @@ from wdskit.errors import FolderIndexError
 from wdskit.packing import run
 from wdskit.shards.index import index_folder
 from wdskit.storage import requests, uploads
-from wdskit.storage.objects import list_objects
+from wdskit.storage.buckets import list_objects
 from wdskit.storage.urls import read_bytes
 
 

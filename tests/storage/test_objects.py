@@ -28,7 +28,8 @@ from shards import write_shard
 from wdskit import Pipeline
 from wdskit.errors import StorageError
 from wdskit.storage import http, objects, requests, stores
-from wdskit.storage.objects import ObjectFile, ObjectStream, list_objects, plan_parts
+from wdskit.storage.buckets import list_objects
+from wdskit.storage.objects import ObjectFile, ObjectStream, plan_parts
 from wdskit.storage.urls import open_stream, read_bytes
 
 LIMIT_S = 20

@@ -11,9 +11,9 @@ from folders import GOLDEN
 
 from wdskit.errors import StorageError
 from wdskit.storage import requests
-from wdskit.storage.objects import ObjectFile, ObjectStream, list_objects
+from wdskit.storage.buckets import list_objects, put_object
+from wdskit.storage.objects import ObjectFile, ObjectStream
 from wdskit.storage.stores import is_metadata_failure, locate
-from wdskit.storage.uploads import put_object
 from wdskit.storage.urls import open_stream
 
 PEM = GOLDEN / "loopback_leaf.pem"

@@ -125,7 +125,7 @@ def _look_at_remote_index(url: str) -> tuple[FolderIndex | None, tuple[Finding, 
     if index is None:
         return None, tuple(found)
     if scheme_of(url) in LISTED_SCHEMES:
-        from wdskit.storage.objects import list_objects
+        from wdskit.storage.buckets import list_objects
 
         names = [split_url(one.url)[1] for one in list_objects(url)]
         known = index.by_name

@@ -31,7 +31,7 @@ from wdskit.packing.options import WriteOptions
 from wdskit.storage.urls import is_local, read_bytes
 
 if TYPE_CHECKING:
-    from wdskit.storage.objects import ObjectInfo
+    from wdskit.storage.buckets import ObjectInfo
 
 LAST_RUN_NAME = ".wdskit.last-run"
 MAX_PENDING = 2
@@ -103,7 +103,7 @@ class Upload:
 
     def objects(self) -> dict[str, ObjectInfo]:
         """What is in the folder now, and in that of Megatron-Energon's files, by path in it."""
-        from wdskit.storage.objects import list_objects
+        from wdskit.storage.buckets import list_objects
 
         folders = {"": self.url, f"{INFO_FOLDER}/": self.object_url(INFO_FOLDER)}
         return {
@@ -137,7 +137,7 @@ class Upload:
 
     def start(self, entry: ShardEntry, files: Mapping[str, Path]) -> None:
         """Begin to upload the files of a filled shard, by name."""
-        from wdskit.storage.uploads import start_upload
+        from wdskit.storage.buckets import start_upload
 
         etags = {name: start_upload(self.object_url(name), path) for name, path in files.items()}
         self._pending.append(_Pending(entry, files, etags))
@@ -160,15 +160,15 @@ class Upload:
 
     def put(self, files: Mapping[str, Path]) -> None:
         """Upload files, each once the one before is there. Raises as `finished`."""
+        from wdskit.storage.buckets import start_upload
         from wdskit.storage.requests import result
-        from wdskit.storage.uploads import start_upload
 
         for name, path in files.items():
             result(start_upload(self.object_url(name), path), self.object_url(name))
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete files that a run of this machine has uploaded and nobody wants any more."""
-        from wdskit.storage.uploads import delete_object
+        from wdskit.storage.buckets import delete_object
 
         for name in names:
             delete_object(self.object_url(name))
@@ -194,7 +194,7 @@ def open_upload(dest: str, options: WriteOptions, disk: Disk) -> Upload | None:
         if options.staging is not None:
             raise PackError("staging: shards for a local folder are filled in it. Leave it out.")
         return None
-    from wdskit.storage.uploads import check_bucket
+    from wdskit.storage.buckets import check_bucket
 
     url = dest.rstrip("/")
     check_bucket(url)

@@ -42,7 +42,7 @@ from wdskit.tar.header import padded
 from wdskit.tar.window import size_of
 
 if TYPE_CHECKING:
-    from wdskit.storage.objects import ObjectInfo
+    from wdskit.storage.buckets import ObjectInfo
 
 S = TypeVar("S")
 F = TypeVar("F", bound=Stream)
@@ -133,8 +133,7 @@ def index_folder(
 
 def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -> IndexReport:
     """As `index_folder`, for a folder of a bucket; nothing is written before all shards are read."""
-    from wdskit.storage.objects import list_objects
-    from wdskit.storage.uploads import check_bucket, put_object
+    from wdskit.storage.buckets import check_bucket, list_objects, put_object
 
     check_bucket(url)
     objects = {unquote(one.url.rpartition("/")[2]): one for one in list_objects(url)}

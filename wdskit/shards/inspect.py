@@ -142,7 +142,7 @@ def _read_remote_selections(target: Target) -> tuple[SelectionSummary, ...]:
     """As `_read_selections`, of a folder of a bucket; of others nobody lists the files."""
     if target.kind != "folder" or scheme_of(target.path) not in LISTED_SCHEMES:
         return ()
-    from wdskit.storage.objects import list_objects
+    from wdskit.storage.buckets import list_objects
 
     names = [name for one in list_objects(target.path) if selection_of(name := split_url(one.url)[1])]
     return read_copy(target.path.rstrip("/"), names, _read_selections) if names else ()

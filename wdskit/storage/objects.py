@@ -16,7 +16,6 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
-from urllib.parse import quote
 
 from wdskit.errors import StorageError
 from wdskit.storage.requests import (
@@ -26,10 +25,8 @@ from wdskit.storage.requests import (
     Tries,
     loop_of_this_process,
     result,
-    try_whole,
 )
-from wdskit.storage.stores import Location, locate
-from wdskit.storage.urls import LISTED_SCHEMES
+from wdskit.storage.stores import locate
 
 PART_BYTES = 16 << 20
 """Most bytes of one request."""
@@ -48,14 +45,6 @@ _BEHIND_END = ("status code: 416", "RangeNotSupported", "StartTooLarge")
 """How obstore names the replies of servers to a range that starts behind the end: 416, all that there is, or none."""
 
 Range: TypeAlias = tuple[int, int]
-
-
-class ObjectInfo(NamedTuple):
-    """One object of a folder: `etag` is None where the store has none."""
-
-    url: str
-    num_bytes: int
-    etag: str | None
 
 
 class ObjectFile:
@@ -349,26 +338,6 @@ class ObjectStream:
         if self._next < self._file.num_bytes:
             self._read_ahead()
         return bool(self._chunks)
-
-
-def list_objects(url: str) -> list[ObjectInfo]:
-    """The objects of a folder of a bucket, by URL; those of the folders in it are not listed.
-
-    Raises:
-        StorageError: The store cannot be reached or refuses; or it is of a kind that has no lists.
-    """
-    location = locate(url)
-    if location.scheme not in LISTED_SCHEMES:
-        known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
-        raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
-    reply = result(loop_of_this_process(location.url).submit(_list(location)), location.url)
-    base = f"{location.scheme}://{location.root}"
-    found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quoted(one["e_tag"])) for one in reply["objects"]]
-    return sorted(found)
-
-
-async def _list(location: Location) -> Any:
-    return await try_whole(location, lambda store: store.list_with_delimiter_async(location.key or None), PART_S)
 
 
 def plan_parts(ranges: Iterable[Range]) -> list[Range]:

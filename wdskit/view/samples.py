@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,8 @@ from wdskit.dataset.classes import read_classes
 from wdskit.engine.shard_cache import ShardCache
 from wdskit.errors import PipelineError, WdskitError
 from wdskit.files import Buffer
-from wdskit.order.base import Ints
+from wdskit.order.base import Ints, Order
+from wdskit.order.deal import dealt
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import open_pipeline
 from wdskit.shards.filters import Expression, ExpressionError
@@ -23,6 +25,7 @@ from wdskit.stages.sources import PlannedData, PlannedSource, Sequential, epoch_
 
 _ROWS_AT_ONCE = 256  # samples that are looked up together, and read together
 _BYTES_AT_ONCE = 32 << 20  # where they have no more than this
+_STEPS_KEPT = 64  # whose positions need not be found again
 
 
 class Sample(NamedTuple):
@@ -59,6 +62,24 @@ class Found(NamedTuple):
     problem: str
 
 
+class _RankPositions(Sequence[int]):
+    """The positions that a rank takes in an epoch, without padding, found when they are asked for."""
+
+    def __init__(self, order: Order, start: int, steps: Steps, rank: int, ranks_per_node: int) -> None:
+        dealt_to = functools.partial(dealt, order, start, steps, rank=rank, ranks_per_node=ranks_per_node)
+        self._dealt = functools.lru_cache(_STEPS_KEPT)(dealt_to)
+        self._start, self._batch = start, steps.batch
+        in_last = np.count_nonzero(self._dealt(len(steps) - 1) < steps.num_samples) if len(steps) else 0
+        self._num = max(0, len(steps) - 1) * steps.batch + int(in_last)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __getitem__(self, row: Any) -> Any:
+        step, at = divmod(range(self._num)[row], self._batch)
+        return self._start + int(self._dealt(step)[at])
+
+
 class Samples:
     """The samples of a planned source by row. Safe to share between threads.
 
@@ -68,7 +89,7 @@ class Samples:
         title: What they are, for people.
     """
 
-    def __init__(self, data: PlannedData, positions: range, title: str) -> None:
+    def __init__(self, data: PlannedData, positions: Sequence[int], title: str) -> None:
         self.title = title
         self._order = data.order
         self._positions = positions
@@ -214,8 +235,6 @@ def open_order(
     data = source.plan()
     length = epoch_length(opened.pipe.stages, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, opened.pipe.stages[0].tail)
-    own = steps.range(rank, 0, len(steps))
-    start = epoch * length.num_samples
-    stop = min(own.stop, length.num_samples)  # what lies behind is padding
+    own = _RankPositions(data.order, epoch * length.num_samples, steps, rank, opened.loader.ranks_per_node or 1)
     title = f"{PurePath(config).name}, pipeline {opened.name}: epoch {epoch}, rank {rank} of {world_size}"
-    return Samples(data, range(start + own.start, start + stop, own.step), title)
+    return Samples(data, own, title)

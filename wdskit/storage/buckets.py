@@ -1,9 +1,11 @@
-"""Objects written to a bucket."""
+"""Objects of a bucket: listed, written and deleted."""
 
 from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from wdskit.errors import StorageError
 from wdskit.storage.objects import PART_S, quoted
@@ -16,6 +18,34 @@ PART_BYTES = 16 << 20
 MAX_PARTS = 10_000
 PARTS_AT_ONCE = 4
 """Parts of a file that are held in memory and on their way."""
+
+
+class ObjectInfo(NamedTuple):
+    """One object of a folder: `etag` is None where the store has none."""
+
+    url: str
+    num_bytes: int
+    etag: str | None
+
+
+def list_objects(url: str) -> list[ObjectInfo]:
+    """The objects of a folder of a bucket, by URL; those of the folders in it are not listed.
+
+    Raises:
+        StorageError: The store cannot be reached or refuses; or it is of a kind that has no lists.
+    """
+    location = locate(url)
+    if location.scheme not in LISTED_SCHEMES:
+        known = ", ".join(f"{scheme}://" for scheme in LISTED_SCHEMES)
+        raise StorageError(f"{location.url}: only folders of {known} can be listed. Name each file.", url=location.url)
+    reply = result(loop_of_this_process(location.url).submit(_list(location)), location.url)
+    base = f"{location.scheme}://{location.root}"
+    found = [ObjectInfo(f"{base}/{quote(one['path'])}", one["size"], quoted(one["e_tag"])) for one in reply["objects"]]
+    return sorted(found)
+
+
+async def _list(location: Location) -> Any:
+    return await try_whole(location, lambda store: store.list_with_delimiter_async(location.key or None), PART_S)
 
 
 def check_bucket(url: str) -> None:

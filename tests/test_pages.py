@@ -1,0 +1,273 @@
+"""README.md and docs/ are true: the blocks of a page run, in order, in one folder, and print what the page shows.
+
+WDSKIT_UPDATE_GOLDEN=1 writes the outputs that differ into the pages.
+"""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from folders import REPOSITORY
+from forking import Interpreter
+
+from wdskit import load_config
+
+RUN = {"bash", "python"}  # run in the reader's folder; a `text` block right behind is their output
+KEPT = {"yaml"}  # written to the file that their first line names, and checked; so is a python block of `# NAME.py`
+SET_UP = {"sh"}  # for a fresh machine or for developers: looked at, not run
+OPTIONAL = {"albumentations", "open_clip", "torchvision", "transformers"}
+"""A block that imports one of these runs where they are installed."""
+GENERATED = {"api.md", "cli.md", "messages.md", "stages.md"}  # by tools/generate.py, which has tests of its own
+OWN_DATA = {"README.md", "docs/index.md"}  # these pages pack the data that the others use
+PACK = "wdskit pack photos data --split train=0.8,val=0.2 --shuffle 1 --max-samples 100"
+NUM_PHOTOS = 240
+
+
+class Block(NamedTuple):
+    """One fenced block: its language, its text, the line of its first fence, and the output that the page shows."""
+
+    language: str
+    text: str
+    line: int
+    output: str | None
+
+
+def read_blocks(text: str) -> list[Block]:
+    """Return the blocks of a Markdown text in order, each with the `text` block that follows it as its output."""
+    blocks: list[Block] = []
+    for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        language, body = match.groups()
+        line = text.count("\n", 0, match.start()) + 1
+        if language == "text" and blocks and blocks[-1].language in RUN and blocks[-1].output is None:
+            blocks[-1] = blocks[-1]._replace(output=body)
+        else:
+            blocks.append(Block(language, body, line, None))
+    return blocks
+
+
+def without_speeds(text: str) -> str:
+    """Replace what no two runs share: times and speeds."""
+    return re.sub(r"[\d.,]+(\s?(samples/s|[kMG]?B/s|us|ms|s)\b|\s?%| CPUs\b)", "N", text)
+
+
+def matches(expected: str, actual: str) -> bool:
+    """Whether the output is the expected one; `...` stands for anything, trailing spaces do not count."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return doctest.OutputChecker().check_output(without_speeds(expected), without_speeds(actual), flags)
+
+
+def find_pages() -> list[str]:
+    """README.md, CONTRIBUTING.md and the pages that people write, by their paths in the repository."""
+    written = [path for path in sorted((REPOSITORY / "docs").glob("*.md")) if path.name not in GENERATED]
+    return ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in written)]
+
+
+PAGES = find_pages()
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The blocks of a page of the repository."""
+    return read_blocks((REPOSITORY / page).read_text(encoding="utf-8"))
+
+
+ALL_BLOCKS = [(page, block) for page in PAGES for block in blocks_of(page)]
+
+
+def name_of_file(block: Block) -> str:
+    """The file that a block is kept in: `# NAME` is its first line. Empty for one that is run as it is."""
+    named = re.match(r"# (\S+\.(?:yaml|py))\n", block.text)
+    return named[1] if named and block.language in {"yaml", "python"} else ""
+
+
+def missing_packages(block: Block) -> set[str]:
+    """Optional packages that a python block imports and that are not installed."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    return {name for name in OPTIONAL & {name.partition(".")[0] for name in names} if not find_spec(name)}
+
+
+@pytest.fixture(scope="module")
+def sample_data(tmp_path_factory: pytest.TempPathFactory, load_tool, script_environment: dict[str, str]) -> Path:
+    """What a reader of Get started has: a folder of photographs, and `data`, packed from it."""
+    folder = tmp_path_factory.mktemp("reader")
+    load_tool("make_photos").make_photos(folder / "photos", num=NUM_PHOTOS, seed=0)
+    subprocess.run(PACK.split(), cwd=folder, env=script_environment, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, sample_data: Path, page: str) -> Path:
+    """What the reader of a page has: a clone, the photographs, and from the second page on the packed data."""
+    for name in ("configs", "tools"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    for name in ["photos"] if page in OWN_DATA else ["photos", "data"]:
+        shutil.copytree(sample_data / name, tmp_path / name, copy_function=os.link)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory, script_environment: dict[str, str]) -> Iterator[Interpreter]:
+    """Runs the Python blocks, as scripts of their own."""
+    folder = tmp_path_factory.mktemp("python")
+    with Interpreter(folder, script_environment, "-W", "error::UserWarning") as python:
+        yield python
+
+
+def run_block(
+    block: Block, folder: Path, environment: dict[str, str], python: Interpreter
+) -> subprocess.CompletedProcess[str]:
+    """Run one bash or python block as a script of its own."""
+    if block.language == "bash":
+        command = ["bash", "-euo", "pipefail", "-c", block.text]
+        return subprocess.run(
+            command, cwd=folder, env=environment, check=False, capture_output=True, text=True, timeout=240
+        )
+    script = folder / f"block_{block.line}.py"
+    script.write_text(block.text)
+    return python.start(script).wait()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_run_and_print_what_the_page_shows(
+    page: str, folder: Path, script_environment: dict[str, str], python: Interpreter
+) -> None:
+    """Every bash and python block exits with 0; where an output is shown, it is that."""
+    for block in blocks_of(page):
+        if name := name_of_file(block):
+            (folder / name).write_text(block.text)
+        if block.language == "yaml":
+            load_config(folder / name)
+        if name or block.language not in RUN or (block.language == "python" and missing_packages(block)):
+            continue
+        done = run_block(block, folder, script_environment, python)
+        report = f"{page}:{block.line}\n{block.text}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+        assert done.returncode == 0, report
+        assert "Traceback" not in done.stderr, report  # not even one that Python ignores
+        if block.output is not None and not matches(block.output, done.stdout):
+            assert os.environ.get("WDSKIT_UPDATE_GOLDEN"), report
+            write_output(REPOSITORY / page, block, done.stdout)
+
+
+def write_output(path: Path, block: Block, output: str) -> None:
+    """Replace the output that a page shows of a block."""
+    printed = "\n".join(line.rstrip() for line in output.strip("\n").splitlines())
+    head = f"```{block.language}\n{block.text}```\n"
+    before, _, after = path.read_text(encoding="utf-8").partition(head)
+    shown = f"```text\n{block.output}```\n"
+    path.write_text(before + head + after.replace(shown, f"```text\n{printed}\n```\n", 1), encoding="utf-8")
+
+
+def test_every_block_is_of_a_kind_that_is_looked_at() -> None:
+    """No block escapes the tests by its language; a python block that is not run is at least Python."""
+    assert {block.language for _, block in ALL_BLOCKS} <= RUN | KEPT | SET_UP | {"text"}
+    assert sum(block.language in RUN for _, block in ALL_BLOCKS) >= 8
+    for page, block in ALL_BLOCKS:
+        assert block.language not in KEPT or name_of_file(block), f"{page}:{block.line}: the first line names the file"
+        if block.language == "python":
+            compile(block.text, f"{page}:{block.line}", "exec")
+
+
+def test_get_started_packs_the_data_that_the_other_pages_use() -> None:
+    """What the fixtures make is what the reader was asked to make."""
+    for page in OWN_DATA:
+        commands = [line for block in blocks_of(page) if block.language == "bash" for line in block.text.splitlines()]
+        assert PACK in commands, page
+        text = (REPOSITORY / page).read_text(encoding="utf-8")
+        assert f"python tools/make_photos.py --num {NUM_PHOTOS} photos" in text, page
+
+
+def test_set_up_commands_exist() -> None:
+    """`make x` is a target of the Makefile, `pip install .[x]` an extra of pyproject.toml."""
+    environment = {**os.environ, "MAKEFLAGS": ""}
+    pyproject = (REPOSITORY / "pyproject.toml").read_text()
+    for page, block in ALL_BLOCKS:
+        for line in block.text.splitlines() if block.language in SET_UP else []:
+            words = shlex.split(line, comments=True)
+            if words[0] == "make":
+                subprocess.run(
+                    ["make", "-n", *words[1:]], cwd=REPOSITORY, env=environment, check=True, capture_output=True
+                )
+            elif words[0] == "python":
+                assert (REPOSITORY / words[1]).is_file(), f"{page}: {line}"
+            else:
+                assert words[:2] == ["pip", "install"], f"{page}: {line}"
+                extras = [name for word in words[2:] for name in re.findall(r"\[(.*)\]", word)]
+                assert all(re.search(rf"^{extra} = \[", pyproject, re.MULTILINE) for extra in extras), f"{page}: {line}"
+
+
+def test_the_layers_are_those_that_are_checked(load_tool) -> None:
+    """The one `text` block of the architecture page that is one long line draws the layers."""
+    tool = load_tool("check_layers")
+    drawn = [block.text.strip() for block in blocks_of("docs/architecture.md") if block.text.startswith("testing > ")]
+    assert drawn == [" > ".join([*tool.LAYERS, ", ".join(sorted(tool.BASE))])]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link names a file or folder, and the heading in it. `make docs` looks at the links in docs/."""
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", (REPOSITORY / page).read_text())
+    targets = [target for target in map("".join, links) if "://" not in target]
+    assert targets
+    for target in targets:
+        name, _, heading = target.partition("#")
+        path = REPOSITORY / (name or page)
+        assert path.exists(), target
+        assert not heading or heading in {slug(line) for line in path.read_text().splitlines() if line[:1] == "#"}, (
+            target
+        )
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).strip().replace(" ", "-")
+
+
+def test_matching_sees_a_difference() -> None:
+    """A number that is no speed, a missing line and another word are differences; a speed is none."""
+    assert matches("3 shards, 120 samples/s\n", "3 shards, 95.2 samples/s\n")
+    assert matches("a\n...\nb\n", "a\n1\n2\nb\n")
+    assert not matches("3 shards\n", "4 shards\n")
+    assert not matches("3 shards\n4 shards\n", "3 shards\n")
+
+
+def test_the_webdataset_page_names_all_of_webdataset() -> None:
+    """Each public name of the package, each method of its chain and each argument of `WebDataset`."""
+    import inspect
+
+    import webdataset
+
+    chain = [name for name in vars(webdataset.FluidInterface) if not name.startswith("_")]
+    chain += ["with_epoch", "with_length", "repeat", "compose", "append"]
+    arguments = [*inspect.signature(webdataset.WebDataset).parameters]
+    modules = {name for name, value in vars(webdataset).items() if inspect.ismodule(value)} - {"tenbin", "utils"}
+    names = {name for name in vars(webdataset) if not name.startswith("_")} - modules - {"WebDataset"}
+    text = (REPOSITORY / "docs" / "from-webdataset.md").read_text(encoding="utf-8")
+    code = " ".join(re.findall(r"`[^`\n]+`", text))
+    missing = {name for name in {*chain, *arguments, *names} if not re.search(rf"\b{name}\b", code)}
+    assert not missing
+
+
+def test_the_messages_of_the_troubleshooting_page_are_those_of_the_source() -> None:
+    """A heading that quotes a message is a part of one in the generated list."""
+    listed = (REPOSITORY / "docs" / "messages.md").read_text(encoding="utf-8").replace("`", "'")
+    page = (REPOSITORY / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^### `(.*)`$", page, re.MULTILINE)
+    assert len(quoted) > 25
+    for text in quoted:
+        pattern = ".*?".join(re.escape(part) for part in re.split("[^\\w']*…", text))
+        assert re.search(pattern, listed), text

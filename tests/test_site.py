@@ -1,0 +1,103 @@
+"""The documentation site builds without a warning, and loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("zensical", reason="needs Python 3.11")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    """A copy of what the site is made of."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copy(repository / "zensical.toml", folder)
+    shutil.copytree(repository / "docs", folder / "docs")
+    (folder / "wdskit").symlink_to(repository / "wdskit")
+    return folder
+
+
+def build(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site as `make docs` does."""
+    command = [str(Path(sys.executable).with_name("zensical")), "build", "--strict", "--clean"]
+    return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, timeout=120)
+
+
+def test_every_page_is_built_and_asks_no_other_host(sources: Path) -> None:
+    """No font, script, style or picture comes from elsewhere; each page is in the navigation."""
+    done = build(sources)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = [*(sources / "build" / "docs").glob("*.html")]
+    assert {path.stem for path in pages} >= {path.stem for path in (sources / "docs").glob("*.md")}
+    for path in pages:
+        html = path.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|source|iframe)[^>]*?(?:src|srcset)=\"?([^\s\">]+)", html)
+        loaded += re.findall(r"<link[^>]*?rel=\"?(?:stylesheet|preconnect|icon)\"?[^>]*?href=\"?([^\s\">]+)", html)
+        assert not [url for url in loaded if "//" in url], path.name
+    front = (sources / "build" / "docs" / "index.html").read_text(encoding="utf-8")
+    assert not [
+        path.name for path in pages if path.stem not in {"404", "index"} and f'href="./{path.name}' not in front
+    ]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    """A site of one page and the API reference of one function, with the settings of ours."""
+    folder = tmp_path_factory.mktemp("small")
+    settings = (repository / "zensical.toml").read_text(encoding="utf-8")
+    (folder / "zensical.toml").write_text(re.sub(r"^nav = \[.*?^\]$", "", settings, flags=re.MULTILINE | re.DOTALL))
+    (folder / "wdskit").symlink_to(repository / "wdskit")
+    (folder / "docs").mkdir()
+    (folder / "docs" / "api.md").write_text("# Reference\n\n::: wdskit.info\n")
+    return folder
+
+
+WRONG = ["[a](nowhere.md)", "[a](api.md#nowhere)", "[a][wdskit.nowhere]", "::: wdskit.nowhere"]
+
+
+@pytest.mark.parametrize("wrong", ["", *WRONG], ids=["nothing", "page", "heading", "name", "directive"])
+def test_a_dead_link_or_an_unknown_name_fails(small: Path, wrong: str) -> None:
+    (small / "docs" / "index.md").write_text(f"# Start\n\n[a](api.md#reference)\n\n{wrong}\n")
+    assert (build(small).returncode != 0) == bool(wrong)
+
+
+class Bare:
+    """A class with a method that has no docstring."""
+
+    def method(self) -> None: ...
+
+    def _private(self) -> None: ...
+
+
+def test_a_public_name_without_a_docstring_is_found(load_tool) -> None:
+    """`tools/generate.py` ends with it."""
+    tool = load_tool("reference")
+    assert list(tool.undocumented("Bare", Bare)) == ["Bare.method"]
+    assert list(tool.undocumented("test", test_a_public_name_without_a_docstring_is_found)) == []
+    assert list(tool.undocumented("none", lambda: None)) == ["none"]
+
+
+def test_messages_are_read_from_the_source(load_tool) -> None:
+    """Text of f-strings, of a variable set before, and of a function's result; values are gaps."""
+    source = """
+def fail(path, count):
+    if count:
+        msg = f"{path}: there are {count} of them"
+        raise PackError(f"{msg}.\\n  Take one away.")
+    raise ShardError(shard=path, problem="it stops before its end", remedy=_remedy())
+
+def _remedy():
+    return "Fetch it again."
+"""
+    found = sorted(load_tool("reference").messages_in(ast.parse(source)))
+    assert found == [
+        ("PackError", "…: there are … of them. Take one away."),
+        ("ShardError", "it stops before its end. Fetch it again."),
+    ]
