@@ -27,7 +27,7 @@ def parse(text: str) -> dict[tuple[str, ...], float]:
     """Samples by name, loader, rank and stage; each family is introduced once, by its help and its type."""
     found: dict[tuple[str, ...], float] = {}
     families = list(text_string_to_metric_families(text))
-    assert len({family.name for family in families}) == len(families) == 8
+    assert len({family.name for family in families}) == len(families) == 12
     for family in families:
         assert family.documentation.endswith(".")
         assert family.type == ("summary" if family.name == "wdskit_stage_seconds" else "counter")
@@ -88,6 +88,10 @@ def test_counters_are_those_of_the_loaders_life(meter):
         "wdskit_replaced_samples_total": 4,
         "wdskit_read_bytes_total": 8000,
         "wdskit_fetched_bytes_total": 0,
+        "wdskit_range_bytes_total": 0,
+        "wdskit_cache_bytes_total": 0,
+        "wdskit_storage_retries_total": 0,
+        "wdskit_storage_wait_seconds_total": 0,
         "wdskit_wait_seconds_total": 2 * 5.0 + 6 * 0.5,
         "wdskit_work_seconds_total": 6 * 1.5,
     }

@@ -415,8 +415,8 @@ def asked(monkeypatch) -> list[str]:
     return found
 
 
-@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("source", ["exact", "columns", "a range of a split"])
+@pytest.mark.usefixtures("small_parts")
 def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, asked, source):
     local = SOURCES[source](here).loader(workers=0)
     expected = [digest(local) for _ in range(4)]
@@ -439,9 +439,9 @@ def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
     loader = pipe.loader(workers=workers)
     list(loader)
     found = loader.stats()
-    assert found.bytes_read <= found.bytes_fetched < 2 * found.bytes_read
+    assert found.bytes_read <= found.traffic.fetched < 2 * found.bytes_read
     assert " kB fetched; waited " in found.line()
-    assert f'wdskit_fetched_bytes_total{{loader="pipeline",rank="0"}} {float(found.bytes_fetched)}' in "".join(
+    assert f'wdskit_fetched_bytes_total{{loader="pipeline",rank="0"}} {float(found.traffic.fetched)}' in "".join(
         f"{line}\n" for line in loader.prometheus_text().splitlines()
     )
     loader = pipe.loader(workers=workers, **kept(tmp_path / "kept"))
@@ -449,7 +449,7 @@ def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
     wait_for_parts(tmp_path / "kept", 3)
     loader = pipe.loader(workers=workers, **kept(tmp_path / "kept"))
     list(loader)
-    assert loader.stats().bytes_fetched < 5_000  # offsets
+    assert loader.stats().traffic.fetched < 5_000  # offsets
 
 
 def test_workers_share_what_is_kept(here, there, s3, tmp_path):
@@ -478,7 +478,14 @@ def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
 @pytest.mark.usefixtures("small_parts")
 def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_path):
     pipe = SOURCES["exact"](f"s3://{there}")
-    loader = pipe.loader(workers=0, cache={"dir": str(tmp_path / "kept"), "size": 20_000})
+    small = {"dir": str(tmp_path / "kept"), "size": 20_000}
+    with pytest.raises(PipelineError) as refused:
+        pipe.loader(workers=0, cache=small)
+    assert str(refused.value).split("\n") == [
+        "cache.size is 20.0 kB, and a node of this run needs 358 kB of its shards again at one moment.",
+        "  Set `cache.size: 358kB` or more, a smaller `window`, or `cache.small: ranges`.",
+    ]
+    loader = pipe.loader(workers=0, cache={**small, "small": "ranges"})
     expected = SOURCES["exact"](here).loader(workers=0)
     for _ in range(2):
         assert digest(loader) == digest(expected)
@@ -605,3 +612,51 @@ def test_a_disk_that_is_full_costs_no_sample(numbers, tmp_path):
     assert found == [[*range(61)]] * 3
     assert 0 < num_parts < 15
     assert done.stderr.count("parts cannot be kept now: No space left on device.") == 1
+
+
+def test_parts_are_fetched_no_faster_than_they_may(here, there, tmp_path):
+    pipe = SOURCES["exact"](f"s3://{there}")
+    loader = pipe.loader(workers=0, cache=kept(tmp_path / "kept")["cache"] | {"max_rate": "100kB/s"})
+    expected = digest(SOURCES["exact"](here).loader(workers=0))
+    start = time.monotonic()
+    assert digest(loader) == expected  # by ranges meanwhile
+    kept_by(loader).wait()
+    sizes = [part.num_bytes for part in parts_of(tmp_path / "kept")]
+    assert len(sizes) == 3
+    assert time.monotonic() - start > (sum(sizes) - max(sizes)) / 100_000  # the last one ends when it ends
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_nodes_download_what_the_plan_says_to_the_byte(here, there, tmp_path):
+    """Four nodes of two ranks, a cache folder each: parts of both epochs, with homes and without. Loaders that persist
+    would fetch some of the next epoch's.
+    """
+    for homes in (1, 8):
+        pipe = Pipeline().exact(f"s3://{there}/numbers/", seed=5, lanes=8, homes=homes).map(number_of).batched(2)
+        local = Pipeline().exact(f"{here}/numbers/", seed=5, lanes=8, homes=homes).map(number_of).batched(2)
+        planned = wdskit.plan(pipe, world_size=8, gpus_per_node=2).downloads
+        assert planned.is_exact
+        folders = [tmp_path / f"{homes}-{node}" for node in range(4)]
+        loaders = [
+            pipe.loader(
+                workers=0,
+                rank=rank,
+                world_size=8,
+                ranks_per_node=2,
+                persistent_workers=False,
+                **kept(folders[rank // 2]),
+            )
+            for rank in range(8)
+        ]
+        numbers, sizes = [], []
+        for _ in range(2):
+            numbers.append(sorted(int(number) for loader in loaders for batch in loader for number in batch))
+            for loader in loaders:
+                kept_by(loader).wait()
+            parts = [list(parts_of(folder)) for folder in folders]
+            sizes.append([sum(part.name.stop - part.name.start + 512 for part in each) for each in parts])
+        one = [int(number) for batch in local.loader(workers=0) for number in batch]
+        assert numbers[0] == sorted(one[: len(one) // 16 * 16])
+        assert max(sizes[0]) == planned.node_bytes
+        assert sum(sizes[0]) == planned.num_bytes
+        assert sum(sizes[1]) - sum(sizes[0]) == planned.next_bytes

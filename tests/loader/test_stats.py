@@ -9,6 +9,7 @@ import pytest
 
 from wdskit import LoaderStats, StageStats
 from wdskit.loader.stats import format_duration
+from wdskit.storage.traffic import Traffic
 
 STATS = LoaderStats(
     loader="train",
@@ -24,7 +25,7 @@ STATS = LoaderStats(
     samples_per_s=10.0,
     bytes_read=10**6,
     bytes_per_s=1e4,
-    bytes_fetched=0,
+    traffic=Traffic(),
     stages={
         "read": StageStats(1010, 0.02, 20.2, 0.013),
         "decode-crop": StageStats(1010, 1.5, 1515.0, 0.987),
@@ -73,7 +74,7 @@ def test_a_small_share_or_a_short_time_says_nothing(stats):
 
 def test_it_is_frozen_and_plain_json_with_the_names_of_the_fields():
     written = json.loads(json.dumps(STATS.to_json()))
-    assert written == asdict(STATS)
+    assert written == asdict(STATS) | {"traffic": STATS.traffic._asdict()}
     assert written["stages"]["read"].keys() == {"num", "mean_s", "total_s", "share_ratio"}
     with pytest.raises(FrozenInstanceError):
         STATS.steps = 1

@@ -10,6 +10,7 @@ import bisect
 import hashlib
 import itertools
 import os
+import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
@@ -26,6 +27,7 @@ from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.files import make_folders, publish_bytes
 from wdskit.limits import BLOCK_BYTES, MAX_INDEX_BYTES
 from wdskit.storage.cache import PartCache, PartName
+from wdskit.storage.traffic import Traffic
 
 if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
@@ -150,9 +152,12 @@ class _ShardFile:
     fd = -1
 
     def __init__(self, file: ObjectFile, kept: _KeptParts | None, ranges: Sequence[tuple[int, int]] = ()) -> None:
+        from wdskit.storage.requests import loop_of_this_process  # which needs obstore
+
         self._object = file
         self._kept = kept
         self._ahead = file.ahead(ranges)
+        self._loop = loop_of_this_process(file.url)
 
     @property
     def num_bytes(self) -> int:
@@ -162,7 +167,13 @@ class _ShardFile:
     def read_whole(self, offset: int, size: int) -> bytes:
         """`size` bytes, fewer only where the object ends."""
         data = None if self._kept is None else self._kept.read(offset, size)
-        return self._ahead.read_whole(offset, size) if data is None else data
+        if data is not None:
+            self._loop.count(Traffic(from_cache=len(data)))
+            return data
+        start_s = time.perf_counter()
+        data = self._ahead.read_whole(offset, size)
+        self._loop.count(Traffic(by_ranges=len(data), wait_s=time.perf_counter() - start_s))
+        return data
 
     def missing(self, numbers: Sequence[int]) -> Sequence[int]:
         """Those of some samples, rising, that are not kept; their parts are fetched from now on."""
@@ -176,6 +187,12 @@ class _ShardFile:
         """Nothing: others may read the object on."""
 
 
+def part_edges(offsets: Ints) -> Ints:
+    """The first sample of each part of a shard, and the number of its samples, from where its samples start."""
+    slots = (offsets[:-1] - offsets[0]) // PART_BYTES
+    return np.append(np.flatnonzero(np.diff(slots, prepend=-1)), len(slots))
+
+
 class _KeptParts:
     """The parts of a shard, each the samples that start in one stretch of `PART_BYTES`, as far as they are kept."""
 
@@ -183,8 +200,7 @@ class _KeptParts:
         self._cache = cache
         self._digest = digest
         self._offsets: memoryview[int] = memoryview(offsets.data)
-        slots = (offsets[:-1] - offsets[0]) // PART_BYTES
-        self._firsts: list[int] = [*np.flatnonzero(np.diff(slots, prepend=-1)).tolist(), len(slots)]
+        self._firsts: list[int] = part_edges(offsets).tolist()
 
     def missing(self, numbers: Sequence[int], file: ObjectFile) -> list[int]:
         """See `_ShardFile`."""

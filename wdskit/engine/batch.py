@@ -166,7 +166,7 @@ def _make(
     if timings is not None:
         program.pace.end(timings)
         total.merge(timings)
-    total.bytes_fetched += cache.take_fetched()
+    total.traffic = total.traffic.plus(cache.take_traffic())
     return total
 
 

@@ -22,6 +22,7 @@ from wdskit.dataset.table import ShardTable
 from wdskit.errors import ShardError
 from wdskit.order.base import Ints
 from wdskit.storage.cache import MAX_FETCHING, PartCache
+from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 
 MAX_OPEN_SHARDS = 4096  # each takes 9 bytes a sample; ImageNet on one rank stands in 1,221 at a time
 USUAL_OPEN_SHARDS = 512  # half of the descriptors that a process has by default
@@ -96,10 +97,10 @@ class ShardCache:
         begun.__dict__.update(self.__dict__, _ahead=ahead)
         return begun
 
-    def take_fetched(self) -> int:
-        """Bytes that have come from a store to this process since the last call."""
+    def take_traffic(self) -> Traffic:
+        """What has come from stores to this process since the last call."""
         if not self.is_remote:
-            return 0
+            return NO_TRAFFIC
         from wdskit.storage.requests import loop_of_this_process  # which needs obstore
 
         return loop_of_this_process("").take_count()

@@ -43,7 +43,7 @@ class _Totals:
         """What has been added since `before`."""
         timings = Timings(
             bytes_read=self.timings.bytes_read - before.timings.bytes_read,
-            bytes_fetched=self.timings.bytes_fetched - before.timings.bytes_fetched,
+            traffic=self.timings.traffic.minus(before.timings.traffic),
         )
         for stage, (num, total_s) in self.timings.stages.items():
             num_before, before_s = before.timings.stages.get(stage, (0, 0.0))
@@ -163,7 +163,7 @@ class Meter:
             first_wait_s=found.first_wait_s,
             samples_per_s=samples_per_s,
             bytes_read=bytes_read,
-            bytes_fetched=found.timings.bytes_fetched,
+            traffic=found.timings.traffic,
             bytes_per_s=bytes_read / found.samples * samples_per_s if found.samples else 0.0,
             stages={
                 name: StageStats(num, total_s / num, total_s, total_s / stages_s if stages_s else 0.0)

@@ -22,7 +22,11 @@ _COUNTERS: dict[str, tuple[str, Callable[[LoaderStats], float]]] = {
     "samples": ("Samples in them.", lambda of: of.samples),
     "replaced_samples": ("Bad samples for which others stand.", lambda of: of.replaced),
     "read_bytes": ("Bytes read from shards for these samples.", lambda of: of.bytes_read),
-    "fetched_bytes": ("Bytes that came from a store.", lambda of: of.bytes_fetched),
+    "fetched_bytes": ("Bytes that came from a store.", lambda of: of.traffic.fetched),
+    "range_bytes": ("Bytes of samples read from a store.", lambda of: of.traffic.by_ranges),
+    "cache_bytes": ("Bytes of samples read from the cache.", lambda of: of.traffic.from_cache),
+    "storage_retries": ("Requests to a store that were tried again.", lambda of: of.traffic.retries),
+    "storage_wait_seconds": ("Time that threads waited for a store.", lambda of: of.traffic.wait_s),
     "wait_seconds": ("Time that the consumer waited, also for first items.", lambda of: of.wait_s + of.first_wait_s),
     "work_seconds": ("Time that the consumer worked between items.", lambda of: of.elapsed_s - of.wait_s),
 }

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from wdskit.storage.traffic import Traffic
 from wdskit.text import format_bytes
 
 WAIT_RATIO = 0.05
 """Share of its time that a consumer may wait before there is something to say."""
+
+_MUCH_STORAGE = 0.5  # of the stages' time
 
 MIN_WAITS_S = 0.02
 """Time below which shares mean nothing."""
@@ -53,7 +56,7 @@ class LoaderStats:
         samples_per_s: From the first item to the last.
         bytes_read: From shards, for these samples.
         bytes_per_s: At `samples_per_s`.
-        bytes_fetched: From a store, with what was fetched ahead, or twice.
+        traffic: What came from stores and from a cache of their objects.
         stages: What each stage took, in the order in which they run.
     """
 
@@ -70,12 +73,12 @@ class LoaderStats:
     samples_per_s: float
     bytes_read: int
     bytes_per_s: float
-    bytes_fetched: int
+    traffic: Traffic
     stages: Mapping[str, StageStats]
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON, under the same names."""
-        return asdict(self)
+        return asdict(self) | {"traffic": self.traffic._asdict()}
 
     def line(self) -> str:
         """Speed and waits in one line, with what to do about them where that is anything."""
@@ -95,7 +98,7 @@ class LoaderStats:
     def _summary(self) -> str:
         replaced = f" ({self.replaced} replaced)" if self.replaced else ""
         read = f", {format_bytes(self.bytes_per_s)}/s" if self.bytes_read else ""
-        read += f", {format_bytes(self.bytes_fetched)} fetched" if self.bytes_fetched else ""
+        read += self._storage()
         first = f", first wait {format_duration(self.first_wait_s)}" if self.first_wait_s else ""
         return (
             f"{self.loader}, epoch {self.epoch}: {self.steps} steps, {self.samples} samples{replaced}, "
@@ -103,9 +106,20 @@ class LoaderStats:
             f"waited {self.wait_ratio:.1%} of {format_duration(self.elapsed_s)}{first}."
         )
 
+    def _storage(self) -> str:
+        traffic = self.traffic
+        sizes = {"fetched": traffic.fetched, "from the cache": traffic.from_cache}
+        found = [f"{format_bytes(size)} {what}" for what, size in sizes.items() if size]
+        found += [f"{traffic.retries} requests tried again"] if traffic.retries else []
+        return "".join(f", {each}" for each in found)
+
     def _hint(self) -> str:
         if self.wait_ratio < WAIT_RATIO or self.elapsed_s < MIN_WAITS_S:
             return ""
+        if self.traffic.wait_s > _MUCH_STORAGE * sum(stage.total_s for stage in self.stages.values()):
+            waited = f"its threads waited {format_duration(self.traffic.wait_s)} for the store"
+            way = "raise `cache.size`, `prefetch`" if self.traffic.from_cache else "set a `cache`, raise `prefetch`"
+            return f"The consumer waits for the loader: {waited}; {way} or `workers`."
         largest = ""
         if self.stages:
             name, stage = max(self.stages.items(), key=lambda item: item[1].share_ratio)

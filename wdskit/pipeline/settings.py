@@ -155,6 +155,13 @@ Bytes = Annotated[
 ]
 
 
+def _check_rate(value: object) -> int:
+    return _check_size(value.removesuffix("/s") if isinstance(value, str) else value)
+
+
+Rate = Annotated[int, PlainValidator(_check_rate), WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}]})]
+
+
 class CacheSpec(BaseModel):
     """Where planned sources keep parts of remote shards on this machine's disk."""
 
@@ -162,9 +169,20 @@ class CacheSpec(BaseModel):
 
     dir: Text | None = Field(None, description="Folder for them, shared by all processes of the machine.")
     size: Bytes | None = Field(None, description="Most bytes of all parts in it: `500GB`.")
+    small: Literal["refuse", "ranges"] = Field(
+        "refuse",
+        description="What becomes of a run that needs more than `size` again at one moment: it is refused, or what "
+        "does not fit is read by ranges each time.",
+    )
+    max_rate: Rate | None = Field(
+        None, description="Most bytes a second of parts that all processes of the machine fetch: `2GB/s`."
+    )
 
     @model_validator(mode="after")
     def _check_together(self) -> CacheSpec:
+        for name in ("small", "max_rate"):
+            if self.dir is None and name in self.model_fields_set:
+                raise refuse(f"`{name}` does nothing without a folder. Add `dir: /nvme/wdskit` and `size: 500GB`.")
         if (self.dir is None) != (self.size is None):
             missing = "dir: /nvme/wdskit" if self.dir is None else "size: 500GB"
             raise refuse(f"`dir` and `size` belong together. Add `{missing}`.")
@@ -172,7 +190,7 @@ class CacheSpec(BaseModel):
 
     def open(self) -> PartCache | None:
         """What keeps them; None for nowhere. `StorageError` where it cannot be made."""
-        return None if self.dir is None or self.size is None else PartCache(self.dir, self.size)
+        return None if self.dir is None or self.size is None else PartCache(self.dir, self.size, self.max_rate)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from wdskit.storage.traffic import NO_TRAFFIC, Traffic
+
 LAP_S = 3e-6
 """What a lap costs where clocks are slow."""
 
@@ -34,7 +36,7 @@ class Timings:
     Attributes:
         weight: How many times each lap counts: it stands for tasks that were not timed.
         bytes_read: From shards.
-        bytes_fetched: From a store, for these samples and others, with offsets and what came twice.
+        traffic: What came from stores, for these samples and others.
         stages: The values that each stage worked on and the seconds that this took, in the order of the first laps.
         num_laps: Without weight.
         lap_start_s: When the running lap began.
@@ -42,7 +44,7 @@ class Timings:
 
     weight: int = 1
     bytes_read: int = 0
-    bytes_fetched: int = 0
+    traffic: Traffic = NO_TRAFFIC
     stages: dict[str, tuple[int, float]] = field(default_factory=dict)
     num_laps: int = 0
     lap_start_s: float = field(default_factory=perf_counter)
@@ -66,7 +68,7 @@ class Timings:
     def merge(self, other: Timings) -> None:
         """Count what another has counted."""
         self.bytes_read += other.bytes_read
-        self.bytes_fetched += other.bytes_fetched
+        self.traffic = self.traffic.plus(other.traffic)
         for stage, counted in other.stages.items():
             self.add(stage, *counted)
 

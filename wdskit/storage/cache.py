@@ -56,11 +56,15 @@ IN_USE_S = 30.0
 LEFT_S = 3600.0
 """A draft or lock so old belongs to nobody."""
 WAIT_S = 0.01
+RATE_NAME = "rate"
+"""File in a cache's folder: the time until which fetches have been given their share of the rate, float64."""
+MAX_TURN_S = 60.0
 FULL_S = 60.0
 """How long nothing is kept after the disk was full."""
 
 _MAGIC = b"WDSKPRT1"
 _END = struct.Struct("<Q8s")
+_TIME = struct.Struct("<d")
 _SHARD = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(\d+)-(\d+)\.part")
 _log = logging.getLogger(__name__)
@@ -136,14 +140,16 @@ class PartCache:
     Args:
         folder: Made if it is not there.
         num_bytes: Most bytes of all parts in it, but for those that other processes are just writing.
+        max_rate: Most bytes a second that all processes together fetch of parts; None for no limit.
 
     Raises:
         StorageError: It cannot be made.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], num_bytes: int) -> None:
+    def __init__(self, folder: str | os.PathLike[str], num_bytes: int, max_rate: int | None = None) -> None:
         self.folder = Path(folder)
         self.num_bytes = num_bytes
+        self.max_rate = max_rate
         try:
             make_folders(self.folder)
         except OSError as err:
@@ -159,8 +165,8 @@ class PartCache:
         self._num_left = 0  # parts that may be kept before they are counted again
         self._full_until = 0.0
 
-    def __reduce__(self) -> tuple[object, tuple[Path, int]]:
-        return PartCache, (self.folder, self.num_bytes)
+    def __reduce__(self) -> tuple[object, tuple[Path, int, int | None]]:
+        return PartCache, (self.folder, self.num_bytes, self.max_rate)
 
     def find(self, name: PartName) -> Part | None:
         """A part that is there."""
@@ -229,6 +235,8 @@ class PartCache:
                     if not is_mine or not await loop.run_in_executor(None, self._make_room, num_bytes):
                         return
                     try:
+                        if self.max_rate is not None:
+                            await asyncio.sleep(_take_turn(self.folder / RATE_NAME, num_bytes / self.max_rate))
                         chunks = await asyncio.wrap_future(file.start_reading([(name.start, name.stop + BLOCK_BYTES)]))
                         data = b"".join(chunk.data for chunk in chunks)
                         if len(data) == name.stop - name.start + BLOCK_BYTES:
@@ -324,6 +332,20 @@ def prune(folder: Path, num_bytes: int) -> list[PartFile]:
             with contextlib.suppress(OSError):  # there is something in it
                 shard.rmdir()
     return removed
+
+
+def _take_turn(path: Path, seconds: float) -> float:
+    """Take the next `seconds` of a line in which all processes stand. Returns how long it is until they begin."""
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)  # for microseconds; the kernel frees it when a process ends
+        found, now = os.pread(fd, _TIME.size, 0), time.time()
+        end = _TIME.unpack(found)[0] if len(found) == _TIME.size else now
+        start = min(max(now, end), now + MAX_TURN_S)  # a clock that was set back makes nobody wait for ever
+        os.pwrite(fd, _TIME.pack(start + seconds), 0)
+        return float(start - now)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

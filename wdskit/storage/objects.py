@@ -27,6 +27,7 @@ from wdskit.storage.requests import (
     result,
 )
 from wdskit.storage.stores import locate
+from wdskit.storage.traffic import Traffic
 
 PART_BYTES = 16 << 20
 """Most bytes of one request."""
@@ -201,7 +202,7 @@ class ObjectFile:
         at, stop = start, self._check(reply, start, stop)
         async for data in reply.stream(min_chunk_size=CHUNK_BYTES):
             chunks.append(Chunk(at, memoryview(data)))
-            loop_of_this_process(self.url).count(len(data))
+            loop_of_this_process(self.url).count(Traffic(fetched=len(data)))
             at += len(data)
             if at > stop:
                 raise self._error(f"the server sent more than bytes {start} to {stop}, which were asked for")

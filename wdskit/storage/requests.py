@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from wdskit.errors import StorageError
 from wdskit.storage.stores import OBSTORE_ERRORS, Location, is_metadata_failure, open_store
+from wdskit.storage.traffic import NO_TRAFFIC, Traffic
 
 MAX_IN_FLIGHT = 64
 """Units in flight at once: a request takes one, a large one `LARGE_UNITS`."""
@@ -65,7 +66,7 @@ class EventLoop:
     def __init__(self) -> None:
         self.limit = MAX_IN_FLIGHT
         self.stores: dict[tuple[str, str], OpenStore] = {}
-        self._fetched = 0
+        self._traffic = NO_TRAFFIC
         self._lock = threading.Lock()
         self._used = 0
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
@@ -73,15 +74,15 @@ class EventLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="wdskit-objects", daemon=True)
         self._thread.start()
 
-    def count(self, num_bytes: int) -> None:
-        """Note bytes that have come from a store."""
+    def count(self, traffic: Traffic) -> None:
+        """Note what has come."""
         with self._lock:
-            self._fetched += num_bytes
+            self._traffic = self._traffic.plus(traffic)
 
-    def take_count(self) -> int:
-        """Bytes that have come since the last call."""
+    def take_count(self) -> Traffic:
+        """What has come since the last call."""
         with self._lock:
-            found, self._fetched = self._fetched, 0
+            found, self._traffic = self._traffic, NO_TRAFFIC
         return found
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -175,6 +176,7 @@ class Tries:
         elapsed_s = time.monotonic() - self._start
         if not failure.is_passing or self._num > RETRIES or elapsed_s + wait_s > RETRY_S + self._extra_s:
             raise self._error(failure, elapsed_s) from None
+        self._loop.count(Traffic(retries=1))
         await asyncio.sleep(wait_s)
 
     def _open(self, *, anonymous: bool) -> OpenStore:

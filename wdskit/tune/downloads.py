@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wdskit.dataset.remote import PART_BYTES, open_remote_shards
+from wdskit.dataset.remote import PART_BYTES, open_remote_shards, part_edges
 from wdskit.dataset.table import ShardTable
 from wdskit.limits import BLOCK_BYTES
 from wdskit.order.base import Ints
@@ -31,9 +31,11 @@ class DownloadPlan:
     Attributes:
         is_exact: Whether sizes are those of the parts; else those of mean samples.
         node_bytes: The most that a node fetches in the epoch.
+        num_bytes: What all nodes fetch in it, and
+        next_bytes: in the epoch behind it, where each kept what it had fetched.
         requests: Parts that it fetches.
-        first_ratio: Bytes that all nodes fetch in the epoch, over those of the data that are read in it.
-        second_ratio: The same of the epoch behind it, where each node kept what it fetched.
+        first_ratio: `num_bytes` over the bytes of all parts that are read in the epoch.
+        second_ratio: `next_bytes` over the same.
         homes: Of these figures; 0 for a source that has none.
         other_homes: Another number, with which
         other_ratio: would be the second ratio.
@@ -42,6 +44,8 @@ class DownloadPlan:
 
     is_exact: bool
     node_bytes: int
+    num_bytes: int
+    next_bytes: int
     requests: int
     first_ratio: float
     second_ratio: float
@@ -77,12 +81,15 @@ def plan_downloads(source: PlannedSource, data: PlannedData, steps: Steps, epoch
         other = source.model_copy(update={"homes": other_homes}).plan()
         again = [_take(other, parts, steps, each, node_size).is_taken() for each in (epoch, epoch + 1)]
         other_ratio = float(((again[1] & ~again[0]) @ parts.num_bytes).sum() / whole)
+    next_bytes = int(((second.is_taken() & ~is_fetched) @ parts.num_bytes).sum())
     return DownloadPlan(
         is_exact=parts.is_exact,
         node_bytes=int(of_nodes[most]),
+        num_bytes=int(of_nodes.sum()),
+        next_bytes=next_bytes,
         requests=int((is_fetched[most] & (parts.num_bytes > 0)).sum()),
         first_ratio=float(of_nodes.sum() / whole),
-        second_ratio=float(((second.is_taken() & ~is_fetched) @ parts.num_bytes).sum() / whole),
+        second_ratio=float(next_bytes / whole),
         homes=homes,
         other_homes=other_homes,
         other_ratio=other_ratio,
@@ -115,11 +122,10 @@ class _Parts:
             self._before[part] = stops - table.file_counts
             if self.is_exact and table.is_remote:
                 for offsets in _offsets(table):
-                    slots = (offsets[:-1] - offsets[0]) // PART_BYTES
-                    edges = np.flatnonzero(np.diff(slots, prepend=-1))
-                    firsts.append(num_samples + edges)
-                    sizes.append(np.diff(offsets[np.append(edges, len(slots))]) + BLOCK_BYTES)
-                    num_samples += len(slots)
+                    edges = part_edges(offsets)
+                    firsts.append(num_samples + edges[:-1])
+                    sizes.append(np.diff(offsets[edges]) + BLOCK_BYTES)
+                    num_samples += len(offsets) - 1
             else:
                 counts, means = table.file_counts, table.sample_bytes()
                 a_part = np.maximum(1, PART_BYTES / np.maximum(means, 1)).astype(np.int64)
