@@ -42,19 +42,19 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("pipeline", ["train", "val"])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_rows_are_what_a_rank_gets(config: Path, pipeline: str, world_size: int) -> None:
-    """In every epoch, padding left out."""
+@pytest.mark.parametrize(("world_size", "size"), [(1, 1), (2, 1), (2, 2), (3, 3)])
+def test_rows_are_what_a_rank_gets(config: Path, pipeline: str, world_size: int, size: int) -> None:
+    """In every epoch, on nodes of any size, padding left out."""
+    overrides = ["loader.workers=0", f"loader.ranks_per_node={size}"]
     for rank in range(world_size):
-        loader = wdskit.make_loader(
-            config, pipeline=pipeline, rank=rank, world_size=world_size, overrides=["loader.workers=0"]
-        )
+        loader = wdskit.make_loader(config, pipeline=pipeline, rank=rank, world_size=world_size, overrides=overrides)
         for epoch in range(2):
             loader.set_epoch(epoch)
             expected = []
             for keys, *valid in loader:
                 expected += [key for at, key in enumerate(keys) if not valid or valid[0][at]]
-            shown = open_order(config, pipeline=pipeline, rank=rank, world_size=world_size, epoch=epoch)
+            ranks = {"rank": rank, "world_size": world_size, "gpus_per_node": size}
+            shown = open_order(config, pipeline=pipeline, **ranks, epoch=epoch)
             assert [shown.read(row).key for row in range(len(shown))] == expected
 
 

@@ -36,6 +36,9 @@ def view_command(
     world_size: Annotated[
         int, typer.Option(metavar="W", min=1, help="Ranks of the run.", rich_help_panel="Configuration")
     ] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Ranks of a node.", rich_help_panel="Configuration")
+    ] = 8,
     epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.", rich_help_panel="Configuration")] = 0,
     port: Annotated[
         int, typer.Option(metavar="N", min=0, max=65535, help="Default: any that is free.", show_default=False)
@@ -79,7 +82,13 @@ def view_command(
         if split is not None:
             raise typer.BadParameter("--split goes with DIR; a pipeline names its own.")
         samples = open_order(
-            config, pipeline=pipeline, overrides=overrides or [], rank=rank, world_size=world_size, epoch=epoch
+            config,
+            pipeline=pipeline,
+            overrides=overrides or [],
+            rank=rank,
+            world_size=world_size,
+            gpus_per_node=gpus_per_node,
+            epoch=epoch,
         )
 
     def show(address: str) -> None:

@@ -221,7 +221,7 @@ def plan(
     length = epoch_length(pipe.stages, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, pipe.stages[0].tail)
     start = epoch * steps.num_samples
-    node_size = max(each for each in range(1, gpus_per_node + 1) if world_size % each == 0)
+    node_size = fitting_node(gpus_per_node, world_size)
     lanes = _plan_lanes(data, steps, node_size)
     if plot is not None:
         title = f"{source.name}: {steps.num_samples:,} samples on {world_size} ranks, batches of {steps.batch}"
@@ -261,6 +261,11 @@ def plan(
         downloads=fetched,
         quality=measure_quality(data, steps, start, classes, node_size=node_size) if quality else None,
     )
+
+
+def fitting_node(gpus_per_node: int, world_size: int) -> int:
+    """Ranks of a node: the largest number that divides all ranks and is no more than `gpus_per_node`."""
+    return max(each for each in range(1, gpus_per_node + 1) if world_size % each == 0)
 
 
 def _plan_lanes(data: PlannedData, steps: Steps, node_size: int) -> LanesPlan | None:

@@ -22,6 +22,7 @@ from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import open_pipeline
 from wdskit.shards.filters import Expression, ExpressionError
 from wdskit.stages.sources import PlannedData, PlannedSource, Sequential, epoch_length
+from wdskit.tune.plan import fitting_node
 
 _ROWS_AT_ONCE = 256  # samples that are looked up together, and read together
 _BYTES_AT_ONCE = 32 << 20  # where they have no more than this
@@ -208,6 +209,7 @@ def open_order(
     overrides: Sequence[str] = (),
     rank: int = 0,
     world_size: int = 1,
+    gpus_per_node: int = 8,
     epoch: int = 0,
 ) -> Samples:
     """The samples of a pipeline in the order in which a rank gets them in an epoch.
@@ -218,6 +220,7 @@ def open_order(
         overrides: `a.b.c=VALUE` each.
         rank: 0 <= rank < world_size.
         world_size: Number of ranks.
+        gpus_per_node: Ranks of a node, as `plan` takes them, where the configuration has no `ranks_per_node`.
         epoch: Which epoch, from 0.
 
     Raises:
@@ -235,6 +238,7 @@ def open_order(
     data = source.plan()
     length = epoch_length(opened.pipe.stages, data.num_samples, world_size)
     steps = Steps(length.num_samples, length.batch, world_size, opened.pipe.stages[0].tail)
-    own = _RankPositions(data.order, epoch * length.num_samples, steps, rank, opened.loader.ranks_per_node or 1)
+    node_size = opened.loader.ranks_per_node or fitting_node(gpus_per_node, world_size)
+    own = _RankPositions(data.order, epoch * length.num_samples, steps, rank, node_size)
     title = f"{PurePath(config).name}, pipeline {opened.name}: epoch {epoch}, rank {rank} of {world_size}"
     return Samples(data, own, title)
