@@ -88,7 +88,7 @@ peers: $(STAMP)
 # of Node.js need npm, nginx is taken from the PATH or needs apt-get.
 remote: $(STAMP)
 	-$(BIN)/python tools/environments.py $(VENV)/peers moto fake_gcs s3rver azurite nginx
-	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/loader/test_remote.py
+	OMP_NUM_THREADS=1 WDSKIT_ALL_REMOTE=1 $(BIN)/python -m pytest tests/test_servers.py tests/storage tests/loader/test_remote.py tests/loader/test_planned.py
 
 # `make test` takes a part.
 soak: $(STAMP)
