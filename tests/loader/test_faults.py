@@ -125,7 +125,7 @@ def test_a_script_without_a_guard_is_told_of_it(six, tmp_path, start_method):
     done = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == 1
     assert "a worker process died: " in done.stderr
-    assert 'Put the loop of the script under `if __name__ == "__main__":`' in done.stderr
+    assert 'Often the loop of the script is not under `if __name__ == "__main__":`' in done.stderr
 
 
 @pytest.mark.parametrize(("settings", "signals_group"), list(zip(WAYS, [True, True, False], strict=True)), ids=str)

@@ -130,7 +130,9 @@ class _Worker:
             how = f"was killed by {signal.Signals(-code).name}"
             advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
         elif not self._has_replied and not self._is_forked:
-            advice = 'It printed why. Put the loop of the script under `if __name__ == "__main__":`: workers import it.'
+            advice = (
+                'It printed why. Often the loop of the script is not under `if __name__ == "__main__":`. Put it there.'
+            )
         return f"worker {self.number} (pid {self.process.pid}) {how}.\n  {advice}"
 
 
