@@ -37,6 +37,12 @@ def format_count(count: float) -> str:
     return f"{count:,.0f}" if count == int(count) else f"{count:,.1f}"
 
 
+def plural(count: int, noun: str) -> str:
+    """A number and what it counts: `1 shard`, `1,281 shards`, `2 classes`."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{format_count(count)} {noun}{ending}"
+
+
 def printable(text: str) -> str:
     r"""The text with everything that nothing should act on, or that does not show, as `\x1b`, `\u202e`, ..."""
     if text.isprintable():

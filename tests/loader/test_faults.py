@@ -10,6 +10,7 @@ import os
 import re
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -113,6 +114,18 @@ def test_a_killed_worker_is_an_error_and_then_replaced(six, tmp_path, start_meth
     assert not set(multiprocessing.active_children()) - others, "the other worker goes on while the error is held"
     assert sorted(loader) == list(range(39))
     assert loader.epoch == 1
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_script_without_a_guard_is_told_of_it(six, tmp_path, start_method):
+    """Its workers run it anew, and die before they answer."""
+    script = tmp_path / "unguarded.py"
+    pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls')"
+    script.write_text(f"import wdskit\nlist({pipe}.loader(workers=1, start_method={start_method!r}))\n")
+    done = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 1
+    assert "a worker process died: " in done.stderr
+    assert 'Often the loop of the script is not under `if __name__ == "__main__":`' in done.stderr
 
 
 @pytest.mark.parametrize(("settings", "signals_group"), list(zip(WAYS, [True, True, False], strict=True)), ids=str)

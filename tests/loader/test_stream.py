@@ -201,6 +201,17 @@ def test_what_holds_a_hidden_state_says_so(shards):
             pipe.loader(workers=0).state_dict()
 
 
+def test_what_holds_a_hidden_state_is_logged_when_the_loader_is_made(shards, caplog):
+    """And nothing where the state can be saved."""
+    PIPES["with_epoch"](shards).loader(workers=0)
+    assert not caplog.records
+    stream(shards).stage(webdataset.map(dict)).loader(workers=0)
+    [message] = caplog.messages
+    assert message.startswith(
+        "this stream cannot be resumed, and `state_dict` is an error: a stage that is not wdskit's"
+    )
+
+
 def test_another_setting_is_refused_by_name(shards):
     state = PIPES["with_epoch"](shards).loader(workers=2).state_dict()
     for other, name in [({"workers": 1}, "workers"), ({"workers": 2, "threads": 2}, "threads")]:

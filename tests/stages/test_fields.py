@@ -10,7 +10,7 @@ import pytest
 import torch
 from shards import draw, listed, write_numbers
 
-from wdskit import PipelineError
+from wdskit import ConfigError, Pipeline, PipelineError
 
 
 @pytest.fixture
@@ -160,3 +160,8 @@ def test_a_function_that_forgets_to_return_is_an_error(six):
 
 def forget(sample):
     sample["cls"] = 0
+
+
+def test_global_rng_beside_the_fields_of_map_dict_is_named_as_a_setting_of_map():
+    with pytest.raises(ConfigError, match="`global_rng` is a setting of `map`"):
+        Pipeline().map_dict(cls=str, global_rng=True)

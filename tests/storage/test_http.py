@@ -232,6 +232,20 @@ def test_a_stream_reads_through_cuts_and_refusals(tmp_path):
         assert len(server.asked) == 5
 
 
+@pytest.mark.parametrize("page", [b"<!DOCTYPE HTML>\n<title>Directory listing</title>", b"\n<html><body>Sign in"])
+def test_a_web_page_is_no_damaged_shard(page):
+    with (
+        Shaky(None, body=page) as server,
+        pytest.raises(StorageError, match=r"/a\.tar: this is a web page, not a tar\."),
+    ):
+        list(Pipeline().stream(server.url).to_tuple("__key__").loader(workers=0))
+
+
+def test_a_folder_of_a_web_server_ends_with_a_slash():
+    with pytest.raises(StorageError, match="A folder of a web server ends with a slash"):
+        Pipeline().exact("http://127.0.0.1:1/data").to_tuple("__key__").loader(workers=0)
+
+
 # From https to http.
 
 

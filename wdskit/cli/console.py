@@ -31,6 +31,7 @@ _REFRESH_S = 0.1
 escape = wording.printable
 format_bytes = wording.format_bytes
 format_count = wording.format_count
+plural = wording.plural
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -63,12 +64,6 @@ def print_json(value: object) -> None:
 def by_name(rows: Iterable[Any]) -> dict[str, dict[str, object]]:
     """Dataclasses for JSON, by their `name`."""
     return {row.name: {key: value for key, value in vars(row).items() if key != "name"} for row in rows}
-
-
-def plural(count: int, noun: str) -> str:
-    """A number and what it counts: `1 shard`, `1,281 shards`, `2 classes`."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{format_count(count)} {noun}{ending}"
 
 
 def split_names(text: str | None) -> list[str]:

@@ -232,13 +232,17 @@ def remote_place(url: str) -> Place:
     """The place that one URL stands for: one shard, or those of a folder that a glob selects.
 
     Raises:
-        StorageError: It has a query, which may be a signature for one file only.
+        StorageError: It has a query, which may be a signature for one file only; or it names a folder of a web server
+            without a slash.
     """
     path, query, _ = url.partition("?")
     if query:
         msg = f"{path}: a URL with a query names one file, and a planned source reads a folder and its index."
         raise StorageError(f"{msg} Leave the query out, or use `stream`.", url=path)
     folder, name = split_url(path)
+    if name and not _FILE_NAME.search(name):
+        msg = f"{path}: this is not the name of a shard. A folder of a web server ends with a slash: {path}/"
+        raise StorageError(msg, url=path)
     is_glob = not name or _URL_GLOB.search(path.rpartition("/")[2]) is not None
     return Place(folder, name or "*.tar", is_glob=is_glob)
 

@@ -21,6 +21,7 @@ from wdskit.errors import PipelineError
 from wdskit.order.draws import Draws
 from wdskit.stages.base import Run
 from wdskit.stages.foreign import splits_nodes, splits_workers
+from wdskit.text import plural
 
 
 @dataclass(frozen=True)
@@ -327,6 +328,8 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
     num_readers = (world_size if by_node else 1) * (num_workers if by_worker else 1)
     if layout.draws.num_shards < num_readers and not layout.draws.resampled:
         msg = f"{layout.draws.num_shards} shards cannot feed {world_size} ranks x {num_workers} workers one shard each."
+        if world_size == 1:
+            msg = f"{plural(layout.draws.num_shards, 'shard')} cannot feed {num_workers} workers one shard each."
         raise PipelineError(f"{msg}\n  Use fewer workers, more shards (`wdskit pack --max-samples`), or with_epoch.")
 
 

@@ -65,6 +65,8 @@ class _Worker:
 
     def __init__(self, context: Any, pipeline: Any, number: int, num_workers: int) -> None:
         self.number = number
+        self._has_replied = False
+        self._is_forked = context.get_start_method() == "fork"
         self.connection, theirs = context.Pipe()
         arguments = (theirs, pipeline, number, num_workers)
         self.process = context.Process(target=_serve, args=arguments, name=f"wdskit-worker-{number}", daemon=True)
@@ -102,6 +104,7 @@ class _Worker:
     def receive(self) -> Reply:
         """Its next reply; waits for it. New blocks are mapped."""
         reply: Reply = self.connection.recv()
+        self._has_replied = True
         for number, num_bytes in reply.new:
             file = reduction.recv_handle(self.connection)
             try:
@@ -126,6 +129,10 @@ class _Worker:
         if code is not None and code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
             advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
+        elif not self._has_replied and not self._is_forked:
+            advice = (
+                'It printed why. Often the loop of the script is not under `if __name__ == "__main__":`. Put it there.'
+            )
         return f"worker {self.number} (pid {self.process.pid}) {how}.\n  {advice}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -17,6 +18,8 @@ from wdskit.loader.prefetch import make_pool
 from wdskit.loader.starting import start_method_of
 from wdskit.loader.states import beside, compare_fingerprints, unused_state
 from wdskit.pipeline.settings import LoaderSpec
+
+logger = logging.getLogger(__name__)
 
 
 class StreamLoader(Loader):
@@ -46,6 +49,9 @@ class StreamLoader(Loader):
         self._next_worker = 0  # whose turn it is
         self._progress = [Progress()] * self._num_workers  # what each has said in it last
         self._check()
+        if pipeline.layout.unsaved:
+            msg = "this stream cannot be resumed, and `state_dict` is an error: %s holds what cannot be read again"
+            logger.warning(msg, pipeline.layout.unsaved)
         start_method = functools.partial(start_method_of, pipeline.pipeline, spec.start_method)
         if spec.workers:
             start_method()

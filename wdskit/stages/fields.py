@@ -139,6 +139,13 @@ class MapDict(PerSampleStage):
         description="Field name: a function, or the name of a registered one.", examples=[{"cls": "my_label"}]
     )
 
+    @field_validator("fields", mode="before")
+    @classmethod
+    def _is_no_setting(cls, fields: Any) -> Any:
+        if isinstance(fields, Mapping) and isinstance(fields.get("global_rng"), bool):
+            raise refuse("`global_rng` is a setting of `map`. Give the function a parameter `rng`, or use `map`.")
+        return fields
+
     def bind(self, context: Context, label: str) -> ValueFunction:
         """As `PerSampleStage.bind`."""
         calls = {field: context.call("map_dict", fn, f"{label}:{field}") for field, fn in self.fields.items()}

@@ -28,6 +28,7 @@ MAX_WAIT_S = 60.0
 """Longest wait that a server may ask for with Retry-After."""
 
 _HOST = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
+_PAGE = re.compile(rb"\s*<(!doctype|html)\b", re.IGNORECASE)
 
 
 class HttpBody:
@@ -45,7 +46,7 @@ class HttpBody:
 
     Raises:
         StorageError: No connection, a status other than 200, a redirect to what is no http(s) or from https to http, a
-            body that was compressed on the way, or a URL with a password.
+            body that was compressed on the way, a URL with a password; or, from `read`, a web page.
     """
 
     def __init__(self, url: str) -> None:
@@ -59,7 +60,8 @@ class HttpBody:
         """Up to `size` bytes from where the last call stopped.
 
         Raises:
-            StorageError: The connection failed, or closed before the promised length, and the body cannot be resumed.
+            StorageError: The connection failed, or closed before the promised length, and the body cannot be resumed;
+                or it is a web page, such as the list of a folder or a sign-in.
         """
         while True:
             try:
@@ -67,6 +69,10 @@ class HttpBody:
             except (OSError, http.client.HTTPException) as err:
                 self._resume(f"{self.url}: reading failed after {self._num_bytes} bytes: {err}", err)
                 continue
+            if not self._num_bytes and _PAGE.match(part):
+                self.close()
+                msg = f"{self.url}: this is a web page, not a tar."
+                raise StorageError(f"{msg}\n  Name the shards: a folder of a web server needs an index.", url=self.url)
             self._num_bytes += len(part)
             if part or self._expected is None or self._num_bytes == self._expected:
                 return part
