@@ -51,6 +51,7 @@ OWN_EVENTS = {
         "loader.process_pool": ["Reply"],
         "loader.shared_memory": ["Message"],
         "stages.timing": ["Timings"],
+        "storage.traffic": ["Traffic"],
     }.items()
     for name in names
 }

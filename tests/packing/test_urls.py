@@ -21,7 +21,7 @@ from wdskit import PackError, Pipeline, StorageError, make_loader, pack, reshard
 from wdskit.errors import FolderIndexError
 from wdskit.packing import run
 from wdskit.shards.index import index_folder
-from wdskit.storage import requests, uploads
+from wdskit.storage import buckets, requests
 from wdskit.storage.buckets import list_objects
 from wdskit.storage.urls import read_bytes
 
@@ -131,7 +131,7 @@ def test_the_same_again_does_nothing_and_other_options_are_refused(url):
         with pytest.raises(PackError, match=rf"{url}: this folder is packed(.*\n)*  Write to another folder\.$"):
             pack(source, url, **options)
     assert {one.url: one.etag for one in list_objects(url)} == before
-    uploads.delete_object(f"{url}/out-000001.tar")
+    buckets.delete_object(f"{url}/out-000001.tar")
     with pytest.raises(PackError, match=r"out-000001.tar is gone"):
         pack(rows(), url, max_samples=5)
 
@@ -150,10 +150,10 @@ def test_what_another_has_written_is_never_replaced(s3, url, name, tmp_path):
 
 CHILD = """
 import json, os, signal, sys
-from wdskit.storage import uploads
+from wdskit.storage import buckets
 from wdskit import pack
 at, place = int(sys.argv[2]), sys.argv[3]
-upload, num = uploads._upload, 0
+upload, num = buckets._upload, 0
 
 async def killed(location, path, num_bytes):
     global num
@@ -165,7 +165,7 @@ async def killed(location, path, num_bytes):
         os.kill(os.getpid(), signal.SIGKILL)
     return etag
 
-uploads._upload = killed
+buckets._upload = killed
 pack(json.loads(sys.argv[4]), sys.argv[1], max_samples=5, export="open_clip")
 """
 
@@ -182,13 +182,13 @@ def test_a_killed_run_goes_on_and_uploads_nothing_twice(tmp_path, url, monkeypat
     lines = [line for log in (tmp_path / "cache").rglob("*.log") for line in log.read_text().splitlines() if line]
     uploaded = {noted[0] for noted in map(json.loads, lines) if isinstance(noted, list)}
     sent: list[str] = []
-    upload = uploads._upload
+    upload = buckets._upload
 
     async def counted(location, path, num_bytes):
         sent.append(path.name)
         return await upload(location, path, num_bytes)
 
-    monkeypatch.setattr(uploads, "_upload", counted)
+    monkeypatch.setattr(buckets, "_upload", counted)
     pack(rows(), url, max_samples=5, export="open_clip")
     assert bytes_at(url) == pack_here(tmp_path, max_samples=5, export="open_clip")
     assert verify(url).is_clean
@@ -199,7 +199,7 @@ def test_a_killed_run_goes_on_and_uploads_nothing_twice(tmp_path, url, monkeypat
 
 def test_another_run_where_one_was_stopped(tmp_path, url, monkeypatch):
     """It is refused; with `restart`, what the stopped one has uploaded goes."""
-    upload, num = uploads._upload, 0
+    upload, num = buckets._upload, 0
 
     async def failing(location, path, num_bytes):
         nonlocal num
@@ -209,7 +209,7 @@ def test_another_run_where_one_was_stopped(tmp_path, url, monkeypatch):
         return await upload(location, path, num_bytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(uploads, "_upload", failing)
+        patch.setattr(buckets, "_upload", failing)
         with pytest.raises(StorageError, match="the line is cut"):
             pack(rows(), url, max_samples=4)
     assert {"out-000000.tar", "out-000001.tar"} <= bytes_at(url).keys()
@@ -221,7 +221,7 @@ def test_another_run_where_one_was_stopped(tmp_path, url, monkeypatch):
 
 def test_a_shard_that_is_gone_in_the_meantime_is_uploaded_again(tmp_path, url, monkeypatch):
     """Nobody ever reads an index that names it."""
-    upload = uploads._upload
+    upload = buckets._upload
 
     async def losing(location, path, num_bytes):
         if path.name == "out-000002.tar":
@@ -230,7 +230,7 @@ def test_a_shard_that_is_gone_in_the_meantime_is_uploaded_again(tmp_path, url, m
         return await upload(location, path, num_bytes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(uploads, "_upload", losing)
+        patch.setattr(buckets, "_upload", losing)
         with pytest.raises(PackError, match=rf"{url}/out-000000.tar: it is gone"):
             pack(rows(), url, max_samples=4)
     assert "index.json" not in bytes_at(url)

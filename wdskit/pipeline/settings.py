@@ -181,7 +181,7 @@ class CacheSpec(BaseModel):
     @model_validator(mode="after")
     def _check_together(self) -> CacheSpec:
         for name in ("small", "max_rate"):
-            if self.dir is None and name in self.model_fields_set:
+            if self.dir is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise refuse(f"`{name}` does nothing without a folder. Add `dir: /nvme/wdskit` and `size: 500GB`.")
         if (self.dir is None) != (self.size is None):
             missing = "dir: /nvme/wdskit" if self.dir is None else "size: 500GB"
