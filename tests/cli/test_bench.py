@@ -142,7 +142,10 @@ def test_overrides_the_world_size_and_plugins_count(folder: Path, run, monkeypat
 
 
 def test_errors_end_it_with_their_message(folder: Path, run, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("bench", "a.yaml")[2] == "a.yaml: there are 3 pipelines; say which: `train`, `mapped` and `flow`."
+    assert (
+        run("bench", "a.yaml")[2]
+        == "a.yaml: there are 3 pipelines; say which (`--pipeline NAME`): `train`, `mapped` and `flow`."
+    )
     code, out, err = run("bench", "a.yaml", "--pipeline", "flow")
     assert (code, out) == (1, "")
     assert err.startswith("bench: a stream cannot be read and decoded apart")

@@ -143,7 +143,10 @@ def test_the_plan_as_json_has_every_number(folder: Path, run) -> None:
 
 
 def test_errors_end_a_plan_with_their_message(folder: Path, run) -> None:
-    assert run("plan", "a.yaml")[2] == "a.yaml: there are 4 pipelines; say which: `train`, `mix`, `val` and `flow`."
+    assert (
+        run("plan", "a.yaml")[2]
+        == "a.yaml: there are 4 pipelines; say which (`--pipeline NAME`): `train`, `mix`, `val` and `flow`."
+    )
     code, out, err = run("plan", "a.yaml", "--pipeline", "train", "--world-size", "30")
     assert (code, out) == (1, "")
     assert err.startswith("100 samples cannot fill one batch of 4 on each of 30 ranks")

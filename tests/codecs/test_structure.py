@@ -132,7 +132,7 @@ START, DATA, END = b"\x89PNG\r\n\x1a\n", chunk(b"IDAT", zlib.compress(b"\0\0")),
         (b"\xff\xd8\xff\xc0\0\x04abcdefgh", r"JPEG, byte 2: a frame header of 4 bytes"),
         (b"\xff\xd8\xff\xd8", r"JPEG, byte 2: another image starts"),
         (b"\xff\xd8" + bytes(9), r"JPEG, byte 11: the file stops before its end mark"),
-        (b"", r"not an image of a known format"),
+        (b"", r"not an image of a known format; the file is empty$"),
         (b"<html>not found</html>", r"not an image of a known format; it starts with b'<html>no' \(22 bytes in all\)"),
     ],
 )

@@ -541,7 +541,7 @@ def test_more_bad_samples_than_allowed_are_an_error(damaged, max_bad, allowed):
 @pytest.mark.parametrize("none", ["0%", "0.0%", "0.000%", 0])
 def test_a_share_of_nothing_allows_none(damaged, none):
     """Smaller ones allow one at least."""
-    with pytest.raises(SampleError, match="decode failed"):
+    with pytest.raises(SampleError, match=r"decode failed.*\n  Pack it anew .*`errors: \{max_bad: 10\}`\.$"):
         list(decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": none}))
     with pytest.raises(ConfigError, match="`dir` does nothing without a budget"):
         decoded(Pipeline().exact(damaged)).loader(workers=0, errors={"max_bad": none, "dir": "bad"})

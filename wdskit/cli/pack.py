@@ -49,10 +49,10 @@ def pack_command(
     --from names the kind where the path does not: folder, table (JSON lines on standard input), parquet, coco, hf, tar,
     zip, list (one path per line), list0 (as find -print0 writes them).
 
-    Images are copied byte for byte, unless --resize, --format or --orient changes them; colour profiles and EXIF stay,
-    and shards are then limited by --max-samples, not by bytes. --validate says how each image is checked: structure
-    (the default) reads the parts of its file and compares the format with the name, magic its first bytes only, decode
-    all pixels. JSON is parsed, too.
+    Images are copied byte for byte, unless --resize, --format or --orient changes them. Changed images keep their
+    colour profile and EXIF, and --max-samples alone limits their shards, because sizes are not known beforehand.
+    --validate says how each image is checked: structure (the default) reads the parts of its file and compares the
+    format with the name, magic its first bytes only, decode all pixels. JSON is parsed, too.
 
     Several machines can share DEST: each packs one part, for example --part $SLURM_ARRAY_TASK_ID/8, and
     `wdskit pack-finish DEST` then writes the index.

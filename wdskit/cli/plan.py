@@ -145,9 +145,9 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
         yield "dropped", f"{plural(plan.num_dropped, 'sample')}{share}"
     if plan.lanes is not None:
         yield "lanes", f"a node takes from {plan.lanes.per_node:,} of {plan.lanes.num_lanes:,}"
-    shards = _between(*(format_count(round(each)) for each in (plan.rank_shards.least, plan.rank_shards.most)))
+    shards = _shards(round(plan.rank_shards.least), round(plan.rank_shards.most))
     num_bytes = _between(*map(format_bytes, (plan.rank_bytes.least, plan.rank_bytes.most)))
-    yield "a rank reads", f"{shards} shards, {num_bytes}"
+    yield "a rank reads", f"{shards}, {num_bytes}"
     of_node = f"a node of {plural(plan.gpus_per_node, 'rank')}"
     yield (
         "at once",
@@ -182,12 +182,16 @@ def _stream_rows(plan: StreamPlan) -> Iterator[tuple[str, str]]:
         yield "steps", f"{format_count(plan.steps)} of each rank in an epoch"
     for name, shards in (("a rank draws", plan.rank_shards), ("a worker draws", plan.worker_shards)):
         if shards is not None:
-            yield name, f"{_between(*map(format_count, shards))} shards in a pass over all"
+            yield name, f"{_shards(*shards)} in a pass over all"
 
 
 def _ranks(plan: EpochPlan | StreamPlan) -> str:
     workers = plural(plan.workers, "worker") if plan.workers else "no worker"
     return f"{plural(plan.world_size, 'rank')}, each with {workers}"
+
+
+def _shards(least: int, most: int) -> str:
+    return plural(most, "shard") if least == most else f"{format_count(least)} to {format_count(most)} shards"
 
 
 def _between(least: str, most: str) -> str:

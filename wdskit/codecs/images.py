@@ -221,8 +221,8 @@ def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:
     """
     name = image_format(data)
     if name is None:
-        start = bytes(data[:8])
-        raise DecodeError(f"not an image of a known format; it starts with {start!r} ({len(data)} bytes in all)")
+        start = f"it starts with {bytes(data[:8])!r} ({len(data)} bytes in all)" if len(data) else "the file is empty"
+        raise DecodeError(f"not an image of a known format; {start}")
     if name == "WebP":  # opening one allocates its whole canvas
         header = structure.webp_header(data)
         structure.check_pixels(header.width, header.height, max_pixels=max_pixels)

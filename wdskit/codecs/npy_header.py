@@ -55,7 +55,8 @@ def read_npy_header(data: Buffer) -> NpyHeader:
     """
     head = bytes(data[:12])
     if head[:6] != _MAGIC or len(head) < 12:
-        raise DecodeError(f"not an npy file; it starts with {head[:8]!r} ({len(data)} bytes in all)")
+        what = f"it starts with {head[:8]!r} ({len(data)} bytes in all)" if head else "the file is empty"
+        raise DecodeError(f"not an npy file; {what}")
     size_bytes, encoding = _VERSIONS.get(head[6], (0, ""))
     if not size_bytes or head[7]:
         raise DecodeError(f"npy version {head[6]}.{head[7]}; known are 1.0, 2.0 and 3.0")

@@ -29,6 +29,9 @@ _FIELD_STAGES = frozenset({"decode", "to_tuple", "to_dict", "rename"})
 """Stages whose failure means that a field is missing or cannot be decoded."""
 
 
+_DO_DECODE = "Pack it anew without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
+
+
 class Bad(NamedTuple):
     """A sample that could not be had, and for which another stands."""
 
@@ -273,6 +276,8 @@ class _Rows:
             return *self._sample(place, shard, sample, out, timings), None
         except SampleError as err:
             if not self._forgives(err):
+                if err.stage == "decode" and not isinstance(err.__cause__, PROCESS_ERRORS):
+                    err.args = (f"{err}\n  {_DO_DECODE}",)
                 raise
             return self._substitute(err.with_traceback(None), place, out, timings)
 

@@ -44,10 +44,10 @@ class Budget:
         count = self.count + len(bad)
         if count > self.limit:
             last = bad[-1]
-            msg = f"{last.reason}\n  Epoch {epoch} has {count} bad samples on rank {self._rank} so far, and "
-            msg += f"errors.max_bad allows {self._max_bad}"
+            num = f"Epoch {epoch} has {count} bad samples on rank {self._rank} so far"
             where = f" {self._path} lists those before." if self._path is not None and self.count else ""
-            raise SampleError(f"{msg}.{where}", stage="errors", shard=last.shard, key=last.key)
+            msg = f"{last.reason}\n  {num}, and errors.max_bad allows {self._max_bad}.{where}"
+            raise SampleError(msg, stage="errors", shard=last.shard, key=last.key)
         self.count = count
         if self._path is not None:
             make_folders(self._path.parent)

@@ -83,9 +83,13 @@ class WriteOptions:
     classes: str | os.PathLike[str] | Sequence[str] | Mapping[str, int] | None = option(  # noqa: RUF009 (a field)
         None, "Class names in order: a packed folder, a classes.json, or a text with one name per line.", "FILE"
     )
-    validate: str | None = option(None, "Check images: none, magic, structure, decode. Default: see above.", "LEVEL")
+    validate: str | None = option(
+        None, "Check images: none, magic, structure, decode. Default: structure; none for copies by reshard.", "LEVEL"
+    )
     resize: int | None = option(None, "Shrink images whose side has more pixels.", "PIXELS", least=1)
-    resize_mode: str | None = option(None, "Side: shorter, longer; or a square: crop, pad. Default: shorter.", "MODE")
+    resize_mode: str | None = option(
+        None, "Which side has PIXELS: shorter, longer; or make a square: crop, pad. Default: shorter.", "MODE"
+    )
     upscale: bool = option(False, "With --resize, enlarge smaller images too.")
     format: str | None = option(None, "Convert images to this format. Default: keep theirs.", "jpg|webp|png")
     quality: int | None = option(None, "Quality of new jpg and webp. Default: 90.", "1..100", least=1, most=100)
@@ -215,7 +219,7 @@ class PackOptions(WriteOptions):
     command = "pack"
 
     keys: str = option("given", "Keys as they are, with _ for odd characters, or hashed.", "given|clean|hashed")
-    skip_bad: bool = option(False, "Leave bad rows out, and list them in DEST/rejected.jsonl.")
+    skip_bad: bool = option(False, "Skip bad rows and list them in DEST/rejected.jsonl.")
     from_: str | None = option(None, "What SOURCE is, where its name does not say; see above.", "KIND")
     sidecars: str | Sequence[str] = option(
         (), "Files of the same name with another ending: json,txt,seg.png (a.seg.png for a.jpg).", "EXT,..."
