@@ -590,3 +590,19 @@ def test_threads_share_a_shard(tmp_path: Path) -> None:
 
     with LocalShard(shard) as opened, ThreadPoolExecutor(8) as pool:
         assert [*pool.map(read_all, range(8))] == [*range(8)]
+
+
+def test_a_shard_of_another_size_than_its_index_says_is_named_before_its_offsets(tmp_path: Path) -> None:
+    shard = small(tmp_path / "s.tar")
+    write_right_offsets(shard)
+    whole = shard.stat().st_size
+    with LocalShard(shard, num_bytes=whole) as opened:
+        again = pickle.loads(pickle.dumps(opened))
+        again.close()
+    os.truncate(shard, 1024)
+    problem = f"it has 1024 bytes, the folder's index says {whole}: it was cut or replaced"
+    with pytest.raises(ShardError) as caught:
+        LocalShard(shard, num_bytes=whole)
+    assert (caught.value.shard, caught.value.problem) == (str(shard), problem)
+    with pytest.raises(ShardError, match="cut or replaced"):
+        pickle.loads(pickle.dumps(opened))

@@ -159,7 +159,7 @@ def test_a_split_without_samples_has_no_shards(tmp_path):
     ("options", "message"),
     [
         ({"pattern": "a-%06d.tar"}, "pattern and split do not go together"),
-        ({"only": 1}, "only and split do not go together"),
+        ({"only": 1}, "`--only` cannot be combined with `--split`. Pack into a new folder and copy the shard."),
         ({"split_name": "train"}, "split_name and split do not go together"),
         ({"num_shards": 200}, "split train: "),
     ],

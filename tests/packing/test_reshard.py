@@ -703,3 +703,19 @@ def test_a_finished_run_knows_the_fields_that_it_made(tmp_path):
     reshard(shard, tmp_path / "numbers", fields=["cls=a"], classes=["1", "x"])
     with pytest.raises(PackError, match=r"classes was \['1', 'x'\] and is \['x', '1'\]"):
         reshard(shard, tmp_path / "numbers", fields=["cls=a"], classes=["x", "1"])
+
+
+def test_splits_that_one_name_merges_are_told(tmp_path, run):
+    mixed = tmp_path / "mixed"
+    mixed.mkdir()
+    for name in ("train-000", "train-001", "val-000"):
+        write_shard(mixed / f"{name}.tar", {name: {"cls": b"1"}})
+    note = (
+        f"shards of train and val become one data set; name a pattern such as {mixed}/train-*.tar to keep them apart."
+    )
+    assert reshard(mixed, tmp_path / "a").merged == note
+    assert not reshard(mixed / "train-*.tar", tmp_path / "b").merged
+    assert not reshard(f"{mixed}/train-*.tar::{mixed}/val-*.tar", tmp_path / "c").merged
+    code, out, _ = run("reshard", str(mixed), str(tmp_path / "d"))
+    assert code == 0
+    assert f"Note: {note}" in out.splitlines()

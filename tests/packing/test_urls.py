@@ -275,7 +275,7 @@ def test_a_store_that_fails_for_good(url, proxy, monkeypatch):
 @pytest.mark.parametrize(
     ("dest", "options", "message"),
     [
-        ("s3://no-such-bucket/out", {}, "NoSuchBucket"),
+        ("s3://no-such-bucket/out", {}, "there is no such bucket"),
         (f"s3://{BUCKET}", {}, "no folder of a bucket is named"),
         ("http://127.0.0.1:9/out", {}, "only buckets of s3://, gs://, az:// can be written to"),
         ("hf://datasets/o/n/out", {}, "only buckets"),

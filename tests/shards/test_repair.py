@@ -335,7 +335,7 @@ def test_bytes_that_changed_inside_of_a_field_are_told_as_a_doubt(folder, tmp_pa
     (folder / "a.tar").write_bytes(data)
     code, out, _ = run("repair", str(folder), "--to", str(tmp_path / "to"))
     assert code == 1
-    assert out.splitlines()[0].startswith(f"doubt: {folder}/a.tar: its sha256 is not the index's")
+    assert out.splitlines()[0].startswith(f"doubt: {folder}/a.tar: its SHA-256 differs from the index")
 
 
 def test_a_missing_shard_and_one_of_which_nothing_is_left_are_listed(tmp_path, run):
@@ -351,7 +351,7 @@ def test_a_missing_shard_and_one_of_which_nothing_is_left_are_listed(tmp_path, r
     assert out.splitlines() == [
         f"lost: {folder}/a.tar, bytes 0 to 0: the folder's index lists this shard, but there is no such file",
         f"lost: {folder}/b.tar, bytes 0 to 0: the shard ends where its .idx goes on to byte 3072",
-        f"doubt: {folder}/b.tar: its sha256 is not the index's, so what was saved of it may have changed too.",
+        f"doubt: {folder}/b.tar: its SHA-256 differs from the index, so the saved samples may be damaged as well.",
         f"Repaired {tmp_path}/to: 3 samples saved in 1 shard, 0 samples known by key lost.",
     ]
     assert sorted(samples_in(tmp_path / "to")) == ["c0", "c1", "c2"]
@@ -379,3 +379,14 @@ def test_the_command_tells_what_was_lost_and_in_json(folder, tmp_path, run):
 def test_what_is_whole_is_exit_0(folder, tmp_path, run):
     code, out, _ = run("repair", str(folder), "--to", str(tmp_path / "x"))
     assert (code, out) == (0, f"Repaired {tmp_path}/x: 6 samples saved in 1 shard, 0 samples known by key lost.")
+
+
+def test_files_for_other_readers_are_written_again(folder, tmp_path):
+    kinds = ("open_clip", "timm", "dali")
+    index_folder(folder, export=kinds)
+    (folder / "a.tar").write_bytes(WHOLE[: SAMPLE * 2 + 600])
+    to = repair(folder, tmp_path / "to").folder
+    assert json.loads((to / "sizes.json").read_text()) == {"a.tar": 2}
+    assert (to / "_info.json").exists()
+    assert (to / "a.idx").exists()
+    assert verify(to).is_clean

@@ -495,8 +495,8 @@ def test_a_list_of_several_pages_is_whole_or_an_error(faults, monkeypatch):
 
 def test_what_is_not_there(bucket):
     assert "there is no such object (NoSuchKey)" in problem(ObjectFile(f"s3://{BUCKET}/none.tar").read_at, 0, 1)
-    assert "NoSuchBucket" in problem(ObjectFile("s3://no-such-bucket/none.tar").read_at, 0, 1)
-    assert "NoSuchBucket" in problem(list_objects, "s3://no-such-bucket/a/")
+    assert "there is no such bucket.\n  Create it" in problem(ObjectFile("s3://no-such-bucket/none.tar").read_at, 0, 1)
+    assert "there is no such bucket.\n  Create it" in problem(list_objects, "s3://no-such-bucket/a/")
     assert "there is no such object" in problem(open_stream, f"s3://{BUCKET}/none.tar")
 
 

@@ -46,7 +46,9 @@ def repair_command(
     for loss in result.lost:
         print(f"lost: {escape(str(loss))}")
     for shard in suspects:
-        print(f"doubt: {escape(shard)}: its sha256 is not the index's, so what was saved of it may have changed too.")
+        print(
+            f"doubt: {escape(shard)}: its SHA-256 differs from the index, so the saved samples may be damaged as well."
+        )
     lost = {(loss.file, loss.key) for loss in result.lost if loss.key is not None}
     num_shards = sum(one.num_saved > 0 for one in result.shards)
     print(

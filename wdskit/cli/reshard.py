@@ -116,6 +116,7 @@ def _to_json(result: ReshardResult, *, dry_run: bool) -> dict[str, object]:
         "num_cleaned": result.num_cleaned,
         "num_ignored": result.num_ignored,
         "num_bytes": result.num_bytes,
+        "merged": result.merged,
         "shards": [shard._asdict() for shard in result.shards],
     }
 
@@ -145,6 +146,8 @@ def _notes(result: ReshardResult, *, dry_run: bool) -> Iterator[str]:
         yield f"Note: {plural(result.num_cleaned, 'key')} cleaned."
     if result.num_ignored:
         yield f"Note: {plural(result.num_ignored, 'member')} in no sample, left out."
+    if result.merged:
+        yield f"Note: {result.merged}"
     if result.classes_lost:
         yield f"Note: {result.classes_lost}"
     if dry_run:

@@ -25,7 +25,7 @@ from wdskit.errors import FolderIndexError, StorageError
 from wdskit.files import DISK, Disk, publish_bytes
 from wdskit.limits import MAX_INDEX_BYTES
 from wdskit.storage.identity import FileIdentity
-from wdskit.storage.urls import is_local, local_path, read_bytes
+from wdskit.storage.urls import ABSENT_STATUSES, is_local, local_path, read_bytes
 
 INDEX_NAME = "index.json"
 RUN_FOLDER = ".wdskit-run"  # where a run that has not finished keeps its shards: packing.staging
@@ -198,6 +198,8 @@ def read_index(folder: str | Path) -> FolderIndex:
         data = read_bytes(url, limit=MAX_INDEX_BYTES)
         document = json.loads(data)
     except StorageError as err:
+        if not is_local(folder) and err.status not in ABSENT_STATUSES:  # who knows what is there
+            raise FolderIndexError(str(err), folder=folder) from err
         where = f"Run `wdskit index {folder or '.'}`" if is_local(folder) else "Run `wdskit index` where the shards are"
         raise FolderIndexError(f"{err}\n  {where} to make it.", folder=folder) from err
     except (ValueError, RecursionError) as err:

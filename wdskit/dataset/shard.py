@@ -200,20 +200,25 @@ class LocalShard(IndexedShard):
     Args:
         path: A local shard with its `.idx` beside it.
         idx_sha256: Hex digest that the folder's index says the `.idx` has, None where it does not say it.
+        num_bytes: Size that the folder's index says the shard has, None where it does not say it.
 
     Raises:
         StorageError: The shard cannot be opened.
-        ShardError: What stands before the first sample is damaged.
+        ShardError: It has another size, or what stands before the first sample is damaged.
         FolderIndexError: The offsets are missing or cannot be those of this shard.
     """
 
     file: LocalFile
 
-    def __init__(self, path: str | os.PathLike[str], *, idx_sha256: str | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, idx_sha256: str | None = None, num_bytes: int | None = None
+    ) -> None:
         self._idx_sha256 = idx_sha256
+        self._num_bytes = num_bytes
         path = os.fspath(path)
         file = LocalFile(path)
         try:
+            self._check_size(path, file.num_bytes)
             super().__init__(path, file, read_offsets(path, num_bytes=file.num_bytes, sha256=idx_sha256))
             self._check_ends()
         except BaseException:
@@ -222,7 +227,13 @@ class LocalShard(IndexedShard):
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         """Its path: a descriptor means another file, or none, in another process."""
-        return functools.partial(LocalShard, idx_sha256=self._idx_sha256), (self.path,)
+        return functools.partial(LocalShard, idx_sha256=self._idx_sha256, num_bytes=self._num_bytes), (self.path,)
+
+    def _check_size(self, path: str, found: int) -> None:
+        if self._num_bytes not in (None, found):
+            problem = f"it has {found} bytes, the folder's index says {self._num_bytes}: it was cut or replaced"
+            remedy = f"Fetch or pack it again. {_make_index(path)} if the shard is right."
+            raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
 
     def _check_ends(self) -> None:
         """Compare the first and the last offset with what stands there: offsets cut short look like those of fewer

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from wdskit.dataset.binary import Verified
 from wdskit.dataset.columns import LARGE_BYTES, Run, Spans, read_samples
-from wdskit.dataset.index import ShardEntry
 from wdskit.dataset.remote import RemoteShard, open_remote_shards
 from wdskit.dataset.shard import IndexedShard, LocalShard
 from wdskit.dataset.table import ShardTable
@@ -232,8 +231,10 @@ class ShardCache:
         entry = table.entry(inner)
         if table.is_remote:
             return self._keep(shard, open_remote_shards([(table.path(inner), entry)], self.kept)[0])
-        local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256)
-        _check(local, entry)
+        local = LocalShard(table.path(inner), idx_sha256=entry.idx_sha256, num_bytes=entry.num_bytes)
+        if len(local) != entry.num_samples:
+            problem = f"its offsets are those of {len(local)} samples, the folder's index says {entry.num_samples}"
+            raise ShardError(shard=local.path, offset=0, problem=problem, remedy="Run `wdskit index` on its folder.")
         self._verified.check(local.file, entry.identity, entry.sha256)
         return self._keep(shard, local)
 
@@ -243,14 +244,3 @@ class ShardCache:
             if len(self._open) > self._most:
                 self._open.popitem(last=False)
         return opened
-
-
-def _check(local: LocalShard, entry: ShardEntry) -> None:
-    """Compare what was opened with the folder's index."""
-    if len(local) != entry.num_samples:
-        problem = f"its offsets are those of {len(local)} samples, the folder's index says {entry.num_samples}"
-    elif local.file.num_bytes != entry.num_bytes:
-        problem = f"it has {local.file.num_bytes} bytes, the folder's index says {entry.num_bytes}"
-    else:
-        return
-    raise ShardError(shard=local.path, offset=0, problem=problem, remedy="Run `wdskit index` on its folder.")

@@ -86,7 +86,9 @@ class WriteOptions:
     validate: str | None = option(
         None, "Check images: none, magic, structure, decode. Default: structure; none for copies by reshard.", "LEVEL"
     )
-    resize: int | None = option(None, "Shrink images whose side has more pixels.", "PIXELS", least=1)
+    resize: int | None = option(
+        None, "Shrink images whose shorter side (see --resize-mode) exceeds PIXELS.", "PIXELS", least=1
+    )
     resize_mode: str | None = option(
         None, "Which side has PIXELS: shorter, longer; or make a square: crop, pad. Default: shorter.", "MODE"
     )
@@ -136,7 +138,9 @@ class WriteOptions:
                 raise PackError("only and on do not go together: one shard is filled here.")
         if self.split is not None:
             if self.only is not None:
-                raise PackError("only and split do not go together: each split has a shard of that number.")
+                raise PackError(
+                    "`--only` cannot be combined with `--split`. Pack into a new folder and copy the shard."
+                )
             if self.split_name:
                 raise PackError("split_name and split do not go together: the shards are called after their splits.")
             if self.pattern is not None:

@@ -30,6 +30,7 @@ from wdskit.packing.samples.sources import (
     digest_sources,
     find_classes,
     list_sources,
+    merged_splits,
     scan_all,
     scan_jobs,
 )
@@ -55,6 +56,7 @@ class ReshardResult:
         num_ignored: Members that belong to no sample; they are not written.
         num_cleaned: Samples whose keys were changed, by `keys="clean"`.
         num_copied: Samples whose bytes were copied as they are; the others have new headers.
+        merged: What was merged, where one name stood for shards of several splits (`train`, `val`); empty otherwise.
         classes_lost: Why there is no `classes.json` where a source has one; empty otherwise.
         was_done: The folder held all of it already, so that nothing was to do.
         seconds: How long it took.
@@ -72,6 +74,7 @@ class ReshardResult:
     num_ignored: int
     num_cleaned: int
     num_copied: int
+    merged: str
     classes_lost: str
     was_done: bool
     seconds: float
@@ -242,6 +245,7 @@ def _reshard(
         num_ignored=seen.num_ignored,
         num_cleaned=seen.num_cleaned,
         num_copied=samples.num_copied if options.transforms.passes else 0,
+        merged=merged_splits(found),
         classes_lost=classes_lost,
         was_done=target.is_done,
         seconds=time.perf_counter() - start,

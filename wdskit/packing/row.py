@@ -148,7 +148,9 @@ def row_error(where: str, problem: str, remedy: str = "") -> RowError:
 def key_taken(row: Row, where: str) -> RowError:
     """The error of a row whose key another one has."""
     problem = f"its key {row.key!r} is that of {where} too"
-    return row_error(row.where, problem, "Keys must be unique. Rename one, or give each row a key.")
+    return row_error(
+        row.where, problem, "Keys must be unique. Rename one; or name a column of a table that has them: --key-column."
+    )
 
 
 def field_of(path: str) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 from wdskit.codecs.checks import IMAGE_CHECKS, ImageCheck
 from wdskit.dataset.braces import expand_patterns
 from wdskit.dataset.classes import CLASSES_NAME, MAX_CLASSES_BYTES
-from wdskit.dataset.index import FolderIndex, ShardEntry, has_index, read_index, write_index
+from wdskit.dataset.index import NO_EXPORTS, Exports, FolderIndex, ShardEntry, has_index, read_index, write_index
 from wdskit.dataset.lock import lock_folder
 from wdskit.dataset.patterns import UNLISTED, look_for_shards, nothing_matches
 from wdskit.dataset.shard import write_offsets
 from wdskit.errors import ConfigError, FolderIndexError, StorageError
+from wdskit.export.api import export_folder, export_shard, new_members, parse_exports
 from wdskit.files import DISK, Disk, make_folders, publish, publish_bytes
 from wdskit.shards.index import DigestedFile, refuse_filled, scan_shard
 from wdskit.shards.parallel import Progress, open_path
@@ -75,7 +76,9 @@ def repair(
 ) -> RepairResult:
     """Write all whole samples of damaged shards to another folder, with an index: `wdskit repair`.
 
-    A shard without damage is copied as it is, byte for byte. Nothing is changed where the shards are.
+    A shard without damage is copied as it is, byte for byte. Files for other readers (`export`) that the index of their
+    one folder says are kept there are written anew; in energon's, what a user changed is not taken over. Nothing is
+    changed where the shards are.
 
     Args:
         path: As `verify` takes it.
@@ -111,6 +114,8 @@ def repair(
     ]
     if not shards and not indexes:
         raise nothing_matches(str(path))
+    found = [*indexes.values()]
+    exports = parse_exports((), before=found[0].exports) if len(found) == 1 and found[0] else NO_EXPORTS
     folder = Path(to)
     _check_names(shards)
     try:
@@ -120,7 +125,7 @@ def repair(
     with lock_folder(folder):
         refuse_filled(folder)
         try:
-            return RepairResult(folder, (*missing, *_repair_all(shards, folder, images, progress, disk)))
+            return RepairResult(folder, (*missing, *_repair_all(shards, folder, images, exports, progress, disk)))
         except OSError as err:
             raise StorageError(f"{folder}: cannot be written: {err.strerror}.", url=str(folder)) from err
 
@@ -139,7 +144,12 @@ def _check_names(shards: Iterable[str]) -> None:
 
 
 def _repair_all(
-    found: Mapping[str, ShardEntry | None], folder: Path, images: ImageCheck, progress: Progress | None, disk: Disk
+    found: Mapping[str, ShardEntry | None],
+    folder: Path,
+    images: ImageCheck,
+    exports: Exports,
+    progress: Progress | None,
+    disk: Disk,
 ) -> list[RepairedShard]:
     shards = []
     entries = []
@@ -150,14 +160,17 @@ def _repair_all(
         shard = _repair_shard(path, entry, target, images, disk)
         shards.append(shard)
         if shard.num_saved:
-            scanned = scan_shard(str(target), name=target.name)
+            scanned = scan_shard(str(target), name=target.name, members=new_members(exports.kinds))
+            if scanned.members is not None:
+                export_shard(target, scanned.members, exports=exports, before=NO_EXPORTS, disk=disk)
             write_offsets(target, scanned.offsets, disk=disk)
             entries.append(scanned.entry)
         num_done += sizes[path]
         if progress:
             progress(num_done, sum(sizes.values()))
     _copy_classes(found, folder, disk)
-    write_index(folder, entries, disk=disk)
+    export_folder(folder, entries, exports=exports, before=NO_EXPORTS, earlier=(), disk=disk)
+    write_index(folder, entries, exports=exports, disk=disk)
     return shards
 
 

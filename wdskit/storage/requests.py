@@ -188,10 +188,12 @@ class Tries:
         return opened
 
     def _error(self, failure: Failure, elapsed_s: float) -> StorageError:
-        url, advice = self._location.url, _ADVICE.get(failure.status, "")
+        url, advice = self._location.url, failure.advice or _ADVICE.get(failure.status, "")
         if failure.status in (401, 403) and self._used.is_anonymous:
             self._loop.stores.pop(self._key, None)  # there may be credentials later
             advice = "No credentials were found, and it is not public. Set those that the store's own tools read."
+        elif failure.reason.startswith(_NO_CONNECTION) and self._location.scheme == "s3":
+            advice = "Check AWS_ENDPOINT_URL and AWS_REGION."
         tries = f" ({self._num} tries in {elapsed_s:.0f} s)" if self._num > 1 else ""
         msg = f"{url}: {failure.reason}{tries}." + (f"\n  {advice}" if advice else "")
         return StorageError(msg, url=url, status=failure.status)
@@ -207,13 +209,19 @@ _ADVICE = {
 }
 
 
+_NO_CONNECTION = "the connection failed"
+
+
 class Failure(NamedTuple):
-    """Why a request failed; `is_passing` where it may succeed later, `is_expired` where new credentials may help."""
+    """Why a request failed; `is_passing` where it may succeed later, `is_expired` where new credentials may help.
+    `advice` is what to do where the status alone does not say it.
+    """
 
     reason: str
     status: int = 0
     is_passing: bool = False
     is_expired: bool = False
+    advice: str = ""
 
 
 class ShortBodyError(Exception):
@@ -236,6 +244,8 @@ def explain(err: Exception) -> Failure:
         is_expired = status == 401 or (code is not None and code[1] in _EXPIRED)
         if status == 412:
             reason = "the object was replaced while it was read"
+        elif code is not None and code[1] == "NoSuchBucket":
+            return Failure("there is no such bucket", status, advice="Create it with your store's tools.")
         elif status == 404:
             reason = "there is no such object" + (f" ({code[1]})" if code else "")
         is_slow = code is not None and code[1] == "RequestTimeout"  # with status 400
@@ -257,7 +267,7 @@ def explain(err: Exception) -> Failure:
     if "kind: Redirect" in text:
         return Failure("its redirect is not followed: it leads from https to http, or in a circle")
     if "HttpError {" in text:
-        kind = "no reply came in time" if "kind: Timeout" in text or "TimedOut" in text else "the connection failed"
+        kind = "no reply came in time" if "kind: Timeout" in text or "TimedOut" in text else _NO_CONNECTION
         system = _SYSTEM.search(text)
         return Failure(kind + (f": {system[1]}" if system else ""), is_passing=True)
     return Failure(f"it cannot be read: {type(err).__name__}. Check the settings of its store")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from wdskit.dataset.index import join_url
 from wdskit.dataset.patterns import ShardList, list_shards, split_url
 from wdskit.dataset.unfinished import refuse_part
 from wdskit.errors import PackError, StorageError, WdskitError
+from wdskit.export.timm import split_of
 from wdskit.packing.row import OnProgress, Progress
 from wdskit.packing.samples.batch import Gone
 from wdskit.packing.samples.changes import Changes
@@ -116,6 +118,20 @@ def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
             raise PackError(f"{folder}: the source's shards are in this folder. Write to another one.")
     if overwrite and any(os.path.dirname(os.path.realpath(url)) == here for url in urls):
         raise PackError(f"{folder}: the source's shards are links to files in this folder. Write to another one.")
+
+
+def merged_splits(found: ShardList) -> str:
+    """What is to be said where one name stands for shards of several splits, by their names; empty otherwise."""
+    named: dict[int, dict[str, str]] = {}
+    for url, part in zip(found.urls, found.parts, strict=True):
+        named.setdefault(part, {}).setdefault(split_of(split_url(url)[1]), url)
+    splits = next((splits for splits in named.values() if len(splits) > 1), None)
+    if splits is None:
+        return ""
+    folder, name = split_url(next(iter(splits.values())))
+    pattern = join_url(folder, re.sub(r"\d+(?=\D*$)", "*", name))
+    msg = f"shards of {' and '.join(sorted(splits))} become one data set"
+    return f"{msg}; name a pattern such as {pattern} to keep them apart."
 
 
 def digest_sources(found: ShardList) -> tuple[int, tuple[str, ...]]:
