@@ -394,8 +394,6 @@ def test_every_option_is_tried():
     elsewhere = {"--staging"}  # of buckets: tests/packing/test_urls.py
     known = {option for item in command.params for option in item.opts if option.startswith("--")}
     assert OPTIONS.keys() | elsewhere == known
-        option for item in command.params for option in item.opts if option.startswith("--")
-    }
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -86,11 +86,9 @@ class WriteOptions:
     validate: str | None = option(
         None, "Check images: none, magic, structure, decode. Default: structure; none for copies by reshard.", "LEVEL"
     )
-    resize: int | None = option(
-        None, "Shrink images whose shorter side (see --resize-mode) exceeds PIXELS.", "PIXELS", least=1
-    )
+    resize: int | None = option(None, "Shrink images whose side (see --resize-mode) is longer.", "PIXELS", least=1)
     resize_mode: str | None = option(
-        None, "Which side has PIXELS: shorter, longer; or make a square: crop, pad. Default: shorter.", "MODE"
+        None, "Which side: shorter, longer; or a square: crop, pad. Default: shorter.", "MODE"
     )
     upscale: bool = option(False, "With --resize, enlarge smaller images too.")
     format: str | None = option(None, "Convert images to this format. Default: keep theirs.", "jpg|webp|png")
