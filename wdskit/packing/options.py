@@ -87,9 +87,7 @@ class WriteOptions:
         None, "Check images: none, magic, structure, decode. Default: structure; none for copies by reshard.", "LEVEL"
     )
     resize: int | None = option(None, "Shrink images whose side (see --resize-mode) is longer.", "PIXELS", least=1)
-    resize_mode: str | None = option(
-        None, "Which side: shorter, longer; or a square: crop, pad. Default: shorter.", "MODE"
-    )
+    resize_mode: str | None = option(None, "Side: shorter, longer; or a square: crop, pad. Default: shorter.", "MODE")
     upscale: bool = option(False, "With --resize, enlarge smaller images too.")
     format: str | None = option(None, "Convert images to this format. Default: keep theirs.", "jpg|webp|png")
     quality: int | None = option(None, "Quality of new jpg and webp. Default: 90.", "1..100", least=1, most=100)
