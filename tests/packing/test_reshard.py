@@ -420,8 +420,6 @@ def test_every_option_that_is_wrong_is_refused(source, tmp_path):
         reshard(source, tmp_path / "out", filter="open('x')")
     with pytest.raises(StorageError):
         reshard(tmp_path / "nothing", tmp_path / "out")
-    with pytest.raises(PackError, match="which takes a local shard"):
-        wdskit.reshard("https://example.org/a.tar", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

@@ -150,6 +150,7 @@ NO_OPTIONS_OF_SHARDS = {
     "overwrite",
     "restart",
     "options",
+    "staging",
     "progress",
     "disk",
 }

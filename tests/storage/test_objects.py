@@ -27,7 +27,7 @@ from shards import write_shard
 
 from wdskit import Pipeline
 from wdskit.errors import StorageError
-from wdskit.storage import http, objects, requests, stores
+from wdskit.storage import buckets, http, objects, requests, stores
 from wdskit.storage.buckets import list_objects
 from wdskit.storage.objects import ObjectFile, ObjectStream, plan_parts
 from wdskit.storage.urls import open_stream, read_bytes
@@ -485,7 +485,7 @@ def test_folders_are_listed(bucket):
 def test_a_list_of_several_pages_is_whole_or_an_error(faults, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", faults.url)
     monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
-    monkeypatch.setattr(objects, "PART_S", 1.0)
+    monkeypatch.setattr(buckets, "PART_S", 1.0)
     requests.loop_of_this_process("").stores.clear()
     found = list_objects("s3://pages-bucket/pages/")
     assert [each.url for each in found] == [f"s3://pages-bucket/pages/{page}.tar" for page in range(3)]

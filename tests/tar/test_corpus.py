@@ -18,7 +18,7 @@ from tar_corpus import CASES, GNU_TAR, Case, plant, write_with_gnu_tar
 from wdskit import LocalShard
 from wdskit.dataset.samples import ShardReader
 from wdskit.dataset.shard import write_offsets
-from wdskit.errors import ShardError
+from wdskit.errors import ShardError, StorageError
 from wdskit.shards.index import scan_shard
 from wdskit.storage.urls import open_stream
 from wdskit.tar import header as header_module
@@ -185,7 +185,11 @@ def test_http_bodies_give_the_same(server, kind):
     for number, case in enumerate(CASES):
         url = f"{server}{kind}/{number}"
         stream = open_stream(url)
-        check(case, *read(stream.read, url))
+        if case.data.lstrip()[:5].lower() in (b"<html", b"<!doc"):
+            with pytest.raises(StorageError, match="this is a web page, not a tar"):
+                read(stream.read, url)
+        else:
+            check(case, *read(stream.read, url))
         stream.close()
 
 

@@ -171,7 +171,7 @@ def test_two_files_of_one_key_are_refused_with_both_names(tmp_path):
     (source / "cat" / "0000.png").write_bytes(image_bytes("PNG"))
     with pytest.raises(RowError, match=r"0000.png: its key 'cat/0000' is that of .*0000.jpg too"):
         pack(source, tmp_path / "out")
-    with pytest.raises(RowError, match="Rename one, or give each row a key"):  # no bad row, but no data set either
+    with pytest.raises(RowError, match="Rename one; or name a column"):  # no bad row, but no data set either
         pack(source, tmp_path / "out", skip_bad=True)
     pack(source, tmp_path / "hashed", keys="hashed")  # of the whole path
     assert len(samples_in(tmp_path / "hashed")) == 2
