@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tracemalloc
 import urllib.request
@@ -10,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
-from object_server import BUCKET, put, s3_server
+from object_server import BUCKET, put, read_from, s3_server
 from shards import write_pictures, write_shard
 
 from wdskit import cli, repair, verify
@@ -28,14 +27,8 @@ def s3():
 
 @pytest.fixture(autouse=True)
 def environment(s3, tmp_path, monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read_from(s3, monkeypatch, tmp_path / "cache")
     monkeypatch.setattr(requests, "WAIT_S", 0.001)
-    requests.loop_of_this_process("").stores.clear()
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,19 @@ def put(url: str, data: bytes = b"", *, method: str = "PUT", **headers: str) -> 
     urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60).close()
 
 
+def read_from(endpoint: str, patch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Let this process read s3:// from a server of this module, unsigned, and keep copies in a folder."""
+    from wdskit.storage import requests
+
+    for name in list(os.environ):
+        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
+            patch.delenv(name)
+    patch.setenv("AWS_ENDPOINT_URL", endpoint)
+    patch.setenv("AWS_NO_SIGN_REQUEST", "true")
+    patch.setenv("XDG_CACHE_HOME", str(cache))
+    requests.loop_of_this_process("").stores.clear()
+
+
 @contextlib.contextmanager
 def running(command: Sequence[str | Path], is_ready: Callable[[], bool]) -> Iterator[None]:
     """Run a server until the block ends; `{folder}` in its words is a folder of its own."""

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 import numpy as np
 import pytest
 import torch
-from object_server import BUCKET, put, s3_server
+from object_server import BUCKET, put, read_from, s3_server
 from shards import png_of, write_numbers, write_pictures, write_shard
 
 from wdskit import (
@@ -44,19 +44,13 @@ def place(request, tmp_path_factory):
         yield str
         return
     with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
-        for name in list(os.environ):
-            if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-                patch.delenv(name)
-        patch.setenv("AWS_ENDPOINT_URL", endpoint)
-        patch.setenv("AWS_NO_SIGN_REQUEST", "true")
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        read_from(endpoint, patch, tmp_path_factory.mktemp("cache"))
 
         def upload(folder: Path) -> str:
             for path in sorted(folder.iterdir()):
                 put(f"{endpoint}/{BUCKET}/{folder.name}/{path.name}", path.read_bytes())
             return f"s3://{BUCKET}/{folder.name}"
 
-        requests.loop_of_this_process("").stores.clear()
         yield upload
         requests.loop_of_this_process("").stores.clear()
 

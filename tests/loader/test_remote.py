@@ -19,7 +19,7 @@ import pytest
 import torch
 from folders import HELPERS
 from mounting import MOUNTING
-from object_server import BUCKET, put, s3_server
+from object_server import BUCKET, put, read_from, s3_server
 from shards import number_of, write_numbers, write_pictures, write_shard
 
 import wdskit
@@ -41,14 +41,8 @@ def s3():
 
 @pytest.fixture(autouse=True)
 def environment(s3, tmp_path, monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read_from(s3, monkeypatch, tmp_path / "cache")
     monkeypatch.setattr(requests, "WAIT_S", 0.001)
-    requests.loop_of_this_process("").stores.clear()
 
 
 @pytest.fixture(scope="module")

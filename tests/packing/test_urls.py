@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 import pytest
-from object_server import BUCKET, put, s3_server
+from object_server import BUCKET, put, read_from, s3_server
 from shards import bytes_in, write_pictures
 from store_proxy import DROP, StoreProxy
 
@@ -34,14 +34,8 @@ def s3():
 
 @pytest.fixture(autouse=True)
 def environment(s3, tmp_path, monkeypatch):
-    for name in list(os.environ):
-        if name.startswith("AWS_") or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
-    monkeypatch.setenv("AWS_NO_SIGN_REQUEST", "true")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read_from(s3, monkeypatch, tmp_path / "cache")
     monkeypatch.setattr(requests, "WAIT_S", 0.001)
-    requests.loop_of_this_process("").stores.clear()
 
 
 @pytest.fixture

@@ -53,10 +53,12 @@ LAUNCHED = {
     "slurm": SLURM | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "0"},
     "slurm on one node": SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "2"},
     "nobody says": TORCHRUN,
+    "one rank of another launcher's": {"LOCAL_WORLD_SIZE": "4", "LOCAL_RANK": "2"},
+    "slurm of an older version": SLURM | {"SLURM_LOCALID": "2"},
 }
 
 
-@pytest.mark.parametrize(("name", "expected"), [*zip(LAUNCHED, [4, 4, 2, 4, 1], strict=True)])
+@pytest.mark.parametrize(("name", "expected"), [*zip(LAUNCHED, [4, 4, 2, 4, 1, 1, 1], strict=True)])
 def test_launchers_say_how_many_ranks_a_machine_has(name, expected):
     environ = LAUNCHED[name]
     assert find_place(environ=environ).ranks_per_node == expected

@@ -74,7 +74,7 @@ def test_what_travels_with_a_batch_is_small():
     sent = pickle.dumps(timings, protocol=5)
     assert len(sent) < 500
     assert pickle.loads(sent) == timings
-    assert len(pickle.dumps(Timings(), protocol=5)) < 240
+    assert len(pickle.dumps(Timings(), protocol=5)) < 200
 
 
 @pytest.mark.parametrize("seconds", [6e-6, 5e-5, 1e-3, 1e-2, 1.0])

@@ -7,6 +7,7 @@ import fcntl
 import itertools
 import os
 import pickle
+import struct
 import tempfile
 import time
 import zlib
@@ -207,3 +208,12 @@ def test_pruning_takes_what_was_not_used_for_longest_and_what_the_killed_have_le
         [*(name.shard for name in names[3:]), "notes.txt"]
     )
     assert [*(tmp_path / names[4].shard).iterdir()] == [names[4].path(tmp_path)]
+
+
+def test_fetches_stand_in_one_line_however_long_it_is(tmp_path):
+    """Forty of eight seconds each; and a time that is hours ahead is that of a clock that was set back."""
+    path = tmp_path / "rate"
+    waits = [cache_module._take_turn(path, 8.0) for _ in range(40)]
+    assert waits == pytest.approx([8.0 * number for number in range(40)], abs=0.5)
+    path.write_bytes(struct.pack("<d", time.time() + 2 * cache_module.MAX_LINE_S))
+    assert [cache_module._take_turn(path, 8.0) for _ in range(2)] == pytest.approx([0.0, 8.0], abs=0.5)

@@ -75,7 +75,7 @@ def _check_size(data: PlannedData, place: Place, num_bytes: int) -> None:
     for number, order in enumerate(orders):
         if isinstance(order, (ExactOrder, ResampledOrder)):
             tables = data.tables if len(orders) == 1 else data.tables[number : number + 1]
-            whole = sum(float(table.counts @ table.sample_bytes()) for table in tables if table.is_remote)
+            whole = sum(float(table.counts @ table.sample_bytes()) for table in {*tables} if table.is_remote)
             needed += whole * min(1.0, order.num_lanes * order.window / order.num_samples)
     needed = needed * place.ranks_per_node / place.world_size
     if needed > num_bytes:

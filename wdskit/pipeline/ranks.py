@@ -52,7 +52,7 @@ def find_place(
         raise RankError(
             f"rank {place.rank} of {place.world_size} ({why}): a rank is 0 or more and below the world size."
         )
-    if ranks_per_node is None and rank is None and process_group is None:
+    if ranks_per_node is None and rank is None and process_group is None and place.world_size > 1:
         ranks_per_node = _ranks_per_node(place, environ)
     place = place._replace(ranks_per_node=1 if ranks_per_node is None else ranks_per_node)
     if place.world_size % place.ranks_per_node:
@@ -69,14 +69,15 @@ def _ranks_per_node(place: Place, environ: Mapping[str, str]) -> int:
     """What torchrun or Slurm say. Ranks that would find different numbers are refused: of those of uneven machines, and
     of those that are not dealt to machines in blocks, one at least sees that something does not fit.
     """
-    if "LOCAL_WORLD_SIZE" in environ:
-        num, local, source = _number(environ, "LOCAL_WORLD_SIZE"), environ.get("LOCAL_RANK"), "LOCAL_WORLD_SIZE"
-    elif environ.get("SLURM_STEP_NUM_TASKS") == str(place.world_size):
-        source = "SLURM_STEP_TASKS_PER_NODE"
-        match = _EVEN_TASKS.fullmatch(environ.get(source, "1"))
-        num, local = int(match[1]) if match else 0, environ.get("SLURM_LOCALID")
+    source = "LOCAL_WORLD_SIZE"
+    if source in environ:
+        num, local = _number(environ, source), environ.get("LOCAL_RANK")
     else:
-        return 1
+        source = "SLURM_STEP_TASKS_PER_NODE"
+        if source not in environ or environ.get("SLURM_STEP_NUM_TASKS") != str(place.world_size):
+            return 1
+        match = _EVEN_TASKS.fullmatch(environ[source])
+        num, local = int(match[1]) if match else 0, environ.get("SLURM_LOCALID")
     fits = num > 0 and place.world_size % num == 0 and (local is None or local == str(place.rank % num))
     if not fits or environ.get("GROUP_WORLD_SIZE", str(place.world_size // num)) != str(place.world_size // num):
         where = f"{source} is {environ[source]}" + ("" if local is None else f" and the local rank {local}")

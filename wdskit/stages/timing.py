@@ -47,7 +47,11 @@ class Timings:
     traffic: Traffic = NO_TRAFFIC
     stages: dict[str, tuple[int, float]] = field(default_factory=dict)
     num_laps: int = 0
-    lap_start_s: float = field(default_factory=perf_counter)
+    lap_start_s: float = field(default_factory=perf_counter, compare=False)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Without names and clock: it travels with each batch."""
+        return Timings, (self.weight, self.bytes_read, self.traffic, self.stages, self.num_laps)
 
     def start(self) -> None:
         """Begin the first lap now."""

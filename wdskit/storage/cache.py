@@ -58,7 +58,8 @@ LEFT_S = 3600.0
 WAIT_S = 0.01
 RATE_NAME = "rate"
 """File in a cache's folder: the time until which fetches have been given their share of the rate, float64."""
-MAX_TURN_S = 60.0
+MAX_LINE_S = 3600.0
+"""A line of fetches is never longer: the clock was set back, and nobody waits for that."""
 FULL_S = 60.0
 """How long nothing is kept after the disk was full."""
 
@@ -341,7 +342,7 @@ def _take_turn(path: Path, seconds: float) -> float:
         fcntl.flock(fd, fcntl.LOCK_EX)  # for microseconds; the kernel frees it when a process ends
         found, now = os.pread(fd, _TIME.size, 0), time.time()
         end = _TIME.unpack(found)[0] if len(found) == _TIME.size else now
-        start = min(max(now, end), now + MAX_TURN_S)  # a clock that was set back makes nobody wait for ever
+        start = end if now < end < now + MAX_LINE_S else now
         os.pwrite(fd, _TIME.pack(start + seconds), 0)
         return float(start - now)
     finally:

@@ -61,13 +61,13 @@ def scan_jobs(
 def scan_all(jobs: Sequence[ScanJob], *, workers: int, on_progress: OnProgress) -> Iterator[Scanned]:
     """Look at the sources, in this process or in several; what is seen comes in their order."""
     sizes = [size or 0 for size in file_sizes((job.path for job in jobs), (job.entry for job in jobs))]
-    num_samples = num_bytes = 0
+    total, num_samples, num_bytes = sum(sizes), 0, 0
     for size, scan in zip(sizes, map_shards(scan_source, jobs, workers=workers), strict=True):
         if isinstance(scan, WdskitError):
             raise scan
         num_samples += scan.num_samples
         num_bytes += size
-        on_progress(Progress("reading", num_samples, num_bytes, None, sum(sizes)))
+        on_progress(Progress("reading", num_samples, num_bytes, None, total))
         yield scan
 
 
