@@ -8,7 +8,8 @@ import os
 import pytest
 from parts import NAME, keep
 
-from wdskit.storage.cache import PartCache, PartName, parts_of
+from wdskit.storage.cache import PartCache
+from wdskit.storage.parts import PartName, parts_of
 
 
 @pytest.fixture

@@ -26,11 +26,14 @@ import wdskit
 from wdskit import ConfigError, FolderIndexError, Pipeline, PipelineError, SelectionError, ShardError, StorageError
 from wdskit.dataset import remote
 from wdskit.engine.planned import PlannedPipeline
+from wdskit.engine.program import Job
+from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
-from wdskit.storage.cache import PartCache, parts_of
-from wdskit.storage.objects import ObjectFile
+from wdskit.storage.cache import PartCache
+from wdskit.storage.objects import PROBE_BYTES, ObjectFile
+from wdskit.storage.parts import PartName, parts_of
 
 
 @pytest.fixture(scope="module")
@@ -427,10 +430,53 @@ def test_a_cache_changes_nothing_but_what_is_downloaded(here, there, tmp_path, a
     assert len([url for url in asked if url.endswith(".tar")]) <= 8  # and the version of each shard
 
 
+def parts_of_steps(loader: Any, steps: Steps, numbers: range) -> set[PartName]:
+    """Where the samples of some steps of epoch 0 are kept."""
+    program, found = loader.pipeline.program, set()
+    for step in numbers:
+        for shard, samples in program.shards._wanted(*program.places(Job(0, steps, step, step + 1))[3:]).values():
+            found |= {shard.file._kept._name(shard.file._kept._part_of(sample)) for sample in samples}
+    return found
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_the_windows_that_follow_are_fetched_ahead_where_there_is_room(here, there, tmp_path):
+    """Half a window of all lanes ahead, where the cache holds two of them; of each epoch, and no further."""
+    pipe = Pipeline().exact(f"s3://{there}/numbers/", seed=5, lanes=5, window=10).map(number_of).batched(5)
+    local = Pipeline().exact(f"{here}/numbers/", seed=5, lanes=5, window=10).map(number_of).batched(5)
+    steps = Steps(150, 5, 1, "drop")
+    for size, num in (("1GB", 5), ("100kB", 0)):
+        folder = tmp_path / size
+        loader = pipe.loader(workers=0, prefetch=1, cache={"dir": str(folder), "size": size})
+        assert loader.pipeline.program.ahead == 5 * num
+        batches = iter(loader)
+        found = [next(batches)]
+        wanted = parts_of_steps(loader, steps, range(2 + num))
+        assert wanted < parts_of_steps(loader, steps, range(30))
+        wait_for_parts(folder, len(wanted))
+        assert {part.name for part in parts_of(folder)} == wanted
+        expected = local.loader(workers=0)
+        assert digest([*found, *batches]) == digest(expected)
+        assert digest(loader) == digest(expected)
+
+
+def test_only_the_first_samples_are_fetched_twice(here, there, tmp_path):
+    """Those that follow wait for their parts: no byte comes twice but those of the first job."""
+    pipe = Pipeline().exact(f"s3://{there}/numbers/", seed=3, lanes=2).map(number_of).batched(5)
+    loader = pipe.loader(workers=1, **kept(tmp_path / "kept"))  # in this process others may fetch
+    assert sorted(number for batch in loader for number in batch) == [*range(150)]
+    found = loader.stats().traffic
+    sizes = [part.name.stop - part.name.start + 512 for part in parts_of(tmp_path / "kept")]
+    offsets_and_probes = 8 * (150 + 3) + 3 * PROBE_BYTES
+    index = sum((here / "numbers" / name).stat().st_size for name in ("index.json", "index.bin"))
+    assert found.by_ranges <= 5 * 1536
+    assert found.fetched <= sum(sizes) + 5 * 1536 + offsets_and_probes + index
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
     pipe = Pipeline().exact(f"{s3}/{there}/pictures/*.tar").to_tuple("png;jpg").batched(7)
-    loader = pipe.loader(workers=workers)
+    loader = pipe.loader(workers=workers, persistent_workers=False)  # else some of the next epoch's are fetched too
     list(loader)
     found = loader.stats()
     assert found.bytes_read <= found.traffic.fetched < 2 * found.bytes_read

@@ -9,8 +9,10 @@ import os
 import pickle
 import struct
 import tempfile
+import threading
 import time
 import zlib
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from wdskit.errors import StorageError
 from wdskit.files import DRAFT_PREFIX
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage import cache as cache_module
-from wdskit.storage.cache import PartCache, PartName, parts_of, prune
+from wdskit.storage.cache import PartCache
+from wdskit.storage.parts import PartName, parts_of, prune
 
 
 def read_all(cache: PartCache, name: PartName = NAME, starts: Any = STARTS) -> list[bytes | None] | None:
@@ -95,7 +98,6 @@ def test_every_byte_that_changes_is_seen(tmp_path):
 def test_a_checker_that_compares_no_sum_is_caught(tmp_path, monkeypatch):
     """The test above sees a cache that believes its disk."""
     monkeypatch.setattr(zlib, "crc32", lambda data: 7)
-    monkeypatch.setattr(cache_module.zlib, "crc32", lambda data: 7)
     with pytest.raises(AssertionError):
         test_every_byte_that_changes_is_seen(tmp_path)
 
@@ -109,15 +111,87 @@ def test_a_store_that_fails_keeps_nothing_and_is_asked_again(tmp_path):
     assert read_all(cache) == expected()
 
 
-def test_a_part_that_another_process_fetches_is_not_fetched_twice(tmp_path):
-    cache = PartCache(tmp_path, 10**6)
-    lock = NAME.path(tmp_path).with_suffix(".lock")
-    lock.parent.mkdir()
+def hold(name: PartName, folder: Path) -> int:
+    """Claim a part, as a process does that fetches it. Closing what this gives is as when that process is killed."""
+    lock = name.path(folder).with_suffix(".lock")
+    lock.parent.mkdir(exist_ok=True)
     fd = os.open(lock, os.O_CREAT | os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def in_background(call: Any, *args: Any) -> threading.Thread:
+    thread = threading.Thread(target=call, args=args)
+    thread.start()
+    return thread
+
+
+def test_a_part_that_another_process_brings_is_waited_for_and_not_fetched(tmp_path):
+    cache, file = PartCache(tmp_path, 10**6), Object()
+    keep(PartCache(tmp_path / "other", 10**6))
+    fd = hold(NAME, tmp_path)
+    keep(cache, file=file)
+    waiting = in_background(cache.wait_for, NAME)
+    time.sleep(0.1)
+    assert waiting.is_alive()
+    NAME.path(tmp_path / "other").replace(NAME.path(tmp_path))
+    waiting.join(10)
+    assert read_all(cache) == expected()
+    assert file.num_reads == 0
+    os.close(fd)
+
+
+def test_a_process_that_is_killed_while_it_fetches_is_not_waited_for(tmp_path):
+    cache, file = PartCache(tmp_path, 10**6), Object()
+    fd = hold(NAME, tmp_path)
+    keep(cache, file=file)
+    waiting = in_background(cache.wait_for, NAME)
+    time.sleep(0.1)
+    assert waiting.is_alive()
+    os.close(fd)
+    waiting.join(10)
+    assert cache.find(NAME) is None  # it is read by ranges, and
+    keep(cache, file=file)  # fetched when the next sample of it is wanted
+    assert read_all(cache) == expected()
+    assert file.num_reads == 1
+
+
+def test_a_process_that_is_stopped_while_it_fetches_is_not_waited_for_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "CLAIM_S", 0.2)
+    cache = PartCache(tmp_path, 10**6)
+    fd = hold(NAME, tmp_path)
     assert keep(cache).num_reads == 0
-    os.close(fd)  # as when that process is killed
-    assert keep(cache).num_reads == 1
+    waiting = in_background(cache.wait_for, NAME)
+    time.sleep(0.1)
+    assert waiting.is_alive()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    os.close(fd)
+
+
+def test_parts_that_others_fetch_leave_the_slots_free(tmp_path):
+    cache, names = PartCache(tmp_path, 10**6), [PartName(f"{at:064x}", *NAME[1:]) for at in range(6)]
+    fds = [hold(name, tmp_path) for name in names[:5]]
+    for name in names:
+        cache.keep(name, Object(), STARTS)
+    cache.wait_for(names[5])
+    assert read_all(cache, names[5]) == expected()
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_part_is_waited_for_while_this_process_fetches_it(tmp_path):
+    class Slow(Object):
+        def start_reading(self, ranges):
+            found, slow = super().start_reading(ranges).result(), Future()
+            threading.Timer(0.1, slow.set_result, (found,)).start()
+            return slow
+
+    cache = PartCache(tmp_path, 10**6)
+    assert cache.keep(NAME, Slow(), STARTS)
+    assert cache.has(NAME)
+    assert cache.find(NAME) is None
+    cache.wait_for(NAME)
     assert read_all(cache) == expected()
 
 

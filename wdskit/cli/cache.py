@@ -15,7 +15,7 @@ from wdskit.errors import ConfigError, StorageError
 from wdskit.files import describe_missing
 
 if TYPE_CHECKING:
-    from wdskit.storage.cache import PartFile
+    from wdskit.storage.parts import PartFile
 
 app = typer.Typer(help="Look at, check and empty the folder that keeps parts of remote shards.", no_args_is_help=True)
 
@@ -61,7 +61,7 @@ def prune_command(
     Examples:
         wdskit cache prune /nvme/wdskit --to 100GB
     """
-    from wdskit.storage.cache import prune
+    from wdskit.storage.parts import prune
     from wdskit.text import parse_bytes
 
     try:
@@ -83,7 +83,7 @@ def verify_command(folder: Folder) -> None:
     Examples:
         wdskit cache verify /nvme/wdskit
     """
-    from wdskit.storage.cache import Part
+    from wdskit.storage.parts import Part
 
     parts, damaged = _parts(folder), 0
     for one in parts:
@@ -125,7 +125,7 @@ def warm_command(config: ConfigArgument, pipeline: PipelineOption = None, overri
 
 
 def _parts(folder: Path) -> list[PartFile]:
-    from wdskit.storage.cache import parts_of
+    from wdskit.storage.parts import parts_of
 
     if not folder.is_dir():
         raise StorageError(f"{folder}: {describe_missing(str(folder), 'folder')}", url=str(folder))

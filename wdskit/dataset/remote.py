@@ -26,7 +26,8 @@ from wdskit.dataset.shard import IDX_SUFFIX, IndexedShard, parse_offsets
 from wdskit.errors import FolderIndexError, SelectionError, StorageError
 from wdskit.files import make_folders, publish_bytes
 from wdskit.limits import BLOCK_BYTES, MAX_INDEX_BYTES
-from wdskit.storage.cache import PartCache, PartName
+from wdskit.storage.cache import PartCache
+from wdskit.storage.parts import PartName
 from wdskit.storage.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -132,10 +133,16 @@ class RemoteShard(IndexedShard):
         super().__init__(url, _ShardFile(file, kept), offsets)
         self.edges[:] = b"\1" * len(self.edges)
 
-    def ahead(self, numbers: Sequence[int]) -> IndexedShard:
-        """This shard, with some of its samples on their way: their numbers, rising. Nothing is waited for."""
+    def ahead(self, numbers: Sequence[int], *, at_once: bool) -> IndexedShard:
+        """This shard, with some of its samples on their way. Nothing is waited for.
+
+        Args:
+            numbers: Of the samples, rising.
+            at_once: Whether they come by ranges though their parts are on their way, which takes less long and fetches
+                them twice.
+        """
         ranges: list[tuple[int, int]] = []
-        for number in self.file.missing(numbers):
+        for number in self.file.missing(numbers, at_once=at_once):
             start, stop = self.offsets[number], self.offsets[number + 1] + BLOCK_BYTES
             if ranges and start <= ranges[-1][1]:
                 ranges[-1] = ranges[-1][0], max(stop, ranges[-1][1])
@@ -144,6 +151,10 @@ class RemoteShard(IndexedShard):
         begun = IndexedShard(self.path, self.file.ahead(ranges), np.asarray(self.offsets))
         begun.edges = self.edges
         return begun
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Begin to fetch the parts of some samples, whose numbers rise, where parts are kept."""
+        self.file.keep(numbers)
 
 
 class _ShardFile:
@@ -171,13 +182,26 @@ class _ShardFile:
             self._loop.count(Traffic(from_cache=len(data)))
             return data
         start_s = time.perf_counter()
-        data = self._ahead.read_whole(offset, size)
-        self._loop.count(Traffic(by_ranges=len(data), wait_s=time.perf_counter() - start_s))
+        if self._kept is not None and not self._ahead.covers(offset, size):
+            data = self._kept.read(offset, size, wait=True)
+        if data is None:
+            data = self._ahead.read_whole(offset, size)
+            found = Traffic(by_ranges=len(data))
+        else:
+            found = Traffic(from_cache=len(data))
+        self._loop.count(found._replace(wait_s=time.perf_counter() - start_s))
         return data
 
-    def missing(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Those of some samples, rising, that are not kept; their parts are fetched from now on."""
-        return numbers if self._kept is None else self._kept.missing(numbers, self._object)
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Begin to fetch the parts of some samples, whose numbers rise."""
+        if self._kept is not None:
+            self._kept.keep(numbers, self._object)
+
+    def missing(self, numbers: Sequence[int], *, at_once: bool) -> Sequence[int]:
+        """Those of some samples, rising, that are not kept, or with `at_once` not yet; their parts are fetched from now
+        on.
+        """
+        return numbers if self._kept is None else self._kept.missing(numbers, self._object, at_once=at_once)
 
     def ahead(self, ranges: Sequence[tuple[int, int]]) -> _ShardFile:
         """The same, with some ranges on their way."""
@@ -202,18 +226,26 @@ class _KeptParts:
         self._offsets: memoryview[int] = memoryview(offsets.data)
         self._firsts: list[int] = part_edges(offsets).tolist()
 
-    def missing(self, numbers: Sequence[int], file: ObjectFile) -> list[int]:
+    def missing(self, numbers: Sequence[int], file: ObjectFile, *, at_once: bool) -> list[int]:
         """See `_ShardFile`."""
         found: list[int] = []
         for at, group in itertools.groupby(numbers, self._part_of):
-            if self._cache.find(self._name(at)) is None:
-                first, stop = self._firsts[at : at + 2]
-                self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
+            if self._cache.find(self._name(at)) is None and (not self._fetch(at, file) or at_once):
                 found += group
         return found
 
-    def read(self, offset: int, size: int) -> bytes | None:
-        """Bytes of whole samples and the block behind them, where all of them are kept."""
+    def keep(self, numbers: Sequence[int], file: ObjectFile) -> None:
+        """See `_ShardFile`."""
+        for at, _ in itertools.groupby(numbers, self._part_of):
+            if not self._cache.has(self._name(at)):
+                self._fetch(at, file)
+
+    def _fetch(self, at: int, file: ObjectFile) -> bool:
+        first, stop = self._firsts[at : at + 2]
+        return self._cache.keep(self._name(at), file, self._offsets[first : stop + 1].tolist())
+
+    def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
+        """Bytes of whole samples and the block behind them, where all of them are kept, or with `wait` on their way."""
         first, stop = (bisect.bisect_left(self._offsets, at) for at in (offset, offset + size - BLOCK_BYTES))
         if (
             stop == len(self._offsets)
@@ -225,6 +257,9 @@ class _KeptParts:
         for number in range(first, stop):
             at = self._part_of(number)
             part = self._cache.find(self._name(at))
+            if part is None and wait:
+                self._cache.wait_for(self._name(at))
+                part = self._cache.find(self._name(at))
             if part is None:
                 return None
             data = part.read(number - self._firsts[at], self._offsets[number], self._offsets[number + 1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ from wdskit.engine.batch import Batch, Task, make_batches
 from wdskit.engine.outcome import Outcome
 from wdskit.engine.program import Job, Places, Program
 from wdskit.engine.shard_cache import ShardCache
-from wdskit.errors import PipelineError
+from wdskit.errors import FolderIndexError, PipelineError, ShardError, StorageError
 from wdskit.order.steps import Steps
 from wdskit.stages.base import Run
 from wdskit.stages.collate import FRESH, Memory
@@ -82,6 +84,8 @@ class BatchMaker:
 
     def __init__(self, program: Program) -> None:
         self._program = program
+        self._looked_ahead: tuple[int, Steps] | None = None  # the epoch in which that has begun
+        self._thread: threading.Thread | None = None
 
     def begin(self, job: Job) -> Work:
         """A job whose samples are found, and on their way where they come from a store. It raises nothing."""
@@ -90,9 +94,31 @@ class BatchMaker:
             places = self._program.places(job)
             if shards.is_remote:
                 shards = shards.begin(places.shards, places.samples)
+                if self._program.ahead:
+                    self._look_ahead(job)
             return Work(places, shards)
         except Exception as err:  # noqa: BLE001 (the consumer's to see, behind the batches before)
             return Work(None, shards, err)
+
+    def _look_ahead(self, job: Job) -> None:
+        """Begin to fetch the parts of the job that comes `ahead` behind this one, in a thread, as its shards are opened
+        too. With the first job of an epoch, those of all jobs up to it. Who needs a sample there is told what is wrong.
+        """
+        program, steps, epoch = self._program, job.steps, (job.start, job.steps)
+        num = max(1, program.ahead // steps.global_batch)
+        first, stop = job.first + num if self._looked_ahead == epoch else job.stop, min(job.stop + num, len(steps))
+        if first >= stop or (self._thread is not None and self._thread.is_alive()):
+            return  # a store that does not answer: what is needed there comes when it is needed
+
+        def keep() -> None:
+            with contextlib.suppress(ShardError, StorageError, FolderIndexError):
+                for step in range(first, stop):
+                    places = program.places(Job(job.start, steps, step, step + 1))
+                    program.shards.keep(places.shards, places.samples)
+
+        self._looked_ahead = epoch
+        self._thread = threading.Thread(target=keep, name="wdskit-ahead", daemon=True)
+        self._thread.start()
 
     def __call__(self, work: Work, memory: Memory = FRESH, task: Task | None = None) -> Outcome[list[Batch]]:
         """The batches of a job that has begun."""

@@ -111,6 +111,7 @@ class Program:
         behind: What is done to each batch; None without.
         run: Seed, rank, number of threads.
         plan: Which sample stands where, and how the epoch is counted.
+        ahead: Positions of all ranks in front of a job whose samples' parts are fetched.
         columns: What makes batches by columns, where the stages and the samples allow it.
         first: The first stage, if it is one that decodes an image in two halves.
         writer: The stage whose image can be written into the batch at once.
@@ -124,6 +125,7 @@ class Program:
     behind: SampleStages | None
     run: Run
     plan: Plan
+    ahead: int = 0
     columns: Columns | None = field(init=False)
     first: FusedStep | None = field(init=False)
     writer: FusedStep | None = field(init=False)

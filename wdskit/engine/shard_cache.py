@@ -65,6 +65,7 @@ class ShardCache:
         self._stop_list: list[int] = self._stops.tolist()
         self._open: OrderedDict[int, IndexedShard] = OrderedDict()
         self._ahead: dict[int, IndexedShard] = {}  # shards with samples on their way, of a cache that `begin` gave
+        self._has_begun = False
         self._lock = threading.Lock()
         self._verified = Verified()
         self._mean_bytes: NDArray[np.float64] | None = None
@@ -84,17 +85,32 @@ class ShardCache:
         return any(table.is_remote for table in self.tables)
 
     def begin(self, shards: Ints, samples: Ints) -> ShardCache:
-        """The same, with these samples on their way where they come from a store. Raises as `read`."""
+        """The same, with these samples on their way where they come from a store: those of the first call by ranges,
+        later ones with their parts where parts are kept. Raises as `read`.
+        """
         if not self.is_remote:
             return self
-        numbers, opened = self._locate(shards, samples)
-        wanted: dict[int, list[int]] = {}
-        for shard, number in sorted(set(zip(shards.tolist(), numbers.tolist(), strict=True))):
-            wanted.setdefault(shard, []).append(number)
-        ahead = {shard: one.ahead(wanted[shard]) for shard, one in opened.items() if isinstance(one, RemoteShard)}
+        at_once, self._has_begun = not self._has_begun, True
+        wanted = self._wanted(shards, samples)
+        ahead = {shard: one.ahead(numbers, at_once=at_once) for shard, (one, numbers) in wanted.items()}
         begun = ShardCache.__new__(ShardCache)  # which shares all that is open
         begun.__dict__.update(self.__dict__, _ahead=ahead)
         return begun
+
+    def keep(self, shards: Ints, samples: Ints) -> None:
+        """Begin to fetch the parts of these samples. Raises as `read`."""
+        for one, numbers in self._wanted(shards, samples).values():
+            one.keep(numbers)
+
+    def _wanted(self, shards: Ints, samples: Ints) -> dict[int, tuple[RemoteShard, list[int]]]:
+        """Samples by their shards, as far as these are remote: each, open, and the numbers in it, rising."""
+        numbers, opened = self._locate(shards, samples)
+        found: dict[int, tuple[RemoteShard, list[int]]] = {}
+        for shard, number in sorted(set(zip(shards.tolist(), numbers.tolist(), strict=True))):
+            one = opened[shard]
+            if isinstance(one, RemoteShard):
+                found.setdefault(shard, (one, []))[1].append(number)
+        return found
 
     def take_traffic(self) -> Traffic:
         """What has come from stores to this process since the last call."""
@@ -115,7 +131,7 @@ class ShardCache:
         for shard in numbers:
             opened = self._opened(self._table_of(shard), np.array([shard]))[shard]
             if isinstance(opened, RemoteShard):
-                opened.file.missing(range(len(opened)))
+                opened.keep(range(len(opened)))
                 self.kept.wait(MAX_FETCHING)
             progress(shard + 1, len(numbers))
         self.kept.wait()

@@ -40,8 +40,7 @@ def compose_planned(
     """
     source = specs[0]
     data = source.plan()
-    if cache.size is not None and cache.small == "refuse":
-        _check_size(data, place, cache.size)
+    ahead = 0 if cache.size is None else _fit_cache(data, place, cache)
     run = Run(place, source.seed, num_threads)
     in_parts = [spec for part in source.mixture or () for spec in part.stages]
     context = Context(run, find, [*in_parts, *specs])
@@ -62,27 +61,36 @@ def compose_planned(
             behind=SampleStages(tuple(behind)) if behind else None,
             run=run,
             plan=_plan(specs, data, place, batched, errors),
+            ahead=ahead,
         )
     )
 
 
-def _check_size(data: PlannedData, place: Place, num_bytes: int) -> None:
-    """Refuse a cache that is smaller than the windows of a node's lanes, to which it comes back again and again: what
-    it drops it would fetch many times over.
+def _fit_cache(data: PlannedData, place: Place, cache: CacheSpec) -> int:
+    """How many positions ahead parts are fetched: half a window of all lanes where the cache holds two windows of a
+    node's lanes, else none, as the next ones would drive out those that are read.
+
+    Raises:
+        PipelineError: It does not hold one, to which a node comes back again and again: what the cache drops would be
+            fetched many times over. `small: ranges` allows it.
     """
     orders = data.order.parts if isinstance(data.order, MixtureOrder) else (data.order,)
-    needed = 0.0
+    needed, ahead = 0.0, 0
     for number, order in enumerate(orders):
         if isinstance(order, (ExactOrder, ResampledOrder)):
             tables = data.tables if len(orders) == 1 else data.tables[number : number + 1]
             whole = sum(float(table.counts @ table.sample_bytes()) for table in {*tables} if table.is_remote)
-            needed += whole * min(1.0, order.num_lanes * order.window / order.num_samples)
+            window = order.num_lanes * order.window
+            needed += whole * min(1.0, window / order.num_samples)
+            ahead = min(ahead or window // 2, window // 2)
     needed = needed * place.ranks_per_node / place.world_size
-    if needed > num_bytes:
+    num_bytes = cache.size or 0
+    if needed > num_bytes and cache.small == "refuse":
         size, least = format_bytes(num_bytes), format_bytes(needed)
         msg = f"cache.size is {size}, and a node of this run needs {least} of its shards again at one moment."
         way = f"Set `cache.size: {least.replace(' ', '')}` or more, a smaller `window`, or `cache.small: ranges`."
         raise PipelineError(f"{msg}\n  {way}")
+    return ahead if 2 * needed <= num_bytes else 0
 
 
 def _plan(specs: Sequence[Any], data: PlannedData, place: Place, batched: Batcher | None, errors: ErrorsSpec) -> Plan:

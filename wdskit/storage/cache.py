@@ -1,15 +1,8 @@
 """Parts of remote shards that are kept on a local disk, shared by all processes of a machine.
 
-A part is consecutive samples of a shard and the block behind the last. Its file is
-`<dir>/<digest>/<first byte>-<byte behind>.part`, where the digest is that of the shard's sha256 in its index and of the
-object's ETag (of its URL and time of change, where the store has no ETags). It holds those bytes, then where each
-sample starts in the shard and where the last ends (uint64 each), CRC-32 of each sample with the block behind it (uint32
-each), the number of samples (uint64), and 8 bytes of magic; little-endian. The name says which bytes they are: two data
-sets, and two objects of which one replaced the other, never meet in one file.
-
-There is no daemon and nothing is waited for. Who fetches a part holds a lock file that the kernel frees when the
-process ends; the others read what they need from the store meanwhile. A part appears under its name when it is whole.
-One that is damaged is removed, and fetched again.
+There is no daemon. Who fetches a part holds a lock file that the kernel frees when the process ends. The others wait
+until it is there, and read what they need from the store where it does not come. A part (`storage.parts`) appears under
+its name when it is whole. One that is damaged is removed, and fetched again.
 
 Where the folder is full, parts that were not used for long make room: a random one of the half that was used longest
 ago. The part that was used longest ago is the wrong one where the data is read again and again in the same order: each
@@ -19,28 +12,25 @@ would go just before it is wanted.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import fcntl
-import itertools
 import logging
 import os
 import random
-import re
 import struct
 import threading
 import time
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from wdskit.errors import StorageError
-from wdskit.files import DRAFT_PREFIX, make_folders, own_temp_files, publish_bytes
+from wdskit.files import make_folders, own_temp_files, publish_bytes
 from wdskit.limits import BLOCK_BYTES
-from wdskit.storage.urls import LocalFile
+from wdskit.storage.parts import Part, PartName, file_bytes, parts_of
 
 if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
@@ -48,14 +38,15 @@ if TYPE_CHECKING:
 MAX_OPEN = 128
 """Parts that stay open in a process."""
 MAX_FETCHING = 4
-"""Parts that a process fetches at once, so that single samples do not wait for them."""
+"""Parts that a process fetches at once."""
 SCAN_EVERY = 8
 """Parts that a process keeps before it counts again what others keep."""
 IN_USE_S = 30.0
 """A part that was used so lately makes no room."""
-LEFT_S = 3600.0
-"""A draft or lock so old belongs to nobody."""
-WAIT_S = 0.01
+WAIT_S = 0.02
+"""How often a process looks whether a part has come that another one fetches."""
+CLAIM_S = 60.0
+"""Another process that fetches a part and takes longer is not waited for."""
 RATE_NAME = "rate"
 """File in a cache's folder: the time until which fetches have been given their share of the rate, float64."""
 MAX_LINE_S = 3600.0
@@ -63,76 +54,8 @@ MAX_LINE_S = 3600.0
 FULL_S = 60.0
 """How long nothing is kept after the disk was full."""
 
-_MAGIC = b"WDSKPRT1"
-_END = struct.Struct("<Q8s")
 _TIME = struct.Struct("<d")
-_SHARD = re.compile(r"[0-9a-f]{64}")
-_NAME = re.compile(r"(\d+)-(\d+)\.part")
 _log = logging.getLogger(__name__)
-
-
-class PartName(NamedTuple):
-    """Which bytes of which shard: its digest in hex, the first byte, and the one behind the last, without the block."""
-
-    shard: str
-    start: int
-    stop: int
-
-    def path(self, folder: Path) -> Path:
-        """Where its file is."""
-        return folder / self.shard / f"{self.start}-{self.stop}.part"
-
-
-class Part:
-    """An open part.
-
-    Args:
-        name: Which.
-        path: Its file.
-
-    Raises:
-        StorageError: There is no such file, or it is damaged.
-    """
-
-    def __init__(self, name: PartName, path: Path) -> None:
-        self.name = name
-        self.used_s = 0.0  # when its file was last marked as used
-        self.file = LocalFile(str(path))
-        size, end = self.file.num_bytes, self.file.read_whole(max(0, self.file.num_bytes - _END.size), _END.size)
-        num, magic = _END.unpack(end.rjust(_END.size))
-        data_bytes = name.stop - name.start + BLOCK_BYTES
-        if magic != _MAGIC or size != data_bytes + 8 * (num + 1) + 4 * num + _END.size:
-            self.file.close()
-            raise StorageError(f"{path}: it is damaged.", url=str(path))
-        self._starts = np.frombuffer(self.file.read_whole(data_bytes, 8 * (num + 1)), dtype="<u8")
-        self._sums = np.frombuffer(self.file.read_whole(data_bytes + 8 * (num + 1), 4 * num), dtype="<u4")
-
-    def __len__(self) -> int:
-        """Samples in it."""
-        return len(self._sums)
-
-    def __del__(self) -> None:
-        if hasattr(self, "file"):
-            self.file.close()
-
-    def read(self, number: int, start: int, stop: int) -> bytes | None:
-        """A sample with the block behind it; None where it is damaged.
-
-        Args:
-            number: Of the sample in this part.
-            start: Where it starts in the shard.
-            stop: Where it ends.
-        """
-        data = self.file.read_whole(start - self.name.start, stop - start + BLOCK_BYTES)
-        return data if zlib.crc32(data) == self._sums[number] else None
-
-    def is_right(self) -> bool:
-        """Whether all of it is as it was written."""
-        starts = self._starts.tolist()
-        pairs = list(itertools.pairwise(starts))
-        if (starts[0], starts[-1]) != self.name[1:] or any(start >= stop for start, stop in pairs):
-            return False
-        return all(self.read(number, *pair) is not None for number, pair in enumerate(pairs))
 
 
 class PartCache:
@@ -157,7 +80,7 @@ class PartCache:
             msg = f"{self.folder}: the cache cannot be kept there: {err.strerror}."
             raise StorageError(f"{msg}\n  Name another folder in cache.dir.", url=str(folder)) from err
         self._open: OrderedDict[PartName, Part] = OrderedDict()
-        self._wanted: set[PartName] = set()
+        self._wanted: dict[PartName, Future[None]] = {}
         self._lock = threading.Lock()
         self._room = threading.Lock()
         self._slots: asyncio.Semaphore | None = None
@@ -202,8 +125,12 @@ class PartCache:
         with contextlib.suppress(OSError):
             name.path(self.folder).unlink()
 
-    def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
-        """Begin to fetch a part, unless that has begun.
+    def has(self, name: PartName) -> bool:
+        """Whether a part is there, or on its way to this process."""
+        return name in self._wanted or name in self._open or name.path(self.folder).exists()
+
+    def keep(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> bool:
+        """Begin to fetch a part, unless that has begun. Whether it is on its way: it is not where the disk is full.
 
         Args:
             name: Which.
@@ -212,14 +139,30 @@ class PartCache:
         """
         from wdskit.storage.requests import loop_of_this_process  # which needs obstore
 
-        if time.monotonic() < self._full_until:
-            return
         loop = loop_of_this_process(file.url)
         with self._lock:
             if name in self._wanted:
+                return True
+            if time.monotonic() < self._full_until:
+                return False
+            self._wanted[name] = loop.submit(self._fetch(name, file, starts))
+        return True
+
+    def wait_for(self, name: PartName) -> None:
+        """Until a part is there, or no process is at it. Another process is waited for `CLAIM_S` long: it may be
+        stopped.
+        """
+        path, start_s = name.path(self.folder), time.monotonic()
+        while not path.exists():
+            with self._lock:
+                fetch = self._wanted.get(name)
+            if fetch is not None:
+                concurrent.futures.wait([fetch], WAIT_S)
+                start_s = time.monotonic()
+            elif _is_claimed(path) and time.monotonic() - start_s < CLAIM_S:
+                time.sleep(WAIT_S)
+            else:
                 return
-            self._wanted.add(name)
-        loop.submit(self._fetch(name, file, starts))
 
     def wait(self, num: int = 0) -> None:
         """Until no more than so many parts are on their way."""
@@ -228,23 +171,11 @@ class PartCache:
 
     async def _fetch(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
         self._slots = self._slots or asyncio.Semaphore(MAX_FETCHING)
-        loop = asyncio.get_running_loop()
-        num_bytes = name.stop - name.start + BLOCK_BYTES + 12 * len(starts) + 12
         try:
             async with self._slots:
                 with _claimed(name.path(self.folder)) as is_mine:
-                    if not is_mine or not await loop.run_in_executor(None, self._make_room, num_bytes):
-                        return
-                    try:
-                        if self.max_rate is not None:
-                            await asyncio.sleep(_take_turn(self.folder / RATE_NAME, num_bytes / self.max_rate))
-                        chunks = await asyncio.wrap_future(file.start_reading([(name.start, name.stop + BLOCK_BYTES)]))
-                        data = b"".join(chunk.data for chunk in chunks)
-                        if len(data) == name.stop - name.start + BLOCK_BYTES:
-                            await loop.run_in_executor(None, self._publish, name, data, starts)
-                    finally:
-                        with self._room:
-                            self._writing -= num_bytes
+                    if is_mine:
+                        await self._fetch_claimed(name, file, starts)
         except StorageError as err:
             _log.info("%s It is not kept.", err)  # who reads a sample of it says so
         except OSError as err:
@@ -253,15 +184,27 @@ class PartCache:
             self._full_until = time.monotonic() + FULL_S
         finally:
             with self._lock:
-                self._wanted.discard(name)
+                self._wanted.pop(name, None)
+
+    async def _fetch_claimed(self, name: PartName, file: ObjectFile, starts: Sequence[int]) -> None:
+        loop = asyncio.get_running_loop()
+        num_bytes = name.stop - name.start + BLOCK_BYTES + 12 * len(starts) + 12
+        if not await loop.run_in_executor(None, self._make_room, num_bytes):
+            return
+        try:
+            if self.max_rate is not None:
+                await asyncio.sleep(_take_turn(self.folder / RATE_NAME, num_bytes / self.max_rate))
+            chunks = await asyncio.wrap_future(file.start_reading([(name.start, name.stop + BLOCK_BYTES)]))
+            data = b"".join(chunk.data for chunk in chunks)
+            if len(data) == name.stop - name.start + BLOCK_BYTES:
+                await loop.run_in_executor(None, self._publish, name, data, starts)
+        finally:
+            with self._room:
+                self._writing -= num_bytes
 
     def _publish(self, name: PartName, data: bytes, starts: Sequence[int]) -> None:
-        view = memoryview(data)
-        ends = [start - name.start for start in starts]
-        sums = [zlib.crc32(view[at : stop + BLOCK_BYTES]) for at, stop in itertools.pairwise(ends)]
-        end = np.array(starts, dtype="<u8").tobytes() + np.array(sums, dtype="<u4").tobytes()
         with own_temp_files():  # another process may fetch it too, where a claim was lost
-            publish_bytes(name.path(self.folder), data + end + _END.pack(len(sums), _MAGIC))
+            publish_bytes(name.path(self.folder), file_bytes(name, data, starts))
 
     def _make_room(self, num_bytes: int) -> bool:
         """Whether so many bytes fit, once parts that were not used for long have gone. They are being written then."""
@@ -286,55 +229,6 @@ class PartCache:
             return True
 
 
-class PartFile(NamedTuple):
-    """A file of the cache: which part, its size, and when it was last used, in seconds since 1970."""
-
-    path: Path
-    name: PartName
-    num_bytes: int
-    used_s: float
-
-
-def parts_of(folder: Path) -> Iterator[PartFile]:
-    """The parts below a folder. Files of other names are passed over."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as shards:
-        for shard in shards:
-            if not _SHARD.fullmatch(shard.name):
-                continue
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(shard.path) as files:
-                for file in files:
-                    found = _NAME.fullmatch(file.name)
-                    if found is not None:
-                        with contextlib.suppress(FileNotFoundError):
-                            status = file.stat()
-                            name = PartName(shard.name, int(found[1]), int(found[2]))
-                            yield PartFile(Path(file.path), name, status.st_size, status.st_mtime)
-
-
-def prune(folder: Path, num_bytes: int) -> list[PartFile]:
-    """Remove the parts that were not used for longest, until no more than so many bytes are left, and what processes
-    that were killed have left behind. Gives what was removed.
-    """
-    parts = sorted(parts_of(folder), key=lambda part: part.used_s)
-    left = sum(part.num_bytes for part in parts)
-    removed = []
-    for part in parts:
-        if left <= num_bytes:
-            break
-        part.path.unlink(missing_ok=True)
-        left -= part.num_bytes
-        removed.append(part)
-    for shard in folder.iterdir():
-        if _SHARD.fullmatch(shard.name):
-            for file in shard.iterdir():
-                is_left = file.suffix == ".lock" or file.name.startswith(DRAFT_PREFIX)
-                if is_left and time.time() - file.stat().st_mtime > LEFT_S:
-                    file.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # there is something in it
-                shard.rmdir()
-    return removed
-
-
 def _take_turn(path: Path, seconds: float) -> float:
     """Take the next `seconds` of a line in which all processes stand. Returns how long it is until they begin."""
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
@@ -347,6 +241,21 @@ def _take_turn(path: Path, seconds: float) -> float:
         return float(start - now)
     finally:
         os.close(fd)
+
+
+def _is_claimed(path: Path) -> bool:
+    """Whether a process is making a file."""
+    try:
+        fd = os.open(path.with_suffix(".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 @contextlib.contextmanager

@@ -281,10 +281,14 @@ class ReadAhead:
         """As `ObjectFile`."""
         return self._file.num_bytes
 
+    def covers(self, offset: int, size: int) -> bool:
+        """Whether bytes are in one of the ranges."""
+        at = bisect.bisect_right(self._ranges, (offset, 1 << 63)) - 1
+        return at >= 0 and offset + size <= self._ranges[at][1]
+
     def read_whole(self, offset: int, size: int) -> bytes:
         """As `ObjectFile`: waits for all ranges where it is one of them."""
-        at = bisect.bisect_right(self._ranges, (offset, 1 << 63)) - 1
-        if at < 0 or self._ranges[at][1] < offset + size:
+        if not self.covers(offset, size):
             return self._file.read_whole(offset, size)
         return _join(result(self._chunks, self._file.url), offset, offset + size)
 
