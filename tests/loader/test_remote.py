@@ -479,7 +479,7 @@ def test_statistics_say_what_was_fetched(s3, there, tmp_path, workers):
     loader = pipe.loader(workers=workers, persistent_workers=False)  # else some of the next epoch's are fetched too
     list(loader)
     found = loader.stats()
-    assert found.bytes_read <= found.traffic.fetched < 2 * found.bytes_read
+    assert 0.9 < found.traffic.fetched / found.bytes_read < 1.5
     assert " kB fetched; waited " in found.line()
     assert f'wdskit_fetched_bytes_total{{loader="pipeline",rank="0"}} {float(found.traffic.fetched)}' in "".join(
         f"{line}\n" for line in loader.prometheus_text().splitlines()
