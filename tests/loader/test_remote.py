@@ -31,7 +31,7 @@ from wdskit.order.steps import Steps
 from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
-from wdskit.storage.cache import PartCache
+from wdskit.storage.cache import MAX_FETCHING, PartCache
 from wdskit.storage.objects import PROBE_BYTES, ObjectFile
 from wdskit.storage.parts import PartName, parts_of
 
@@ -595,6 +595,31 @@ def test_what_a_killed_process_leaves_is_used_or_fetched_again(here, there, tmp_
         assert digest(loader) == digest(local)
 
 
+@pytest.mark.usefixtures("small_parts")
+def test_a_process_that_is_killed_while_it_fetches_holds_nobody_up(here, there, tmp_path):
+    """It has begun with four parts, one of which comes at once; the others have to wait for their turn, for minutes."""
+    command = [sys.executable, "-c", FETCHING, f"s3://{there}/numbers/", str(tmp_path / "kept")]
+    local, pipe = (
+        Pipeline().exact(at).map(number_of).batched(5) for at in (f"{here}/numbers/", f"s3://{there}/numbers/")
+    )
+    found = []
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(HELPERS)}) as fetching:
+        try:
+            wait_for_parts(tmp_path / "kept", 1)
+            deadline = time.monotonic() + 20
+            while len([*(tmp_path / "kept").glob("*/*.lock")]) < MAX_FETCHING and time.monotonic() < deadline:
+                time.sleep(0.01)
+            loader = pipe.loader(workers=0, **kept(tmp_path / "kept"))
+            reading = threading.Thread(target=lambda: found.append(digest(loader)))
+            reading.start()
+            reading.join(3)
+            assert reading.is_alive()
+        finally:
+            fetching.kill()
+        reading.join(20)
+    assert found == [digest(local.loader(workers=0))]
+
+
 def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
     config = {"pipeline": [{"sequential": f"s3://{there}/numbers/"}, {"to_tuple": "cls"}]}
     cache = {"dir": str(tmp_path / "kept"), "size": "2MB"}
@@ -623,6 +648,15 @@ def test_warming_fetches_all_before_it_is_asked_for(run, here, there, tmp_path, 
     assert (code, "names no such folder" in err) == (1, True)
 
 
+FETCHING = """
+import sys
+from wdskit import Pipeline
+from shards import number_of
+from wdskit.dataset import remote
+remote.PART_BYTES = 4096
+list(Pipeline().exact(sys.argv[1]).map(number_of).batched(5).loader(
+    workers=0, cache={"dir": sys.argv[2], "size": "1GB", "max_rate": "10B/s"}))
+"""
 FULL = """
 import json, logging, subprocess, sys
 from wdskit import Pipeline
