@@ -75,7 +75,7 @@ sizes: $(STAMP)
 # `make test` takes a fair part of these sweeps.
 faults: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_FAULTS=1 $(BIN)/python -m pytest -n auto tests/export/test_api.py tests/test_kills.py tests/packing/test_journal.py tests/packing/test_faults.py \
-		tests/packing/test_full_disk.py tests/packing/test_power.py tests/packing/test_staging.py tests/shards/test_repair.py tests/packing/test_reshard_faults.py tests/packing/test_reshard_runs.py \
+		tests/packing/test_stream.py tests/packing/test_full_disk.py tests/packing/test_power.py tests/packing/test_staging.py tests/shards/test_repair.py tests/packing/test_reshard_faults.py tests/packing/test_reshard_runs.py \
 		tests/dataset/test_selection.py tests/shards/test_split.py tests/checking/test_shard.py
 
 # `make test` runs a part of the tests on the oldest webdataset; this runs all of them, and the readers that take

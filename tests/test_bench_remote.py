@@ -5,29 +5,28 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 import urllib.request
-from pathlib import Path
 
 import pytest
 from http_server import serve_folder
 
 
-@pytest.fixture(scope="module")
-def tools(repository):
+@pytest.fixture
+def tools(python, repository, tmp_path):
     """The benchmark and its proxy; `peers` is another package in the tests, so that they run elsewhere."""
 
-    def run(code: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (repository / "tools", repository)))}
-        command = [sys.executable, "-c", code, *words]
-        return subprocess.run(command, cwd=cwd, env=environment, check=False, capture_output=True, text=True)
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        folders = [str(repository / "tools"), str(repository)]
+        begin = f"import os, sys\nsys.path[:0] = {folders!r}\nos.environ['PYTHONPATH'] = {os.pathsep.join(folders)!r}\n"
+        return python.run(tmp_path / "script.py", begin + code)
 
     return run
 
 
 RUN = """
-import bench_remote, json, sys
+import bench_remote, json
+sys.argv += WORDS
 found = bench_remote.run(bench_remote.arguments())
 print(json.dumps(found))
 print(bench_remote.markdown(found), file=sys.stderr)
@@ -36,7 +35,8 @@ print(bench_remote.markdown(found), file=sys.stderr)
 
 def test_nodes_and_epochs_are_measured_and_who_is_missing_is_named(tools, tmp_path) -> None:
     words = ["--only", "wdskit", "litdata", "--nodes", "2", "--num", "32", "--batch", "4", "--workers", "0"]
-    done = tools(RUN, *words, "--delay-ms", "1", "--shard-mb", "0.5", "--no-install", cwd=tmp_path)
+    words += ["--delay-ms", "1", "--shard-mb", "0.5", "--no-install"]
+    done = tools(RUN.replace("WORDS", str(words)))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["problems"] == ["litdata is missing: not installed, and --no-install was given"]
@@ -73,8 +73,8 @@ print(json.dumps([bench_remote.problem(job, {"ranks": ranks}) for ranks in cheat
 """
 
 
-def test_who_delivers_something_else_is_found_out(tools, tmp_path) -> None:
-    done = tools(CHEATS, cwd=tmp_path)
+def test_who_delivers_something_else_is_found_out(tools) -> None:
+    done = tools(CHEATS)
     assert done.stderr == ""
     wrong = "other bytes or labels than the photographs'"
     assert json.loads(done.stdout) == [

@@ -7,6 +7,7 @@ import itertools
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,15 +150,9 @@ def test_sbatch_trains_two_ranks(data: Path, tmp_path: Path, script_environment:
 
 def test_the_demo_fails_when_the_loss_does_not_fall(data: Path, script_environment: dict[str, str]) -> None:
     """One epoch cannot be better than itself: train_ddp.py says so and `make demo` would stop."""
-    command = [
-        "torchrun",
-        "--standalone",
-        "--nproc-per-node",
-        "1",
-        "tools/train_ddp.py",
-        "--config",
-        "configs/demo.yaml",
-    ]
-    done = run([*command, *SMALL_RUN, "--expect-lower-loss"], environment=script_environment, DATA=str(data))
+    command = [sys.executable, "tools/train_ddp.py", "--config", "configs/demo.yaml", "--expect-lower-loss"]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    rank["MASTER_PORT"] = str(free_port())
+    done = run([*command, *SMALL_RUN], environment=script_environment, DATA=str(data), **rank)
     assert done.returncode != 0
     assert "loss did not fall" in done.stdout

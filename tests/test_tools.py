@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking import Interpreter
 from PIL import Image
 
 
@@ -57,27 +57,55 @@ BENCH_WAYS = {
 """All parts but `resize`, whose processes take a minute to start."""
 
 
+def run_bench(python: Interpreter, repository: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `python tools/bench.py WORDS`, from a script in a folder."""
+    tools = repository / "tools"
+    return python.run(
+        folder / "script.py",
+        f"""
+import runpy, sys
+sys.path.insert(0, {str(tools)!r})
+sys.argv = ["bench.py", *{words!r}]
+runpy.run_path({str(tools / "bench.py")!r}, run_name="__main__")
+""",
+    )
+
+
+@pytest.fixture(scope="module")
+def bench_tables(python: Interpreter, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a quick run of these parts prints. It leaves no file."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "work").mkdir()
+    done = run_bench(python, repository, folder, *BENCH_WAYS, "--quick", "--folder", str(folder / "work"))
+    assert done.returncode == 0, done.stderr
+    assert [*(folder / "work").iterdir()] == []
+    return done.stdout.strip().split("\n\n")
+
+
 @pytest.mark.parametrize(("part", "ways"), BENCH_WAYS.items(), ids=BENCH_WAYS)
-def test_each_part_of_the_bench_compares_all_ways(part: str, ways: set[str], repository: Path, tmp_path: Path) -> None:
-    """Every line has four positive numbers, and no file is left. What they are is for a quiet machine."""
-    command = [sys.executable, "-W", "ignore", "tools/bench.py", part, "--quick", "--folder", str(tmp_path)]
-    done = subprocess.run(command, cwd=repository, check=True, capture_output=True, text=True)
+def test_each_part_of_the_bench_compares_all_ways(part: str, ways: set[str], bench_tables: list[str]) -> None:
+    """Every line has four positive numbers. What they are is for a quiet machine."""
     found = set()
-    for table in done.stdout.strip().split("\n\n"):
-        title, _, *lines = table.splitlines()
-        assert title.startswith(f"{part}: ")
+    tables = [table for table in bench_tables if table.startswith(f"{part}: ")]
+    assert tables
+    for table in tables:
+        _, _, *lines = table.splitlines()
         rows = {name: cells for name, *cells in (re.split(r"\s{2,}", line) for line in lines)}
         assert all(len(cells) == 4 and float(cells[0].replace(",", "")) > 0 for cells in rows.values())
         assert [next(iter(rows.values()))[at] for at in (1, 3)] == ["1.00", "1.00"]
         found |= rows.keys()
     assert found == ways
-    assert [*tmp_path.iterdir()] == []
 
 
-def test_the_bench_refuses_too_few_rounds_and_unknown_parts(repository: Path) -> None:
+def test_the_bench_runs_no_other_part(bench_tables: list[str]) -> None:
+    assert {table.partition(":")[0] for table in bench_tables} == BENCH_WAYS.keys()
+
+
+def test_the_bench_refuses_too_few_rounds_and_unknown_parts(
+    python: Interpreter, repository: Path, tmp_path: Path
+) -> None:
     for words, message in (("tar --rounds 4", "--rounds: 4: fewer than 5"), ("tra", "tra: no such part")):
-        command = [sys.executable, "tools/bench.py", *words.split()]
-        done = subprocess.run(command, cwd=repository, check=False, capture_output=True, text=True)
+        done = run_bench(python, repository, tmp_path, *words.split())
         assert (done.returncode, message in done.stderr) == (2, True)
 
 

@@ -48,6 +48,7 @@ from wdskit.dataset.index import read_index, write_index
 from wdskit.limits import MAX_LISTED
 from wdskit.shards.index import index_folder
 from wdskit.shards.shares import choose_samples, parse_share
+from wdskit.storage import http
 from wdskit.storage.urls import LocalFile
 
 JPG, PNG = image_bytes("JPEG"), image_bytes("PNG")
@@ -164,6 +165,7 @@ def test_each_way_to_name_shards_finds_the_same(tmp_path, monkeypatch):
     "path", ["none", "none/*.tar", "s-{0..1}", "http://localhost/x.tar", "pipe:cat x", "", "{", "."]
 )
 def test_what_is_not_there_or_not_local_cannot_be_verified(tmp_path, monkeypatch, path, run):
+    monkeypatch.setattr(http, "WAIT_S", 0)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StorageError):
         verify(path)

@@ -60,6 +60,11 @@ class Interpreter:
         command = [sys.executable, *options, __file__]
         self._process = subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True)
 
+    def run(self, path: Path, text: str) -> subprocess.CompletedProcess[str]:
+        """Write one, and run it to its end."""
+        path.write_text(text, encoding="utf-8")
+        return self.start(path).wait()
+
     def start(self, path: Path) -> Script:
         """Start one. Where PATH.out is a named pipe, what it prints can be read while it runs."""
         requests, answers = cast("TextIO", self._process.stdin), cast("TextIO", self._process.stdout)
@@ -70,13 +75,14 @@ class Interpreter:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Let it end by a word: a process that was forked here meanwhile holds the other end of its input too."""
+        print(file=self._process.stdin, flush=True)
         self._process.__exit__(None, None, None)
 
 
 def next_script() -> str | None:
     """The script that this process is to run, in a child; in the parent None, when there are no more."""
-    for line in sys.stdin:
-        path = line.rstrip("\n")
+    for path in iter(lambda: sys.stdin.readline().rstrip("\n"), ""):
         files = [os.open(name, os.O_RDWR | os.O_CREAT, 0o666) for name in (os.devnull, f"{path}.out", f"{path}.err")]
         pid = os.fork()
         if pid == 0:

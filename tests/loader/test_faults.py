@@ -10,7 +10,6 @@ import os
 import re
 import select
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -117,12 +116,11 @@ def test_a_killed_worker_is_an_error_and_then_replaced(six, tmp_path, start_meth
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_a_script_without_a_guard_is_told_of_it(six, tmp_path, start_method):
+def test_a_script_without_a_guard_is_told_of_it(python, six, tmp_path, start_method):
     """Its workers run it anew, and die before they answer."""
-    script = tmp_path / "unguarded.py"
     pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls')"
-    script.write_text(f"import wdskit\nlist({pipe}.loader(workers=1, start_method={start_method!r}))\n")
-    done = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=240)
+    text = f"import wdskit\nlist({pipe}.loader(workers=1, start_method={start_method!r}))\n"
+    done = python.run(tmp_path / "unguarded.py", text)
     assert done.returncode == 1
     assert "a worker process died: " in done.stderr
     assert 'Often the loop of the script is not under `if __name__ == "__main__":`' in done.stderr

@@ -29,8 +29,8 @@ from wdskit.loader.planned import PlannedLoader
 from wdskit.shards.index import index_folder
 
 ALL = bool(os.environ.get("WDSKIT_ALL_SOAK"))
-NUM_PIPELINES = 200 if ALL else 24
-NUM_BREAKS = 9_000 if ALL else 400
+NUM_PIPELINES = 200 if ALL else 16
+NUM_BREAKS = 9_000 if ALL else 250
 NUM_INTERRUPTS = 1_000 if ALL else 40
 GLOBAL = 12  # samples of a step, on 1, 2, 3 or 4 ranks
 EPOCHS = 3

@@ -16,7 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from disks import FailingDisk, HastyDisk, KillingDisk, WatchedDisk, run_child
+from disks import FailingDisk, HastyDisk, WatchedDisk, killed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pack_cases import remains_of, staged, without_temp_files
@@ -186,7 +186,7 @@ def test_after_a_fault_at_each_operation_with_keys_on_disk_the_same_call_goes_on
     for number in range(len(watched.operations)):
         folder = tmp_path / f"{number}"
         if kind == "kill":
-            assert run_child(lambda: run(folder, KillingDisk(number))) == -9  # noqa: B023
+            assert killed(lambda disk: run(folder, disk), number)  # noqa: B023
         else:
             with contextlib.suppress(PackError):  # the temporary file of the keys need not be removed
                 run(folder, FailingDisk(number, errno.ENOSPC))

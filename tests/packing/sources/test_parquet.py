@@ -165,10 +165,10 @@ def test_a_large_row_group_is_listed_in_little_memory(tmp_path):
 
 def test_values_that_a_page_repeats_are_there_a_few_times(tmp_path, monkeypatch):
     """The mutant takes as many rows as their bytes in the file allow."""
-    column = pa.DictionaryArray.from_arrays(pa.array([0] * 50_000, pa.int32()), pa.array([bytes(1 << 20)]))
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([bytes(1 << 20)]))
     path = write(tmp_path / "m.parquet", column, store_schema=False)
     assert most_allocated(path) < 48 << 20
-    assert read_cell(str(path), FileIdentity.of(str(path)), 0, 49_999, "image") == bytes(1 << 20)
+    assert read_cell(str(path), FileIdentity.of(str(path)), 0, 999, "image") == bytes(1 << 20)
     monkeypatch.setattr(parquet, "_FEW_ROWS", 200)
     assert most_allocated(path) > 48 << 20
 
@@ -212,14 +212,15 @@ print(kb("VmHWM") - before >> 10)
 @pytest.mark.parametrize("order", ["rows", "shuffled"])
 def test_large_pages_are_packed_in_little_more_memory_than_pyarrow_needs(tmp_path, order):
     """A page of pyarrow has 1,024 values, here 98 MiB; it is held packed and unpacked, beside such a dictionary."""
-    table = pa.table({"image": [b"\xff\xd8\xff\xe0" + os.urandom(100_000) for _ in range(6000)]})
-    pq.write_table(table, tmp_path / "m.parquet", row_group_size=6000)
+    noise = os.urandom(100_000)
+    table = pa.table({"image": [b"\xff\xd8\xff\xe0%06d" % number + noise for number in range(4096)]})
+    pq.write_table(table, tmp_path / "m.parquet", row_group_size=4096)
     pq.write_table(table.slice(0, 3), tmp_path / "few.parquet")
     del table
     words = [sys.executable, "-c", GROWTH, str(tmp_path / "m.parquet"), str(tmp_path / "out"), order]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120, cwd=tmp_path)
     assert int(done.stdout) < 294 + 20
-    assert len(list((tmp_path / "out").glob("*.tar"))) > 11
+    assert len(list((tmp_path / "out").glob("*.tar"))) > 7
 
 
 # Another order.
