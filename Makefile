@@ -37,9 +37,9 @@ setup: $(STAMP)
 # alone.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps scikit-image
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps scikit-image
 	touch $(DEMO_STAMP)
 
 $(DOCS_STAMP): $(DEMO_STAMP)
