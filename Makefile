@@ -11,7 +11,7 @@ DOCS_STAMP := $(VENV)/.wdskit-docs-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo docs test lint pytest sizes faults peers remote soak bench bench-peers bench-remote clean
+.PHONY: help setup demo docs test lint pytest sizes faults peers remote soak release bench bench-peers bench-remote clean
 
 help:
 	@echo "make demo    photos -> pack -> info -> train on 2 ranks, under a minute after the download of torch"
@@ -24,6 +24,7 @@ help:
 	@echo "make soak    random pipelines resumed again and again, thousands of breaks and Ctrl-C, in full"
 	@echo "make peers   what other programs read and write, in full"
 	@echo "make remote  the same promises on servers of S3, Google Cloud Storage, Azure and http, which it installs"
+	@echo "make release  sdist and wheel, installed as a user does, and the oldest versions that wdskit allows; downloads 5 GB"
 	@echo "make bench   speed of each part beside what it is to be measured by: webdataset, tar, sha256sum, the bare chain"
 	@echo "make bench-peers  wdskit beside other loaders, which it installs below .bench; takes an hour and 10 GB"
 	@echo "make bench-remote  wdskit beside other loaders that read from a store 30 ms away; takes minutes"
@@ -36,9 +37,9 @@ setup: $(STAMP)
 # alone.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps scikit-image
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps scikit-image
 	touch $(DEMO_STAMP)
 
 $(DOCS_STAMP): $(DEMO_STAMP)
@@ -93,6 +94,11 @@ remote: $(STAMP)
 # `make test` takes a part.
 soak: $(STAMP)
 	OMP_NUM_THREADS=1 WDSKIT_ALL_SOAK=1 $(BIN)/python -m pytest -n auto tests/loader/test_soak.py
+
+# `make test` installs the wheel beside packages that are here. With Python 3.10 to 3.12 this also runs a part of the tests
+# with the oldest versions of what wdskit asks for.
+release: $(STAMP)
+	OMP_NUM_THREADS=1 WDSKIT_ALL_RELEASE=1 $(BIN)/python -m pytest tests/test_release.py
 
 demo: $(DEMO_STAMP)
 	rm -rf $(DEMO)

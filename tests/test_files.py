@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import resource
@@ -470,6 +471,27 @@ def test_a_file_that_outgrows_its_limit_is_told_and_leaves_nothing(tmp_path: Pat
     assert run_child(work) == 0
     assert [*tmp_path.iterdir()] == [path] * (old is not None)
     assert held(path) == old
+
+
+@pytest.mark.parametrize("refusal", [None, errno.ENOTSUP, errno.EIO], ids=["full", "not supported", "failed"])
+def test_macos_is_asked_to_empty_the_cache_of_the_device(tmp_path: Path, monkeypatch, refusal: int | None) -> None:
+    """Its fsync leaves bytes there. A disk without that call gets fsync, and its failure is a failure."""
+    called = []
+
+    def control(fd: int, command: int) -> int:
+        called.append(command)
+        if refusal is not None:
+            raise OSError(refusal, os.strerror(refusal))
+        return 0
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", lambda _: called.append("fsync"))
+    with contextlib.ExitStack() as stack:
+        if refusal == errno.EIO:
+            stack.enter_context(pytest.raises(OSError, match=os.strerror(errno.EIO)))
+        publish_bytes(tmp_path / "file", NEW)
+    assert called == {None: [51, 51], errno.ENOTSUP: [51, "fsync"] * 2, errno.EIO: [51]}[refusal]
 
 
 def test_a_write_that_a_signal_cuts_short_is_continued() -> None:

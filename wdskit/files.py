@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
@@ -60,7 +61,7 @@ class Disk:
 
     def fsync(self, fd: int) -> None:
         """Return once the file's bytes are on the device."""
-        os.fsync(fd)
+        _flush(fd)
 
     def close(self, fd: int) -> None:
         """Close the descriptor."""
@@ -83,7 +84,7 @@ class Disk:
         """Return once the folder's entries are on the device."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            _flush(fd)
         finally:
             os.close(fd)
 
@@ -105,6 +106,19 @@ class Disk:
 
 
 DISK = Disk()
+
+
+def _flush(fd: int) -> None:
+    """fsync; on macOS, where that leaves bytes in the cache of the device, the call that empties it."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    try:
+        if full is not None:
+            fcntl.fcntl(fd, full)
+            return
+    except OSError as err:
+        if err.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):  # a network disk has no such call
+            raise
+    os.fsync(fd)
 
 
 class TempFile:

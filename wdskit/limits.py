@@ -17,6 +17,9 @@ MAX_EXTENSION_BYTES = 1 << 20
 MAX_READ_MEMBER_BYTES = 16 << 30
 """Largest member the reader accepts. Training holds one in memory whole, so a larger claim is damage or an attack."""
 
+MAX_READ_BYTES = 1 << 30
+"""Most bytes that one call reads: macOS refuses to read 2 GiB or more at once, and Linux reads less."""
+
 MAX_CHECKED_BYTES = 32 << 20
 """Largest field whose content `verify` looks at; a larger one is digested only, so that memory stays under 200 MB."""
 

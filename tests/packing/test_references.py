@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import os
 import zipfile
@@ -13,7 +15,12 @@ import pytest
 from shards import samples_in, write_shard
 
 from wdskit import PackError, RowError, WdskitError, pack, reshard
+from wdskit.packing import references
+from wdskit.packing.row import file_bytes
+from wdskit.packing.samples import read as samples_read
 from wdskit.packing.sources import parquet
+from wdskit.storage import urls
+from wdskit.storage.urls import LocalFile
 
 NUM = 6
 
@@ -189,3 +196,24 @@ def test_a_table_that_changes_while_it_is_planned_is_an_error(tmp_path, monkeypa
     monkeypatch.setattr("wdskit.packing.planning._TELL_ROWS", 3)
     with pytest.raises(PackError, match=r"t.parquet: the file was replaced or written again since packing began"):
         pack(path, tmp_path / "out", progress=change, allow_no_image=True)
+
+
+def test_no_call_reads_more_than_macos_allows(tmp_path, monkeypatch):
+    """There a call that asks for 2 GiB fails; here one that asks for more than 1,000 bytes."""
+    (tmp_path / "file").write_bytes(data := bytes(range(256)) * 10)
+
+    def limited(real, fd, asked, *offset):
+        if (asked if isinstance(asked, int) else sum(map(len, asked))) > 1000:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(fd, asked, *offset)
+
+    for name in ("pread", "readv", "preadv"):
+        monkeypatch.setattr(os, name, functools.partial(limited, getattr(os, name)))
+    for module in (references, samples_read, urls):
+        monkeypatch.setattr(module, "MAX_READ_BYTES", 1000)
+    reference, file = file_bytes(str(tmp_path / "file"), where="file"), LocalFile(str(tmp_path / "file"))
+    memory, part = bytearray(len(data)), bytearray(len(data) - 7)
+    reference.read_into(memoryview(memory))
+    samples_read.read_into(file, memoryview(part), 7)
+    assert [reference.read(), bytes(memory), file.read_whole(0, len(data)), bytes(part)] == [data, data, data, data[7:]]
+    file.close()

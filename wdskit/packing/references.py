@@ -12,6 +12,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from wdskit.limits import MAX_READ_BYTES
 from wdskit.storage.identity import FileIdentity
 
 ZIP_HEADER_BYTES = 30  # then its name and extra field, whose sizes stand in the last four (PKWARE APPNOTE 4.3.7)
@@ -61,9 +62,9 @@ class FileBytes(_InFile):
     def read_into(self, memory: memoryview) -> None:
         """Write the file's bytes into memory of `num_bytes` bytes. Raises as `read`."""
         with self.identity.opened(self.path) as fd:
-            count = os.readv(fd, [memory])
-            while count < self.num_bytes:  # it comes in parts: from a network, or 2 GiB at a time
-                more = os.readv(fd, [memory[count:]])
+            count = os.readv(fd, [memory[:MAX_READ_BYTES]])
+            while count < self.num_bytes:  # it comes in parts: from a network, or `MAX_READ_BYTES` at a time
+                more = os.readv(fd, [memory[count : count + MAX_READ_BYTES]])
                 if not more:
                     raise _cut_short(count, self.num_bytes)
                 count += more
@@ -176,7 +177,7 @@ def _read_part(fd: int, offset: int, num_bytes: int) -> bytes:
     file_bytes = os.fstat(fd).st_size
     if stop > file_bytes:  # before there is memory for what a damaged directory claims
         raise _cut_short(file_bytes, stop)
-    while offset < stop and (part := os.pread(fd, stop - offset, offset)):  # one gives 2 GiB at most
+    while offset < stop and (part := os.pread(fd, min(stop - offset, MAX_READ_BYTES), offset)):
         parts.append(part)
         offset += len(part)
     if offset < stop:

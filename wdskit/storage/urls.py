@@ -11,6 +11,7 @@ from typing import Protocol
 from urllib.parse import unquote
 
 from wdskit.errors import StorageError
+from wdskit.limits import MAX_READ_BYTES
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?!:)")  # `a::b` are two folders
 _HTTP = ("http", "https")
@@ -153,12 +154,14 @@ class LocalFile:
     def read_at(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset`, by pread; safe to call from several threads."""
         try:
-            return os.pread(self.fd, size, offset)
+            return os.pread(self.fd, min(size, MAX_READ_BYTES), offset)
         except OSError as err:
             raise self._failed(err) from err
 
     def read_whole(self, offset: int, size: int) -> bytes:
-        """`size` bytes, fewer only where the file ends; one pread gives 2 GiB at most, and on network disks less."""
+        """`size` bytes, fewer only where the file ends; one pread gives `MAX_READ_BYTES` at most, and on network disks
+        less.
+        """
         data = self.read_at(offset, size)
         while len(data) < size and (part := self.read_at(offset + len(data), size - len(data))):
             data += part

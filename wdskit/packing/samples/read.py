@@ -10,7 +10,7 @@ import numpy as np
 from typing_extensions import Self
 
 from wdskit.errors import ShardError, StorageError
-from wdskit.limits import BLOCK_BYTES
+from wdskit.limits import BLOCK_BYTES, MAX_READ_BYTES
 from wdskit.packing.samples.headers import BlocksAt, Bytes, Ints
 from wdskit.storage.identity import FileChanged, FileIdentity, ObjectVersion
 from wdskit.storage.urls import LocalFile, RangeFile, is_local
@@ -53,9 +53,9 @@ def read_into(file: RangeFile, view: memoryview, offset: int) -> None:
         view[:] = data
         return
     at = 0
-    while at < len(view):  # one read gives 2 GiB at most, and network disks may give less than was asked for
+    while at < len(view):  # network disks may give less than was asked for
         try:
-            count = os.preadv(file.fd, [view[at:]], offset + at)
+            count = os.preadv(file.fd, [view[at : at + MAX_READ_BYTES]], offset + at)
         except OSError as err:
             raise StorageError(f"{file.url}: reading failed: {err.strerror}.", url=file.url) from err
         if not count:

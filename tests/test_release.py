@@ -1,0 +1,179 @@
+"""What is released: the sdist and the wheel, and wdskit as a user installs it. `make release` runs all, CI a part.
+
+CI takes the packages that wdskit asks for from this environment; `make release` downloads them, and also the oldest
+ones that pyproject.toml allows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from importlib.metadata import PathDistribution, distribution
+from pathlib import Path
+
+import pytest
+from folders import REPOSITORY
+from packaging.requirements import Requirement
+
+import wdskit
+
+EXTRAS = ("remote", "tables", "report", "metrics", "view")  # whose oldest versions `make release` tries
+OLDEST_TESTS = (
+    *("order", "tar", "config", "cli", "codecs", "packing/sources", "statistics", "storage/test_objects.py"),
+    *(f"packing/test_{name}.py" for name in ("plan", "same_bytes", "select", "transforms")),
+    *("stages/images", "stages/test_fields.py", "loader/test_planned.py", "loader/test_metrics.py", "test_pins.py"),
+)
+USE = """
+import os, sys
+import wdskit
+
+print(os.path.dirname(wdskit.__file__))
+print(all(getattr(wdskit, name) is not None for name in wdskit.__all__))
+pipe = wdskit.Pipeline().exact("data", seed=7).decode("rgb8").random_resized_crop(32).to_tuple("jpg", "cls").batched(8)
+for step, (images, labels) in enumerate(pipe.loader()):
+    if step < 2:
+        print(*images.shape, images.dtype, len(labels))
+"""
+
+_ONLY_RELEASE = pytest.mark.skipif("WDSKIT_ALL_RELEASE" not in os.environ, reason="for `make release`: it downloads")
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """What a command prints, run as a user does: nothing of this repository is on Python's path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+    done = subprocess.run(command, cwd=cwd, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-6000:]}"
+    return done.stdout
+
+
+def tracked(*folders: str) -> set[str]:
+    """Paths of the files that git tracks."""
+    return set(run("git", "ls-files", "-z", *folders, cwd=REPOSITORY).rstrip("\0").split("\0"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel, and the folder that the sdist unpacks to."""
+    folder = tmp_path_factory.mktemp("built")
+    run(sys.executable, "-m", "hatchling", "build", "--directory", str(folder), cwd=REPOSITORY)
+    [archive], [wheel] = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    assert [archive.name, wheel.name] == [
+        f"wdskit-{wdskit.__version__}.tar.gz",
+        f"wdskit-{wdskit.__version__}-py3-none-any.whl",
+    ]
+    shutil.unpack_archive(archive, folder)
+    return wheel, folder / archive.name.removesuffix(".tar.gz")
+
+
+def metadata_of(wheel: Path) -> PathDistribution:
+    """What a wheel says of itself."""
+    [folder] = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
+    return PathDistribution(folder)
+
+
+def link_needed(wheel: Path, packages: Path) -> None:
+    """Put links to the installed packages that a wheel asks for into another environment, and to no others."""
+    waiting, known = list(metadata_of(wheel).requires or []), set()
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.name in known or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        known.add(requirement.name)
+        found = distribution(requirement.name)
+        waiting += found.requires or []
+        for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(found.locate_file(top))
+
+
+@pytest.fixture(scope="module", params=["linked", pytest.param("downloaded", marks=_ONLY_RELEASE)])
+def installed(request, built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the commands of an environment that has the wheel, what its metadata asks for, and nothing else."""
+    home, wheel = tmp_path_factory.mktemp("installed") / "venv", built[0]
+    venv.create(home, symlinks=True)
+    python = home / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    if request.param == "linked":
+        link_needed(wheel, Path(sysconfig.get_path("purelib", vars={"base": str(home)})))
+        run(*pip, "--no-deps", "--no-index", wheel, cwd=home)
+    else:
+        run(*pip, "--constraint", REPOSITORY / "constraints.txt", "torch", cwd=home)
+        run(*pip, wheel, cwd=home)
+    return home / "bin"
+
+
+def test_the_sdist_holds_every_tracked_file(built: tuple[Path, Path]) -> None:
+    """Beside them stands what says which release it is. Whoever packages wdskit runs its tests from there."""
+    unpacked = built[1]
+    found = {path.relative_to(unpacked).as_posix() for path in unpacked.rglob("*") if path.is_file()}
+    assert found == tracked() | {"PKG-INFO"}
+
+
+def test_the_wheel_holds_the_package_its_licence_and_nothing_else(built: tuple[Path, Path]) -> None:
+    wheel = built[0]
+    about = f"wdskit-{wdskit.__version__}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert "wdskit/py.typed" in names
+    assert names == tracked("wdskit") | {
+        f"{about}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    }
+
+
+def test_the_wheel_says_what_pyproject_says(built: tuple[Path, Path]) -> None:
+    """Its version is that of the package; it needs what is declared, and has the README as its description."""
+    found = metadata_of(built[0])
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    [table] = re.findall(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    declared = re.findall(r'"([^"]+)"', table)
+    assert (found.version, found.metadata["License-Expression"]) == (wdskit.__version__, "Apache-2.0")
+    assert sorted(line for line in found.requires or () if "extra ==" not in line) == sorted(declared)
+    assert found.metadata.get_payload() == (REPOSITORY / "README.md").read_text()
+
+
+def test_the_sdist_builds_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
+    wheel, unpacked = built
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "--directory", tmp_path, cwd=unpacked)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_what_is_installed_packs_verifies_and_loads(installed: Path, photos: Path, tmp_path: Path) -> None:
+    """Outside of the checkout, with each public name."""
+    wdskit_command = installed / "wdskit"
+    assert run(wdskit_command, "--version", cwd=tmp_path) == f"wdskit {wdskit.__version__}\n"
+    assert "\n  pack " in run(wdskit_command, "--help", cwd=tmp_path)
+    run(wdskit_command, "pack", photos, "data", "--max-samples", "20", cwd=tmp_path)
+    assert "48 samples" in run(wdskit_command, "verify", "data", cwd=tmp_path)
+    place, *lines = run(installed / "python", "-W", "error", "-c", USE, cwd=tmp_path).splitlines()
+    assert Path(place).is_relative_to(installed.parent)
+    assert lines == ["True", *["8 3 32 32 torch.uint8 8"] * 2]
+    run(sys.executable, "-m", "pip", "--python", installed / "python", "check", cwd=tmp_path)
+
+
+@_ONLY_RELEASE
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="the oldest torch and numpy have no wheels for Python 3.13")
+def test_the_oldest_versions_that_are_allowed_work(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """A part of the tests runs with them, from the sdist; what they need besides is as new as can be."""
+    wheel, unpacked = built
+    asked = [Requirement(line) for line in metadata_of(wheel).requires or ()]
+    oldest = [
+        f"{one.name}=={min(part.version for part in one.specifier)}"
+        for one in asked
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in EXTRAS)
+    ]
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    run(*pip, wheel, *oldest, "pytest", "pytest-xdist", "hypothesis", "psutil", "httpx2", cwd=tmp_path)
+    run(*pip, "--no-deps", "scikit-image", cwd=tmp_path)  # the photographs, not what draws on them
+    newest = ["-p", "no:anyio", "-W", "ignore:'click:DeprecationWarning"]  # of others, which warn about each other
+    words = ["-q", "-n", "auto", "--dist", "loadfile", *newest, "-k", "not test_help_is_as_written"]  # but as it can
+    out = run(python, "-m", "pytest", *words, *(f"tests/{name}" for name in OLDEST_TESTS), cwd=unpacked)
+    print(*oldest, out.splitlines()[-1], sep="\n")
