@@ -80,7 +80,7 @@ def _check_size(data: PlannedData, place: Place, num_bytes: int) -> None:
     needed = needed * place.ranks_per_node / place.world_size
     if needed > num_bytes:
         size, least = format_bytes(num_bytes), format_bytes(needed)
-        msg = f"cache.size is {size}, and a node of this run needs {least} of its shards again at one moment."
+        msg = f"cache.size is {size}, but a node of this run must keep {least} of its shards at once."
         way = f"Set `cache.size: {least.replace(' ', '')}` or more, a smaller `window`, or `cache.small: ranges`."
         raise PipelineError(f"{msg}\n  {way}")
 
