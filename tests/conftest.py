@@ -6,11 +6,13 @@ import gc
 import importlib.util
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from folders import HELPERS, REPOSITORY, TESTS
@@ -162,3 +164,17 @@ class Run:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     return Run(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Playwright's Chromium, or the system's."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with playwright.sync_playwright() as running:
+        try:
+            opened = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except playwright.Error as err:
+            pytest.skip(f"no Chromium to start (`playwright install chromium`): {str(err).splitlines()[0]}")
+        yield opened
+        opened.close()

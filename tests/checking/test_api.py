@@ -108,8 +108,8 @@ def numbered(*counts: int) -> list[dict[str, dict[str, bytes]]]:
     ("key", "problems"),
     [
         ("/etc/a", ["it is an absolute path"]),
-        ("../a", ["it leads out of the folder that it is unpacked in"]),
-        ("a/../../b", ["it leads out of the folder that it is unpacked in"]),
+        ("../a", ["it leads outside the folder that it is unpacked into"]),
+        ("a/../../b", ["it leads outside the folder that it is unpacked into"]),
         ("a\x1b[31m", ["it holds a control character"]),
         ("/a\u2028", ["it is an absolute path", "it holds a control character"]),
         ("a/b/x", []),
@@ -187,7 +187,7 @@ def test_a_key_that_comes_twice_is_found(tmp_path, place):
     [finding] = verify(folder).findings
     assert (finding.kind, finding.key) == ("repeated", "a")
     assert finding.offset == (1024 if place == "two shards" else 2048)
-    where = "in two places that are not side by side" if place == "same shard" else f"in {folder / 's-0.tar'} too"
+    where = "in two places that are not side by side" if place == "same shard" else f"also in {folder / 's-0.tar'}"
     assert where in finding.problem
 
 
@@ -237,7 +237,7 @@ def test_samples_with_other_fields_are_listed_by_their_fields(tmp_path):
     assert findings[0].problem == "it has no json (2 samples; this is the first)".replace(
         " (", ", most have jpg, json ("
     )
-    assert "it has cls besides" in findings[1].problem
+    assert "it also has cls" in findings[1].problem
 
 
 def test_samples_with_other_fields_are_notes_and_no_fault(tmp_path, run):
@@ -263,8 +263,8 @@ def test_one_image_is_as_good_as_another(tmp_path):
     assert [(finding.kind, finding.key) for finding in findings] == [("odd", key) for key in "xyz"]
     assert [finding.problem.partition(" (")[0] for finding in findings] == [
         "it has no jpg or png, most have jpg or png, json",
-        "it has jpg or png besides, most have jpg or png, json",
-        "it has no jpg or png, it has mask.png besides, most have jpg or png, json",
+        "it also has jpg or png, most have jpg or png, json",
+        "it has no jpg or png, it also has mask.png, most have jpg or png, json",
     ]
 
 
@@ -387,8 +387,8 @@ def test_a_shard_that_changes_while_it_is_verified_is_found(tmp_path, monkeypatc
         ((2, 2, 2, 2), 2, 2, None),
         ((2, 3, 2, 3), 4, 1, None),
         ((2, 2, 2), 2, 2, "3 shards for 2 ranks x 2 workers: 1 of 4 workers get none"),
-        ((2, 2, 2), 2, 1, "3 shards for 2 ranks x 1 workers: some workers get 1 shards, others 2"),
-        ((2, 9), 2, 1, "2 ranks x 1 workers: 2 to 9 samples a worker, shards of 2 to 9 samples"),
+        ((2, 2, 2), 2, 1, "3 shards for 2 ranks x 1 worker: some workers get 1 shard, others 2"),
+        ((2, 9), 2, 1, "2 ranks x 1 worker: 2 to 9 samples per worker, shards of 2 to 9 samples"),
     ],
 )
 def test_uneven_shards_are_found_where_a_world_size_is_given(tmp_path, counts, ranks, workers, problem):
@@ -476,7 +476,7 @@ def test_fields_that_come_late_or_change_are_no_good_for_hugging_face(tmp_path):
 def test_energon_needs_offsets_and_keys_of_their_own_and_wids_an_index(tmp_path):
     shards(tmp_path / "d", SAFE, SAFE, index=False)
     verdicts = {one.reader: " ".join(one.reasons) for one in verify(tmp_path / "d", readers=ALL_READERS).verdicts}
-    assert "it stands in" in verdicts["energon"]
+    assert "it is also in" in verdicts["energon"]
     assert "it has no .idx (and 1 more like it)" in verdicts["energon"]
     assert "no index.json" in verdicts["wids"]
     assert {name for name, reasons in verdicts.items() if reasons} == {"energon", "wids"}
@@ -539,7 +539,7 @@ def test_a_folder_is_safe_for_hf_where_datasets_takes_it_for_tars(tmp_path, patt
 
 
 def test_a_reader_that_is_not_known_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"'tf' is no reader whose rules are known\. There are: hf, dali"):
+    with pytest.raises(ConfigError, match=r"'tf' is not a known reader\. Known are: hf, dali"):
         verify(shards(tmp_path / "d", SAFE), readers=["tf"])
 
 
@@ -711,16 +711,16 @@ def test_findings_are_lines_and_exit_1(tmp_path, monkeypatch, run):
     code, out, err = run("verify", "d", "--for", "timm,hf", "--world-size", "2", "--workers", "1")
     out = out.replace("Note: d/s-2", "d/s-2")
     assert (code, err) == (1, "")
-    promise = "the name promises JPEG, and it is no image of a known format"
+    promise = "the name says JPEG, but it is not an image of a known format"
     assert out.splitlines()[:8] == [
         "d/s-2.tar: the folder's index does not list this shard",
         "d/s-1.tar, byte 1600: the shard stops inside a member of 1 bytes (0 samples read)",
         "d/s-1.tar: it has 1600 bytes, the index says 3072",
         f"d/s-2.tar, byte 0: key 'README x': jpg: {promise}; it starts with b'none'",
         "d/s-2.tar.idx: cannot be read: No such file or directory",
-        "d/s-2.tar: key 'README x': it has no cls, it has jpg besides, most have cls (1 sample; this is the first)",
-        "d: 3 shards for 2 ranks x 1 workers: some workers get 1 shards, others 2",
-        "d/s-1.tar: timm, hf: it is damaged, and others drop what is behind it without a word",
+        "d/s-2.tar: key 'README x': it has no cls, it also has jpg, most have cls (1 sample; this is the first)",
+        "d: 3 shards for 2 ranks x 1 worker: some workers get 1 shard, others 2",
+        "d/s-1.tar: timm, hf: it is damaged, and other readers silently drop everything after the damage",
     ]
     assert out.splitlines()[-1].startswith("Verified d: ")
 
@@ -760,16 +760,19 @@ def test_findings_say_what_to_do_next(tmp_path, monkeypatch, run):
     """The index of what is right, or what saves the rest; for one shard the folder that it stands in."""
     folder = shards(tmp_path / "d", *numbered(3, 2))
     monkeypatch.chdir(tmp_path)
-    anew = "If the shards are right, `wdskit index d` makes the index and offsets beside them again."
-    save = "Damaged or missing shards: fetch or pack them again (`wdskit pack --only`), or save what is whole: "
+    anew = "If the shards are right, `wdskit index d` writes their index and offsets again."
+    again = "Damaged or missing shards: fetch them again, or pack them again (`wdskit pack --only`; "
+    again += "after `--split`, pack into another folder and copy them)."
+    save = "`wdskit repair d --to DEST` saves the samples that are whole."
     (folder / "s-0.tar.idx").unlink()
     assert run("verify", "d")[1].splitlines()[-2] == anew
     assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == anew
+    assert run("verify", "d/s-*.tar")[1].splitlines()[-2] == anew
     (folder / "s-1.tar").unlink()
-    assert run("verify", "d")[1].splitlines()[-2] == save + "`wdskit repair d --to DEST`."
+    assert run("verify", "d")[1].splitlines()[-3:-1] == [again, save]
     (folder / "index.json").unlink()
     (folder / "index.bin").unlink()
-    told = "No index: sizes and digests could not be compared. `wdskit index d` makes one."
+    told = "No index: sizes and digests could not be compared. `wdskit index d` creates one."
     assert run("verify", "d/s-0.tar")[1].splitlines()[-2] == told
 
 

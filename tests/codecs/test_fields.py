@@ -270,7 +270,7 @@ def test_npy_is_read_without_the_parser_of_python(monkeypatch):
     for name in ("literal_eval", "parse"):
         monkeypatch.setattr(ast, name, fail)
     assert decode_field("npy", data).tolist() == [[0, 1, 2], [3, 4, 5]]
-    with pytest.raises(DecodeError, match="no dtype"):
+    with pytest.raises(DecodeError, match="not a dtype"):
         decode_field("npy", commas)
 
 
@@ -308,7 +308,7 @@ def test_no_prefix_and_no_extension_of_an_npy_passes():
     for cut in range(len(data)):
         with pytest.raises(DecodeError):
             decode_field("npy", data[:cut])
-    with pytest.raises(DecodeError, match=r"^npy: \(2, 3\) of int16 takes 12 bytes, 13 follow the header"):
+    with pytest.raises(DecodeError, match=r"^npy: \(2, 3\) of int16 takes 12 bytes, but 13 follow the header"):
         decode_field("npy", data + b"\0")
 
 
@@ -380,7 +380,7 @@ def test_object_arrays_are_not_written():
 
 def test_a_header_too_large_to_read_back_is_not_written():
     array = np.zeros(1, dtype=[(f"a_long_name_of_a_field_{n}", "<f8") for n in range(400)])
-    with pytest.raises(DecodeError, match="npy: its dtype makes a header"):
+    with pytest.raises(DecodeError, match="npy: its dtype needs a header"):
         encode_field("npy", array)
 
 

@@ -53,11 +53,11 @@ FITS += [
 MISFITS = [
     ("exact stream", 1, "a second source"),
     ("stream exact", 1, "a second source"),
-    ("exact with_epoch batched with_epoch", 3, "stands at [1] already"),
+    ("exact with_epoch batched with_epoch", 3, "is already at [1]"),
     ("exact batched decode", 2, "has made batches"),
-    ("exact decode ? batched", 2, "each sample stays one sample"),
+    ("exact decode ? batched", 2, "each sample must stay one sample"),
     *(
-        (f"{source} decode {name}", 2, f"`{name}` cannot stand behind `{source}`")
+        (f"{source} decode {name}", 2, f"`{name}` cannot follow `{source}`")
         for source in ("exact", "resampled", "sequential")
         for name in (
             "select",
@@ -73,23 +73,23 @@ MISFITS = [
     ("decode", 0, "cannot be first"),
     ("stream stream", 1, "a second source"),
     ("? stream", 1, "a second source"),
-    ("stream decode split_by_node", 2, "`decode` before it has opened them"),
+    ("stream decode split_by_node", 2, "`decode` before it has already opened them"),
     ("stream tarfile_to_samples split_by_worker", 2, "picks shards"),
     ("stream with_epoch split_by_worker", 2, "picks shards"),
-    ("stream tarfile_to_samples tarfile_to_samples", 2, "stands at [1] already"),
-    ("stream shuffle tarfile_to_samples", 2, "has opened the shards already"),
-    ("stream split_by_node split_by_node", 2, "stands at [1] already"),
-    ("stream with_epoch with_epoch", 2, "stands at [1] already"),
-    ("stream with_epoch batched with_epoch", 3, "stands at [1] already"),
-    ("stream with_length with_length", 2, "stands at [1] already"),
+    ("stream tarfile_to_samples tarfile_to_samples", 2, "is already at [1]"),
+    ("stream shuffle tarfile_to_samples", 2, "has already opened the shards"),
+    ("stream split_by_node split_by_node", 2, "is already at [1]"),
+    ("stream with_epoch with_epoch", 2, "is already at [1]"),
+    ("stream with_epoch batched with_epoch", 3, "is already at [1]"),
+    ("stream with_length with_length", 2, "is already at [1]"),
     ("stream with_length batched", 2, "it must be last"),
     ("stream map_tuple", 1, "takes tuples"),
     ("stream to_dict map_tuple", 2, "takes tuples"),
     ("stream batched map_tuple", 2, "takes tuples"),
     ("stream unbatched", 1, "no `batched`"),
     ("stream batched unbatched unbatched", 3, "no `batched`"),
-    ("stream batched batched", 2, "stands at [1] already"),
-    ("stream batched map batched", 3, "stands at [1] already"),
+    ("stream batched batched", 2, "is already at [1]"),
+    ("stream batched map batched", 3, "is already at [1]"),
     ("stream batched map decode", 3, "has made batches"),
 ]
 

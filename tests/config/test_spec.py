@@ -38,7 +38,7 @@ def test_every_stage_refuses_what_it_does_not_know(name: str) -> None:
 
 def test_an_unknown_stage_is_refused_with_the_nearest() -> None:
     """As in YAML, so in Python."""
-    with pytest.raises(ConfigError, match=r"^pipeline: `shufle` is no stage\. Did you mean `shuffle`\?$"):
+    with pytest.raises(ConfigError, match=r"^pipeline: `shufle` is not a stage\. Did you mean `shuffle`\?$"):
         parse_stage("shufle", 5)
 
 

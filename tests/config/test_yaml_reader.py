@@ -86,7 +86,7 @@ def test_a_value_with_a_control_character_is_a_problem() -> None:
 
 def test_variables_cannot_fill_the_memory() -> None:
     """What they fill in is counted over the whole document."""
-    assert "fill in more than" in rules(read("- ${A}\n" * 200, A="x" * 10_000))
+    assert "expand to more than" in rules(read("- ${A}\n" * 200, A="x" * 10_000))
 
 
 def test_reading_goes_on_behind_a_problem() -> None:

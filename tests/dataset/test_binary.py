@@ -147,7 +147,7 @@ def test_another_version_is_named(folder: Path, version: str) -> None:
     path = folder / BINARY_NAME
     data = path.read_bytes()
     path.write_bytes(b"WDSKIDX" + version.encode() + data[8:])
-    problem = f"it has format version '{version}', this wdskit reads version '2'.\n  Run `wdskit index {folder}`."
+    problem = f"it has format version '{version}', but this wdskit reads version '2'.\n  Run `wdskit index {folder}`."
     with pytest.raises(FolderIndexError, match=re.escape(problem)):
         BinaryIndex(folder)
 

@@ -24,7 +24,7 @@ def test_a_stream_takes_factors_as_open_clip_writes_them(tmp_path):
     assert abs(urls[f"{tmp_path}/b/s-000.tar"] - 1600) < 120
     assert all(abs(urls[f"{tmp_path}/a/s-00{n}.tar"] - 800) < 100 for n in range(3))
     for options, problem in [
-        ({"upsampling": "1::2"}, "`upsampling` need draws with replacement"),
+        ({"upsampling": "1::2"}, "`upsampling` needs sampling with replacement"),
         ({"upsampling": "1", "resampled": True}, "1 factors for 2 parts"),
         ({"upsampling": "1::x", "resampled": True}, "is not an upsampling factor"),
         ({"upsampling": "1::2", "weights": [1, 2], "resampled": True}, "exclude each other"),
@@ -46,7 +46,7 @@ def test_a_stream_takes_factors_as_open_clip_writes_them(tmp_path):
         ("1::nan::2", "'nan' is not an upsampling factor"),
         ("1::inf::2", "'inf' is not an upsampling factor"),
         ("1:2:3", "'1:2:3' is not an upsampling factor"),
-        ("0::0::0", "with all factors 0 nothing is drawn"),
+        ("0::0::0", "all factors are 0, so nothing would be drawn"),
     ],
 )
 def test_factors_that_do_not_fit_are_refused(factors: str, problem: str) -> None:

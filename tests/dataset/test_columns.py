@@ -210,9 +210,9 @@ def test_another_shard_of_the_same_size_is_an_error(tmp_path: Path) -> None:
     with opened(path) as shard:
         write_shard(path, {"a": {"cls": b"", "txt": b""}, "b": {"cls": b"", "txt": b""}})  # same file, other content
         for number in (0, 2):
-            with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have one key"):
+            with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have the same key"):
                 together(shard, [number])
-            with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have one key"):
+            with pytest.raises(ShardError, match=f"samples {number} and {number + 1} have the same key"):
                 shard[number]
 
 

@@ -150,10 +150,10 @@ REFUSED = {
     "another kind": (document(__kind__="wids-v2"), "`__kind__` is not"),
     "a plain wids index": (
         {"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [{"url": "s.tar", "nsamples": 1}]},
-        "`wdskit_index_version` is None, this version reads 1",
+        "`wdskit_index_version` is None, but this wdskit reads 1",
     ),
     "newer": (document(wdskit_index_version=2), "a newer wdskit wrote it, in version 2; this one reads 1. Upgrade it"),
-    "older": (document(wdskit_index_version=0), "`wdskit_index_version` is 0, this version reads 1"),
+    "older": (document(wdskit_index_version=0), "`wdskit_index_version` is 0, but this wdskit reads 1"),
     "version as text": (document(wdskit_index_version="1"), "`wdskit_index_version` is '1'"),
     "version is a list": (document(wdskit_index_version=[1]), r"`wdskit_index_version` is \[1\]"),
     "no shards": ({**document(), "shardlist": None}, "`shardlist` is None, not a list"),

@@ -157,7 +157,9 @@ def test_a_name_of_100_bytes_fits_and_one_of_101_does_not(char: str, width: int)
         key = char * (room // width) + "x" * (room % width)
         check_member_name(key, field)
         check_round_trip({key: [field]})
-        with pytest.raises(KeyRuleError, match=f"with its field '{field}' it takes 101 bytes, over the 100 that all"):
+        with pytest.raises(
+            KeyRuleError, match=f"with its field '{field}' it takes 101 bytes, more than the 100 that all"
+        ):
             check_member_name(f"{key}x", field)
 
 
@@ -165,9 +167,9 @@ def test_a_name_of_100_bytes_fits_and_one_of_101_does_not(char: str, width: int)
 
 KEYS_REFUSED = {
     "": "it is empty",
-    "22.05": "it holds a dot, where every reader would cut it",
-    "a/b.c": "it holds a dot, where every reader would cut it",
-    "dir.d/a": "it holds a dot, where every reader would cut it",
+    "22.05": "it holds a dot, where every reader would cut it off",
+    "a/b.c": "it holds a dot, where every reader would cut it off",
+    "dir.d/a": "it holds a dot, where every reader would cut it off",
     "a.": "it holds a dot",
     ".hidden": "a part of it starts with a dot, which hides it",
     "a/.b": "a part of it starts with a dot",
@@ -181,7 +183,7 @@ KEYS_REFUSED = {
     "/a": "it is an absolute path",
     "/": "it is an absolute path",
     "C:\\a": "it holds a backslash, which is a separator on other systems",
-    "__a__": "a part of it starts with `__`, which readers keep for themselves",
+    "__a__": "a part of it starts with `__`, which readers reserve",
     "__a": "a part of it starts with `__`",
     "a/__b": "a part of it starts with `__`",
     "a b": "it holds white space, which breaks DALI's index",
@@ -214,7 +216,7 @@ def test_a_key_that_some_reader_would_change_is_refused_by_rule(key: str, rule: 
 )
 def test_a_field_that_some_reader_would_change_is_refused(field: str) -> None:
     with pytest.raises(
-        KeyRuleError, match=re.escape(f"field {field!r}: a field is made of a-z, 0-9, _, + and -")
+        KeyRuleError, match=re.escape(f"field {field!r}: a field name has a-z, 0-9, _, + and -")
     ) as caught:
         check_field(field)
     assert caught.value.name == field

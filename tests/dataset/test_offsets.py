@@ -74,11 +74,14 @@ def test_a_scan_finds_what_was_written(tmp_path: Path) -> None:
 
 SIZE = 10_240
 REFUSED = {
-    "equal": ((0, 1024, 1024, 2048), "its offsets do not rise"),
-    "falling": ((0, 2048, 1024), "its offsets do not rise"),
-    "odd": ((0, 1025, 2048), "its offsets are no multiples of 512"),
-    "negative": (((1 << 64) - 512, 1024), "its offsets do not rise"),
-    "wraps around": ((0, 1 << 62, 1 << 63, 3 << 62, 1024), "its offsets do not rise"),  # as int64 all differences rise
+    "equal": ((0, 1024, 1024, 2048), "its offsets do not increase"),
+    "falling": ((0, 2048, 1024), "its offsets do not increase"),
+    "odd": ((0, 1025, 2048), "its offsets are not multiples of 512"),
+    "negative": (((1 << 64) - 512, 1024), "its offsets do not increase"),
+    "wraps around": (
+        (0, 1 << 62, 1 << 63, 3 << 62, 1024),
+        "its offsets do not increase",
+    ),  # as int64 all differences rise
     "too far": ((0, SIZE - 512), "its last offset 9728 leaves no room for an end marker in 10240 bytes"),
     "far too far": ((0, 1 << 63), "its last offset 9223372036854775808 leaves no room"),
     "one, too far": (((1 << 64) - 512,), "its last offset 18446744073709551104 leaves no room"),
@@ -106,7 +109,7 @@ def test_without_the_checks_such_numbers_would_pass(tmp_path: Path, monkeypatch:
 def test_a_length_that_is_no_multiple_of_eight_is_refused(tmp_path: Path, size: int) -> None:
     shard = tmp_path / "s.tar"
     offsets_path(shard).write_bytes(bytes(size))
-    with pytest.raises(FolderIndexError, match=f"it has {size} bytes, not 8 a sample and 8 more"):
+    with pytest.raises(FolderIndexError, match=f"it has {size} bytes, not 8 per sample plus 8"):
         read_offsets(shard, num_bytes=SIZE)
 
 
@@ -115,7 +118,7 @@ def test_more_offsets_than_blocks_are_refused_before_they_are_read(tmp_path: Pat
     shard = tmp_path / "s.tar"
     with offsets_path(shard).open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(FolderIndexError, match="it has more than 168 bytes, the most that the offsets of its shard"):
+    with pytest.raises(FolderIndexError, match="it has more than 168 bytes, the most that its shard"):
         read_offsets(shard, num_bytes=SIZE)
     with pytest.raises(FolderIndexError, match="it has more than 1073741824 bytes"):
         read_offsets(shard, num_bytes=1 << 62)

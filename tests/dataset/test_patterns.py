@@ -79,7 +79,7 @@ def test_a_file_url_is_a_path(here: Path) -> None:
     assert listed(f"file:{here}/a b.tar") == [f"{here}/a b.tar"]
     assert listed(f"file://localhost{here}/c%2541.tar") == [f"{here}/c%41.tar"]
     assert listed("c%41.tar") == ["c%41.tar"]
-    assert "names a file of this machine" in problem("file://host/a.tar")
+    assert "names a file on this machine" in problem("file://host/a.tar")
 
 
 def test_the_order_is_as_written_and_twice_is_twice(here: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_missing_shard_is_named(here: Path) -> None:
     assert problem("a" * 5000) == f"{'a' * 5000}: there is no such shard or folder."
     Path("link.tar").symlink_to("nowhere")
     assert problem("link.tar") == "link.tar: there is no such shard."
-    assert problem("~/a.tar").startswith("~/a.tar: there is no such shard.\n  Only a shell knows what `~` stands for")
+    assert problem("~/a.tar").startswith("~/a.tar: there is no such shard.\n  Only a shell expands `~`")
 
 
 def test_a_tilde_is_a_name_like_any_other(here: Path) -> None:

@@ -56,9 +56,9 @@ FAULTS: dict[str, tuple[list[str], int, int, str]] = {
     "a field twice in the first": (["a.jpg", "a.json", "a.jpg"], 0, 2, "key 'a' has the field 'jpg': twice"),
     "a field twice in capitals": (["a.jpg", "a.JPG"], 0, 1, "key 'a' has the field 'jpg': twice"),
     "a field twice with a stranger between": (["a.jpg", "README", "a.jpg"], 0, 2, "'jpg': twice"),
-    "the key as a field": (["a.jpg", "b.__key__"], 1, 1, "'__key__': a name that readers keep for themselves"),
-    "the url as a field": (["a.__url__"], 0, 0, "'__url__': a name that readers keep"),
-    "the url as a field in capitals": (["a.__URL__"], 0, 0, "'__url__': a name that readers keep"),
+    "the key as a field": (["a.jpg", "b.__key__"], 1, 1, "'__key__': a name that readers reserve"),
+    "the url as a field": (["a.__url__"], 0, 0, "'__url__': a name that readers reserve"),
+    "the url as a field in capitals": (["a.__URL__"], 0, 0, "'__url__': a name that readers reserve"),
 }
 
 

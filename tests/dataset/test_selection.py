@@ -158,9 +158,9 @@ def test_short_safe_words_are_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "-x", "Train", "a/b", "../x", ".", "a.b", "é", "x" * 41, "a b", "a\n", "a\x00"])
 def test_other_names_are_refused(folder: Path, name: str) -> None:
-    with pytest.raises(SelectionError, match="is not a name of a selection"):
+    with pytest.raises(SelectionError, match="is not a valid name for a selection"):
         read_selection(folder, name)
-    with pytest.raises(SelectionError, match="is not a name of a selection"):
+    with pytest.raises(SelectionError, match="is not a valid name for a selection"):
         write_selection(folder, name, NUMBERS)
 
 
@@ -171,13 +171,13 @@ def test_other_names_are_refused(folder: Path, name: str) -> None:
 )
 def test_what_are_no_numbers_of_samples_is_not_written(folder: Path, numbers: list[list[int]]) -> None:
     before = selection_path(folder, "train").read_bytes()
-    with pytest.raises(ValueError, match=r"s-\d.tar: these are not rising numbers of its \d samples"):
+    with pytest.raises(ValueError, match=r"s-\d.tar: these are not ascending numbers of its \d samples"):
         write_selection(folder, "train", numbers)
     assert selection_path(folder, "train").read_bytes() == before
 
 
 def test_another_number_of_shards_and_a_recipe_of_two_lines_are_not_written(folder: Path) -> None:
-    with pytest.raises(ValueError, match="samples of 2 shards, the index lists 3"):
+    with pytest.raises(ValueError, match="it is for 2 shards, but the index lists 3"):
         write_selection(folder, "train", NUMBERS[:2])
     for recipe in ("a\nb", "a\x1b[2J", "x" * 70_000):
         with pytest.raises(ValueError, match="the recipe is not a line"):
@@ -226,7 +226,7 @@ def test_a_selection_of_any_other_length_is_refused(folder: Path) -> None:
 def test_a_newer_version_is_named(folder: Path) -> None:
     path = selection_path(folder, "train")
     path.write_bytes(b"WDSKSEL2" + path.read_bytes()[8:])
-    with pytest.raises(SelectionError, match="it has format version '2', this wdskit reads version '1'"):
+    with pytest.raises(SelectionError, match="it has format version '2', but this wdskit reads version '1'"):
         read_selection(folder, "train")
 
 
@@ -263,7 +263,7 @@ def test_a_selection_of_other_shards_is_refused_with_the_command_that_mends_it(f
     change(folder)
     with pytest.raises(SelectionError) as caught:
         read_selection(folder, "train")
-    told = "it was made for other shards than the folder's index lists now"
+    told = "it was made for other shards than those in the folder's index now"
     again = f"Run `wdskit split {folder} train=1/2,val=1/2` again."
     assert str(caught.value) == f"{folder}/train.selection: {told}.\n  {again}"
     assert caught.value.folder == str(folder)
@@ -273,11 +273,11 @@ def test_a_selection_of_other_shards_is_refused_with_the_command_that_mends_it(f
 AGAIN = {
     "": "Make it with `wdskit split` or `wdskit reshard --selection`.",
     "rm x; split a=1": "Make it with `wdskit split` or `wdskit reshard --selection`.",
-    "split a=1; rm -rf x": "Run `wdskit split` again, as it was made.",
-    "split `x`": "Run `wdskit split` again, as it was made.",
-    "split $(x)": "Run `wdskit split` again, as it was made.",
-    "split a=1 --by 'json:a b'": "Run `wdskit split` again, as it was made.",
-    "reshard --selection train --filter 'cls == 0'": "Run `wdskit reshard --selection` again, as it was made.",
+    "split a=1; rm -rf x": "Run `wdskit split` again with the same arguments.",
+    "split `x`": "Run `wdskit split` again with the same arguments.",
+    "split $(x)": "Run `wdskit split` again with the same arguments.",
+    "split a=1 --by 'json:a b'": "Run `wdskit split` again with the same arguments.",
+    "reshard --selection train --filter 'cls == 0'": "Run `wdskit reshard --selection` again with the same arguments.",
 }
 
 
@@ -288,7 +288,7 @@ def test_a_recipe_that_a_shell_might_act_on_is_not_repeated_as_a_command(folder:
     make_index(folder, COUNTS[:-1])
     with pytest.raises(SelectionError) as caught:
         read_selection(folder, "train")
-    assert str(caught.value).endswith(f"lists now.\n  {AGAIN[recipe]}")
+    assert str(caught.value).endswith(f"index now.\n  {AGAIN[recipe]}")
 
 
 def test_the_index_written_anew_for_the_same_shards_changes_nothing(folder: Path) -> None:

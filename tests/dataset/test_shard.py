@@ -600,9 +600,9 @@ def test_a_shard_of_another_size_than_its_index_says_is_named_before_its_offsets
         again = pickle.loads(pickle.dumps(opened))
         again.close()
     os.truncate(shard, 1024)
-    problem = f"it has 1024 bytes, the folder's index says {whole}: it was cut or replaced"
+    problem = f"it has 1024 bytes, but the folder's index says {whole}: it was truncated or replaced"
     with pytest.raises(ShardError) as caught:
         LocalShard(shard, num_bytes=whole)
     assert (caught.value.shard, caught.value.problem) == (str(shard), problem)
-    with pytest.raises(ShardError, match="cut or replaced"):
+    with pytest.raises(ShardError, match="truncated or replaced"):
         pickle.loads(pickle.dumps(opened))

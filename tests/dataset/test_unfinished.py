@@ -90,7 +90,7 @@ def test_a_run_that_was_stopped_anywhere_is_told_and_cannot_be_indexed(tmp_path,
         elif before:
             assert info(str(folder)).unfinished == f"{told.problem}. {told.remedy}"
         else:
-            with pytest.raises(FolderIndexError, match="no shard matches: a run has begun here and is not finished"):
+            with pytest.raises(FolderIndexError, match="no shard matches: a run here is unfinished"):
                 info(str(folder))
         num_told += 1
     assert num_told > 15
@@ -113,7 +113,7 @@ def test_nothing_is_told_of_a_run_that_is_over(tmp_path):
     assert run_folders(tmp_path / f"{at - 3}")
 
 
-NOT_FINISHED = "no shard matches: a run has begun here and is not finished"
+NOT_FINISHED = "no shard matches: a run here is unfinished"
 
 
 def stop_publishing(folder: Path) -> None:
@@ -152,7 +152,7 @@ def test_parts_that_are_missing_are_told_until_finish(tmp_path):
     pack(rows(0, 6), tmp_path, **OPTIONS, part="1/3", disk=HastyDisk())
     told = find_unfinished(tmp_path)
     assert told is not None
-    assert told.problem == "`wdskit pack` has begun here and is not finished: 1 of 3 shards are filled"
+    assert told.problem == "a run of `wdskit pack` here is unfinished: 1 of 3 shards are filled"
     assert told.remedy == f"Run the parts that are missing, then `wdskit pack-finish {tmp_path}`."
     pack(rows(0, 6), tmp_path, **OPTIONS, part="0/3", disk=HastyDisk())
     pack(rows(0, 6), tmp_path, **OPTIONS, part="2/3", disk=HastyDisk())
@@ -186,7 +186,7 @@ def test_a_description_that_does_not_read_counts_as_a_run(tmp_path, text):
 def test_nobody_is_sent_to_index_what_is_not_finished(tmp_path, run):
     stop(tmp_path / "filling", rows(0, 6), 45)
     stop_publishing(tmp_path / "publishing")
-    for name, problem in (("filling", "has begun here and is not finished"), ("publishing", "was stopped here while")):
+    for name, problem in (("filling", "here is unfinished"), ("publishing", "was stopped here while")):
         for command in ("verify", "info"):
             code, out, err = run(command, str(tmp_path / name))
             assert code == (0 if (name, command) == ("publishing", "info") else 1)
@@ -209,7 +209,7 @@ def test_a_stream_of_a_part_is_refused_wherever_the_run_was_stopped(tmp_path, is
             if is_done or (folder / INDEX_NAME).exists():
                 assert len(list(pipe.loader(workers=0))) == 5
                 continue
-            told = r"`wdskit pack` was stopped here while it moved|has begun here and is not finished"
+            told = r"`wdskit pack` was stopped here while it moved|a run of `wdskit pack` here is unfinished"
             with pytest.raises(FolderIndexError, match=told):
                 pipe.loader(workers=0)
             with pytest.raises(FolderIndexError, match=told):

@@ -303,7 +303,7 @@ def test_splits_that_a_user_made_stay(tmp_path):
     assert verify(folder).is_clean
     pack(rows(3, 4), folder, append=True, disk=HastyDisk())
     [finding] = verify(folder).findings
-    assert finding.problem == "energon: t-000002.tar is in none of its parts"
+    assert finding.problem == "energon: t-000002.tar is not in any of its parts"
 
 
 def test_shards_whose_files_would_have_one_name_are_refused(tmp_path):
@@ -314,7 +314,7 @@ def test_shards_whose_files_would_have_one_name_are_refused(tmp_path):
 
 
 def test_wrong_kinds_are_refused_before_anything_is_read(tmp_path):
-    wrong = [(["tf"], "'tf' is no kind"), ("dali,x", "'x' is no kind"), (["none", "dali"], "stands alone")]
+    wrong = [(["tf"], "'tf' is not a kind"), ("dali,x", "'x' is not a kind"), (["none", "dali"], "cannot be combined")]
     for kinds, message in wrong:
         with pytest.raises(ConfigError, match=message):
             pack([], tmp_path / "t", export=kinds)
@@ -328,7 +328,7 @@ def test_a_kind_that_a_newer_version_keeps_is_told(tmp_path):
     text = (folder / "index.json").read_text().replace('["timm"]', '["timm", "mosaic"]')
     (folder / "index.json").write_text(text)
     assert any("'mosaic'" in finding.problem for finding in verify(folder).findings)
-    with pytest.raises(ConfigError, match="'mosaic' is no kind"):
+    with pytest.raises(ConfigError, match="'mosaic' is not a kind"):
         index_folder(folder, disk=HastyDisk())
     for wrong in ('["timm", 1]', '"timm"', '["a\\u001b"]'):
         (folder / "index.json").write_text(text.replace('["timm", "mosaic"]', wrong))
@@ -436,10 +436,10 @@ def test_a_verification_that_does_not_look_at_them_is_caught(tmp_path, monkeypat
     ("name", "old", "new", "problem"),
     [
         ("sizes.json", '"t-000000.tar": 2', '"t-000000.tar": 3', "open_clip: it says that t-000000.tar has 3 samples"),
-        ("sizes.json", "t-000001", "t-000007", "open_clip: t-000001.tar is missing in it"),
+        ("sizes.json", "t-000001", "t-000007", "open_clip: t-000001.tar is missing from it"),
         (".nv-meta/.info.json", "2", "5", "energon: its counts are not those of the index"),
-        (".nv-meta/split.yaml", "000001", "000002", "energon: it names t-000002.tar, which has no sample here"),
-        (".nv-meta/split.yaml", "000000..000001", "1..999999999", "energon: it does not read"),
+        (".nv-meta/split.yaml", "000001", "000002", "energon: it names t-000002.tar, which has no samples here"),
+        (".nv-meta/split.yaml", "000000..000001", "1..999999999", "energon: it cannot be read"),
         ("t-000000.idx", "cls 512", "cls 513", "dali: its offsets, sizes or names are not the shard's"),
     ],
 )
@@ -468,10 +468,10 @@ def test_index_says_what_is_kept(tmp_path, monkeypatch, run):
     monkeypatch.chdir(tmp_path)
     code, out, _ = run("index", "t", "--export", "energon, dali", "--split-name", "val")
     assert code == 0
-    assert out.splitlines()[1] == "Beside them, for other readers: energon, dali."
+    assert out.splitlines()[1] == "Files for other readers: energon, dali."
     assert "val:\n  - " in (tmp_path / "t/.nv-meta/split.yaml").read_text()
     code, out, _ = run("index", "t", "--json")
     assert json.loads(out)["export"] == ["energon", "dali"]
     code, out, err = run("index", "t", "--export", "tf")
     assert (code, out) == (1, "")
-    assert err.startswith("export: 'tf' is no kind of file for another reader. There are: wids, open_clip,")
+    assert err.startswith("export: 'tf' is not a kind of file for another reader. There are: wids, open_clip,")

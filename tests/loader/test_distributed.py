@@ -156,7 +156,7 @@ def test_what_cannot_be_gathered_is_refused():
     for valid in (torch.ones(3, dtype=torch.bool), torch.ones(2), torch.ones(2, 1, dtype=torch.bool)):
         with pytest.raises(PipelineError, match="Give the mask that came with the batch"):
             gather_valid([1, 2], valid)
-    with pytest.raises(PipelineError, match="the mean of no row"):
+    with pytest.raises(PipelineError, match="the mean of no rows"):
         gather_valid(torch.ones(2), torch.zeros(2, dtype=torch.bool), reduce="mean")
 
 
@@ -178,7 +178,7 @@ def test_peers_of_a_mesh_get_identical_batches_and_others_disjoint_ones(folders,
             for batch in loader:
                 check_same_batches(batch, mesh["tp"])
                 found.append([part.tolist() for part in batch])
-            with pytest.raises(RankError, match=r"ranks (0, 2|1, 3) should have the same batch, but [23] has another"):
+            with pytest.raises(RankError, match=r"ranks (0, 2|1, 3) should have the same batch, but [23] differs from"):
                 check_same_batches(batch, mesh["dp"])
         return found
 
@@ -204,7 +204,7 @@ def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
         )
         return told
 
-    way = 'Give the one that the data are split over: process_group=mesh["dp"].'
+    way = 'Pass the one that the data is split over: process_group=mesh["dp"].'
     assert run_ranks(2, refuse, tmp_path)[1] == [
         f"process_group: this mesh has 2 dimensions (dp, tp).\n  {way}",
         "process_group: this mesh has 2 dimensions (without names).\n  Name its dimensions, mesh_dim_names=(...). "
@@ -216,7 +216,7 @@ def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
 
 
 def test_the_ranks_that_differ_are_named_on_every_rank(tmp_path):
-    cases = {(0, 0, 0, 0): "", (0, 0, 7, 0): "2 has another than 0, 1, 3", (1, 0, 0, 2): "0, 3 have others than 1, 2"}
+    cases = {(0, 0, 0, 0): "", (0, 0, 7, 0): "2 differs from 0, 1, 3", (1, 0, 0, 2): "0, 3 have others than 1, 2"}
 
     def check(rank):
         told = []
@@ -229,7 +229,7 @@ def test_the_ranks_that_differ_are_named_on_every_rank(tmp_path):
                 told.append("")
         part = dist.new_group([1, 3])
         if rank in (1, 3):
-            with pytest.raises(RankError, match="ranks 1, 3 should have the same batch, but 3 has another than 1"):
+            with pytest.raises(RankError, match="ranks 1, 3 should have the same batch, but 3 differs from 1"):
                 check_same_batches(rank, part)
         return told
 

@@ -115,15 +115,54 @@ def test_a_killed_worker_is_an_error_and_then_replaced(six, tmp_path, start_meth
     assert loader.epoch == 1
 
 
+LATE = """
+import time
+import wdskit.loader.process_pool
+
+if __name__ == "__mp_main__":
+    {in_worker}
+
+if __name__ == "__main__":
+    wdskit.loader.process_pool.START_S = 0.5
+    print(len(list({loader})))
+"""
+
+
+def run_script(folder, text):
+    script = folder / "train.py"
+    script.write_text(text)
+    done = subprocess.run([sys.executable, str(script)], check=False, capture_output=True, text=True, timeout=240)
+    return script, done
+
+
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_a_script_without_a_guard_is_told_of_it(python, six, tmp_path, start_method):
-    """Its workers run it anew, and die before they answer."""
+def test_a_script_without_a_guard_is_refused_at_its_line(six, tmp_path, start_method):
+    """Each worker would run it again: start workers itself, or wait for itself in init_process_group."""
     pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls')"
-    text = f"import wdskit\nlist({pipe}.loader(workers=1, start_method={start_method!r}))\n"
-    done = python.run(tmp_path / "unguarded.py", text)
+    loader = f"{pipe}.loader(workers=1, start_method={start_method!r})"
+    script, done = run_script(tmp_path, f"import wdskit\ndef main():\n    return list({loader})\nmain()\n")
     assert done.returncode == 1
-    assert "a worker process died: " in done.stderr
-    assert 'Often the loop of the script is not under `if __name__ == "__main__":`' in done.stderr
+    assert f"{script}:4: each worker process would run this line again (start_method {start_method})." in done.stderr
+    assert 'Put the code that runs the loader under `if __name__ == "__main__":`.' in done.stderr
+    guards = ("if __name__ == '__main__': main()", "__name__ == '__main__' and main()")
+    for guard in guards:
+        _, done = run_script(tmp_path, f"import wdskit\ndef main():\n    return list({loader})\n{guard}\n")
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("in_worker", ["time.sleep(3)", "raise SystemExit(7)"])
+def test_a_worker_that_does_not_start_names_the_guard(six, tmp_path, start_method, in_worker):
+    """What a script does at its module level runs in each worker first, and may wait there for ever."""
+    pipe = f"wdskit.Pipeline().stream({six!r}).split_by_worker().to_tuple('cls')"
+    loader = f"{pipe}.loader(workers=1, start_method={start_method!r})"
+    _, done = run_script(tmp_path, LATE.format(loader=loader, in_worker=in_worker))
+    if "sleep" in in_worker:
+        assert (done.returncode, done.stdout) == (0, "39\n")
+        assert "worker 0 has not started within 60 s. It may be running the script's own code" in done.stderr
+    else:
+        assert done.returncode == 1
+        assert ".\n  It printed why. Often the script's own code is not under " in done.stderr
 
 
 @pytest.mark.parametrize(("settings", "signals_group"), list(zip(WAYS, [True, True, False], strict=True)), ids=str)

@@ -102,7 +102,11 @@ def test_accelerate_keeps_the_state_of_one_rank_so_a_stream_on_several_is_refuse
     folder = str(tmp_path / "checkpoint")
 
     def refused(rank):
-        with pytest.raises(StateError, match="a stream goes on with the ranks") if rank else contextlib.nullcontext():
+        with (
+            pytest.raises(StateError, match="a stream resumes only with the same ranks")
+            if rank
+            else contextlib.nullcontext()
+        ):
             accelerated(shards, rank, 2, load=folder, kind=streamed, num_steps=0)
 
     run_ranks(2, lambda r: accelerated(shards, r, 2, save=(folder, 2), kind=streamed), tmp_path)

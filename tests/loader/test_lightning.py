@@ -111,6 +111,6 @@ def test_a_loader_made_before_the_ranks_are_is_refused(runs, shards, tmp_path):
     data = runs.Data(shards)
     settings = {"accelerator": "cpu", "devices": 2, "strategy": "ddp_fork", "max_epochs": 1, "num_sanity_val_steps": 0}
     trainer = runs.pl.Trainer(**settings, logger=False, enable_progress_bar=False, enable_checkpointing=False)
-    with pytest.raises(Exception, match=r"reads for rank 0 of 1, but the process group says . of 2"):
+    with pytest.raises(Exception, match=r"reads for rank 0 of 1, but the process group has rank . of 2"):
         trainer.fit(runs.Model(), data.train_dataloader(), data.val_dataloader())
     assert "RANK" not in os.environ

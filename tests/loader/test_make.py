@@ -166,7 +166,7 @@ def test_a_wrong_argument_is_refused_in_the_words_of_the_configuration(config, s
 
 def test_a_wrong_argument_in_full(six):
     expected = "make_loader: workers: `2` is text; a whole number is needed. Remove the quotes.\n"
-    expected += "make_loader: start_method: `frok` is none of `fork`, `spawn` and `forkserver`. Did you mean `fork`?"
+    expected += "make_loader: start_method: `frok` is not one of `fork`, `spawn` and `forkserver`. Did you mean `fork`?"
     assert message_of(Pipeline().stream(six), workers="2", start_method="frok") == expected
 
 
@@ -207,8 +207,8 @@ def test_an_unknown_function_is_refused_with_the_nearest_before_anything_is_read
     [
         (5, "transforms: it is 5; a dict is needed"),
         ([number_of], "transforms: [a function] is a list; a dict is needed"),
-        ({"my-note": number_of}, "transforms: `my-note` is no name for a function"),
-        ({5: number_of}, "transforms: 5 is no name for a function"),
+        ({"my-note": number_of}, "transforms: `my-note` is not a valid name for a function"),
+        ({5: number_of}, "transforms: 5 is not a valid name for a function"),
         ({"note": 5}, "transforms.note: it is 5; a function is needed"),
         ({"note": "os.system"}, "transforms.note: `os.system` is text; a function is needed"),
     ],
@@ -242,10 +242,10 @@ def test_plugins_register_their_functions(config, tmp_path, monkeypatch):
         (["wdskit_no_such"], "plugins: there is no module `wdskit_no_such`. Install it, or run"),
         (["json.no_such"], "plugins: there is no module `json.no_such`."),
         (["wdskit_no_such.b.c"], "plugins: there is no module `wdskit_no_such`."),
-        ([".relative"], "plugins: `.relative` is no name of a module."),
-        (["a/b.py"], "plugins: `a/b.py` is no name of a module."),
-        ([json], "plugins: a module is no name of a module."),
-        ([""], 'plugins: "" is no name of a module.'),
+        ([".relative"], "plugins: `.relative` is not the name of a module."),
+        (["a/b.py"], "plugins: `a/b.py` is not the name of a module."),
+        ([json], "plugins: a module is not the name of a module."),
+        ([""], 'plugins: "" is not the name of a module.'),
     ],
     ids=str,
 )
@@ -323,7 +323,7 @@ def test_len_is_true_wherever_it_is_known(six, at, workers):
 
 @pytest.mark.parametrize("build", [lambda p: p, lambda p: p.with_epoch(5).select(bool), lambda p: p.batched(3)])
 def test_len_is_refused_where_it_does_not_follow(six, build):
-    with pytest.raises(TypeError, match=r"does not follow from its stages\. Add with_epoch or with_length"):
+    with pytest.raises(TypeError, match=r"do not define its length\. Add with_epoch or with_length"):
         len(build(Pipeline().stream(six).map(number_of)).loader(workers=0))
 
 
@@ -559,7 +559,7 @@ def test_two_ranks_of_two_workers_under_torchrun(tmp_path, six, script_environme
         assert one["counts"] == [[24, 24]] * 4
         assert not any(has_rank for epoch in epochs[rank] + one["start method"] for _, _, has_rank in epoch)
         assert one["wrong rank"].startswith(
-            f"this loader reads for rank {1 - rank} of 2, but the process group says {rank} of 2."
+            f"this loader reads for rank {1 - rank} of 2, but the process group has rank {rank} of 2."
         )
 
 

@@ -194,4 +194,4 @@ def test_a_disk_that_fills_up_later_ends_the_file_and_not_the_training(numbers, 
     assert len(asked) == 1
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert "cannot be written any more: [Errno 28] No space left on device" in warnings[0]
+    assert "can no longer be written: [Errno 28] No space left on device" in warnings[0]

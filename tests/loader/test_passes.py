@@ -142,7 +142,7 @@ def test_an_epoch_that_is_counted_elsewhere_may_be_one_behind_or_one_ahead(caplo
     assert not caplog.records
     ahead = resumed_behind(3)
     ahead.set_epoch(1, is_counted_elsewhere=True)
-    assert "epoch 0 goes on with the next one: what was left of it is not read" in caplog.text
+    assert "epoch 0 continues with the next one: the rest of it is not read" in caplog.text
     assert next(consume(ahead)) == {20, 21, 22, 23}
 
 

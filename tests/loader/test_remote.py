@@ -297,9 +297,9 @@ def test_a_shard_that_is_deleted_while_the_epoch_runs_is_named(numbers):
 def test_workers_are_not_forked_and_a_forked_process_is_told(numbers):
     _, url = numbers
     pipe = Pipeline().sequential(f"{url}/").map(number_of).batched(5)
-    with pytest.raises(PipelineError, match=r"the shards stand in a store, so workers cannot be forked\.\n  Use start"):
+    with pytest.raises(PipelineError, match=r"the shards are in a store, so workers cannot be forked\.\n  Use start"):
         pipe.loader(workers=1, start_method="fork")
-    with pytest.raises(PipelineError, match=r"as the shards stand in a store: .*lambda.*\n.*use workers: 0"):
+    with pytest.raises(PipelineError, match=r"as the shards are in a store: .*lambda.*\n.*use workers: 0"):
         Pipeline().sequential(f"{url}/").map(lambda sample: sample).loader(workers=1)
     loader = pipe.loader(workers=0)
     next(iter(loader))
@@ -522,7 +522,7 @@ def test_a_cache_that_is_too_small_holds_no_more_than_it_may(here, there, tmp_pa
     with pytest.raises(PipelineError) as refused:
         pipe.loader(workers=0, cache=small)
     assert str(refused.value).split("\n") == [
-        "cache.size is 20.0 kB, and a node of this run needs 358 kB of its shards again at one moment.",
+        "cache.size is 20.0 kB, but a node of this run must keep 358 kB of its shards at once.",
         "  Set `cache.size: 358kB` or more, a smaller `window`, or `cache.small: ranges`.",
     ]
     loader = pipe.loader(workers=0, cache={**small, "small": "ranges"})
@@ -645,7 +645,7 @@ def test_warming_fetches_all_before_it_is_asked_for(run, here, there, tmp_path, 
     assert len([url for url in asked if url.endswith(".tar")]) == 3  # the version of each shard
     assert run("cache", "ls", f"{tmp_path}/kept")[0] == 0
     code, _, err = run("cache", "warm", str(tmp_path / "c.yaml"), "--set", "cache=null")
-    assert (code, "names no such folder" in err) == (1, True)
+    assert (code, "sets no cache folder" in err) == (1, True)
 
 
 FETCHING = """

@@ -215,7 +215,9 @@ def test_what_holds_a_hidden_state_is_logged_when_the_loader_is_made(shards, cap
 def test_another_setting_is_refused_by_name(shards):
     state = PIPES["with_epoch"](shards).loader(workers=2).state_dict()
     for other, name in [({"workers": 1}, "workers"), ({"workers": 2, "threads": 2}, "threads")]:
-        with pytest.raises(StateError, match=f"a stream goes on with the ranks, workers and threads .*{name}"):
+        with pytest.raises(
+            StateError, match=f"a stream resumes only with the same ranks, workers and threads .*{name}"
+        ):
             PIPES["with_epoch"](shards).loader(**other).load_state_dict(state)
     other = stream(shards, resampled=True).shuffle(9).decode().to_tuple("cls").batched(3).with_epoch(7)
     with pytest.raises(StateError, match=r"sizes is \[9, 3, 7\] here and \[6, 3, 7\] in the state"):
@@ -224,7 +226,7 @@ def test_another_setting_is_refused_by_name(shards):
 
 @pytest.mark.parametrize("state", [None, {}, {"version": 1}, {"version": 9, "workers": []}])
 def test_what_is_no_state_is_refused(shards, state):
-    with pytest.raises(StateError, match="this is no state of a stream"):
+    with pytest.raises(StateError, match="this is not the state of a stream"):
         PIPES["with_epoch"](shards).loader(workers=0).load_state_dict(state)
 
 
@@ -249,7 +251,7 @@ def test_a_damaged_state_is_refused(shards, damage):
         with pytest.raises(StateError, match="it is damaged"):
             loader.load_state_dict({**state, **other})
     for name, number in (("epoch", 2**63), ("epoch", 2**31), ("next_worker", 1)):
-        with pytest.raises(StateError, match=f"{name} is {number}, where a whole number from 0 to"):
+        with pytest.raises(StateError, match=f"{name} is {number}, not a whole number from 0 to"):
             loader.load_state_dict({**state, name: number})
     for name in ("received", "epoch"):
         with pytest.raises(StateError, match=rf"{name} is 9223372036854775808, where"):

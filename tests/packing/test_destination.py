@@ -54,7 +54,7 @@ def test_a_link_to_a_folder_is_followed(tmp_path):
         ("file", "file: this is a file, not a folder to pack into"),
         ("file/below", "file/below: cannot be written"),
         ("link", "link: cannot be written"),
-        ("s3://bucket", "no folder of a bucket is named"),
+        ("s3://bucket", "the URL does not name a folder of a bucket"),
         ("http://host/train", "only buckets of s3://, gs://, az:// can be written to"),
         ("n" * 300, "cannot be written: File name too long"),
     ],
@@ -97,7 +97,7 @@ def test_a_folder_inside_the_source_is_refused(tmp_path, monkeypatch, dest):
     make_folder(tmp_path / "photos", {"cat": 1, "dog": 1})
     monkeypatch.chdir(tmp_path)
     Path("link").symlink_to("photos")
-    with pytest.raises(PackError, match=f"^{dest}: it is inside the source photos, and would be a part of it"):
+    with pytest.raises(PackError, match=f"^{dest}: it is inside the source photos, and would be packed with it"):
         pack("photos", dest)
     assert sorted(path.name for path in Path("photos").iterdir()) == ["cat", "dog"]
 
@@ -143,7 +143,7 @@ def test_an_indexed_folder_is_refused_before_the_source_is_read(tmp_path):
     ):
         pack(rows(), tmp_path / "out", max_samples=3)
     assert bytes_in(tmp_path / "out") == before
-    with pytest.raises(PackError, match="only one of both sources can be read more than once"):
+    with pytest.raises(PackError, match="only one of the two sources can be read more than once"):
         pack(rows(), tmp_path / "out")
 
 
@@ -258,13 +258,13 @@ def test_added_classes_must_be_the_same(tmp_path):
     classes = (tmp_path / "out" / "classes.json").read_bytes()
     more = make_folder(tmp_path / "b", {"cat": 3})
     (more / "cat" / "0000.jpg").unlink()
-    with pytest.raises(PackError, match=r"classes.json: it has other classes \(2\) than what is added \(1\)"):
+    with pytest.raises(PackError, match=r"classes.json: its classes \(2\) differ from those that you add \(1\)"):
         pack(more, tmp_path / "out", append=True)
     (more / "dog").mkdir()
     pack(more, tmp_path / "out", append=True)
     assert [fields["cls"] for fields in samples_in(tmp_path / "out").values()] == [b"0", b"1", b"0", b"0"]
     assert (tmp_path / "out" / "classes.json").read_bytes() == classes
-    with pytest.raises(PackError, match=r"other classes \(2\) than what is added \(0\)"):
+    with pytest.raises(PackError, match=r"its classes \(2\) differ from those that you add \(0\)"):
         pack(numbered(0, 1), tmp_path / "out", append=True)
 
 

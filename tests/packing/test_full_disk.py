@@ -94,7 +94,7 @@ def test_a_full_disk_costs_nothing_that_is_published(tmp_path, kind):
     assert is_whole
     assert len(errors) > 5
     assert all(f": cannot be written: {KINDS[kind]}.".lower() in error.lower() for error in errors)
-    assert all(("Make room and run the same again" in error) == (kind == "tmpfs") for error in errors)
+    assert all(("Free some space and run the same command again" in error) == (kind == "tmpfs") for error in errors)
 
 
 LOG = 1

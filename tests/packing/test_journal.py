@@ -136,17 +136,17 @@ def over(tmp_path) -> Callable[..., Path]:
         (rows(0, 5), {"max_samples": 3}, "max_samples was 2 and is 3."),
         (rows(0, 5), {"max_samples": 3, "restart": True}, "max_samples was 2 and is 3."),
         (rows(0, 6), {}, "the source had 5 rows and has 6."),
-        ([*rows(0, 4), {"__key__": "x", "cls": 1}], {}, r"row 4 \(row 4 \('x'\)\) is another, the first of 1."),
-        (tuple(rows(0, 5)), {}, "only one of both sources can be read more than once"),
+        ([*rows(0, 4), {"__key__": "x", "cls": 1}], {}, r"row 4 \(row 4 \('x'\)\) differs, the first of  1."),
+        (tuple(rows(0, 5)), {}, "only one of the two sources can be read more than once"),
         (rows(0, 5), {"export": ("timm",)}, r"export was \[\] and is \['timm'\]."),
-        (rows(0, 5), {"part": "0/2", "shuffle": 1}, "shuffle was None and is 1."),
+        (rows(0, 5), {"part": "0/2", "shuffle": 1}, "shuffle was None, and now is 1."),
     ],
 )
 def test_another_run_is_refused_with_the_difference(over, given, options, message):
     folder = over(rows(0, 5))
     left = bytes_in(folder)
     for _ in range(2):
-        with pytest.raises(PackError, match=rf"packed and indexed already, and that run was another one:\n  {message}"):
+        with pytest.raises(PackError, match=rf"packed and indexed already, by a different run:\n  {message}"):
             packs(given, **options)(folder, HastyDisk())
         assert {name: data for name, data in bytes_in(folder).items() if "-0-of-2." not in name} == left
 
@@ -154,10 +154,10 @@ def test_another_run_is_refused_with_the_difference(over, given, options, messag
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (rows(0, 7), "its rows made 2 shards, these make more"),
-        (rows(0, 3), r"p-01.tar: its rows give other bytes now"),
-        (rows(0, 2), "its rows made 2 shards, these 1."),
-        ([*rows(0, 2), {"__key__": "x", "cls": 1}, *rows(3, 4)], r"p-01.tar: its rows give other bytes now"),
+        (rows(0, 7), "its rows made 2 shards, and these rows make more"),
+        (rows(0, 3), r"p-01.tar: its rows now give other bytes"),
+        (rows(0, 2), "its rows made 2 shards, and these rows make 1."),
+        ([*rows(0, 2), {"__key__": "x", "cls": 1}, *rows(3, 4)], r"p-01.tar: its rows now give other bytes"),
     ],
 )
 def test_other_rows_that_come_once_are_refused_too(over, given, message):
@@ -187,7 +187,7 @@ def test_another_one_replaces_it_where_that_is_said(over, make):
 def test_a_shard_that_is_lost_since_is_told(over):
     folder = over(rows(0, 5))
     (folder / "p-01.tar").unlink()
-    with pytest.raises(PackError, match=r"p-01.tar or its .idx is gone, or has another size"):
+    with pytest.raises(PackError, match=r"p-01.tar or its .idx is gone, or has a different size"):
         packs(rows(0, 5))(folder, HastyDisk())
     pack(rows(0, 5), folder, only=1, disk=HastyDisk(), **OPTIONS)
     packs(rows(0, 5))(folder.with_name("same"), HastyDisk())
@@ -201,7 +201,7 @@ def test_a_shard_that_was_damaged_since_does_not_pass_for_what_was_packed(over, 
     shard = folder / "p-01.tar"
     data = shard.read_bytes()
     shard.write_bytes(data[:600] + bytes([data[600] ^ 1]) + data[601:])
-    with pytest.raises(ShardError, match=r"p-01.tar, .*its sha256 .* is not .* of the index"):
+    with pytest.raises(ShardError, match=r"p-01.tar, .*its sha256 is .*, but the index says"):
         packs(make(rows(0, 5)))(folder, HastyDisk())
     shard.write_bytes(data)
     left = bytes_in(folder)
@@ -258,7 +258,7 @@ def test_the_command_says_so_and_ends_with_0(tmp_path, run):
         for _ in range(2):
             code, printed, err = run(*command)
             assert (code, err) == (0, "")
-            assert printed.splitlines()[-1] == f"Nothing to do: {out} holds all of it already."
+            assert printed.splitlines()[-1] == f"Nothing to do: {out} already holds all of it."
         assert bytes_in(Path(out)) == bytes_in(tmp_path / "whole")
 
 

@@ -34,7 +34,7 @@ def test_an_object_packs_what_the_keywords_pack(tmp_path):
 
 
 def test_an_object_and_keywords_are_not_mixed(tmp_path):
-    with pytest.raises(PackError, match=r"options and shuffle do not go together. Use dataclasses.replace"):
+    with pytest.raises(PackError, match=r"shuffle: it excludes `options`. Use dataclasses.replace"):
         wdskit.pack(ROWS, tmp_path / "out", options=PackOptions(), shuffle=1)
 
 

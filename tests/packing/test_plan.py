@@ -234,8 +234,8 @@ def test_large_neighbours_are_named_by_their_files_or_places(tmp_path):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"num_shards": 2, "max_samples": 4}, "of 2 shards one would have 5 samples, over max_samples 4"),
-        ({"num_shards": 2, "max_bytes": 5000}, "of 2 shards one would have 6144 bytes, over max_bytes 5000"),
+        ({"num_shards": 2, "max_samples": 4}, "with 2 shards, one would have 5 samples, more than max_samples 4"),
+        ({"num_shards": 2, "max_bytes": 5000}, "with 2 shards, one would have 6144 bytes, more than max_bytes 5000"),
         ({"num_shards": 11}, "10 samples cannot fill 11 shards"),
         ({"multiple_of": 11}, "10 samples cannot fill 11 shards"),
         ({"multiple_of": 4, "max_samples": 1}, "no multiple of 4 up to the 10 samples makes shards within"),
@@ -271,7 +271,7 @@ def test_a_number_of_shards_lifts_the_usual_limits_only():
 
 @pytest.mark.parametrize("option", ["num_shards", "multiple_of", "workers"])
 def test_a_stream_cannot_be_balanced(tmp_path, option):
-    with pytest.raises(PackError, match=f"{option}: rows that can be read once only"):
+    with pytest.raises(PackError, match=f"{option}: rows that can be read only once"):
         pack(iter([{"__key__": "a", "cls": 1}]), tmp_path / "out", **{option: 2})
 
 
@@ -317,7 +317,7 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path):
         "out-000001.tar"
     )
     assert bytes_in(tmp_path / "out") == before
-    with pytest.raises(PackError, match="dry_run: rows that can be read once only"):
+    with pytest.raises(PackError, match="dry_run: rows that can be read only once"):
         pack(iter([{"__key__": "b", "cls": 1}]), tmp_path / "b", dry_run=True)
 
 
@@ -337,7 +337,9 @@ def test_a_planner_that_is_off_by_one_is_caught(samples, num_bytes):
 
 
 def test_a_row_over_the_limit_alone_is_an_error(tmp_path):
-    with pytest.raises(RowError, match=r"row 1 \('b'\): its shard would have 12288 bytes, over max_bytes 12287"):
+    with pytest.raises(
+        RowError, match=r"row 1 \('b'\): even alone in its shard it takes 12288 bytes, more than max_bytes 12287"
+    ):
         pack([{"__key__": "a", "bin": b""}, {"__key__": "b", "bin": bytes(10752)}], tmp_path / "out", max_bytes=12287)
     assert list(bytes_in(tmp_path / "out")) == []  # the plan is made before anything is written
     pack([{"__key__": "b", "bin": bytes(10752)}], tmp_path / "out", max_bytes=12288)

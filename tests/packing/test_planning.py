@@ -151,16 +151,16 @@ def test_a_split_without_samples_has_no_shards(tmp_path):
     assert {name: len(shards) for name, shards in plan.splits.items()} == {"train": 3, "val": 0}
     pack(rows(0, 9), tmp_path / "out", **options)
     assert len(read_index(tmp_path / "out").entries) == 3
-    with pytest.raises(PackError, match=r"split val: it has no sample, and num_shards asks for 2 shards of it"):
+    with pytest.raises(PackError, match=r"split val: it has no samples, but num_shards asks for 2 shards"):
         pack(rows(0, 9), tmp_path / "other", **{**options, "max_samples": None}, num_shards=2)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pattern": "a-%06d.tar"}, "pattern and split do not go together"),
+        ({"pattern": "a-%06d.tar"}, "`pattern` and `split` cannot be combined"),
         ({"only": 1}, "`--only` cannot be combined with `--split`. Pack into a new folder and copy the shard."),
-        ({"split_name": "train"}, "split_name and split do not go together"),
+        ({"split_name": "train"}, "`split_name` and `split` cannot be combined"),
         ({"num_shards": 200}, "split train: "),
     ],
 )
@@ -174,7 +174,7 @@ def test_what_does_not_go_with_it_is_refused(tmp_path, options, message):
 def test_shares_that_are_none_and_rows_that_come_once_are_refused(tmp_path):
     with pytest.raises(SelectionError, match=r"add up to 0\.8"):
         pack(rows(0, 30), tmp_path / "out", split="train=0.7,val=0.1")
-    with pytest.raises(PackError, match="split: rows that can be read once only"):
+    with pytest.raises(PackError, match="split: rows that can be read only once"):
         pack(iter(rows(0, 30)), tmp_path / "out", **OPTIONS)
     assert not (tmp_path / "out").exists()
 

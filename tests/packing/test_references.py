@@ -134,9 +134,9 @@ def test_a_source_that_is_written_again_at_equal_size_is_never_packed_under_the_
             source.write_again(by)
 
     options = {"validate": "none", "threads": threads, "max_samples": 1 if threads == 2 else NUM}
-    with pytest.raises(RowError, match="was replaced or written again since packing began") as caught:
+    with pytest.raises(RowError, match="was replaced or rewritten after packing began") as caught:
         pack(source.path, tmp_path / "out", progress=change, **options)
-    assert "Pack again when nobody writes it." in str(caught.value)
+    assert "Pack again when no other program writes it." in str(caught.value)
     written = [file.read_bytes() for file in (tmp_path / "out").glob("*.tar")]
     assert not any(b"new" in data for data in written)
 
@@ -172,7 +172,7 @@ def test_a_shard_that_is_written_again_at_equal_size_is_never_resharded(tmp_path
         if now.stage == "reading":
             source.write_again(by)
 
-    with pytest.raises(WdskitError, match=r"s-0.tar.*was replaced or written again"):
+    with pytest.raises(WdskitError, match=r"s-0.tar.*was replaced or rewritten"):
         reshard(str(source.path), tmp_path / "out", progress=change, **options)
     assert not list((tmp_path / "out").glob("*.tar"))
 
@@ -194,7 +194,7 @@ def test_a_table_that_changes_while_it_is_planned_is_an_error(tmp_path, monkeypa
             path.write_bytes(new)
 
     monkeypatch.setattr("wdskit.packing.planning._TELL_ROWS", 3)
-    with pytest.raises(PackError, match=r"t.parquet: the file was replaced or written again since packing began"):
+    with pytest.raises(PackError, match=r"t.parquet: the file was replaced or rewritten after packing began"):
         pack(path, tmp_path / "out", progress=change, allow_no_image=True)
 
 

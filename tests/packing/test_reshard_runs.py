@@ -120,7 +120,7 @@ def test_a_description_is_deterministic_read_back_and_gone_in_the_end(source, tm
 CHANGES = {
     "max_samples": ({"max_samples": 3}, "max_samples was 2 and is 3."),
     "num_shards": ({"num_shards": 5}, "num_shards was None and is 5."),
-    "shuffle": ({"shuffle": 1}, "shuffle was None and is 1."),
+    "shuffle": ({"shuffle": 1}, "shuffle was None, and now is 1."),
     "filter": ({"filter": "cls < 2"}, "filter was None and is 'cls < 2'."),
     "missing": ({"filter": "cls < 2", "missing": "skip"}, "missing was 'error' and is 'skip'."),
     "sample": ({"sample": "50%"}, "sample was None and is '1/2'."),
@@ -132,7 +132,7 @@ CHANGES = {
     "duplicate_keys": ({"duplicate_keys": "first"}, "duplicate_keys was 'error' and is 'first'."),
     "pattern": ({"pattern": "q-%02d.tar"}, "pattern was 'p-%02d.tar' and is 'q-%02d.tar'."),
     "export": ({"export": ["timm"]}, "export was [] and is ['timm']."),
-    "split_name": ({"split_name": "x"}, "split_name was '' and is 'x'."),
+    "split_name": ({"split_name": "x"}, "split_name was '', and now is 'x'."),
 }
 AS_IN_PACK = {"split", "validate", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background"}
 AS_IN_PACK |= {"image_fields", "derive", "max_pixels", "fields", "classes"}
@@ -169,7 +169,7 @@ def test_another_option_is_refused_by_its_name_and_may_begin_anew(source, tmp_pa
     left = stop(source, tmp_path / "out", 2)
     with pytest.raises(PackError) as caught:
         resharded(source, tmp_path / "out", **options)
-    assert "out: a run that was stopped here was another one; 2 of its shards are there.\n" in str(caught.value)
+    assert "out: a different run was stopped here; 2 of its shards are there.\n" in str(caught.value)
     assert f"\n  {message}\n" in str(caught.value)
     assert bytes_in(tmp_path / "out") == left
     wanted = resharded(source, tmp_path / "wanted", **options)
@@ -199,10 +199,10 @@ def other_classes(source: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_bytes, r"shard 1 \(.*/source/p-01.tar\) is another, the first of 1."),
+        (other_bytes, r"shard 1 \(.*/source/p-01.tar\) differs, the first of  1."),
         (another_shard, "the source had 2 shards and has 3."),
-        (other_order, r"shard 0 \(.*/source/p-00.tar\) is another, the first of 2."),
-        (other_classes, "digest of classes.json was '[0-9a-f]{16}' and is '[0-9a-f]{16}'."),
+        (other_order, r"shard 0 \(.*/source/p-00.tar\) differs, the first of  2."),
+        (other_classes, "digest of classes.json was '[0-9a-f]{16}', and now is '[0-9a-f]{16}'."),
     ],
 )
 def test_other_sources_are_refused_with_the_difference(source, tmp_path, change, message):
@@ -224,7 +224,7 @@ def test_of_sources_without_an_index_the_time_is_told(tmp_path):
         write_shard(tmp_path / "theirs" / f"{number}.tar", samples)
     stop(tmp_path / "theirs", tmp_path / "out", 2)
     os.utime(tmp_path / "theirs" / "1.tar", (1, 1))
-    with pytest.raises(PackError, match=r"shard 1 \(.*theirs/1.tar\) is another, the first of 1"):
+    with pytest.raises(PackError, match=r"shard 1 \(.*theirs/1.tar\) differs, the first of  1"):
         resharded(tmp_path / "theirs", tmp_path / "out")
 
 
@@ -244,16 +244,16 @@ def test_another_version_is_refused(source, tmp_path, monkeypatch):
 
 def test_pack_and_reshard_know_each_other(source, tmp_path):
     stop(source, tmp_path / "a", 2)
-    with pytest.raises(PackError, match="it was `wdskit reshard` and is `wdskit pack`"):
+    with pytest.raises(PackError, match="it was `wdskit reshard`, and now is `wdskit pack`"):
         packed(tmp_path / "a", rows(0, 9))
     with pytest.raises(
-        PackError, match=r"a run that was stopped here is not divided into parts.\n  Run the same command again"
+        PackError, match=r"the run that was stopped here is not divided into parts.\n  Run the same command again"
     ):
         finish_pack(tmp_path / "a")
     packed(tmp_path / "a", rows(0, 5), restart=True)
     assert list(samples_in(tmp_path / "a")) == [f"{n:02d}" for n in range(5)]
     assert run_child(lambda: pack(rows(0, 9), tmp_path / "b", disk=KillingDisk(60), **OPTIONS)) == -signal.SIGKILL
-    with pytest.raises(PackError, match="it was `wdskit pack` and is `wdskit reshard`"):
+    with pytest.raises(PackError, match="it was `wdskit pack`, and now is `wdskit reshard`"):
         resharded(source, tmp_path / "b")
     assert resharded(source, tmp_path / "b", restart=True) == resharded(source, tmp_path / "wanted")
 
@@ -271,15 +271,18 @@ def test_a_run_that_was_killed_behind_its_index_is_ended(source, tmp_path, run):
     whole = resharded(source, tmp_path / "whole")
     left = stop_behind_index(source, tmp_path / "out")
     assert left.items() > whole.items()
-    for options, message in ({"shuffle": 1}, "shuffle was None and is 1."), ({"restart": True, "drop": "bin"}, "drop"):
-        with pytest.raises(PackError, match=rf"packed and indexed already, and that run was another one:\n  {message}"):
+    for options, message in (
+        ({"shuffle": 1}, "shuffle was None, and now is 1."),
+        ({"restart": True, "drop": "bin"}, "drop"),
+    ):
+        with pytest.raises(PackError, match=rf"packed and indexed already, by a different run:\n  {message}"):
             resharded(source, tmp_path / "out", **options)
         assert bytes_in(tmp_path / "out") == whole
     words = ["reshard", str(source), str(tmp_path / "out"), "--max-samples", "2", "--pattern", "p-%02d.tar"]
     for _ in range(2):
         code, out, err = run(*words)
         assert (code, err) == (0, "")
-        assert f"Nothing to do: {tmp_path / 'out'} holds all of it already." in out
+        assert f"Nothing to do: {tmp_path / 'out'} already holds all of it." in out
         assert bytes_in(tmp_path / "out") == whole
     code, _, err = run(*words, "--shuffle", "1")
     assert code == 1
@@ -317,7 +320,7 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
     split(folder, "a=0.5,b=0.5", disk=HastyDisk())
     (folder / "notes.txt").write_text("mine")
     before = bytes_in(folder)
-    with pytest.raises(PackError, match=r"it was `wdskit pack` and is `wdskit reshard`.\n  Write to another"):
+    with pytest.raises(PackError, match=r"it was `wdskit pack`, and now is `wdskit reshard`.\n  Write to another"):
         resharded(source, folder)
     with pytest.raises(PackError, match="is left to write"):
         resharded(source, folder, overwrite=True, filter="cls > 5")
@@ -412,7 +415,7 @@ def test_what_something_else_wrote_is_never_overwritten(source, tmp_path):
 
 
 def test_wrong_kinds_are_refused_before_anything_is_written(source, tmp_path):
-    with pytest.raises(ConfigError, match="'tf' is no kind"):
+    with pytest.raises(ConfigError, match="'tf' is not a kind"):
         resharded(source, tmp_path / "out", export=["tf"])
     assert not (tmp_path / "out").exists()
 

@@ -136,7 +136,7 @@ def test_no_rows_are_an_error(tmp_path, rows):
 def test_two_rows_of_one_key_are_an_error_wherever_they_stand(tmp_path):
     rows = [{"__key__": key, "cls": 1} for key in ("a", "b", "c", "d", "a")]
     for source in (rows, iter(rows)):
-        with pytest.raises(RowError, match=r"row 4 \('a'\): its key 'a' is that of row 0 \('a'\) too"):
+        with pytest.raises(RowError, match=r"row 4 \('a'\): its key 'a' is also the key of row 0 \('a'\)"):
             pack(source, tmp_path / "out", max_samples=2, skip_bad=True)
     assert not (tmp_path / "out" / "index.json").exists()
 
@@ -183,7 +183,7 @@ def test_a_generator_is_packed_in_one_pass(tmp_path):
     assert len(pack(rows, tmp_path / "out", max_samples=3).entries) == 3
     assert list(samples_in(tmp_path / "out")) == [f"{n:03d}" for n in range(7)]
     for option in ({"shuffle": 1}, {"workers": 2}):
-        with pytest.raises(PackError, match="read once only"):
+        with pytest.raises(PackError, match="read only once"):
             pack(iter([{"__key__": "a", "cls": 1}]), tmp_path / "other", **option)
 
 
@@ -283,5 +283,5 @@ def test_options_of_another_kind_are_refused_by_name(tmp_path, options, problem)
 
 
 def test_a_path_as_text_is_told_what_a_path_is(tmp_path):
-    with pytest.raises(RowError, match=r"Give bytes, a pathlib.Path of a file, or a value"):
+    with pytest.raises(RowError, match=r"Pass bytes, a pathlib.Path of a file, or a value"):
         pack([{"__key__": "a", "jpg": "photos/cat.jpg"}], tmp_path / "out")

@@ -61,7 +61,7 @@ def test_another_selection_of_the_name_is_not_replaced_unasked(data):
         select("data", "one", filter="cls == 1")
     select("data", "one", filter="cls == 1", overwrite=True)
     assert len(keys_of(data, "one")) == 10
-    with pytest.raises(SelectionError, match="not a name of a selection"):
+    with pytest.raises(SelectionError, match="not a valid name for a selection"):
         select("data", "../x", filter="cls == 1")
     with pytest.raises(SelectionError, match="named twice"):
         select("data::data", "two", filter="cls == 1")
@@ -72,7 +72,7 @@ def test_another_selection_of_the_name_is_not_replaced_unasked(data):
 def test_a_selection_needs_an_index(tmp_path):
     (tmp_path / "theirs").mkdir()
     write_shard(tmp_path / "theirs" / "a.tar", {"k": {"cls": b"1"}})
-    with pytest.raises(FolderIndexError, match="has no index, beside which a selection stands"):
+    with pytest.raises(FolderIndexError, match="has no index, which a selection needs"):
         select(str(tmp_path / "theirs"), "one", filter="cls == 1")
 
 

@@ -100,7 +100,9 @@ def test_of_keys_that_come_twice_the_first_is_told_with_both_places(tmp_path, mo
             keys[5] = keys[first]
             rows = [Row(key, (("cls", b"1"),), f"line {n}") for n, key in enumerate(keys)]
             with filled(rows, most=most, folder=tmp_path) as made:
-                with pytest.raises(RowError, match=f"^line {second}: its key 'k{first}' is that of line {first} too"):
+                with pytest.raises(
+                    RowError, match=f"^line {second}: its key 'k{first}' is also the key of line {first}"
+                ):
                     check_unique(made, None)
                 check_unique(made, np.array([n for n in range(6) if keys[n] != keys[first]]))
 

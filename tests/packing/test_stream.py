@@ -62,7 +62,7 @@ def check_twice(tmp_path: Path, first: int, second: int, num_rows: int, max_samp
         pack(rows_of(keys), whole, max_samples=max_samples, **OPTIONS)
     keys[second] = keys[first]
     folder = tmp_path / f"{first}-{second}-{max_samples}"
-    message = rf"^row {second} \('k{first}'\): its key 'k{first}' is that of row {first} \('k{first}'\) too"
+    message = rf"^row {second} \('k{first}'\): its key 'k{first}' is also the key of row {first} \('k{first}'\)"
     with pytest.raises(RowError, match=message):
         pack(iter(rows_of(keys)), folder, max_samples=max_samples, **OPTIONS)
     num_whole = second // max_samples
@@ -84,7 +84,7 @@ def test_of_several_keys_that_come_twice_the_first_is_told(tmp_path):
     """One that is told by memory alone, behind one that disk must tell."""
     for keys, second, first in (("abcdab", 4, 0), ("abcdaed", 4, 0), ("abcdefggb", 7, 6), ("abcdefcgg", 6, 2)):
         for max_samples in (1, 5, 100):
-            with pytest.raises(RowError, match=rf"^row {second} .* is that of row {first} "):
+            with pytest.raises(RowError, match=rf"^row {second} .* is also the key of row {first} "):
                 pack(iter(rows_of(keys)), tmp_path / f"{keys}-{max_samples}", max_samples=max_samples, **OPTIONS)
 
 
@@ -124,7 +124,7 @@ def test_any_keys_in_any_shards_are_judged_as_a_dict_would(keys, batch, shard_ro
     assert (found is None) == (twice is None)
     if found is not None and twice is not None:
         assert found.where == twice[0]
-        assert f"is that of {twice[1]} too" in str(found)
+        assert f"is also the key of {twice[1]}" in str(found)
 
 
 @pytest.mark.usefixtures("_few")
@@ -146,7 +146,7 @@ def test_keys_of_an_addition_are_compared_with_those_that_are_there(tmp_path, mo
 def test_lines_of_jsonl_on_stdin_are_named_by_both_places(tmp_path, monkeypatch):
     lines = "".join(f'{{"key": "k{number % 7}"}}\n' for number in range(8))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
-    with pytest.raises(RowError, match=r"^standard input:8: its key 'k0' is that of standard input:1 too"):
+    with pytest.raises(RowError, match=r"^standard input:8: its key 'k0' is also the key of standard input:1"):
         pack("-", tmp_path / "out", from_="table", allow_no_image=True)
 
 
@@ -265,5 +265,5 @@ def test_keys_on_disk_that_are_forgotten_are_caught(tmp_path, monkeypatch):
 def test_hashes_that_are_taken_for_keys_are_caught(tmp_path, monkeypatch):
     monkeypatch.setattr(streamed_keys, "_BATCH_KEYS", 3)
     monkeypatch.setattr(StreamedKeys, "_kept", lambda _: ([f"{number:02d}", "there"] for number in range(20)))
-    with pytest.raises(RowError, match="is that of there too"):
+    with pytest.raises(RowError, match="is also the key of there"):
         test_keys_whose_hashes_are_equal_are_compared(tmp_path, monkeypatch)

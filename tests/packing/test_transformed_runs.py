@@ -69,7 +69,7 @@ def test_a_shard_is_done_again_with_the_same_bytes(tmp_path):
 def test_shards_of_unknown_size_go_by_count_alone(tmp_path):
     source = photos(tmp_path / "photos")
     for options in ({"resize": 16}, {"derive": "bytes"}):
-        with pytest.raises(PackError, match="max_bytes: the bytes of samples that are changed are known too late"):
+        with pytest.raises(PackError, match="max_bytes: the sizes of changed samples are known too late"):
             pack(source, tmp_path / "out", max_bytes=100_000, **options)
     result = pack(source, tmp_path / "out", num_shards=3, resize=16)
     assert [entry.num_samples for entry in result.entries] == [4, 4, 3]
@@ -156,7 +156,7 @@ def test_many_warnings_are_one(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         pack(rows, tmp_path / "out", require="jpg", missing="warn")
     assert len(caplog.records) == 6
-    assert caplog.records[-1].message == "50 rows in all lack a field that is required."
+    assert caplog.records[-1].message == "50 rows in total lack a required field."
 
 
 # Duplicates.
@@ -198,7 +198,7 @@ def test_a_bad_row_is_no_first_one(tmp_path):
 
 
 def test_rows_that_come_once_have_no_pass_that_finds_duplicates(tmp_path):
-    with pytest.raises(PackError, match="duplicates: rows that can be read once only"):
+    with pytest.raises(PackError, match="duplicates: rows that can be read only once"):
         pack(iter([{"__key__": "a", "cls": 1}]), tmp_path / "out", duplicates="drop")
 
 

@@ -36,31 +36,31 @@ def opened(data):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"validate": "deep"}, "validate: 'deep' is none of none, magic, structure, decode"),
+        ({"validate": "deep"}, "validate: 'deep' is not one of none, magic, structure, decode"),
         ({"resize": 0}, "resize: 0 is not a whole number of 1 to 65536"),
         ({"resize": 70_000}, "resize: 70000 is not a whole number"),
         ({"resize": "256"}, "resize: '256' is not a whole number"),
         ({"resize": True}, "resize: True is not a whole number"),
         ({"resize": 2.5}, "resize: 2.5 is not a whole number"),
-        ({"resize": 8, "resize_mode": "fit"}, "resize_mode: 'fit' is none of shorter, longer, crop, pad"),
-        ({"format": "jpeg"}, "format: 'jpeg' is none of jpg, webp, png"),
+        ({"resize": 8, "resize_mode": "fit"}, "resize_mode: 'fit' is not one of shorter, longer, crop, pad"),
+        ({"format": "jpeg"}, "format: 'jpeg' is not one of jpg, webp, png"),
         ({"format": "jpg", "quality": 101}, "quality: 101 is not a whole number of 1 to 100"),
         ({"format": "jpg", "quality": 0}, "quality: 0 is not a whole number of 1 to 100"),
         ({"format": "jpg", "background": "blurple"}, "background: 'blurple' is not a colour"),
         ({"format": "jpg", "background": "#00000000"}, "background: '#00000000' is not a colour"),
         ({"format": "jpg", "background": 5}, "background: 5 is not a colour"),
-        ({"derive": "width,depth"}, "derive: 'depth' is none of width, height, bytes, sha256"),
+        ({"derive": "width,depth"}, "derive: 'depth' is not one of width, height, bytes, sha256"),
         ({"derive": ""}, "derive: '' is not a list of names"),
         ({"derive": ("width", 5)}, "derive: .* is not a list of names"),
-        ({"derive": "width,width"}, "derive: 'width,width' has a name twice"),
+        ({"derive": "width,width"}, "derive: 'width,width' repeats a name"),
         ({"require": "jpg,"}, "require: 'jpg,' is not a list of names"),
-        ({"require": "jpg", "missing": "ignore"}, "missing: 'ignore' is none of error, warn, skip"),
-        ({"duplicates": "remove"}, "duplicates: 'remove' is none of keep, report, drop"),
+        ({"require": "jpg", "missing": "ignore"}, "missing: 'ignore' is not one of error, warn, skip"),
+        ({"duplicates": "remove"}, "duplicates: 'remove' is not one of keep, report, drop"),
         ({"max_pixels": 0}, "max_pixels: 0 is not a whole number"),
         ({"resize_mode": "crop"}, "resize_mode: it has no effect without resize"),
         ({"upscale": True}, "upscale: it has no effect without resize"),
         ({"quality": 90}, "quality: it has no effect without resize, format or orient"),
-        ({"quality": 90, "format": "png"}, "quality: it has no effect .* nor of png"),
+        ({"quality": 90, "format": "png"}, "quality: it has no effect .* or for png"),
         ({"background": "white"}, "background: it has no effect without format jpg or resize_mode pad"),
         ({"background": "white", "format": "webp"}, "background: it has no effect"),
         ({"image_fields": "jpg"}, "image_fields: it has no effect"),
@@ -112,7 +112,7 @@ def test_by_default_bytes_pass_through_and_images_are_checked():
     assert UNTOUCHED.apply(fields) == fields
     with pytest.raises(DecodeError, match=r"^JPEG, byte"):
         UNTOUCHED.apply([("jpg", JPEG[:-2])])
-    with pytest.raises(DecodeError, match=r"^the name promises JPEG, and it is a PNG file"):
+    with pytest.raises(DecodeError, match=r"^the name says JPEG, but it is a PNG file"):
         UNTOUCHED.apply([("jpg", PNG)])
     for fields in ([("meta.json", b"no json")], [("jpg", PNG), ("json", b"{")]):
         with pytest.raises(DecodeError):
@@ -203,16 +203,16 @@ def test_the_field_is_named_after_what_is_written(field, data, options, name):
 
 def test_a_field_in_the_way_is_an_error():
     for fields in ([("jpg", JPEG), ("webp", b"x")], [("jpg", JPEG), ("webp", WEBP)]):
-        with pytest.raises(DecodeError, match="encode: it would become 'webp', of which there is one"):
+        with pytest.raises(DecodeError, match="encode: it would become 'webp', which the sample already has"):
             Transforms(validate="none", format="webp", image_fields="jpg").apply(fields)
-    with pytest.raises(DecodeError, match="it would become 'webp', of which there is one"):
+    with pytest.raises(DecodeError, match="it would become 'webp', which the sample already has"):
         Transforms(format="webp", image_fields="jpg,png").apply([("jpg", JPEG), ("png", PNG)])
 
 
 def test_of_several_images_those_to_change_are_named():
     """A mask beside a photo must not be blended, so nothing is guessed."""
     fields = [("jpg", JPEG), ("json", b"{}"), ("seg.png", PNG)]
-    with pytest.raises(DecodeError, match=r"it has 2 images \(jpg, seg.png\). Say which are meant: --image-fields jpg"):
+    with pytest.raises(DecodeError, match=r"it has 2 images \(jpg, seg.png\). Choose with --image-fields jpg"):
         Transforms(resize=2).apply(fields)
     made = dict(Transforms(resize=2, image_fields="jpg").apply(fields))
     assert made["seg.png"] == PNG

@@ -207,7 +207,7 @@ def test_another_run_where_one_was_stopped(tmp_path, url, monkeypatch):
         with pytest.raises(StorageError, match="the line is cut"):
             pack(rows(), url, max_samples=4)
     assert {"out-000000.tar", "out-000001.tar"} <= bytes_at(url).keys()
-    with pytest.raises(PackError, match=rf"{url}: a run that was stopped here was another one; 2 of its shards"):
+    with pytest.raises(PackError, match=rf"{url}: a different run was stopped here; 2 of its shards"):
         pack(rows(), url, max_samples=12)
     pack(rows(), url, max_samples=12, restart=True)
     assert bytes_at(url) == pack_here(tmp_path, max_samples=12)
@@ -253,7 +253,7 @@ def test_a_store_that_fails_for_now_is_tried_again(tmp_path, url, proxy, fault):
 
 def test_a_store_that_fails_for_good(url, proxy, monkeypatch):
     monkeypatch.setattr(requests, "RETRIES", 2)
-    for status, message in ((503, "answered 503"), (403, "what they may do here")):
+    for status, message in ((503, "answered 503"), (403, "and their permissions")):
         proxy.fail = lambda method, _, status=status: status if method == "PUT" else None
         with pytest.raises(StorageError, match=message):
             pack(rows(), url, max_samples=5)
@@ -270,7 +270,7 @@ def test_a_store_that_fails_for_good(url, proxy, monkeypatch):
     ("dest", "options", "message"),
     [
         ("s3://no-such-bucket/out", {}, "there is no such bucket"),
-        (f"s3://{BUCKET}", {}, "no folder of a bucket is named"),
+        (f"s3://{BUCKET}", {}, "the URL does not name a folder of a bucket"),
         ("http://127.0.0.1:9/out", {}, "only buckets of s3://, gs://, az:// can be written to"),
         ("hf://datasets/o/n/out", {}, "only buckets"),
         ("pipe:cat", {}, "never does"),
@@ -279,7 +279,7 @@ def test_a_store_that_fails_for_good(url, proxy, monkeypatch):
         (f"s3://{BUCKET}/x", {"part": "0/2"}, "part is for local folders"),
         (f"s3://{BUCKET}/x", {"only": 0}, "only is for local folders"),
         (f"s3://{BUCKET}/x", {"on": "ray"}, "on is for local folders"),
-        ("out", {"staging": "room"}, "staging: shards for a local folder"),
+        ("out", {"staging": "room"}, "staging: a local folder needs no staging"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, monkeypatch, dest, options, message):
@@ -383,5 +383,5 @@ def test_an_object_that_is_damaged_or_replaced_gives_no_shard(tmp_path, s3, sour
 
 
 def test_selections_of_remote_shards_are_refused(source):
-    with pytest.raises(PackError, match="a selection is written beside local shards"):
+    with pytest.raises(PackError, match="a selection needs local shards"):
         select(f"s3://{source[1]}", "few", sample="10%")

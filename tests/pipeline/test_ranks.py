@@ -123,9 +123,9 @@ def test_a_rank_beside_a_process_group_is_refused_unless_they_agree(tmp_path, gr
     pattern = write_numbers(tmp_path / "shards", [8])
     pipe = Pipeline().stream(pattern).split_by_node().split_by_worker()
     for place in ({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 2}):
-        with pytest.raises(RankError, match=r"rank=\d, world_size=2, but the process group says 0 of 1.\n  Give"):
+        with pytest.raises(RankError, match=r"rank=\d, world_size=2, but the process group has rank 0 of 1.\n  Give"):
             pipe.with_epoch(4).loader(workers=0, process_group=dist.group.WORLD, **place)
-        with pytest.raises(RankError, match="but the process group says 0 of 1"):
+        with pytest.raises(RankError, match="but the process group has rank 0 of 1"):
             pipe.build(process_group=dist.group.WORLD, **place)
     loader = pipe.loader(workers=0, rank=0, world_size=1, process_group=dist.group.WORLD)
     assert len(list(loader)) == 8
@@ -149,7 +149,7 @@ def test_a_process_group_that_says_otherwise_is_an_error_at_every_first_batch(tm
     try:
         for loader in (by_environment, iterated_before):
             for _ in range(3):
-                with pytest.raises(RankError, match="rank 1 of 2, but the process group says 0 of 1"):
+                with pytest.raises(RankError, match="rank 1 of 2, but the process group has rank 0 of 1"):
                     next(iter(loader))
         assert (by_environment.epoch, iterated_before.epoch) == (0, 1)
         assert len(list(by_argument)) == 4

@@ -137,7 +137,7 @@ SLIPS = [
     ({"every": "often"}, "stats.every: `often` is text; a whole number is needed."),
     ({"evry": 5}, "stats.evry: no such setting. Did you mean `every`?"),
     ({"size": 5}, "stats.size: no such setting. `stats` has `every`, `file`, `port` and `host`."),
-    ({"file": ""}, "stats.file: it is empty text."),
+    ({"file": ""}, "stats.file: the text is empty."),
     ({"file": 5}, "stats.file: it is 5; text is needed. Put it in quotes."),
     ({"port": 65536}, "stats.port: 65536 is too large; it must be at most 65535."),
     ({"port": -1}, "stats.port: -1 is too small; it must be at least 0."),

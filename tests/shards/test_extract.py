@@ -44,8 +44,8 @@ def test_every_field_is_read_by_its_name(shard):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cat/1", "is no key and field"),
-        (".jpg", "is no key and field"),
+        ("cat/1", "is not KEY.FIELD"),
+        (".jpg", "is not KEY.FIELD"),
         ("cat/3.jpg", "none of its 3 samples has the key 'cat/3'"),
         ("cat/2.txt", r"sample 'cat/2' has no field 'txt'\. It has: jpg, json, left.png"),
     ],
@@ -146,7 +146,7 @@ def test_letters_that_a_python_does_not_print_are_no_reason_to_leave_a_file_out(
 def test_only_an_empty_folder_is_written(shard, tmp_path, run):
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "x").symlink_to(tmp_path)
-    with pytest.raises(StorageError, match="there is something in this folder"):
+    with pytest.raises(StorageError, match="this folder is not empty"):
         extract(shard, tmp_path / "to")
     code, out, err = run("extract", shard, "--to", str(tmp_path / "to"))
     assert (code, out) == (1, "")
@@ -214,8 +214,8 @@ def test_names_that_cannot_be_made_are_listed_and_passed_over(tmp_path, deep_fol
     assert (done.num_files, done.num_refused, len(done.refused)) == (3, 6, 6)
     assert done.num_samples == 3
     assert {reason.partition(":")[0] for _, reason in done.refused} <= {
-        "another name is in its way, or the disk takes no such name",
-        f"a part of it is over {_MAX_PART_BYTES} bytes",
+        "another file is in the way, or the disk does not accept the name",
+        f"a part of it is longer than {_MAX_PART_BYTES} bytes",
     }
 
 
@@ -235,7 +235,7 @@ def test_files_of_two_shards_with_one_name_do_not_overwrite_each_other(tmp_path)
         write_shard(tmp_path / "in" / f"{number}.tar", {"a": {"txt": b"%d" % number}})
     done = extract(str(tmp_path / "in"), tmp_path / "to")
     assert files_in(tmp_path / "to") == {"a.txt": b"0"}
-    assert done.refused == [("a.txt", "there is a file of this name already")]
+    assert done.refused == [("a.txt", "there is already a file with this name")]
 
 
 def test_each_disk_operation_may_fail(shard, tmp_path):

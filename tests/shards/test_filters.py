@@ -132,9 +132,7 @@ def test_the_refusal_shows_the_place_and_what_there_is():
         Expression("cls == 1 or clas == 2")
     with pytest.raises(SelectionError, match=r"there is no method replace\(\); there are .*startswith"):
         Expression("key.replace('a', 'b') == 'b'")
-    with pytest.raises(
-        SelectionError, match=r"'class' is a word of the syntax, so write \['class'\] in place of \.class"
-    ):
+    with pytest.raises(SelectionError, match=r"'class' is a keyword, so write \['class'\] in place of \.class"):
         Expression("json.class == 'cat'")
     assert Expression("json['class'] == 'cat'").fields == {"json"}
 

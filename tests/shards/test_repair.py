@@ -193,7 +193,7 @@ def forgive(monkeypatch, problem: str) -> None:
 
 
 def test_the_sweeps_catch_a_repair_that_trusts_what_stands_before_damage(folder, monkeypatch):
-    forgive(monkeypatch, "bytes may be missing in it")
+    forgive(monkeypatch, "bytes may be missing before this")
     assert next(wrongs(folder, missing_bytes(), with_idx=False), None)
     assert next(wrongs(folder, cuts(), with_idx=False), None)
 
@@ -230,7 +230,7 @@ def test_the_source_is_never_changed_and_only_an_empty_folder_is_written(folder,
     before = bytes_in(folder)
     repair(folder, tmp_path / "to")
     for to in (folder, tmp_path / "to"):
-        with pytest.raises(StorageError, match="there is something in this folder"):
+        with pytest.raises(StorageError, match="this folder is not empty"):
             repair(folder, to)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError):
@@ -350,8 +350,8 @@ def test_a_missing_shard_and_one_of_which_nothing_is_left_are_listed(tmp_path, r
     assert (code, err) == (1, "")
     assert out.splitlines() == [
         f"lost: {folder}/a.tar, bytes 0 to 0: the folder's index lists this shard, but there is no such file",
-        f"lost: {folder}/b.tar, bytes 0 to 0: the shard ends where its .idx goes on to byte 3072",
-        f"doubt: {folder}/b.tar: its SHA-256 differs from the index, so the saved samples may be damaged as well.",
+        f"lost: {folder}/b.tar, bytes 0 to 0: the shard ends, but its .idx continues to byte 3072",
+        f"doubt: {folder}/b.tar: its SHA-256 differs from the index, so the saved samples may be damaged too.",
         f"Repaired {tmp_path}/to: 3 samples saved in 1 shard, 0 samples known by key lost.",
     ]
     assert sorted(samples_in(tmp_path / "to")) == ["c0", "c1", "c2"]

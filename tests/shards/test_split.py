@@ -437,7 +437,7 @@ def test_shards_that_do_not_match_their_index_are_an_error(folder: Path) -> None
     with pytest.raises(ShardError, match=r"s-000\.tar, byte 1024: bad header"):
         split(folder)
     write_shard(path, {"one": {"bin": bytes(len(right) - 3 * 512)}})
-    with pytest.raises(FolderIndexError, match=r"s-000\.tar: it has 1 samples, the folder's index says 25"):
+    with pytest.raises(FolderIndexError, match=r"s-000\.tar: it has 1 samples, but the folder's index says 25"):
         split(folder)
     assert list_selections(folder) == []
 

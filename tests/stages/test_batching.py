@@ -96,7 +96,9 @@ def test_what_is_no_batch_is_not_unbatched(six, function, message):
 
 def test_a_batch_that_does_not_fit_names_its_first_and_last_sample(pattern):
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8")
-    with pytest.raises(PipelineError, match=r"p-000\.tar: k000 to k002: batched: sample 1 \(`k001`\) has other fields"):
+    with pytest.raises(
+        PipelineError, match=r"p-000\.tar: k000 to k002: batched: sample 1 \(`k001`\) has different fields"
+    ):
         list(pipe.batched(3).loader(workers=0))
     with pytest.raises(PipelineError, match=r"p-000\.tar: k000 to .*p-001\.tar: k005: batched: sample 1 "):
         list(pipe.batched(6).loader(workers=0))

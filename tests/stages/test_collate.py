@@ -206,27 +206,30 @@ def test_images_are_copied_once():
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([], "batched: a batch of no samples"),
+        ([], "batched: a batch without samples"),
         ([(1, 2), (1,)], "batched: sample is a tuple of 2 in sample 0 but a tuple of 1 in sample 1"),
         ([(1,), {"a": 1}], "batched: sample is a tuple of 1 in sample 0 but dict in sample 1"),
-        ([{"a": 1}, (1,)], "batched: sample 0 is a dict, sample 1 a tuple"),
+        ([{"a": 1}, (1,)], "batched: sample 0 is a dict, but sample 1 is a tuple"),
         (
             [{"a": 1, "b": 2}, {"a": 1, "c": 2, "__key__": "k"}],
             (
-                "batched: sample 1 (`k`) has other fields than sample 0: without b; with __key__, c. "
-                "Choose the fields that all have with to_tuple or to_dict"
+                "batched: sample 1 (`k`) has different fields from sample 0: without b; with __key__, c. "
+                "Use to_tuple or to_dict to choose fields that all samples have"
             ),
         ),
         (
             [{"a": 1, "b": 2}, {"a": 1}],
             (
-                "batched: sample 1 has other fields than sample 0: without b. "
-                "Choose the fields that all have with to_tuple or to_dict"
+                "batched: sample 1 has different fields from sample 0: without b. "
+                "Use to_tuple or to_dict to choose fields that all samples have"
             ),
         ),
         ([(1,), (1.5,)], "batched: slot 0 is int64 in sample 0 but float64 in sample 1"),
         ([(1,), (True,)], "batched: slot 0 is int64 in sample 0 but bool in sample 1"),
-        ([{"cls": 1}, {"cls": None}], "batched: `cls` is int64 in sample 0 but no number or array in sample 1"),
+        (
+            [{"cls": 1}, {"cls": None}],
+            "batched: `cls` is int64 in sample 0 but neither a number nor an array in sample 1",
+        ),
         ([("a", np.zeros(2)), ("b", torch.zeros(2))], "batched: slot 1 is array in sample 0 but tensor in sample 1"),
         (
             [{"jpg": np.zeros((2, 3, 3))}, {"jpg": np.zeros((4, 3, 3))}],
@@ -244,7 +247,7 @@ def test_images_are_copied_once():
             [(torch.zeros(2),), (torch.zeros(2, dtype=torch.uint8),)],
             "batched: slot 0 is torch.float32 in sample 0 but torch.uint8 in sample 1",
         ),
-        ([1, "a"], "batched: the value is int64 in sample 0 but no number or array in sample 1"),
+        ([1, "a"], "batched: the value is int64 in sample 0 but neither a number nor an array in sample 1"),
     ],
 )
 def test_messages_name_the_slot(samples, message):
@@ -354,7 +357,7 @@ def test_it_travels_from_workers_and_is_written_in_yaml(folder: str, tmp_path: P
         lengths == [batch[0].offsets.diff().tolist() for batch in pipe.loader(workers=0)] == [LENGTHS[:4], LENGTHS[4:]]
     )
     config.write_text("version: 1\npipeline: [{sequential: a}, {batched: {size: 4, ragged: [npy], collate: f}}]\n")
-    with pytest.raises(ConfigError, match="`ragged` does nothing where a `collate` of your own"):
+    with pytest.raises(ConfigError, match="`ragged` has no effect with your own `collate`"):
         load_config(config)
 
 

@@ -57,7 +57,7 @@ def test_what_is_no_function_is_refused() -> None:
 def test_a_name_belongs_to_one_function() -> None:
     """Another function under the same name is refused with both."""
     registry.register("my_augment")(augment)
-    with pytest.raises(PipelineError, match=r"test_registry\.augment has this name already; .*test_registry\.other"):
+    with pytest.raises(PipelineError, match=r"test_registry\.augment already has this name; .*test_registry\.other"):
         registry.register("my_augment")(other)
     assert registry.resolve("my_augment", {}) is augment
 
@@ -65,7 +65,7 @@ def test_a_name_belongs_to_one_function() -> None:
 def test_two_lambdas_are_two_functions() -> None:
     """Their names say nothing."""
     registry.register("a")(lambda sample: sample)
-    with pytest.raises(PipelineError, match="has this name already"):
+    with pytest.raises(PipelineError, match="already has this name"):
         registry.register("a")(lambda sample: None)
 
 
@@ -152,7 +152,7 @@ def sum_of(lists):
 
 def test_what_is_handed_over_is_a_stage_too(numbers):
     assert batches(numbers, {"mine": {"by": 2}}, transforms={"mine": Shift})[0][1] is not None
-    with pytest.raises(ConfigError, match="`mine` is no stage"):
+    with pytest.raises(ConfigError, match="`mine` is not a stage"):
         batches(numbers, {"mine": {"by": 2}})
 
 
@@ -177,7 +177,7 @@ def test_a_stage_of_ones_own_stands_in_yaml_and_in_streams(numbers, tmp_path):
     ("stage", "problem"),
     [
         ({"shift": {"bye": 1}}, r"shift: no such setting. Did you mean `by`\?"),
-        ({"shift": {"by": -1}}, "shift: it cannot be made with these settings: `by` is negative"),
+        ({"shift": {"by": -1}}, "shift: it cannot be created with these settings: `by` is negative"),
         ({"shift": 3}, r"settings of `shift` are a mapping, as in \{strength: 3\}"),
         ({"add": {"much": 1}}, r"add: no such setting. `add` has `sample` and `by`"),
     ],

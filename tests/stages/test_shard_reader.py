@@ -236,7 +236,7 @@ def test_a_row_of_empty_shards_is_no_end(tmp_path):
 
 def test_empty_shards_say_so_instead_of_looping(tmp_path):
     pattern = write_numbers(tmp_path, [0, 0])
-    with pytest.raises(PipelineError, match="hold no sample"):
+    with pytest.raises(PipelineError, match="hold no samples"):
         list(Pipeline().stream(pattern).map(number_of).with_epoch(2).loader(workers=0))
 
 

@@ -477,7 +477,7 @@ def test_a_dict_made_by_a_function_behind_to_tuple_is_collated_by_its_names(patt
 
 def test_the_message_of_an_image_renamed_before_decode_says_so(pattern):
     pipe = Pipeline().stream(pattern).rename(image="jpg;png").decode("rgb8").center_crop(8)
-    with pytest.raises(PipelineError, match=r"`image` is not decoded yet.*and before the field gets this name"):
+    with pytest.raises(PipelineError, match=r"`image` is not decoded yet.*, before the field gets this name"):
         list(pipe.loader(workers=0))
 
 
@@ -515,7 +515,7 @@ def test_alternatives_of_fields_and_masks_that_meet_in_a_sample_are_an_error(pat
         next(loader)
     pipe = Pipeline().stream(pattern, shuffle_shards=False).decode("rgb8").slice(1, 2)
     for stage in (pipe.random_flip, functools.partial(pipe.resize, 6)):
-        with pytest.raises(PipelineError, match=r"k001: \w+: `fields` and `masks` both come to `png`"):
+        with pytest.raises(PipelineError, match=r"k001: \w+: `fields` and `masks` both select `png`"):
             list(stage(fields=["jpg;png"], masks=["png"]).loader(workers=0))
 
 

@@ -200,7 +200,7 @@ def test_a_second_live_iterator_is_refused(six):
     first = iter(loader)
     next(first)
     second = iter(loader)  # nothing happens before the first item is asked for
-    with pytest.raises(PipelineError, match="iterated already"):
+    with pytest.raises(PipelineError, match="already has an iterator in use"):
         next(second)
     third = iter(loader)
     del first

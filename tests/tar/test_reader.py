@@ -488,7 +488,7 @@ def test_a_part_of_a_shard_that_does_not_end_between_members_is_an_error(behind)
 
 def test_a_part_that_begins_at_the_end_marker_says_so():
     part = SHARD[-1024:]
-    with pytest.raises(ShardError, match="a zero block stands where a member should"):
+    with pytest.raises(ShardError, match="a zero block is in the place of a member"):
         list(locate_members(part, shard="x", offset=len(SHARD) - 1024, stop=512))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,19 +40,6 @@ def address(folder: Path) -> Iterator[str]:
         yield addresses[0]
         started[0].should_exit = True
         thread.join(20)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Playwright's Chromium, or the system's."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    with playwright.sync_playwright() as running:
-        try:
-            opened = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except playwright.Error as err:
-            pytest.skip(f"no Chromium to start (`playwright install chromium`): {str(err).splitlines()[0]}")
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

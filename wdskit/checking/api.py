@@ -63,7 +63,7 @@ def verify(
     target = find_targets(str(path))
     remote = next((name for name in target.shards if not is_local(name)), None)
     if chosen and remote is not None:
-        msg = f"{remote}: for other readers only local shards are judged: they read headers in their own ways."
+        msg = f"{remote}: checks for other readers need local shards."
         raise StorageError(f"{msg}\n  Copy the shards here first.", url=remote)
     jobs = [
         ShardJob(

@@ -28,7 +28,7 @@ from wdskit.files import publish_bytes
 from wdskit.limits import MAX_CHECKED_BYTES, MAX_INDEX_BYTES, MAX_LISTED
 from wdskit.storage.urls import ABSENT_STATUSES, LISTED_SCHEMES, is_local, open_ranges, read_bytes, scheme_of
 from wdskit.tar.reader import locate_members
-from wdskit.text import shorten
+from wdskit.text import plural, shorten
 
 
 @dataclass
@@ -94,7 +94,7 @@ def look_at_index(folder: Path) -> tuple[FolderIndex | None, tuple[Finding, ...]
         if classes.is_file():
             json.loads(read_bytes(str(classes), limit=MAX_CLASSES_BYTES))
     except (ValueError, RecursionError, WdskitError) as err:
-        problems[classes] = f"it is no JSON: {shorten(str(err))}"
+        problems[classes] = f"it is not JSON: {shorten(str(err))}"
     index = None
     try:
         index = read_index(folder)
@@ -148,7 +148,7 @@ def _compare(twin: BinaryIndex, index: FolderIndex | None) -> str:
         and all(twin.name(number) == one.name for number, one in enumerate(entries))
         and all(twin.idx_sha256(number) == one.idx_sha256 for number, one in enumerate(entries))
     )
-    return "" if same else "it says something else of a shard than index.json"
+    return "" if same else "it disagrees with index.json about a shard"
 
 
 def _plain(err: WdskitError, path: Path) -> str:
@@ -183,12 +183,12 @@ def find_odd(folder: str, reports: Sequence[ShardReport]) -> tuple[Finding, ...]
     for kinds, count in others[:MAX_LISTED]:
         path, key = first[kinds]
         less, more = Counter(most) - Counter(kinds), Counter(kinds) - Counter(most)
-        parts = [f"it has no {listed(less)}"] * bool(less) + [f"it has {listed(more)} besides"] * bool(more)
+        parts = [f"it has no {listed(less)}"] * bool(less) + [f"it also has {listed(more)}"] * bool(more)
         samples = f"{count:,} sample{'s' if count > 1 else ''}"
         problem = f"{shorten(', '.join(parts))}, most have {shorten(listed(most))} ({samples}; this is the first)"
         found.append(Finding("odd", path, problem, key=key))
     if len(others) > MAX_LISTED:
-        problem = f"samples have {len(others) - MAX_LISTED:,} more sets of fields, each another"
+        problem = f"samples have {len(others) - MAX_LISTED:,} more sets of fields, all different"
         found.append(Finding("odd", folder, problem))
     return tuple(found)
 
@@ -211,20 +211,20 @@ def find_skew(folder: str, reports: Sequence[ShardReport], world_size: int, load
         ConfigError: One is less.
     """
     if world_size < 1 or loader_workers < 1:
-        raise ConfigError(f"there are 1 rank and 1 worker at least, not {world_size} x {loader_workers}.")
+        raise ConfigError(f"world_size and loader_workers are 1 or more, not {world_size} and {loader_workers}.")
     num = world_size * loader_workers
     counts = [one.num_samples for one in reports]
-    who = f"{world_size} ranks x {loader_workers} workers"
-    shards = f"{len(counts):,} shard{'' if len(counts) == 1 else 's'} for {who}"
+    who = f"{plural(world_size, 'rank')} x {plural(loader_workers, 'worker')}"
+    shards = f"{plural(len(counts), 'shard')} for {who}"
     if len(counts) < num:
         problem = f"{shards}: {num - len(counts):,} of {num:,} workers get none"
     elif len(counts) % num:
-        problem = f"{shards}: some workers get {len(counts) // num} shards, others {len(counts) // num + 1}"
+        problem = f"{shards}: some workers get {plural(len(counts) // num, 'shard')}, others {len(counts) // num + 1}"
     elif max(counts) - min(counts) <= 1:  # as even as whole numbers can be
         return ()
     else:
         shares = [sum(counts[worker::num]) for worker in range(num)]
-        problem = f"{who}: {min(shares):,} to {max(shares):,} samples a worker"
+        problem = f"{who}: {min(shares):,} to {max(shares):,} samples per worker"
         problem += f", shards of {min(counts):,} to {max(counts):,} samples"
     return (Finding("skew", folder, problem),)
 
@@ -263,11 +263,11 @@ def _confirm(folder: str, places: Sequence[tuple[ShardReport, int]]) -> Finding 
     for report, number in places:
         key = read_key(report, number)
         if key is None:
-            problem = f"sample {number} has a key that another sample has, and cannot be read again"
+            problem = f"sample {number} has the key of another sample and cannot be read again"
             return Finding("repeated", report.path or folder, problem, int(report.starts[number]))
         if key in seen:
-            where = "in two places that are not side by side" if seen[key] is report else f"in {seen[key].path} too"
-            return Finding("repeated", report.path, f"it stands {where}", int(report.starts[number]), shorten(key))
+            where = "in two places that are not side by side" if seen[key] is report else f"also in {seen[key].path}"
+            return Finding("repeated", report.path, f"it is {where}", int(report.starts[number]), shorten(key))
         seen[key] = report
     return None
 

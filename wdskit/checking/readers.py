@@ -31,12 +31,12 @@ RULES = {
     "prefix": ("wids", "a name that is split over the header's prefix field"),
     "size": ("dali wids", "a size with 12 digits or in base 256"),
     "space": ("dali", "a name with a space, which breaks DALI's own index"),
-    "newline": ("wids", "a name with a line end"),
-    "upper_case": ("hf dali energon wids", "an extension in upper case, which only webdataset lowers"),
+    "newline": ("wids", "a name with a line break"),
+    "upper_case": ("hf dali energon wids", "an extension in upper case, which only webdataset converts to lower case"),
     "no_extension": ("dali", "a member without an extension, which is taken for a sample"),
     "dot_file": ("dali wids", "a hidden file, which is taken for a sample"),
     "meta": ("hf dali wids", "a member called `__...__`, which is taken for a sample"),
-    "int": ("hf open_clip timm", "an integer field (cls, ...) that is none"),
+    "int": ("hf open_clip timm", "an integer field (cls, ...) that does not hold an integer"),
     "text": ("hf open_clip", "a text field that is not UTF-8"),
     "json": ("hf open_clip", "JSON that does not parse"),
     "json_types": ("hf", "JSON whose names or types change"),
@@ -61,7 +61,7 @@ def choose_readers(names: Sequence[str]) -> tuple[str, ...]:
     """
     for name in names:
         if name not in (*READERS, ALL):
-            raise ConfigError(f"{name!r} is no reader whose rules are known. There are: {', '.join(READERS)}, {ALL}.")
+            raise ConfigError(f"{name!r} is not a known reader. Known are: {', '.join(READERS)}, {ALL}.")
     return READERS if ALL in names else tuple(dict.fromkeys(names))
 
 
@@ -118,7 +118,7 @@ def _check_members(reader: str, reports: Sequence[ShardReport], findings: Sequen
     """Damage, and quirks of members: rule by rule, the shards in their order."""
     damaged = {one.file for one in findings if one.kind in ("structure", "unreadable", "digest", "bytes")}
     for file in sorted(damaged):
-        yield _broken("damage", file, "it is damaged, and others drop what is behind it without a word")
+        yield _broken("damage", file, "it is damaged, and other readers silently drop everything after the damage")
     for rule, (names, why) in RULES.items():
         if reader not in names.split():
             continue
@@ -185,7 +185,7 @@ def _check_hf(reports: Sequence[ShardReport]) -> Iterator[Finding]:
     for folder in sorted({Path(one.path).parent for one in reports}):
         kinds = _hf_kinds(folder)
         if kinds and kinds != {"webdataset"}:
-            problem = f"load_dataset takes what stands here for {' and '.join(sorted(kinds))} files"
+            problem = f"load_dataset takes this folder for {' and '.join(sorted(kinds))} files"
             yield _broken("folder_files", str(folder), f"{problem}, unless it is given data_files='*.tar'")
     first = [(one.path, key, names) for one in reports if one.quirks for key, names in one.quirks.first_samples][:5]
     known = set(first[0][2]) if first else set()
@@ -232,7 +232,7 @@ def _check_energon(reports: Sequence[ShardReport], findings: Sequence[Finding]) 
     wrong = {one.file for one in findings if one.kind == "offsets"}
     for report in reports:
         if report.is_whole and not report.num_samples:
-            yield _broken("empty_shard", report.path, "it has no sample")
+            yield _broken("empty_shard", report.path, "it has no samples")
         elif not offsets_path(report.path).is_file():
             yield _broken("no_idx", report.path, "it has no .idx")
         elif str(offsets_path(report.path)) in wrong:
@@ -256,7 +256,7 @@ def _check_wids(
         if not name.isascii():
             yield _broken("shard_name", report.path, "the shard's name is not ASCII")
         if name in seen:
-            problem = f"it has the file name of {seen[name]}, under which one of them is cached"
+            problem = f"it has the same file name as {seen[name]}, and wids caches only one of them"
             yield _broken("shard_names", report.path, problem)
         seen.setdefault(name, report.path)
 
@@ -270,9 +270,9 @@ def _check_trainer(
         here = [one for one in reports if Path(one.path).parent == folder]
         wrong = [one.path for one in here if counts is not None and counts.get(Path(one.path).name) != one.num_samples]
         if counts is None and (folder / counts_file).is_file():
-            yield _broken("counts", str(folder / counts_file), "it does not read")
+            yield _broken("counts", str(folder / counts_file), "it cannot be read")
         elif wrong:
-            problem = f"it has a wrong count of {Path(wrong[0]).name}"
+            problem = f"it has a wrong count for {Path(wrong[0]).name}"
             yield _broken("counts", str(folder / counts_file), problem, num=len(wrong))
     for report in reports:
         sets = report.field_sets.items()

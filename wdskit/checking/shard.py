@@ -50,7 +50,7 @@ DRAIN_BYTES = 1 << 20
 
 _HOSTILE = {
     "it is an absolute path": re.compile(r"\A/"),
-    "it leads out of the folder that it is unpacked in": re.compile(r"(\A|/)\.\./"),
+    "it leads outside the folder that it is unpacked into": re.compile(r"(\A|/)\.\./"),
     "it holds a control character": re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]"),
 }
 
@@ -152,7 +152,7 @@ class _Pass:
         job, report = self._job, self._report
         try:
             if is_local(job.path) and not stat.S_ISREG(Path(job.path).stat().st_mode):  # a pipe would wait for ever
-                self._found.add("unreadable", "this is no file")
+                self._found.add("unreadable", "this is not a file")
             else:
                 shard = DigestedFile(open_stream(job.path))
                 with contextlib.closing(shard.file):
@@ -303,7 +303,7 @@ def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None)
     num_bytes = report.num_bytes if entry is None else entry.num_bytes
     starts, is_whole = report.starts, report.is_whole
     if is_local(path) and offsets_path(path).exists() and not offsets_path(path).is_file():
-        return "this is no file"
+        return "this is not a file"
     try:
         if is_local(path):
             offsets = read_offsets(path, num_bytes=num_bytes)
@@ -322,7 +322,7 @@ def compare_offsets(path: str, report: ShardReport, *, entry: ShardEntry | None)
     if len(wrong):
         at = int(wrong[0])
         what = "the last sample ends" if at == len(starts) - 1 else f"sample {at} starts"
-        return f"it says {offsets[at]} where {what} at byte {starts[at]}"
+        return f"it says {offsets[at]}, but {what} at byte {starts[at]}"
     if entry and entry.idx_sha256 not in (None, digest_offsets(offsets.tolist())):  # planned sources refuse them then
-        return "it is not the file that the index has the sha256 of"
+        return "its sha256 is not the one in the index"
     return ""

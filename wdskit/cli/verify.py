@@ -49,30 +49,30 @@ def verify_command(
             metavar="SHARE", help="Check the images of this share of the samples only: 1%.", rich_help_panel="Images"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share.", rich_help_panel="Images")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Seed that chooses the share.", rich_help_panel="Images")
+    ] = 0,
     readers: Annotated[
         str | None,
         typer.Option(
             "--for",
             metavar="NAMES",
-            help="Judge for other readers: hf,dali,energon,wids,open_clip,timm, or all.",
+            help="Check for other readers: hf,dali,energon,wids,open_clip,timm, or all.",
             rich_help_panel="Readers",
         ),
     ] = None,
     world_size: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="Ranks of a stream: do all get the same share?", rich_help_panel="Readers"
+            metavar="N", min=1, help="Ranks of a stream: does each get the same share?", rich_help_panel="Readers"
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="With --world-size: loader workers of a rank.", rich_help_panel="Readers"
-        ),
+        typer.Option(metavar="N", min=1, help="With --world-size: loader workers per rank.", rich_help_panel="Readers"),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Processes that read. Default: the CPUs.")
+        int | None, typer.Option(metavar="N", min=1, help="Processes that read. Default: one per CPU.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -94,7 +94,7 @@ def verify_command(
     from wdskit.checking.api import verify
 
     if workers is not None and world_size is None:
-        raise typer.BadParameter("--workers goes with --world-size; --processes says how many read.")
+        raise typer.BadParameter("--workers needs --world-size. To set how many processes read, use --processes.")
     start = time.perf_counter()
     with exit_2_on_error(), show_bytes("verifying") as show:
         result = verify(
@@ -128,7 +128,7 @@ def _print(result: VerifyResult, seconds: float) -> None:
     if result.num_ignored:
         print(ignored_note(result.num_ignored))
     if result.num_large:
-        print(f"Note: {plural(result.num_large, 'field')} over 32 MiB, digested but not looked into.")
+        print(f"Note: {plural(result.num_large, 'field')} over 32 MiB: the digests are checked, the contents are not.")
     num = sum(1 + one.more for one in result.findings if one.kind not in NOTES)
     num_notes = sum(1 + one.more for one in result.findings if one.kind in NOTES)
     what = plural(num, "finding") if num else "clean"
@@ -147,14 +147,17 @@ def _advice(result: VerifyResult) -> Iterator[str]:
     kinds = {one.kind for one in result.findings}
     path = Path(result.path)
     is_remote = not is_local(result.path)
-    folder = escape(result.path if is_remote or path.is_dir() else str(path.parent) if path.is_file() else "FOLDER")
+    folders = {str(Path(one.file).parent) for one in result.findings}  # of a pattern
+    found = folders.pop() if len(folders) == 1 else "FOLDER"
+    folder = escape(result.path if is_remote or path.is_dir() else str(path.parent) if path.is_file() else found)
     if not result.is_indexed and "unfinished" not in kinds:
-        yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` makes one."
+        yield f"No index: sizes and digests could not be compared. `wdskit index {folder}` creates one."
     if kinds & _DAMAGE:
         if is_remote:
-            yield "Damaged or missing shards: upload them again; or copy them here, and `wdskit repair` the copy."
+            yield "Damaged or missing shards: upload them again, or copy them here and run `wdskit repair` on the copy."
             return
-        ways = "fetch or pack them again (`wdskit pack --only`), or save what is whole"
-        yield f"Damaged or missing shards: {ways}: `wdskit repair {escape(result.path)} --to DEST`."
+        again = "pack them again (`wdskit pack --only`; after `--split`, pack into another folder and copy them)"
+        yield f"Damaged or missing shards: fetch them again, or {again}."
+        yield f"`wdskit repair {escape(result.path)} --to DEST` saves the samples that are whole."
     elif kinds & _STALE:
-        yield f"If the shards are right, `wdskit index {folder}` makes the index and offsets beside them again."
+        yield f"If the shards are right, `wdskit index {folder}` writes their index and offsets again."

@@ -114,7 +114,7 @@ def _check_depth(raw: bytes) -> None:
     for mark in _JSON_MARK.finditer(_JSON_TEXT.sub(b"", raw)):
         depth += 1 if mark[0] in b"[{" else -1
         if depth > _MAX_DEPTH:
-            raise DecodeError(f"JSON that is nested over {_MAX_DEPTH} deep")
+            raise DecodeError(f"JSON nested deeper than {_MAX_DEPTH} levels")
 
 
 def has_long_number(raw: bytes) -> bool:
@@ -155,7 +155,7 @@ def _encode_npy(value: object) -> bytes:
     np.lib.format.write_array(stream, np.asarray(value, order="C"), version=(1, 0), allow_pickle=False)
     header_bytes = stream.tell() - value.nbytes
     if header_bytes > MAX_NPY_HEADER:
-        raise DecodeError(f"its dtype makes a header of {header_bytes} bytes, readers accept {MAX_NPY_HEADER}")
+        raise DecodeError(f"its dtype needs a header of {header_bytes} bytes; readers accept at most {MAX_NPY_HEADER}")
     return stream.getvalue()
 
 

@@ -75,5 +75,5 @@ def check_magic(field: str, data: Buffer) -> None:
     wanted, found = promised_format(field), image_format(data)
     if found != wanted:
         start = f"it starts with {bytes(data[:8])!r}" if len(data) else "the file is empty"
-        what = f"a {found} file" if found else f"no image of a known format; {start}"
-        raise DecodeError(f"the name promises {wanted}, and it is {what}", field=field)
+        what = f"a {found} file" if found else f"not an image of a known format; {start}"
+        raise DecodeError(f"the name says {wanted}, but it is {what}", field=field)

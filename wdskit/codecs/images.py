@@ -159,7 +159,7 @@ def decode_index(data: Buffer, *, max_pixels: int) -> NDArray[Any]:
     is_other = name == "PPM" and (most not in {255, 65535} or mode == "1")  # others are spread; in a PBM 1 is black
     is_other |= name == "TIFF" and mode != "P" and _tags(image).get(_TIFF_KIND) != 1  # 0 may be white
     if mode not in _INDEX_MODES or is_other:
-        raise DecodeError(f"a {name} image of mode {mode} does not store one plain number a pixel. Decode it as `rgb8`")
+        raise DecodeError(f"a {name} image of mode {mode} does not store one number per pixel. Decode it as `rgb8`")
     pixels: Any = _decode_whole_jpeg(data, "L", max_pixels) if name == "JPEG" else None
     if pixels is None:
         with pillow_errors(name):
@@ -205,11 +205,11 @@ def stores_other_numbers(data: Buffer, *, max_pixels: int) -> str:
     if name == "PNG":  # nearly every mask
         with contextlib.suppress(DecodeError):  # decoding says what is damaged
             mode, bits = structure.png_header(data).mode, structure.png_bits(data)
-            return "a palette" if mode == "P" else "" if bits == 8 else f"{bits} bit{'s' * (bits > 1)} a pixel"
+            return "a palette" if mode == "P" else "" if bits == 8 else f"{bits} bit{'s' * (bits > 1)}  per pixel"
     mode = "L" if name == "JPEG" else open_pillow(data, max_pixels=max_pixels).mode
     if mode in {"P", "PA"}:
         return "a palette"
-    return "over 8 bits a pixel" if mode in _DEEP_MODES else "1 bit a pixel" if mode == "1" else ""
+    return "over 8 bits  per pixel" if mode in _DEEP_MODES else "1 bit  per pixel" if mode == "1" else ""
 
 
 def open_pillow(data: Buffer, *, max_pixels: int) -> ImageFile:

@@ -59,7 +59,7 @@ def read_npy_header(data: Buffer) -> NpyHeader:
         raise DecodeError(f"not an npy file; {what}")
     size_bytes, encoding = _VERSIONS.get(head[6], (0, ""))
     if not size_bytes or head[7]:
-        raise DecodeError(f"npy version {head[6]}.{head[7]}; known are 1.0, 2.0 and 3.0")
+        raise DecodeError(f"npy version {head[6]}.{head[7]}; supported are 1.0, 2.0 and 3.0")
     first = 8 + size_bytes
     start = first + int.from_bytes(head[8:first], "little")
     if start - first > MAX_NPY_HEADER:
@@ -72,7 +72,7 @@ def read_npy_header(data: Buffer) -> NpyHeader:
         raise DecodeError(f"damaged npy header: {err}") from err
     if num_bytes != len(data) - start:
         what = f"{header.shape} of {header.dtype}"
-        raise DecodeError(f"{what} takes {num_bytes} bytes, {len(data) - start} follow the header")
+        raise DecodeError(f"{what} takes {num_bytes} bytes, but {len(data) - start} follow the header")
     return header
 
 
@@ -101,7 +101,7 @@ def _to_json(text: str) -> str:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None or depth > _MAX_DEPTH:
-            raise ValueError(f"{text[at : at + 40]!r} is no part of one")
+            raise ValueError(f"{text[at : at + 40]!r} is not part of a header")
         at = match.end()
         kind = match.lastgroup or ""
         found = match[kind]
@@ -116,7 +116,7 @@ def _to_json(text: str) -> str:
             if parts[-1:] == [","]:
                 parts.pop()
             elif found == ")" and parts[-2:-1] == [_JSON["("]]:
-                raise ValueError(f"{match.string[:40]!r} holds one value in parentheses where a tuple belongs")
+                raise ValueError(f"{match.string[:40]!r} holds one value in parentheses instead of a tuple")
         parts.append(_JSON.get(found, found) if kind in {"open", "close"} else found)
     return "".join(parts)
 
@@ -125,7 +125,7 @@ def _dict_or_tuple(pairs: list[tuple[str, Any]]) -> Any:
     if [key for key, _ in pairs] == [_TUPLE]:
         return tuple(pairs[0][1])
     if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("a key appears twice")
     return dict(pairs)
 
 
@@ -134,7 +134,7 @@ def _dtype(descr: Any) -> np.dtype[Any]:
         _check_texts(descr)
         return np.lib.format.descr_to_dtype(descr)
     except (TypeError, ValueError, LookupError, ArithmeticError) as err:
-        raise ValueError(f"{str(descr)[:200]} is no dtype: {err}") from err
+        raise ValueError(f"{str(descr)[:200]} is not a dtype: {err}") from err
 
 
 def _check_texts(descr: Any) -> None:

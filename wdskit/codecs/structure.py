@@ -68,10 +68,10 @@ def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
         DecodeError: No pixels at all.
     """
     if width < 1 or height < 1:
-        raise DecodeError(f"the image's header promises {width} x {height} pixels")
+        raise DecodeError(f"the image's header states {width} x {height} pixels")
     if width * height > max_pixels:
         raise ImageTooLarge(
-            f"the image's header promises {width} x {height} = {width * height} pixels, "
+            f"the image's header states {width} x {height} = {width * height} pixels, "
             f"more than max_pixels {max_pixels}. Raise max_pixels if it is right."
         )
 
@@ -88,7 +88,7 @@ def jpeg_header(data: Buffer) -> ImageHeader:
             else:  # padding, or a marker without a segment
                 at += 1 if code == 0xFF else 2
         if data[at] != 0xFF:
-            raise DecodeError(f"JPEG, byte {at}: no marker where one belongs")
+            raise DecodeError(f"JPEG, byte {at}: a marker is missing")
         num_colours = data[at + 9]
         height, width = data[at + 5] << 8 | data[at + 6], data[at + 7] << 8 | data[at + 8]
     except IndexError as err:
@@ -102,7 +102,7 @@ def png_header(data: Buffer) -> ImageHeader:
     if len(head) < 26:
         raise HeaderTooShort(data)
     if head[12:16] != b"IHDR":
-        raise DecodeError(f"PNG, byte 12: {head[12:16]!r} where IHDR belongs")
+        raise DecodeError(f"PNG, byte 12: {head[12:16]!r} in place of IHDR")
     bits, colours = png_bits(head), head[25]
     mode = _PNG_MODES.get(colours, f"colour type {colours}")
     mode = "1" if (bits, mode) == (1, "L") else f"{mode};16" if bits == 16 else mode
@@ -237,8 +237,8 @@ def check_png(view: memoryview, max_pixels: int) -> None:
                 f"PNG, byte {at}: the checksum of chunk {kind!r} does not match its {stop - at - 12} bytes"
             )
         if (kind == b"IHDR" and length == 13) != (at == 8):
-            belongs = "IHDR of 13 bytes" if at == 8 else "no IHDR"
-            raise DecodeError(f"PNG, byte {at}: {kind!r} of {length} bytes where {belongs} belongs")
+            problem = f"{kind!r} of {length} bytes in place of IHDR of 13 bytes" if at == 8 else "a second IHDR"
+            raise DecodeError(f"PNG, byte {at}: {problem}")
         if at == 8:
             header = png_header(view)
             check_pixels(header.width, header.height, max_pixels=max_pixels)
@@ -253,14 +253,16 @@ def check_webp(view: memoryview) -> None:
     """Check the sizes of the file and of every chunk: type, length, data, a byte of padding where the length is odd."""
     end = 8 + int.from_bytes(view[4:8], "little")
     if end > len(view):
-        raise DecodeError(f"WebP, byte 4: it promises {end} bytes, the file stops at byte {len(view)}")
+        raise DecodeError(f"WebP, byte 4: it states {end} bytes, but the file stops at byte {len(view)}")
     at, kinds = 12, set()
     while at + 8 <= end:
         length = int.from_bytes(view[at + 4 : at + 8], "little")
         kind = bytes(view[at : at + 4])
         kinds.add(kind)
         if at + 8 + length > end:
-            raise DecodeError(f"WebP, byte {at}: chunk {kind!r} of {length} bytes ends behind the file, at {end}")
+            raise DecodeError(
+                f"WebP, byte {at}: chunk {kind!r} of {length} bytes ends past the end of the file, at {end}"
+            )
         at += 8 + length + length % 2
     if not kinds & {b"VP8 ", b"VP8L", b"ANMF"}:
         raise DecodeError(f"WebP, byte {end}: the file ends before any pixel data")

@@ -190,7 +190,7 @@ class _Check:
             self._note(("pipelines",), "there is no pipeline in it. Write a name and a list of stages.")
         for name in named:
             if not _PIPELINE_NAME.fullmatch(name):
-                self._note(("pipelines", name), f"{show(name)} is no name; use letters, digits, _ and -.")
+                self._note(("pipelines", name), f"{show(name)} is not a valid name; use letters, digits, _ and -.")
         return {name: self._stages(("pipelines", name), items) for name, items in named.items()}
 
     def _stages(self, path: Path, items: Any) -> tuple[Stage, ...]:
@@ -225,7 +225,7 @@ class _Check:
         if isinstance(item, dict) and item:
             near = [name for name in item if name in self.models.stages]
             hint = " Indent its settings further than its name." if len(near) == 1 else " Write `- ` before each stage."
-            return f"a stage is one name, but {listing(list(item)[:5])} stand together.{hint}"
+            return f"a stage has one name, but this one has {listing(list(item)[:5])}.{hint}"
         return f"{describe(item)}; a stage is needed, as in `- shuffle: 200` or `- split_by_node`."
 
     def _section(self, name: str, settings: Any) -> BaseModel | None:

@@ -40,7 +40,7 @@ _RULES = {
     "greater_than": "{value} is too small; it must be greater than {limit}.",
     "less_than_equal": "{value} is too large; it must be at most {limit}.",
     "less_than": "{value} is too large; it must be below {limit}.",
-    "finite_number": "{value} is no number to work with; it must be finite.",
+    "finite_number": "{value} is not a usable number; it must be finite.",
     "too_short": "it is empty; name at least one.",
     "string_unicode": "it holds half of a character (a lone surrogate); write the text in UTF-8.",
 }
@@ -160,9 +160,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def unknown_stage(name: str, stages: Iterable[str]) -> str:
     """The message for a stage that does not exist."""
-    own = " One of your own is called by its name once it is registered, or by `- map: its_name`."
+    own = " To use your own function, register it and write its name, or `- map: its_name`."
     hint = did_you_mean(name, stages) or own
-    return f"{show(name)} is no stage.{hint}"
+    return f"{show(name)} is not a stage.{hint}"
 
 
 def unknown_setting(name: str, owner: str, known: list[str]) -> str:
@@ -223,7 +223,7 @@ def _rule(error: Mapping[str, Any]) -> str:
     if kind == "literal_error":
         options = re.findall(r"'([^']*)'", context["expected"])
         hint = did_you_mean(value, options) if isinstance(value, str) else ""
-        return f"{show(value)} is {'none of' if len(options) > 1 else 'not'} {listing(options)}.{hint}"
+        return f"{show(value)} is {'not one of' if len(options) > 1 else 'not'} {listing(options)}.{hint}"
     return f"{show(value)} does not fit: {error['msg'][:1].lower()}{error['msg'][1:]}."
 
 

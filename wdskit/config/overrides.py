@@ -72,7 +72,7 @@ class _Change:
             if steps and key not in node and (*path, key) not in _ADDED:
                 raise _Lost(_unknown(key, node, path))
         else:
-            raise _Lost(f"{dotted(path) or 'the document'} is {show(node)}; nothing stands below it.")
+            raise _Lost(f"{dotted(path) or 'the document'} is {show(node)}; nothing is below it.")
         below = self.stages.get(str(key)) if isinstance(node, dict) and _is_pipeline(path[:-1]) else None
         old = node.get(key) if isinstance(node, dict) else node[key]
         node[key] = self.put(old, steps, (*path, key), below)
@@ -120,7 +120,7 @@ def _find_stage(items: list[Any], name: str, path: Path) -> int:
         raise _Lost(_unknown(name, sorted(filter(None, names)), path))
     if names.count(name) > 1:
         places = ", ".join(f"{dotted(path)}[{at}]" for at, other in enumerate(names) if other == name)
-        raise _Lost(f"`{name}` stands {names.count(name)} times; say which: {places}.")
+        raise _Lost(f"`{name}` appears {names.count(name)} times; say which: {places}.")
     return names.index(name)
 
 

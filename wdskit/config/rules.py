@@ -37,13 +37,13 @@ def check_order(stages: Sequence[Any]) -> list[tuple[int, str]]:
     source, walk = stages[0], _Walk(stages[0])
     found = [(at, rule) for at, stage in enumerate(stages) if (rule := walk.step(at, stage))]
     if getattr(source, "split", None) == "none" and {"split_by_node", "split_by_worker"} <= walk.seen.keys():
-        found.append((0, "`split: none` would do nothing beside split_by_node and split_by_worker; remove it."))
+        found.append((0, "`split: none` has no effect with split_by_node and split_by_worker; remove it."))
     if walk.planned and getattr(source, "is_weighted", None) is True and "with_epoch" not in walk.seen:
         rule = "a mixture by weights has no end. Add `with_epoch`, or give its parts `repeat` in place of `weight`."
         found.append((0, rule))
     for at, stage in enumerate(stages):
         if walk.planned and getattr(stage, "partial", True) is False:
-            rule = "`partial` would do nothing: batches are always full, and `tail` of the source says what becomes of "
+            rule = "`partial` has no effect: batches are always full, and `tail` of the source decides about "
             found.append((at, f"{rule}the rest. Remove it."))
     return sorted(found, key=lambda problem: problem[0])
 
@@ -80,36 +80,38 @@ class _Walk:
         self.may_be_batched = True
         if not self.planned or stage is None:
             return ""
-        rule = f"behind `{self.source}` each sample stays one sample, which nobody knows of this stage."
+        rule = f"after `{self.source}` each sample must stay one sample, but wdskit cannot check that of this stage."
         return f"{rule} Call it with `map`, or use the source `stream`."
 
     def _rule(self, index: int, name: str, kind: str, *, takes_any: bool) -> str:
         if index == 0 and kind != "source":
             return f"`{name}` cannot be first. A pipeline starts with a source, such as `stream: SHARDS`."
         if kind == "source":
-            return "a second source; a pipeline has one, its first item. Join shards with `::`." if index else ""
+            return (
+                "this is a second source; a pipeline has one, its first item. Join shards with `::`." if index else ""
+            )
         if self.planned and name in _WAYS_OUT:
-            return f"`{name}` cannot stand behind `{self.source}`. {_WAYS_OUT[name]}"
+            return f"`{name}` cannot follow `{self.source}`. {_WAYS_OUT[name]}"
         if kind in _ONCE and name in self.seen:
-            return f"`{name}` stands at [{self.seen[name]}] already; once is all it can. Remove one."
+            return f"`{name}` is already at [{self.seen[name]}]; a pipeline can have it only once. Remove one."
         if kind == "open" and self.opened:
-            return f"`{self.opened}` before it has opened the shards already. Put it behind source and splitters."
+            return f"`{self.opened}` before it has already opened the shards. Put it after the source and splitters."
         if kind == "splitter" and self.opened:
-            way_out = "Put it directly behind the source."
-            return f"`{name}` picks shards, and `{self.opened}` before it has opened them. {way_out}"
+            way_out = "Put it directly after the source."
+            return f"`{name}` picks shards, but `{self.opened}` before it has already opened them. {way_out}"
         if "with_length" in self.seen:
             length = self.seen["with_length"]
-            return f"`with_length` at [{length}] says the length of the whole pipeline; it must be last."
+            return f"`with_length` at [{length}] sets the length of the whole pipeline; it must be last."
         if kind == "batch" and self.batched_at is not None:
-            return f"`{name}` stands at [{self.batched_at}] already. Put `unbatched` between, or remove one."
+            return f"`{name}` is already at [{self.batched_at}]. Put `unbatched` between the two, or remove one."
         if name == "unbatched" and self.batched_at is None and not self.may_be_batched:
-            return "`unbatched` undoes `batched`, but no `batched` stands before it."
+            return "`unbatched` undoes `batched`, but there is no `batched` before it."
         if name == "map_tuple" and self.shape == "dict":
             return "`map_tuple` takes tuples, but gets samples (dicts). Put `to_tuple` before it, or use `map_dict`."
         if kind != "each" or takes_any or name == "map_tuple":
             return ""
         if self.batched_at is not None:
-            way_out = "Put it before `batched`, or `unbatched` between."
+            way_out = "Put it before `batched`, or put `unbatched` between the two."
             return f"`{name}` takes samples, but `batched` at [{self.batched_at}] has made batches. {way_out}"
         if self.shape == "tuple":
             made = f"`to_tuple` at [{self.seen['to_tuple']}] has made tuples"

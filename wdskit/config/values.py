@@ -17,7 +17,7 @@ _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
 
 def _check_text(text: str) -> str:
     if not text.strip():
-        raise refuse("it is empty text.")
+        raise refuse("the text is empty.")
     if rule := forbidden_character(text):
         raise refuse(rule)
     return text
@@ -32,7 +32,7 @@ def _check_field_name(name: str) -> str:
 def _check_alternatives(names: str) -> str:
     _check_text(names)
     if re.search(r"\s", names) or not all(names.split(";")):
-        raise refuse(f"{show(names)} is no field name. Write `jpg`, or alternatives as `jpg;png`.")
+        raise refuse(f"{show(names)} is not a field name. Write `jpg`, or alternatives as `jpg;png`.")
     return names
 
 
@@ -73,7 +73,7 @@ def _check_size(value: object) -> object:
         if isinstance(side, bool) or not isinstance(side, int):
             raise refuse(wrong_kind(side, "a whole number of pixels is needed, or [height, width]"))
         if not 1 <= side <= 65_535:
-            raise refuse(f"{show(side)} is no size in pixels; it must be 1 to 65535.")
+            raise refuse(f"{show(side)} is not a size in pixels; it must be 1 to 65535.")
     return tuple(sides) if isinstance(value, (list, tuple)) else value
 
 
@@ -85,14 +85,14 @@ def _check_range(value: object) -> tuple[float, float]:
             raise refuse(wrong_kind(item, "two numbers are needed, as in [0.5, 1.0]"))
     low, high = value
     if not 0 < low <= high:
-        raise refuse(f"{show(value)} is no range; it must be [low, high] with 0 < low <= high.")
+        raise refuse(f"{show(value)} is not a range; it must be [low, high] with 0 < low <= high.")
     return float(low), float(high)
 
 
 def _check_share(value: object) -> tuple[float, float]:
     low, high = _check_range(value)
     if high > 1:
-        raise refuse(f"{show(value)} goes beyond 1; it is a share of the image's area.")
+        raise refuse(f"{show(value)} is above 1; it is a share of the image's area.")
     return low, high
 
 

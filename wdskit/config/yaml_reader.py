@@ -43,8 +43,11 @@ _WHOLE = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _DECIMAL = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _AMBIGUOUS = (
-    (r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?", "is a number of base 60 to some and text to others. Put it in quotes."),
-    (r"[-+]?0[0-9]+(\.[0-9]*)?", "starts with a zero: text needs quotes, a number no zero."),
+    (
+        r"[-+]?[0-9]+(:[0-5]?[0-9])+(\.[0-9]*)?",
+        "is a base-60 number to some YAML readers and text to others. Put it in quotes.",
+    ),
+    (r"[-+]?0[0-9]+(\.[0-9]*)?", "starts with a zero. Put text in quotes, and write a number without the zero."),
 )
 _ADVICE = (
     ("'\\t'", "Indent with spaces, not with tabs."),
@@ -57,7 +60,7 @@ _ADVICE = (
     ("expected alphabetic or numeric character", "Text that starts with `*` or `&` needs quotes."),
     ("cannot start any token", "Text that starts with `%`, `@` or a backtick needs quotes."),
     ("expected the node content", "A value is missing, or text that starts with one of `,]}` needs quotes."),
-    ("expected <document start>", "Something stands behind the document's end."),
+    ("expected <document start>", "Something follows the document's end."),
 )
 """What to do, for parts of PyYAML's own messages."""
 
@@ -172,7 +175,7 @@ class _Reader:
         text = text.removeprefix("\ufeff")
         if bad := _BAD_CHARACTER.search(text):
             self.line = text.count("\n", 0, bad.start()) + 1
-            self._stop(f"the character U+{ord(bad[0]):04X} cannot stand in YAML; remove it.")
+            self._stop(f"the character U+{ord(bad[0]):04X} is not allowed in YAML; remove it.")
         return text
 
     def _stream(self) -> Any:
@@ -186,7 +189,7 @@ class _Reader:
         tree = self._node(self._next(), ())
         self._next()  # the document's end
         if not isinstance(self._next(), yaml.StreamEndEvent):
-            self._stop("a second document starts here; a configuration is one document.")
+            self._stop("a second document starts here; a configuration has only one.")
         return tree
 
     def _next(self) -> Any:
@@ -258,17 +261,17 @@ class _Reader:
         if isinstance(event, yaml.AliasEvent):
             return _alias_rule(event)
         if not isinstance(event, yaml.ScalarEvent):
-            return "a list or mapping stands where a name is needed. Text that starts with `[` or `{` needs quotes."
+            return "a name is needed here, not a list or mapping. Text that starts with `[` or `{` needs quotes."
         name = event.value
         if is_repeated:
             first = self.document.lines.get((*path, name))
-            return f"{show(name)} stands twice in this mapping, first at line {first}. Remove one."
+            return f"{show(name)} appears twice in this mapping, first on line {first}. Remove one."
         if not event.implicit[0]:
             return ""
         if name == "<<":
             return "the merge key `<<` is not supported; write the settings out."
         if "${" in name:
-            return f"{show(name)}: variables are filled into values, not into names."
+            return f"{show(name)}: variables work in values, not in names."
         try:
             return _name_rule(type_plain(name), path)
         except ScalarError as err:
@@ -294,7 +297,7 @@ class _Reader:
         if found[0] == "$$":
             return "$"
         if name is None:
-            msg = f"{show(found[0])} is no variable. Write ${{NAME}} or ${{NAME:-default}}; `$$` gives a `$`."
+            msg = f"{show(found[0])} is not a variable. Write ${{NAME}} or ${{NAME:-default}}; `$$` gives a `$`."
             raise ScalarError(msg)
         if default is not None and "${" in default:
             raise ScalarError(f"{show(found[0])}: a default cannot hold another variable.")
@@ -305,7 +308,7 @@ class _Reader:
             raise ScalarError(f"the environment variable `{name}` is not set. Set it, or write ${{{name}:-default}}.")
         self.num_filled += len(value)
         if self.num_filled > MAX_CONFIG_BYTES:
-            raise ScalarError(f"the variables fill in more than {MAX_CONFIG_BYTES} characters in all.")
+            raise ScalarError(f"the variables expand to more than {MAX_CONFIG_BYTES} characters in all.")
         return value
 
     def copy(self, value: Any, path: Path) -> Any:
@@ -326,14 +329,14 @@ class _Reader:
 
 
 def _alias_rule(event: yaml.AliasEvent) -> str:
-    return f"the alias `*{event.anchor}` stands for a copy; write the value itself."
+    return f"the alias `*{event.anchor}` is not supported; write the value itself."
 
 
 def _name_rule(name: object, path: Path) -> str:
     """What is wrong with a name of the mapping at `path`, or "": it must be text, in schedules a number."""
     if isinstance(name, str) or (type(name) is int and path[-1:] in NUMBERED):
         return ""
-    return f"the name {show(name)} is no text. Put it in quotes."
+    return f"the name {show(name)} is not text. Put it in quotes."
 
 
 def _plain_english(err: yaml.MarkedYAMLError) -> str:

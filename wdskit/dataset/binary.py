@@ -107,7 +107,7 @@ class BinaryIndex:
                 magic, num_shards, num_name_bytes, json_expected, *digests, rest = _HEADER.unpack(header)
                 if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
                     version = magic[-1:].decode("latin-1")
-                    raise self._error(f"it has format version {version!r}, this wdskit reads version '2'")
+                    raise self._error(f"it has format version {version!r}, but this wdskit reads version '2'")
                 self.digest = _digest(file, num_shards * _SHARD_BYTES + num_name_bytes)
                 idx_digest = _digest(file)
                 num_bytes = _HEADER.size + num_shards * (_SHARD_BYTES + _DIGEST_BYTES) + num_name_bytes
@@ -254,8 +254,8 @@ def read_identities(index: Path, num_shards: int) -> NDArray[np.void] | None:
     inode, mtime_ns = found[0].tolist()
     if mtime_ns != now.mtime_ns:
         _log.info(
-            "%s was copied or changed since it was made: its shards are compared by size, headers and keys; "
-            "`wdskit verify` compares all bytes, and `wdskit index` notes the files that are here",
+            "%s was copied or changed since it was made, so its shards are compared by size, headers and keys; "
+            "`wdskit verify` compares all bytes, and `wdskit index` stores the identity of the files that are here",
             index,
         )
         return None
@@ -278,8 +278,8 @@ def check_digest(file: LocalFile, sha256: str) -> None:
 
 def changed_bytes(url: str, num_bytes: int, found: str, expected: str) -> ShardError:
     """The error of a shard whose bytes are not those that the index has the digest of."""
-    problem = f"its sha256 {found[:12]}... is not {expected[:12]}... of the index"
-    remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if it is right."
+    problem = f"its sha256 is {found[:12]}..., but the index says {expected[:12]}..."
+    remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if the shard is right."
     return ShardError(shard=url, offset=num_bytes, problem=problem, remedy=remedy)
 
 
@@ -303,7 +303,7 @@ class Verified:
         check_digest(file, sha256)
         self._known[file.url] = now
         _log.warning(
-            "%s was replaced or touched since it was indexed; its sha256 is still that of the index. `wdskit index` "
-            "spares the next process to look",
+            "%s was replaced or touched since it was indexed; its sha256 still matches the index. Run `wdskit index` "
+            "so that the next process need not compare it",
             file.url,
         )

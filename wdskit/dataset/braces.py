@@ -113,5 +113,5 @@ def parse_factors(factors: str, num_parts: int) -> tuple[float, ...]:
         msg = f"{reprlib.repr(factors)}: {len(found)} factors for {num_parts} parts of shards."
         raise PipelineError(f"{msg} Write one for each, as 1::2.")
     if not any(found):
-        raise PipelineError(f"{reprlib.repr(factors)}: with all factors 0 nothing is drawn. Write 1::2.")
+        raise PipelineError(f"{reprlib.repr(factors)}: all factors are 0, so nothing would be drawn. Write 1::2.")
     return tuple(found)

@@ -97,7 +97,7 @@ def common_classes(folders: Iterable[str], has_labels: Callable[[str], bool], *,
         number = first_conflict(names or (), found)
         if names is not None and number is not None:
             paths = join_url(folder, CLASSES_NAME), join_url(named, CLASSES_NAME)
-            msg = f"{paths[0]}: class {number} is {found[number]!r}, and {names[number]!r} in {paths[1]}"
+            msg = f"{paths[0]}: class {number} is {found[number]!r}, but {names[number]!r} in {paths[1]}"
             remedy = f"Pack one of them again with the numbers of the other (`wdskit pack --classes`), or {way_out}"
             raise FolderIndexError(f"{msg}: one label would mean two classes.\n  {remedy}", folder=folder)
         if names is None or len(found) > len(names):
@@ -117,8 +117,8 @@ def check_labels(folders: Iterable[str], has_labels: Callable[[str], bool]) -> N
     """
     several = [*dict.fromkeys(folders)]
     if len(several) > 1:
-        way_out = "say `classes: any` in the source where labels are not used or stages make them agree."
+        way_out = "set `classes: any` in the source if labels are not used or stages make them agree."
         problem = common_classes(several, has_labels, way_out=way_out).problem
         if problem:
-            remedy = f"If they do, copy that {CLASSES_NAME} there; or say `classes: any` in the source."
-            _log.warning("%s: nobody knows whether their labels mean the same classes.\n  %s", problem, remedy)
+            remedy = f"If they do, copy that {CLASSES_NAME} there; or set `classes: any` in the source."
+            _log.warning("%s: whether their labels mean the same classes is not known.\n  %s", problem, remedy)

@@ -239,7 +239,7 @@ def _parse_entries(document: Any) -> list[ShardEntry]:
         msg = f"a newer wdskit wrote it, in version {_SHORT.repr(version)}; this one reads {INDEX_VERSION}. Upgrade it"
         raise ValueError(msg)
     if version != INDEX_VERSION:
-        raise ValueError(f"`wdskit_index_version` is {_SHORT.repr(version)}, this version reads {INDEX_VERSION}")
+        raise ValueError(f"`wdskit_index_version` is {_SHORT.repr(version)}, but this wdskit reads {INDEX_VERSION}")
     shards = document.get("shardlist")
     if not isinstance(shards, list):
         raise ValueError(f"`shardlist` is {_SHORT.repr(shards)}, not a list")  # noqa: TRY004 (what is wrong is the file)
@@ -334,13 +334,13 @@ def _parse_timm_info(document: Any) -> dict[str, int]:
             raise ValueError("no split")
         found |= _checked(counts, (all(map(_is_file_name, path.split("/"))) for path in counts))
         if type(split["num_samples"]) is not int or split["num_samples"] != sum(counts.values()):
-            raise ValueError("its shards have another number of samples in all")
+            raise ValueError("the sum of its shards' samples differs")
     return found
 
 
 def _checked(counts: dict[str, int], are_paths: Iterable[bool]) -> dict[str, int]:
     if not all(are_paths) or not all(map(_is_count, counts.values())):
-        raise ValueError("no path below the folder, or no count")
+        raise ValueError("not a path below the folder, or not a count")
     return counts
 
 

@@ -62,9 +62,9 @@ def _key_problem(key: str) -> str | None:
         "it is an absolute path": key.startswith("/"),
         "it is not a plain relative path": not {".", "..", ""}.isdisjoint(parts),
         "a part of it starts with a dot, which hides it": key.startswith(".") or "/." in key,
-        "it holds a dot, where every reader would cut it": "." in key,
+        "it holds a dot, where every reader would cut it off": "." in key,
         "it holds a backslash, which is a separator on other systems": "\\" in key,
-        "a part of it starts with `__`, which readers keep for themselves": key.startswith("__") or "/__" in key,
+        "a part of it starts with `__`, which readers reserve": key.startswith("__") or "/__" in key,
     }
     return next((rule for rule, is_broken in rules.items() if is_broken), None)
 
@@ -73,7 +73,7 @@ def _key_problem(key: str) -> str | None:
 def check_field(field: str) -> None:
     """Raise `KeyRuleError` for a field name that some reader would change."""
     if not _FIELD.fullmatch(field) or field.startswith("__"):
-        msg = f"field {field!r}: a field is made of a-z, 0-9, _, + and -, with single dots between, and no leading __."
+        msg = f"field {field!r}: a field name has a-z, 0-9, _, + and -, with single dots between, and no leading __."
         raise KeyRuleError(msg, name=field)
 
 
@@ -83,8 +83,8 @@ def check_member_name(key: str, field: str) -> None:
     check_field(field)
     num_bytes = len(key.encode()) + 1 + len(field)
     if num_bytes > MAX_NAME_BYTES:
-        msg = f"key {key!r}: with its field {field!r} it takes {num_bytes} bytes, over the {MAX_NAME_BYTES} "
-        msg += "that all readers take."
+        msg = f"key {key!r}: with its field {field!r} it takes {num_bytes} bytes, more than the {MAX_NAME_BYTES} "
+        msg += "that all readers accept."
         raise KeyRuleError(msg, name=key)
 
 

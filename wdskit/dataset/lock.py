@@ -91,7 +91,7 @@ def _try(fd: int, kind: int) -> bool:
 
 def _in_use(folder: Path, problem: str = "") -> FolderIndexError:
     problem = problem or "another wdskit process is writing in this folder"
-    return FolderIndexError(f"{folder}: {problem}. Wait for its end, or stop it.", folder=str(folder))
+    return FolderIndexError(f"{folder}: {problem}. Wait until it ends, or stop it.", folder=str(folder))
 
 
 @functools.cache

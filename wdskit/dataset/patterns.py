@@ -237,7 +237,7 @@ def remote_place(url: str) -> Place:
     """
     path, query, _ = url.partition("?")
     if query:
-        msg = f"{path}: a URL with a query names one file, and a planned source reads a folder and its index."
+        msg = f"{path}: a URL with a query names one file, but a planned source reads a folder and its index."
         raise StorageError(f"{msg} Leave the query out, or use `stream`.", url=path)
     folder, name = split_url(path)
     if name and not _FILE_NAME.search(name):
@@ -286,7 +286,7 @@ def _match_remote(url: str, open_index: OpenIndex) -> Iterator[Found]:
         yield _look_up(url, name, open_index(folder))
         return
     if query:
-        msg = f"{url}: a URL with a query names one shard, not those of a folder. Name each, or leave the query out."
+        msg = f"{url}: a URL with a query names one shard, not a folder. Name each shard, or leave the query out."
         raise StorageError(msg, url=url)
     index = open_index(folder) or read_index(folder)
     for entry in index.entries:
@@ -324,7 +324,7 @@ def shard_error(url: str, problem: str) -> WdskitError:
         msg = f"{join_url(folder, name)}: {problem}.\n  Run `wdskit index {folder or '.'}`."
         return FolderIndexError(msg, folder=folder)
     if url.startswith("~"):
-        remedy = "Only a shell knows what `~` stands for: write ${HOME} in a configuration, or the whole path."
+        remedy = "Only a shell expands `~`: write ${HOME} in a configuration, or the whole path."
         return StorageError(f"{url}: {ABSENT}.\n  {remedy}", url=url)
     what = "shard" if url.rstrip("/").endswith(".tar") else "shard or folder"
     return StorageError(f"{url}: {describe_missing(url, what)}", url=url)
@@ -336,8 +336,8 @@ def nothing_matches(pattern: str) -> WdskitError:
         path = local_path(pattern)
         folder = path if os.path.isdir(path) else os.path.dirname(path)
         if os.path.isdir(os.path.join(folder, RUN_FOLDER)):
-            msg = f"{pattern}: no shard matches: a run has begun here and is not finished.\n  Run the same command "
-            msg += "again; it goes on with what is there. If it fills parts, end with `wdskit pack-finish`."
+            msg = f"{pattern}: no shard matches: a run here is unfinished.\n  Run the same command "
+            msg += "again to continue it. If it fills parts, end with `wdskit pack-finish`."
             return FolderIndexError(msg, folder=folder)
         if not os.path.exists(path) and not has_wildcards(path):
             return shard_error(path, ABSENT)

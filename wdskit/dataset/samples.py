@@ -28,7 +28,7 @@ and its data (or `Passed`). What it returns stands in the sample in place of the
 OnFault = Callable[[int, str, str], None]
 """Called with the offset of a member, its key, and why it cannot be a field of that key's sample."""
 
-_PACK_AGAIN = "Pack it again, with the fields of a sample side by side and keys that differ."
+_PACK_AGAIN = "Pack it again, with the fields of each sample side by side and unique keys."
 
 
 class ShardReader:
@@ -116,7 +116,7 @@ class ShardReader:
                     sample = {"__key__": key, "__url__": self.shard}
                 field = split[1]
                 if field in sample or field.startswith("__"):
-                    problem = "a name that readers keep for themselves" if field.startswith("__") else "twice"
+                    problem = "a name that readers reserve" if field.startswith("__") else "twice"
                     if on_fault is None:
                         raise _fault(self.shard, start, f"key {key!r} has the field {field!r}: {problem}")
                     on_fault(start, key, f"it has the field {field!r}: {problem}")

@@ -59,7 +59,7 @@ def write_selection(
     path = selection_path(folder, name)
     index = BinaryIndex(folder)
     if len(samples_per_shard) != len(index):
-        raise ValueError(f"{path}: samples of {len(samples_per_shard)} shards, the index lists {len(index)}")
+        raise ValueError(f"{path}: it is for {len(samples_per_shard)} shards, but the index lists {len(index)}")
     text = recipe.encode()
     if len(text) > MAX_RECIPE_BYTES or not recipe.isprintable():
         raise ValueError(f"{path}: the recipe is not a line of at most {MAX_RECIPE_BYTES} bytes")
@@ -88,7 +88,9 @@ def _pack_numbers(index: BinaryIndex, samples_per_shard: Sequence[ArrayLike]) ->
         numbers = numbers if numbers.size else numbers.astype(np.int64)
         most = min(int(index.counts[shard]), 1 << 32)
         if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not _are_samples(numbers, most):
-            msg = f"{index.name(shard)}: these are not rising numbers of its {index.counts[shard]} samples: {numbers}"
+            msg = (
+                f"{index.name(shard)}: these are not ascending numbers of its {index.counts[shard]} samples: {numbers}"
+            )
             raise ValueError(msg)
         yield numbers.astype("<u4").tobytes()
 
@@ -136,7 +138,9 @@ class Selection:
         with _open(self._path) as file:
             head = _parse_head(self._path, file)
             if head.shards != self._index.digest:
-                raise _error(self._path, "it was made for other shards than the folder's index lists now", head.recipe)
+                raise _error(
+                    self._path, "it was made for other shards than those in the folder's index now", head.recipe
+                )
             body = np.memmap(file, dtype=np.uint8, mode="r").view(np.ndarray)[_HEADER.size :]
         self.num_samples = head.num_samples
         self.recipe = head.recipe
@@ -231,7 +235,7 @@ def check_selection_name(name: str) -> None:
     """Raise `SelectionError` for what is no name of a selection."""
     if not _NAME.fullmatch(name):
         raise SelectionError(
-            f"{name!r} is not a name of a selection. It is made of a-z, 0-9, _ and -, at most 40 of them."
+            f"{name!r} is not a valid name for a selection. Use a-z, 0-9, _ and -, at most 40 characters."
         )
 
 
@@ -285,7 +289,7 @@ def _parse_head(path: Path, file: BinaryIO) -> SelectionHead:
     magic, num_shards, num_samples, num_recipe_bytes, shards, expected, rest = _HEADER.unpack(header)
     if magic != _MAGIC and magic.startswith(_MAGIC[:-1]):
         version = magic[-1:].decode("latin-1")
-        raise _error(path, f"it has format version {version!r}, this wdskit reads version '1'")
+        raise _error(path, f"it has format version {version!r}, but this wdskit reads version '1'")
     table_bytes = (8 + _CHECK_BYTES) * num_shards
     size = _HEADER.size + table_bytes + 4 * num_samples + num_recipe_bytes
     if magic != _MAGIC or any(rest) or num_bytes != size or num_recipe_bytes > MAX_RECIPE_BYTES:
@@ -306,7 +310,7 @@ def _error(path: Path, problem: str, recipe: str = "") -> SelectionError:
     if _HARMLESS.fullmatch(recipe):
         again = f"Run `wdskit {command} {path.parent} {arguments}` again."
     elif command in _COMMANDS:
-        again = f"Run `wdskit {_COMMANDS[command]}` again, as it was made."
+        again = f"Run `wdskit {_COMMANDS[command]}` again with the same arguments."
     else:
         again = f"Make it with {' or '.join(f'`wdskit {each}`' for each in _COMMANDS.values())}."
     return SelectionError(f"{path}: {problem}.\n  {again}", folder=str(path.parent))

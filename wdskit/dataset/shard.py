@@ -118,7 +118,7 @@ class IndexedShard:
             raise StorageError(f"{self.path}: it has been closed.", url=self.path)
         data = self.file.read_whole(offset, size)
         if len(data) < size:
-            raise self._error(offset + len(data), "the shard stops where its offsets go on")
+            raise self._error(offset + len(data), "the shard ends before its last offset")
         return data
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class IndexedShard:
     def _check_edge(self, edge: int, before: str, behind: str) -> None:
         """Note that samples of two keys meet at an edge."""
         if before == behind:
-            raise self._error(self.offsets[edge], f"samples {edge - 1} and {edge} have one key, {before!r}")
+            raise self._error(self.offsets[edge], f"samples {edge - 1} and {edge} have the same key, {before!r}")
         self.edges[edge] = 1
 
     def _end_keys(self, number: int) -> tuple[str, str]:
@@ -231,7 +231,9 @@ class LocalShard(IndexedShard):
 
     def _check_size(self, path: str, found: int) -> None:
         if self._num_bytes not in (None, found):
-            problem = f"it has {found} bytes, the folder's index says {self._num_bytes}: it was cut or replaced"
+            problem = (
+                f"it has {found} bytes, but the folder's index says {self._num_bytes}: it was truncated or replaced"
+            )
             remedy = f"Fetch or pack it again. {_make_index(path)} if the shard is right."
             raise ShardError(shard=path, offset=0, problem=problem, remedy=remedy)
 
@@ -329,18 +331,18 @@ def read_offsets(shard: str | Path, *, num_bytes: int, sha256: str | None = None
         msg = f"{path}: cannot be read: {err.strerror}.\n  Run `wdskit index {path.parent}`."
         raise FolderIndexError(msg, folder=str(path.parent)) from err
     if idx_bytes > most:
-        raise foreign_offsets(shard, f"it has more than {most} bytes, the most that the offsets of its shard can take")
+        raise foreign_offsets(shard, f"it has more than {most} bytes, the most that its shard can need")
     return parse_offsets(data, str(shard), num_bytes=num_bytes, sha256=sha256)
 
 
 def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None = None) -> NDArray[np.int64]:
     """The offsets that the bytes of an `.idx` hold. As `read_offsets`, but for the file."""
     if not data or len(data) % 8:
-        raise foreign_offsets(shard, f"it has {len(data)} bytes, not 8 a sample and 8 more")
+        raise foreign_offsets(shard, f"it has {len(data)} bytes, not 8 per sample plus 8")
     offsets = np.frombuffer(data, dtype="<u8")
     problem = _offsets_problem(offsets, num_bytes)
     if not problem and sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        problem = "it is not the file that the folder's index was made with"
+        problem = "it is not the file that the folder's index was made from"
     if problem:
         raise foreign_offsets(shard, problem)
     return offsets.astype(np.int64)
@@ -349,9 +351,9 @@ def parse_offsets(data: bytes, shard: str, *, num_bytes: int, sha256: str | None
 def _offsets_problem(offsets: NDArray[np.uint64], num_bytes: int) -> str | None:
     """Why these cannot be the offsets of a shard of so many bytes."""
     if np.any(offsets[1:] <= offsets[:-1]):
-        return "its offsets do not rise"
+        return "its offsets do not increase"
     if np.any(offsets % np.uint64(BLOCK_BYTES)):
-        return "its offsets are no multiples of 512"
+        return "its offsets are not multiples of 512"
     if int(offsets[-1]) + END_BYTES > num_bytes:
         return f"its last offset {offsets[-1]} leaves no room for an end marker in {num_bytes} bytes"
     return None

@@ -90,7 +90,7 @@ class ShardTable:
             folder = self.folders[0]
             of = f" of the split {split!r}" if split else ""
             where = f"this range of {total} samples" if bounds is not None and total else "these shards"
-            raise FolderIndexError(f"{folder}: there is no sample{of} in {where}.", folder=folder)
+            raise FolderIndexError(f"{folder}: there are no samples{of} in {where}.", folder=folder)
 
     def __len__(self) -> int:
         """Number of shards."""

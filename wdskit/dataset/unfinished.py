@@ -50,7 +50,7 @@ class Unfinished:
             return f"`wdskit {self.command}` was stopped here while it moved its shards into place"
         of = "" if self.num_shards is None else f" of {self.num_shards:,}"
         is_filled = "shard is" if (self.num_shards or self.num_filled) == 1 else "shards are"
-        return f"`wdskit {self.command}` has begun here and is not finished: {self.num_filled:,}{of} {is_filled} filled"
+        return f"a run of `wdskit {self.command}` here is unfinished: {self.num_filled:,}{of} {is_filled} filled"
 
     @property
     def remedy(self) -> str:
@@ -59,7 +59,7 @@ class Unfinished:
             return f"Run the same `wdskit {self.command}` again, or `wdskit pack-finish {self.folder}`."
         if self.num_parts:
             return f"Run the parts that are missing, then `wdskit pack-finish {self.folder}`."
-        return f"Run the same `wdskit {self.command}` again; it goes on with what is there."
+        return f"Run the same `wdskit {self.command}` again to continue it."
 
     def error(self, more: str = "") -> FolderIndexError:
         """The refusal to take the folder for whole."""
@@ -117,4 +117,4 @@ def refuse_part(source: str | Sequence[str], found: ShardList) -> None:
     for parent in dict.fromkeys(map(os.path.dirname, parts)):
         begun = find_unfinished(Path(local_path(parent)))
         if begun is not None:
-            raise begun.error(" Or name these shards one by one.")
+            raise begun.error(" Or name these shards individually.")

@@ -69,11 +69,13 @@ def parse_exports(kinds: str | Sequence[str], *, split_name: str = "", before: E
     wanted = before.kinds + tuple(kinds)
     if NONE in kinds:
         if len(set(kinds)) > 1:
-            raise ConfigError(f"export: {NONE!r} stands alone, not with {', '.join(sorted({*kinds} - {NONE}))}.")
+            raise ConfigError(f"export: {NONE!r} cannot be combined with {', '.join(sorted({*kinds} - {NONE}))}.")
         wanted = ()
     unknown = next((kind for kind in wanted if kind not in KINDS), None)
     if unknown is not None:
-        raise ConfigError(f"export: {unknown!r} is no kind of file for another reader. There are: {', '.join(KINDS)}.")
+        raise ConfigError(
+            f"export: {unknown!r} is not a kind of file for another reader. There are: {', '.join(KINDS)}."
+        )
     if not split_name.isprintable():
         raise ConfigError(f"split_name: {split_name!r} holds characters that cannot be printed.")
     return Exports(tuple(kind for kind in KINDS if kind in wanted), split_name or before.split_name)
@@ -211,7 +213,7 @@ def check_folder_exports(index: FolderIndex) -> Iterator[ExportProblem]:
     folder, entries = index.folder, index.entries
     for kind in index.exports.kinds:
         if kind not in KINDS:
-            problem = f"it says that files for {kind!r} are kept here, which this version does not know"
+            problem = f"it says that files for {kind!r} are kept here, which this version does not support"
             yield "index", join_url(folder, INDEX_NAME), problem
     counts = read_other_counts(index.folder)
     for kind, name in (("open_clip", SIZES_NAME), ("timm", INFO_NAMES[0])):
@@ -231,7 +233,7 @@ def _check(file: str, kind: str, check: Callable[[bytes], str]) -> Iterator[Expo
     path = Path(file) if is_local(file) else None
     try:
         if path is not None and not path.is_file():
-            problem = "this is no file" if path.exists() else "it is missing"
+            problem = "this is not a file" if path.exists() else "it is missing"
         else:
             problem = check(read_bytes(file, limit=MAX_INDEX_BYTES))
     except StorageError as err:
@@ -249,5 +251,5 @@ def _count_problem(counts: Mapping[str, int] | None, entries: Sequence[ShardEntr
     if wrong is None:
         return ""
     if wrong not in counts or wrong not in wanted:
-        return f"{wrong} {'stands in it, not in the index' if wrong in counts else 'is missing in it'}"
+        return f"{wrong} {'is in it, but not in the index' if wrong in counts else 'is missing from it'}"
     return f"it says that {wrong} has {counts[wrong]} samples, not {wanted[wrong]}"

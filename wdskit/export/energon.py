@@ -61,7 +61,7 @@ def info_problem(data: bytes, entries: Sequence[ShardEntry]) -> str:
     try:
         counts = json.loads(data)["shard_counts"]
     except (ValueError, RecursionError, LookupError, TypeError):
-        return "it does not read"
+        return "it cannot be read"
     wanted = json.loads(info_json(entries))["shard_counts"]
     return "" if counts == wanted else "its counts are not those of the index"
 
@@ -80,13 +80,15 @@ def split_problem(data: bytes, entries: Sequence[ShardEntry]) -> str:
             name for names in (*parts, document.get("exclude", [])) for one in names for name in expand_braces(one)
         }
     except (yaml.YAMLError, StorageError, LookupError, AttributeError, TypeError, ValueError, RecursionError):
-        return "it does not read"
+        return "it cannot be read"
     wanted = {entry.name for entry in entries if entry.num_samples}
     named = {name for name in named if "/" not in name}
     if named == wanted:
         return ""
     strange, missing = sorted(named - wanted), sorted(wanted - named)
-    return f"it names {strange[0]}, which has no sample here" if strange else f"{missing[0]} is in none of its parts"
+    return (
+        f"it names {strange[0]}, which has no samples here" if strange else f"{missing[0]} is not in any of its parts"
+    )
 
 
 def part_of(split: str) -> str:

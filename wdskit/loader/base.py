@@ -145,7 +145,7 @@ class Loader(ABC):
         running = self._running() if self._running is not None else None
         if running is not None and running.gi_frame is not None:
             raise PipelineError(
-                "this loader is being iterated already. Finish or drop that iterator, or make a second loader."
+                "this loader already has an iterator in use. Finish or delete that iterator, or make a second loader."
             )
         self._check_rank()
         items = self._items()
@@ -167,7 +167,7 @@ class Loader(ABC):
         now = group_place(self._process_group) if self._process_group is not None else initialised_place()
         place = self._place
         if now is not None and now[:2] != place[:2]:
-            msg = f"this loader reads for rank {place.rank} of {place.world_size}, but the process group says "
+            msg = f"this loader reads for rank {place.rank} of {place.world_size}, but the process group has rank "
             raise RankError(f"{msg}{now.rank} of {now.world_size}.\n  Make the loader after init_process_group.")
 
 

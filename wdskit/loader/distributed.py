@@ -92,7 +92,7 @@ def _reduce(rows: Tensor, mask: Tensor, reduce: Reduction, group: Any) -> Tensor
     if reduce == "sum":
         return total
     if not count:
-        raise PipelineError("gather_valid: the mean of no row. No rank had a valid one.")
+        raise PipelineError("gather_valid: the mean of no rows. No rank has a valid row.")
     return total / count
 
 
@@ -144,7 +144,7 @@ def check_same_batches(batch: Any, group: Any = None) -> None:
     if differing:
         others = [rank for rank in ranks if rank not in differing]
         msg = f"ranks {_list(ranks)} should have the same batch, but {_list(differing)} "
-        msg += f"{'have others' if len(differing) > 1 else 'has another'} than {_list(others)}."
+        msg += f"{'differ' if len(differing) > 1 else 'differs'} from {_list(others)}."
         raise RankError(
             f'{msg}\n  Make the loader of each with process_group=mesh["dp"], load the same state, and draw random '
             "numbers from `rng` only."

@@ -146,7 +146,7 @@ def _check_functions(functions: Mapping[str, Callable[..., Any]] | None) -> None
         raise _refuse("transforms", wrong_kind(functions, 'a dict is needed, as in {"my_augment": my_augment}'))
     for name, function in functions.items():
         if not is_function_name(name):
-            raise _refuse("transforms", f"{show(name)} is no name for a function (letters, digits, _).")
+            raise _refuse("transforms", f"{show(name)} is not a valid name for a function (letters, digits, _).")
         if not callable(function):
             raise _refuse(f"transforms.{name}", wrong_kind(function, "a function is needed"))
 
@@ -161,13 +161,13 @@ def _import_plugins(plugins: Iterable[object]) -> None:
         raise _refuse("plugins", wrong_kind(plugins, f'a list is needed, as in ["{plugins}"]'))
     for plugin in plugins:
         if not isinstance(plugin, str) or not all(part.isidentifier() for part in plugin.split(".")):
-            raise _refuse("plugins", f"{show(plugin)} is no name of a module.")
+            raise _refuse("plugins", f"{show(plugin)} is not the name of a module.")
         try:
             importlib.import_module(plugin)
         except ModuleNotFoundError as err:
             if err.name is None or not f"{plugin}.".startswith(f"{err.name}."):
                 raise  # a module that the plugin itself imports
-            rule = f"there is no module {show(err.name)}. Install it, or run Python where it can be found."
+            rule = f"there is no module {show(err.name)}. Install it, or run Python where it can be imported."
             raise _refuse("plugins", rule) from err
 
 

@@ -134,7 +134,7 @@ class Meter:
             try:
                 append_lines(self._path, [json.dumps({"time": round(time.time(), 3), **found.to_json()})])
             except OSError as err:  # hours into a training: a report is worth less than that
-                logger.warning("stats: %s cannot be written any more: %s", self._path, err)
+                logger.warning("stats: %s can no longer be written: %s", self._path, err)
                 self._path = None
 
     def _restart(self, window: Window) -> None:

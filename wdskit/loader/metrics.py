@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 _COUNTERS: dict[str, tuple[str, Callable[[LoaderStats], float]]] = {
     "steps": ("Items that the consumer has received.", lambda of: of.steps),
     "samples": ("Samples in them.", lambda of: of.samples),
-    "replaced_samples": ("Bad samples for which others stand.", lambda of: of.replaced),
+    "replaced_samples": ("Bad samples that were replaced by others.", lambda of: of.replaced),
     "read_bytes": ("Bytes read from shards for these samples.", lambda of: of.bytes_read),
     "fetched_bytes": ("Bytes that came from a store.", lambda of: of.traffic.fetched),
     "range_bytes": ("Bytes of samples read from a store.", lambda of: of.traffic.by_ranges),
     "cache_bytes": ("Bytes of samples read from the cache.", lambda of: of.traffic.from_cache),
-    "storage_retries": ("Requests to a store that were tried again.", lambda of: of.traffic.retries),
+    "storage_retries": ("Requests to a store that were retried.", lambda of: of.traffic.retries),
     "storage_wait_seconds": ("Time that threads waited for a store.", lambda of: of.traffic.wait_s),
-    "wait_seconds": ("Time that the consumer waited, also for first items.", lambda of: of.wait_s + of.first_wait_s),
+    "wait_seconds": ("Time that the consumer waited, first items included.", lambda of: of.wait_s + of.first_wait_s),
     "work_seconds": ("Time that the consumer worked between items.", lambda of: of.elapsed_s - of.wait_s),
 }
 
@@ -58,7 +58,7 @@ class _Collector:
             for stats in found:
                 counter.add_metric([stats.loader, str(stats.rank)], value(stats))
             yield counter
-        meaning = "Values that a stage worked on (samples, or behind batched batches) and the time that this took."
+        meaning = "Values that a stage processed (samples, or batches after batched) and the time that this took."
         stages = core.SummaryMetricFamily("wdskit_stage_seconds", meaning, labels=["loader", "rank", "stage"])
         for stats in found:
             for name, stage in stats.stages.items():

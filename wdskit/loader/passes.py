@@ -165,11 +165,11 @@ def _check(state: Any) -> list[int]:
     """The numbers of a state."""
     if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
         version = state.get("version") if isinstance(state, Mapping) else type(state).__name__
-        raise StateError(f"this is no state of a planned loader of version {STATE_VERSION}, but {version!r}.")
+        raise StateError(f"this is not the state of a planned loader of version {STATE_VERSION}, but {version!r}.")
     numbers = [state.get(name) for name in _NUMBERS]
     for name, number in zip(_NUMBERS, numbers, strict=True):
         if type(number) is not int or not 0 <= number < _MAX_NUMBER:
-            raise StateError(f"state: {name} is {number!r}, where a whole number from 0 to 2**62 - 1 belongs.")
+            raise StateError(f"state: {name} is {number!r}, not a whole number from 0 to 2**62 - 1.")
     if state["consumed"] > state["epoch_samples"]:
         msg = f"state: consumed is {state['consumed']}, more than the {state['epoch_samples']} samples of its epoch."
         raise StateError(f"{msg}\n  It is damaged.")

@@ -93,7 +93,7 @@ class PlannedLoader(Loader):
             PipelineError: No batch was yielded yet.
         """
         if self._last is None:
-            raise PipelineError("loader.positions: they are those of a batch, and none was yielded yet.")
+            raise PipelineError("loader.positions: these belong to a batch, and no batch was yielded yet.")
         running, step = self._last
         return self.pipeline.program.places(Job(running.start, running.steps, step, step + 1)).positions
 

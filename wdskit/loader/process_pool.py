@@ -29,6 +29,7 @@ from wdskit.engine.batch import Batch, Here, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, map_file, pack, unpack
+from wdskit.loader.starting import START_S, check_guard, explain_exit, warn_of_late_start
 from wdskit.loader.thread_pool import ThreadPool, ThreadTask
 from wdskit.processes import block_sigint, end_with_parent, refuse_fork
 
@@ -65,8 +66,7 @@ class _Worker:
 
     def __init__(self, context: Any, pipeline: Any, number: int, num_workers: int) -> None:
         self.number = number
-        self._has_replied = False
-        self._is_forked = context.get_start_method() == "fork"
+        self.has_started = context.get_start_method() == "fork"
         self.connection, theirs = context.Pipe()
         arguments = (theirs, pipeline, number, num_workers)
         self.process = context.Process(target=_serve, args=arguments, name=f"wdskit-worker-{number}", daemon=True)
@@ -104,7 +104,7 @@ class _Worker:
     def receive(self) -> Reply:
         """Its next reply; waits for it. New blocks are mapped."""
         reply: Reply = self.connection.recv()
-        self._has_replied = True
+        self.has_started = True
         for number, num_bytes in reply.new:
             file = reduction.recv_handle(self.connection)
             try:
@@ -123,17 +123,8 @@ class _Worker:
     def death(self) -> str:
         """How it ended, and what that may mean."""
         self.process.join(_PATIENCE_S)
-        code = self.process.exitcode
-        how = "is gone" if code is None else f"exited with status {code}"
-        advice = "It printed why, or a function of yours ended it."
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-            advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
-        elif not self._has_replied and not self._is_forked:
-            advice = (
-                'It printed why. Often the loop of the script is not under `if __name__ == "__main__":`. Put it there.'
-            )
-        return f"worker {self.number} (pid {self.process.pid}) {how}.\n  {advice}"
+        how = explain_exit(self.process.exitcode, has_started=self.has_started)
+        return f"worker {self.number} (pid {self.process.pid}) {how}"
 
 
 class ProcessPool:
@@ -153,6 +144,7 @@ class ProcessPool:
         self._replies: dict[int, tuple[_Worker, Message]] = {}
         self._next_ticket = 0
         self._owner = 0
+        self._warned = False
         self._closing: Any = None
 
     def submit(self, job: Any, worker: int | None = None) -> int:
@@ -202,6 +194,7 @@ class ProcessPool:
 
     def _start(self) -> None:
         context = torch.multiprocessing.get_context(self._start_method())
+        check_guard(context.get_start_method())
         self._owner = os.getpid()
         with block_sigint():  # what has begun is known to who ends it
             self._closing = weakref.finalize(self, _close, self._workers, self._owner)
@@ -217,7 +210,11 @@ class ProcessPool:
         by_handle: dict[Any, _Worker] = {}
         for worker in self._workers:
             by_handle[worker.connection] = by_handle[worker.process.sentinel] = worker
-        ready = connections.wait(list(by_handle), timeout_s)
+        late = [worker.number for worker in self._workers if not (worker.has_started or self._warned)]
+        ready = connections.wait(list(by_handle), START_S if late and timeout_s is None else timeout_s)
+        if late and timeout_s is None and not ready:
+            self._warned = True
+            warn_of_late_start(late[0])
         for worker in dict.fromkeys(by_handle[handle] for handle in ready):
             try:
                 while worker.connection.poll():  # what a worker sent before it died counts
@@ -276,6 +273,8 @@ def _serve(connection: Connection, pipeline: Any, number: int, num_workers: int)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     torch.set_num_threads(1)
     _seed(pipeline, number, num_workers)
+    with contextlib.suppress(ConnectionError):
+        connection.send(Reply(0, Message(b"", ()), (), ()))  # it has started
     make = pipeline.start(number, num_workers)
     with contextlib.suppress(EOFError, ConnectionError):  # the main process is gone, or does not want any more
         channel = _Channel(connection, number)

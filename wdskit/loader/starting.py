@@ -1,11 +1,16 @@
-"""How worker processes start, and what cannot reach them."""
+"""How worker processes start, what cannot reach them, and why one does not run."""
 
 from __future__ import annotations
 
+import ast
 import logging
 import multiprocessing
 import pickle
+import signal
+import sys
+import tokenize
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -13,6 +18,11 @@ import torch
 from wdskit.errors import PipelineError
 
 logger = logging.getLogger(__name__)
+
+START_S = 60.0
+"""Importing torch and a large script takes a tenth of this; after it a worker that has not started is reported."""
+
+_GUARD = '`if __name__ == "__main__":`'
 
 
 def choose_start_method(said: str | None, *, reads_store: bool = False) -> str:
@@ -41,7 +51,7 @@ def choose_start_method(said: str | None, *, reads_store: bool = False) -> str:
 def why_not_fork(*, reads_store: bool) -> str:
     """Why workers cannot be forked now, "" where they can."""
     if reads_store:
-        return "the shards stand in a store"
+        return "the shards are in a store"
     return "CUDA is initialised" if torch.cuda.is_initialized() else ""
 
 
@@ -76,3 +86,56 @@ def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: boo
             msg = f"a stage cannot reach workers under {method!r}{why}: {what}."
             raise PipelineError(f"{msg}\n  Define the function at the top of a module, or {way}.") from err
     return method
+
+
+def check_guard(method: str) -> None:
+    """Refuse to start workers from a line of the script that each worker runs again.
+
+    A process that is not forked imports the script. A loop at module level would start workers in it, and an
+    `init_process_group` there would wait for itself.
+
+    Raises:
+        PipelineError: Such a line starts them. It is named.
+    """
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if method == "fork" or path is None or str(getattr(main.__spec__, "name", "")).endswith("__main__"):
+        return  # what has no file, and `python -m package`, is not imported
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 (inspect.stack reads the source of every frame)
+    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("<module>", path):
+        frame = frame.f_back
+    if frame is None:  # another thread, or code that no file holds
+        return
+    try:
+        with tokenize.open(path) as file:
+            statements = ast.parse(file.read()).body
+    except (OSError, SyntaxError, ValueError):  # it is no text of Python, or gone
+        return
+    for statement in statements:
+        is_current = statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno)
+        names = (node.id for node in ast.walk(statement) if isinstance(node, ast.Name))
+        if is_current and not isinstance(statement, ast.If) and "__name__" not in names:
+            msg = f"{path}:{frame.f_lineno}: each worker process would run this line again (start_method {method})."
+            raise PipelineError(f"{msg}\n  Put the code that runs the loader under {_GUARD}.")
+
+
+def warn_of_late_start(number: int) -> None:
+    """Log that a worker has not started within `START_S`."""
+    logger.warning(
+        "worker %d has not started within %.0f s. It may be running the script's own code, such as "
+        "init_process_group: put that under %s",
+        number,
+        START_S,
+        _GUARD,
+    )
+
+
+def explain_exit(code: int | None, *, has_started: bool) -> str:
+    """How a worker ended, and what that may mean."""
+    if code is not None and code < 0:
+        advice = "Often memory ran out: try fewer workers, a smaller shuffle, or smaller batches."
+        return f"was killed by {signal.Signals(-code).name}.\n  {advice}"
+    how = "is gone" if code is None else f"exited with status {code}"
+    if has_started:
+        return f"{how}.\n  It printed why, or one of your functions ended it."
+    return f"{how}.\n  It printed why. Often the script's own code is not under {_GUARD}. Put it there."

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 _CONTENT = "content"
 _ORDER = "order_version"
-_ADVICE = "Give the loader the same settings, or load with strict=False to go on from the same numbers."
+_ADVICE = "Give the loader the same settings, or load with strict=False to continue from the same numbers."
 
 
 def unused_state(epoch: int, loaded: int) -> StateError:
@@ -41,7 +41,7 @@ def beside(epoch: int, loaded: int, *, has_begun: bool) -> Literal["same", "behi
     if epoch == loaded - 1 and not has_begun:
         return "behind"
     if epoch == loaded + 1 and has_begun:
-        logger.warning("epoch %d goes on with the next one: what was left of it is not read", loaded)
+        logger.warning("epoch %d continues with the next one: the rest of it is not read", loaded)
         return "ahead"
     raise unused_state(epoch, loaded)
 
@@ -54,11 +54,11 @@ def compare_fingerprints(here: Mapping[str, Any], there: Mapping[str, Any], *, s
     """
     differing = _differences(here, there)
     if _notes_content(here) and not _notes_content(there):
-        differing.append("it was saved by a version that did not note what the shards hold, which may be other samples")
+        differing.append("it was saved by a version that did not store the shards' digests, so the samples may differ")
     if differing and strict:
-        raise StateError(f"this state belongs to another sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
+        raise StateError(f"this state belongs to a different sequence of samples: {'; '.join(differing)}.\n  {_ADVICE}")
     if differing:
-        logger.warning("a state of another sequence of samples is loaded: %s", "; ".join(differing))
+        logger.warning("the loaded state belongs to a different sequence of samples: %s", "; ".join(differing))
 
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
@@ -66,7 +66,7 @@ def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]
     (here, own), (there, others) = _divided(here), _divided(there)
     if here.get("source") == there.get("source") and there.get(_ORDER) != here.get(_ORDER):
         source = f"`{here.get('source')}` has order version {here.get(_ORDER)!r} in this wdskit"
-        return [f"{source} and {there.get(_ORDER)!r} in the state, where the same settings give another sequence"]
+        return [f"{source} and {there.get(_ORDER)!r} in the state; the same settings give a different sequence"]
     names = dict.fromkeys([*here, *there])
     differing = [
         f"{name} is {here.get(name)!r} here and {there.get(name)!r} in the state"
@@ -74,7 +74,7 @@ def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]
         if here.get(name) != there.get(name)
     ]
     if not differing and any(None not in pair and pair[0] != pair[1] for pair in zip(own, others, strict=True)):
-        differing.append("the shards of these names and numbers of samples hold other bytes than then, by their sha256")
+        differing.append("shards with these names and sample counts have other bytes now, by their sha256")
     return differing
 
 

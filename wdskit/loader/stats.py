@@ -110,7 +110,7 @@ class LoaderStats:
         traffic = self.traffic
         sizes = {"fetched": traffic.fetched, "from the cache": traffic.from_cache}
         found = [f"{format_bytes(size)} {what}" for what, size in sizes.items() if size]
-        found += [f"{traffic.retries} requests tried again"] if traffic.retries else []
+        found += [f"{traffic.retries} requests retried"] if traffic.retries else []
         return "".join(f", {each}" for each in found)
 
     def _hint(self) -> str:

@@ -102,9 +102,7 @@ class StreamLoader(Loader):
         count = self._num_items()
         length = count if self.pipeline.layout.length is None else self.pipeline.layout.length
         if length is None:
-            raise TypeError(
-                "the length of this pipeline does not follow from its stages. Add with_epoch or with_length."
-            )
+            raise TypeError("the stages of this pipeline do not define its length. Add with_epoch or with_length.")
         return length
 
     @property
@@ -138,11 +136,11 @@ class StreamLoader(Loader):
         """
         given: Any = state
         if not isinstance(given, Mapping) or given.get("version") != STATE_VERSION or "workers" not in given:
-            raise StateError(f"this is no state of a stream of version {STATE_VERSION}.")
+            raise StateError(f"this is not the state of a stream of version {STATE_VERSION}.")
         there, here = state.get("setting"), self._setting
         if there != here:
-            msg = f"a stream goes on with the ranks, workers and threads that it was stopped with: {there} in the state"
-            raise StateError(f"{msg}, {here} here.\n  Use the same, or a planned source, which takes any.")
+            msg = f"a stream resumes only with the same ranks, workers and threads: {there} in the state"
+            raise StateError(f"{msg}, {here} here.\n  Use the same, or a planned source, which resumes on any.")
         if not isinstance(state.get("fingerprint"), Mapping):
             raise StateError("state: fingerprint is missing.")
         compare_fingerprints(self.pipeline.layout.fingerprint, state["fingerprint"], strict=strict)
@@ -285,8 +283,8 @@ class StreamLoader(Loader):
     def _end(self, epoch: int, num_items: int) -> None:
         """The end of an epoch whose length was not known."""
         if num_items == 0:
-            msg = f"epoch {epoch} is empty: the shards hold no sample, or the pipeline dropped every one."
-            raise PipelineError(f"{msg}\n  Look at its select and slice stages, and at `wdskit info` of the shards.")
+            msg = f"epoch {epoch} is empty: the shards hold no samples, or the pipeline dropped all of them."
+            raise PipelineError(f"{msg}\n  Check its select and slice stages, and run `wdskit info` on the shards.")
         self._finish(epoch)
 
     def _num_items(self) -> int | None:

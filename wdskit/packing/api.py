@@ -323,11 +323,11 @@ def _publish_parts(folder: Path, disk: Disk) -> tuple[Sequence[ShardEntry], bool
         if last is not None:
             remove_locks(folder, disk)
             return last.entries, True
-        raise PackError(f"{folder}: no part of a run has been packed here.")
+        raise PackError(f"{folder}: no part of a run was packed here.")
     [(path, run), *others] = runs
     if others or not run.parts or run.shards is None:
-        msg = f"{folder}: a run that was stopped here is not divided into parts."
-        raise PackError(f"{msg}\n  Run the same command again to go on with it.")
+        msg = f"{folder}: the run that was stopped here is not divided into parts."
+        raise PackError(f"{msg}\n  Run the same command again to continue it.")
     for log in path.glob("*.log"):
         wait_for_workers(log)
     filled = read_filled(path)

@@ -56,13 +56,13 @@ def check_place(folder: Path, source: object, options: WriteOptions) -> None:
     if isinstance(source, (str, os.PathLike)) and os.path.isdir(source):
         root = os.path.realpath(os.fsdecode(source))
         if os.path.commonpath([root, os.path.realpath(folder)]) == root:
-            msg = f"{folder}: it is inside the source {os.fsdecode(source)}, and would be a part of it the next time."
+            msg = f"{folder}: it is inside the source {os.fsdecode(source)}, and would be packed with it the next time."
             raise PackError(f"{msg}\n  Pack into a folder outside of it.")
     is_indexed = (folder / INDEX_NAME).exists()
     if is_indexed and options.dry_run and not options.append and not options.overwrite:
         raise indexed_already(folder)
     if options.append and not is_indexed:
-        msg = f"{folder}: append: it has no index, so there is nothing to add to. Pack it without --append."
+        msg = f"{folder}: append: it has no index, so --append has nothing to add to. Pack without --append."
         raise PackError(f"{msg}\n  If others wrote shards there, run `wdskit index {folder}` first.")
     if options.only is not None and not is_indexed:
         raise PackError(f"{folder}: only: it has no index, so it is not packed yet. Pack it without --only.")
@@ -134,7 +134,7 @@ class Destination:
         """
         exports = parse_exports(kinds, split_name=split_name, before=self.exports)
         if self.append and exports != self.exports:
-            msg = f"{self.folder}: its shards were packed with other files for other readers beside them."
+            msg = f"{self.folder}: its shards were packed with a different set of files for other readers."
             raise PackError(f"{msg}\n  Run `wdskit index {self.folder} --export ...` first, then add to them.")
         return exports
 
@@ -165,7 +165,7 @@ class Destination:
 
     def key_taken(self, row: Row) -> RowError:
         """The error of a row whose key the shards here have."""
-        remedy = "Keys must be unique. Rename it; or name a column of a table that has them: --key-column."
+        remedy = "Keys must be unique. Rename it; or, for a table, choose a column with unique values: --key-column."
         return row_error(row.where, f"its key {row.key!r} is in {self.folder} already", remedy)
 
     def all_keys(self, on_progress: OnProgress) -> Iterator[str]:
@@ -221,7 +221,7 @@ class Destination:
         if self.upload is None:
             last.check_there()
         elif lost := self.upload.lost(last.entries):
-            raise indexed_already(self.folder, [f"{name} is gone, or has another size." for name in lost])
+            raise indexed_already(self.folder, [f"{name} is gone, or has a different size." for name in lost])
 
     def _others(self) -> set[str]:
         """The files in the folder of a bucket that no run of this machine has begun to upload."""
@@ -293,7 +293,9 @@ def _check_sizes(folder: Path, entries: Iterable[ShardEntry]) -> None:
         if num_bytes != entry.num_bytes:
             what = "is not there" if num_bytes is None else f"has {num_bytes} bytes, not {entry.num_bytes}"
             msg = f"{folder / INDEX_NAME}: it does not match the shards: {entry.name} {what}."
-            raise FolderIndexError(f"{msg}\n  Put it right, or run `wdskit index {folder}`.", folder=str(folder))
+            raise FolderIndexError(
+                f"{msg}\n  Put the right file there, or run `wdskit index {folder}`.", folder=str(folder)
+            )
 
 
 def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
@@ -301,12 +303,12 @@ def _check_classes(folder: Path, classes: Mapping[str, int]) -> None:
     names = parse_classes(path.read_bytes(), str(path)) if path.exists() else ()
     known = {name: number for number, name in enumerate(names)}
     if known != dict(classes):
-        msg = f"{path}: it has other classes ({len(known)}) than what is added ({len(classes)})"
+        msg = f"{path}: its classes ({len(known)}) differ from those that you add ({len(classes)})"
         if not known or not classes:
-            raise PackError(f"{msg}: one of them has labels without names.\n  Pack into another folder.")
+            raise PackError(f"{msg}: one of the two has labels without names.\n  Pack into another folder.")
         name = next(name for name in [*classes, *known] if known.get(name) != classes.get(name))
         numbers = f"{name!r} is {known.get(name, 'not there')} and {classes.get(name, 'not there')}"
-        remedy = f"Images get the numbers that are there with --classes {folder}; new classes need another folder."
+        remedy = f"With --classes {folder}, images get the existing numbers; new classes need another folder."
         raise PackError(f"{msg}: {numbers}.\n  {remedy}")
 
 

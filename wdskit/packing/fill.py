@@ -143,7 +143,7 @@ def _fill(
     finally:
         filler.close()
     if num_bytes + END_BYTES != job.num_bytes:
-        raise PackError(f"{job.path}: it has {num_bytes + END_BYTES} bytes, {job.num_bytes} were planned.")
+        raise PackError(f"{job.path}: it has {num_bytes + END_BYTES} bytes, but {job.num_bytes} were planned.")
     return _Filled(_digest_of(sink), job.num_bytes, tuple(sorted(filler.fields)), filler.offsets)
 
 
@@ -221,8 +221,8 @@ def _read(writer: TarWriter, name: str, row: Row, source: Reference) -> bytes | 
 
 
 def _other_bytes(path: Path) -> PackError:
-    msg = f"{path}: its rows give other bytes now than the folder's index says. Nothing was replaced."
-    return PackError(f"{msg}\n  Give the source as it was when it was packed, and the same options.")
+    msg = f"{path}: its rows now give other bytes than those in the folder's index. Nothing was replaced."
+    return PackError(f"{msg}\n  Use the source as it was when it was packed, and the same options.")
 
 
 _log = logging.getLogger(__name__)
@@ -300,7 +300,7 @@ def required_rows(
         if isinstance(rows, Generator):
             rows.close()
     if num_missing > _SHOWN_MISSING:
-        _log.warning("%d rows in all lack a field that is required.", num_missing)
+        _log.warning("%d rows in total lack a required field.", num_missing)
 
 
 def _lacks(row: Row, transforms: Transforms) -> str | None:

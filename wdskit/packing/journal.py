@@ -79,7 +79,9 @@ class LastRun:
         """
         lost = [entry.name for entry in self.entries if not is_there(self.folder, entry)]
         if lost:
-            raise indexed_already(self.folder, [f"{name} or its .idx is gone, or has another size." for name in lost])
+            raise indexed_already(
+                self.folder, [f"{name} or its .idx is gone, or has a different size." for name in lost]
+            )
         verified = Verified()
         for entry in self.entries:
             with contextlib.closing(LocalFile(str(self.folder / entry.name))) as file:
@@ -315,5 +317,5 @@ def in_the_way(path: Path) -> PackError:
 def indexed_already(folder: Path, changes: Sequence[str] = ()) -> PackError:
     """The error for a folder that is packed. `changes` is what its last run did otherwise, where that is known."""
     msg = f"{folder}: this folder is packed and indexed already"
-    msg += "." if not changes else f", and that run was another one:\n  {first_few(changes)}"
+    msg += "." if not changes else f", by a different run:\n  {first_few(changes)}"
     return PackError(f"{msg}\n  {WAYS}")

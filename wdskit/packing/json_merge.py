@@ -41,7 +41,7 @@ def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = Fal
     except ValueError as err:
         raise ValueError(f"it is not JSON in UTF-8: {err}") from err
     if not isinstance(own, _Members):
-        raise ValueError(f"it holds a {type(own).__name__}, where {', '.join(metadata)} could not be added")  # noqa: TRY004
+        raise ValueError(f"it holds a {type(own).__name__}, to which {', '.join(metadata)} cannot be added")  # noqa: TRY004
     new = dict(metadata)
     for name, value in own:
         if name not in metadata:
@@ -49,7 +49,7 @@ def add_metadata(data: bytes, metadata: Mapping[str, Any], *, at_end: bool = Fal
         if name not in new:
             raise ValueError(f"the name {name!r} appears twice")
         if type(value) is not type(metadata[name]) or value != metadata[name]:
-            raise ValueError(f"it says {name!r} is {value!r}, and it is {metadata[name]!r}")
+            raise ValueError(f"it says {name!r} is {value!r}, but it is {metadata[name]!r}")
         del new[name]
     if not new:
         return data
@@ -70,7 +70,9 @@ def field_with_metadata(data: FieldBytes, metadata: Mapping[str, Any]) -> bytes:
     """
     num_bytes = len(data) if isinstance(data, bytes) else data.num_bytes
     if num_bytes > MAX_ROW_BYTES:
-        raise ValueError(f"it has {num_bytes} bytes, over the {MAX_ROW_BYTES} that the JSON of one sample may have")
+        raise ValueError(
+            f"it has {num_bytes} bytes, more than the {MAX_ROW_BYTES} that the JSON of one sample can have"
+        )
     return add_metadata(data if isinstance(data, bytes) else data.read(), metadata)
 
 

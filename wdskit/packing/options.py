@@ -52,27 +52,27 @@ class WriteOptions:
 
     max_samples: int | None = option(None, "Most samples in a shard. Default: 10,000.", "N", least=1)
     max_bytes: int | str | None = option(None, "Most bytes in a shard's file: 200MB, 1GiB. Default: 1GB.", "SIZE")
-    num_shards: int | None = option(None, "Exactly N shards, equal within one sample; no default limits.", "N", least=1)
+    num_shards: int | None = option(None, "Exactly N shards of equal size. Turns off default limits.", "N", least=1)
     multiple_of: int | None = option(
-        None, "A multiple of N (ranks x workers) equal shards, in the limits.", "N", least=1
+        None, "A number of equal shards that is a multiple of N (ranks x workers), within the limits.", "N", least=1
     )
     shuffle: int | None = option(None, "Shuffle with this seed. Default: keep the order.", "SEED", least=0)
     split: str | Mapping[str, object] | None = option(
-        None, "Split the samples by key; each split has shards of its own: train=0.9,val=0.1.", "SHARES"
+        None, "Split the samples by key; each split has its own shards: train=0.9,val=0.1.", "SHARES"
     )
     pattern: str | None = option(None, "Names of the shards. Default: DEST's name and -%06d.tar.", "NAME")
     workers: int = option(1, "Processes that read and write.", "N", least=1)
     threads: int = option(1, "Threads of each process, for images.", "N", least=1)
     on: str | None = option(None, "Pack on a Ray cluster whose nodes see SOURCE and DEST.", "ray[://HOST:PORT]")
     part: str | None = option(None, "Fill part I of N, counted from 0; then run `wdskit pack-finish`.", "I/N")
-    only: int | None = option(None, "Write this one shard again, which is lost or damaged.", "NUMBER", least=0)
-    append: bool = option(False, "Add shards to what is packed in DEST.")
-    overwrite: bool = option(False, "Replace what is packed in DEST.")
-    restart: bool = option(False, "Remove what an unfinished run with other options left, and start over.")
+    only: int | None = option(None, "Write this one shard again, if it is lost or damaged.", "NUMBER", least=0)
+    append: bool = option(False, "Add shards to those in DEST.")
+    overwrite: bool = option(False, "Replace the shards in DEST.")
+    restart: bool = option(False, "Remove what an unfinished run with other options left, and start again.")
     staging: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
-        None, "Where shards for a URL wait for their upload. Default: in ~/.cache/wdskit.", "DIR"
+        None, "Folder where shards for a URL wait for the upload. Default: in ~/.cache/wdskit.", "DIR"
     )
-    dry_run: bool = option(False, "Show what would be written, and write nothing.")
+    dry_run: bool = option(False, "Show what would be written, but write nothing.")
     export: str | Sequence[str] = option(
         (), "Write files for other readers: wids,open_clip,timm,energon,dali.", "KINDS"
     )
@@ -86,15 +86,15 @@ class WriteOptions:
     validate: str | None = option(
         None, "Check images: none, magic, structure, decode. Default: structure; none for copies by reshard.", "LEVEL"
     )
-    resize: int | None = option(None, "Shrink images whose side (see --resize-mode) is longer.", "PIXELS", least=1)
+    resize: int | None = option(None, "Shrink images with a longer side (see --resize-mode).", "PIXELS", least=1)
     resize_mode: str | None = option(None, "Side: shorter, longer; or a square: crop, pad. Default: shorter.", "MODE")
     upscale: bool = option(False, "With --resize, enlarge smaller images too.")
     format: str | None = option(None, "Convert images to this format. Default: keep theirs.", "jpg|webp|png")
     quality: int | None = option(None, "Quality of new jpg and webp. Default: 90.", "1..100", least=1, most=100)
     orient: bool = option(False, "Rotate images as their EXIF orientation says, and remove it.")
-    background: str | None = option(None, "Behind transparent and around padded images: white, #ff0000.", "COLOUR")
+    background: str | None = option(None, "Colour for transparency and padding: white, #ff0000.", "COLOUR")
     image_fields: str | Sequence[str] = option(
-        (), "Images to change, where a sample has several: jpg,seg.png.", "FIELDS"
+        (), "Image fields to change if a sample has several: jpg,seg.png.", "FIELDS"
     )
     derive: str | Sequence[str] = option((), "Add metadata of the image to json: width,height,bytes,sha256.", "NAMES")
     max_pixels: int | None = option(None, "Most pixels of an image. Default: 100 million.", "N", least=1)
@@ -113,7 +113,7 @@ class WriteOptions:
         if self.shuffle is not None and (type(self.shuffle) is not int or not 0 <= self.shuffle < 1 << 64):
             raise PackError(f"shuffle: the seed {self.shuffle!r} must be 0 or more, and below 2**64.")
         if self.only is not None and (type(self.only) is not int or self.only < 0):
-            raise PackError(f"only: {self.only!r} is not a number of a shard; the first is 0.")
+            raise PackError(f"only: {self.only!r} is not the number of a shard; the first is 0.")
         parse_exports(self.export, split_name=self.split_name)
         _ = self.transforms, self.limits, self.part_of, self.shares, self.columns
         self._check_together()
@@ -123,24 +123,24 @@ class WriteOptions:
         asked = [name for name, value in given.items() if value is not None and value is not False]
         for one, other in itertools.combinations(asked, 2):
             if {one, other} not in _TOGETHER:
-                raise PackError(f"{one} and {other} do not go together. Leave one of them out.")
+                raise PackError(f"{one} and {other} cannot be combined. Leave one of them out.")
         if self.on is not None:
             from wdskit.packing.ray import check_address
 
             check_address(self.on)
             if self.workers > 1:
-                raise PackError("workers and on do not go together: the cluster has workers of its own.")
+                raise PackError("`workers` and `on` cannot be combined: the cluster has its own workers.")
             if self.only is not None:
-                raise PackError("only and on do not go together: one shard is filled here.")
+                raise PackError("`only` and `on` cannot be combined: one shard is filled on this machine.")
         if self.split is not None:
             if self.only is not None:
                 raise PackError(
                     "`--only` cannot be combined with `--split`. Pack into a new folder and copy the shard."
                 )
             if self.split_name:
-                raise PackError("split_name and split do not go together: the shards are called after their splits.")
+                raise PackError("`split_name` and `split` cannot be combined: the shards are named after their splits.")
             if self.pattern is not None:
-                raise PackError("pattern and split do not go together: the shards are called after their splits.")
+                raise PackError("`pattern` and `split` cannot be combined: the shards are named after their splits.")
 
     @cached_property
     def transforms(self) -> Transforms:
@@ -218,13 +218,13 @@ class PackOptions(WriteOptions):
 
     command = "pack"
 
-    keys: str = option("given", "Keys as they are, with _ for odd characters, or hashed.", "given|clean|hashed")
+    keys: str = option("given", "Keep keys, replace odd characters with _, or hash them.", "given|clean|hashed")
     skip_bad: bool = option(False, "Skip bad rows and list them in DEST/rejected.jsonl.")
-    from_: str | None = option(None, "What SOURCE is, where its name does not say; see above.", "KIND")
+    from_: str | None = option(None, "Kind of SOURCE, if its name does not show it; see above.", "KIND")
     sidecars: str | Sequence[str] = option(
-        (), "Files of the same name with another ending: json,txt,seg.png (a.seg.png for a.jpg).", "EXT,..."
+        (), "Files with the same name and another ending: json,txt,seg.png (a.seg.png for a.jpg).", "EXT,..."
     )
-    files: str | Sequence[str] = option((), "Files of a folder that are samples, not images: wav,flac.", "EXT,...")
+    files: str | Sequence[str] = option((), "Files that become samples in place of images: wav,flac.", "EXT,...")
     images: str | os.PathLike[str] | None = option(  # noqa: RUF009 (a field)
         None, "Folder of the images that a COCO file names. Default: the folder of that file.", "DIR"
     )
@@ -232,11 +232,11 @@ class PackOptions(WriteOptions):
         None, "Table's column with the image. Default: image, file_name, path, filepath.", "NAME"
     )
     key_column: str | None = option(None, "Table's column with the key. Default: key, else the image's path.", "NAME")
-    allow_no_image: bool = option(False, "Pack rows of a table that have no image, too.")
+    allow_no_image: bool = option(False, "Also pack rows of a table that have no image.")
     require: str | Sequence[str] = option((), "Fields that each sample must have: jpg;png,json.", "FIELDS")
-    missing: str | None = option(None, "What to do without such a field. Default: error.", "error|warn|skip")
+    missing: str | None = option(None, "What to do if such a field is missing. Default: error.", "error|warn|skip")
     duplicates: str = option(
-        "keep", "The same image again: list it in DEST/duplicates.jsonl, or leave it out.", "keep|report|drop"
+        "keep", "Repeated images: keep, list in DEST/duplicates.jsonl, or leave out.", "keep|report|drop"
     )
 
     def __post_init__(self) -> None:
@@ -278,7 +278,7 @@ class PackOptions(WriteOptions):
         asked = [name for name in names if getattr(self, name) not in {None, False}]
         asked += ["workers"] * (self.workers > 1) + ["duplicates"] * (self.duplicates != "keep")
         if asked:
-            msg = f"{asked[0]}: rows that can be read once only are packed in one pass."
+            msg = f"{asked[0]}: rows that can be read only once are packed in one pass."
             raise PackError(f"{msg} Give a list, or leave it out.")
 
 
@@ -293,14 +293,14 @@ class ReshardOptions(WriteOptions):
     )
     missing: str = option("error", "What to do with samples that lack what the filter asks for.", "error|skip")
     sample: str | None = option(None, "Keep a share of the samples, by a hash of the key: 10%.", "SHARE")
-    seed: int = option(0, "Another seed for --sample keeps other samples.", "N", least=0)
+    seed: int = option(0, "Seed of --sample; a different seed keeps different samples.", "N", least=0)
     keep: str | Sequence[str] | None = option(None, "Keep only these fields: jpg,cls.", "FIELDS")
     drop: str | Sequence[str] | None = option(None, "Drop these fields: txt.", "FIELDS")
     rename: str | Sequence[str] | Mapping[str, str] | None = option(
         None, "Rename fields: jpeg=jpg,class=cls.", "OLD=NEW"
     )
-    keys: str = option("given", "Keys as they are, with _ for odd characters, or hashed.", "given|clean|hashed")
-    duplicate_keys: str = option("error", "If a key comes twice: stop, or keep its first sample.", "error|first")
+    keys: str = option("given", "Keep keys, replace odd characters with _, or hash them.", "given|clean|hashed")
+    duplicate_keys: str = option("error", "If a key appears twice: stop, or keep its first sample.", "error|first")
     check: str = option("headers", "sha256: compare all bytes of the sources with their index first.", "headers|sha256")
 
     def __post_init__(self) -> None:
@@ -369,7 +369,7 @@ def given_options(kind: type[Options], options: Options | None, keywords: Mappin
     if options is None:
         return kind(**given)
     if given:
-        raise PackError(f"options and {next(iter(given))} do not go together. Use dataclasses.replace(options, ...).")
+        raise PackError(f"{next(iter(given))}: it excludes `options`. Use dataclasses.replace(options, ...).")
     return options
 
 
@@ -395,5 +395,5 @@ def parse_part(text: str) -> tuple[int, int]:
     part, parts = map(int, match.groups()) if match else (0, 0)
     if part >= parts:
         parts = parts or 8
-        raise PackError(f"part: {text!r} is not a part. Those of {parts} are 0/{parts} to {parts - 1}/{parts}.")
+        raise PackError(f"part: {text!r} is not a part. The parts of {parts} are 0/{parts} to {parts - 1}/{parts}.")
     return part, parts

@@ -94,7 +94,7 @@ class Limits:
         for name, value in vars(self).items():
             if type(value) is not int and (value is not None or name in {"max_samples", "max_bytes"}):
                 raise PackError(
-                    f"{name}: {value!r} is not a whole number. From Python it is a number, as 1_000_000_000."
+                    f"{name}: {value!r} is not a whole number. In Python, pass a number, such as 1_000_000_000."
                 )
         if self.max_samples < 1:
             raise PackError(f"max_samples: {self.max_samples} is too small; a shard holds at least one sample.")
@@ -102,7 +102,7 @@ class Limits:
             raise PackError(f"max_bytes: {self.max_bytes} is too small; an empty sample takes more.")
         for name, number in (("num_shards", self.num_shards), ("multiple_of", self.multiple_of)):
             if number is not None and number < 1:
-                raise PackError(f"{name}: {number} is not a number of shards; the least is 1.")
+                raise PackError(f"{name}: {number} is not a number of shards; it is 1 or more.")
         if self.num_shards is not None and self.multiple_of is not None and self.num_shards % self.multiple_of:
             raise PackError(f"num_shards: {self.num_shards} is not a multiple of multiple_of, {self.multiple_of}.")
 
@@ -132,7 +132,7 @@ def make_limits(
     """
     if by_count:
         if max_bytes is not None:
-            msg = "max_bytes: the bytes of samples that are changed are known too late for this limit."
+            msg = "max_bytes: the sizes of changed samples are known too late for this limit."
             raise PackError(f"{msg}\n  Leave it out, and give --max-samples or --num-shards.")
         max_bytes = NO_LIMIT
     usual = (MAX_SAMPLES, MAX_BYTES) if num_shards is None else (NO_LIMIT, NO_LIMIT)
@@ -214,7 +214,7 @@ def _balanced(ends: NDArray[np.int64], limits: Limits, name: Callable[[int], str
     if limits.num_shards is None and number > step:
         msg = f"multiple_of: no multiple of {step} up to the {num_rows} samples makes shards within max_samples"
         raise PackError(f"{msg} {limits.max_samples} and max_bytes {limits.max_bytes}.\n  Raise --max-bytes.")
-    raise PackError(f"{num_rows} samples cannot fill {number} shards; each holds one at least. Take fewer shards.")
+    raise PackError(f"{num_rows} samples cannot fill {number} shards; each holds at least one. Use fewer shards.")
 
 
 def _equal(ends: NDArray[np.int64], number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -230,11 +230,11 @@ def _len(span: Span) -> int:
 
 
 def _over(samples: int, largest: Span, limits: Limits) -> PackError:
-    what = f"{largest.num_bytes} bytes, over max_bytes {limits.max_bytes}"
+    what = f"{largest.num_bytes} bytes, more than max_bytes {limits.max_bytes}"
     if samples > limits.max_samples:
-        what = f"{samples} samples, over max_samples {limits.max_samples}"
+        what = f"{samples} samples, more than max_samples {limits.max_samples}"
     return PackError(
-        f"num_shards: of {limits.num_shards} shards one would have {what}.\n  Take more shards, or raise it."
+        f"num_shards: with {limits.num_shards} shards, one would have {what}.\n  Use more shards, or raise the limit."
     )
 
 
@@ -248,7 +248,7 @@ def _too_close(
     count = int(np.searchsorted(np.cumsum(sizes[order]), room, side="right")) + 1
     names = [name(largest.start + at) for at in sorted(order[:count].tolist())]
     listed = ", ".join(names[:_SHOWN]) + (f" and {count - _SHOWN} more" if count > _SHOWN else "")
-    msg = f"multiple_of: no multiple of {limits.multiple_of} up to {most} shards keeps within {limits.max_bytes} bytes"
+    msg = f"multiple_of: no multiple of {limits.multiple_of} up to {most} shards stays within {limits.max_bytes} bytes"
     what = f"these {count} of {_len(largest)} neighbours are too large together ({largest.num_bytes} bytes): {listed}"
     remedy = "Raise --max-bytes, spread large samples with --shuffle, or leave --multiple-of out."
     return PackError(f"{msg}: {what}.\n  {remedy}")
@@ -301,7 +301,7 @@ class Shard:
     def _row_bytes(self, row: Row) -> int:
         added, most = row_bytes(row), self._limits.max_bytes
         if END_BYTES + added > most:
-            problem = f"its shard would have {END_BYTES + added} bytes, over max_bytes {most}, with it alone"
+            problem = f"even alone in its shard it takes {END_BYTES + added} bytes, more than max_bytes {most}"
             raise row_error(row.where, problem, "Raise --max-bytes.")
         return added
 
@@ -373,5 +373,5 @@ def names_of_all(folder: Path, pattern: str | None, splits: Iterable[str] | None
     if splits is None:
         return [names_of(folder, pattern)]
     if pattern is not None:
-        raise PackError("pattern and split do not go together: the shards are called after their splits.")
+        raise PackError("`pattern` and `split` cannot be combined: the shards are named after their splits.")
     return [Names(f"{split}-%06d.tar") for split in splits]

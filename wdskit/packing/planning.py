@@ -228,7 +228,7 @@ def divide_rows(
     try:
         return order, divide(blocks if order is None else blocks[order], limits, name=where)
     except RowTooLarge as err:
-        problem = f"its shard would have {err.num_bytes} bytes, over max_bytes {limits.max_bytes}, with it alone"
+        problem = f"even alone in its shard it takes {err.num_bytes} bytes, more than max_bytes {limits.max_bytes}"
         raise row_error(where(err.place), problem, "Raise --max-bytes.") from None
 
 
@@ -352,7 +352,7 @@ def _divide(
 ) -> tuple[Ints, list[Span]]:
     if not len(rows):
         if limits.num_shards is not None:
-            raise PackError(f"it has no sample, and num_shards asks for {limits.num_shards} shards of it.")
+            raise PackError(f"it has no samples, but num_shards asks for {limits.num_shards} shards.")
         return rows, []
     order, spans = divide_rows(store, rows, limits=limits, shuffle=shuffle, by_count=by_count)
     assert order is not None

@@ -54,7 +54,7 @@ def check_address(on: str) -> None:
         PackError: It is neither.
     """
     if not re.fullmatch(r"ray(://[^\s/:]+:[0-9]{1,5})?", on):
-        raise PackError(f"on: {on!r} is neither ray nor the address of a cluster, as ray://head:10001.")
+        raise PackError(f"on: {on!r} is neither ray nor the address of a cluster, such as ray://head:10001.")
 
 
 def import_ray() -> ModuleType:
@@ -91,11 +91,11 @@ def fill_on_ray(jobs: Sequence[ShardJob], on: str, staging: Staging) -> Generato
                 try:
                     filled = ray.get(pending[0])
                 except ray.exceptions.RayTaskError as err:
-                    msg = f"{job.path}: a node of the cluster cannot fill it: {_last_line(err)}."
+                    msg = f"{job.path}: a node of the cluster cannot write it: {_last_line(err)}."
                     raise PackError(f"{msg}\n  Install wdskit {__version__} on all of them.") from err
                 except ray.exceptions.RayError as err:
                     msg = f"{job.path}: its worker on the cluster died {_MOST_TRIES} times: {_last_line(err)}."
-                    raise PackError(f"{msg}\n  Look at its memory; run the same command again to go on.") from err
+                    raise PackError(f"{msg}\n  Check its memory; run the same command again to continue.") from err
                 pending.popleft()
                 yield filled
         finally:
@@ -111,7 +111,9 @@ def _connected(on: str) -> Iterator[ModuleType]:
     ray = import_ray()
     was_connected = ray.is_initialized()
     if was_connected and on != "ray":
-        raise PackError(f"on: this process is connected to Ray already, not to {on}. Give on='ray' to use that.")
+        raise PackError(
+            f"on: this process is already connected to Ray, but not to {on}. Pass on='ray' to use that connection."
+        )
     try:
         if not was_connected:
             ray.init(address=None if on == "ray" else on, log_to_driver=False, logging_level="ERROR")
@@ -135,12 +137,12 @@ def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
         os.chdir(site.cwd)
     try:
         if site.version != __version__:
-            msg = f"on: host {host} has wdskit {__version__}, and {site.host} has {site.version}."
-            raise PackError(f"{msg}\n  Install the same on all nodes.")
+            msg = f"on: host {host} has wdskit {__version__}, but {site.host} has {site.version}."
+            raise PackError(f"{msg}\n  Install the same version on all nodes.")
         plan = [Path(job.rows.path)] if isinstance(job.rows, RecordedRows) else []
         for path in (site.description, *plan):  # in a folder that is called after the digest of the plan
             if not path.exists():
-                msg = f"{path}: host {host} does not see this file as {site.host} does."
+                msg = f"{path}: host {host} does not see the same file as {site.host}."
                 remedy = "Pack into a folder on a disk that all nodes of the cluster have under this path."
                 raise PackError(f"{msg}\n  {remedy}")
         # A worker that seems to be dead, and is not, may write the same shard.
@@ -149,6 +151,8 @@ def fill_on_node(job: ShardJob, site: Site) -> ShardEntry | WdskitError:
     except RowError as err:
         if host == site.host:
             return err
-        return row_error(err.where, f"on host {host}: {err.problem}", "All nodes must see the source as it is here.")
+        return row_error(
+            err.where, f"on host {host}: {err.problem}", "All nodes must see the same source as this machine."
+        )
     except WdskitError as err:
         return err

@@ -113,7 +113,7 @@ class ZipBytes(_InFile):
         with self.identity.opened(self.path) as fd:
             header = _read_part(fd, self.offset, ZIP_HEADER_BYTES)
             if not header.startswith(_ZIP_HEADER_START):
-                raise ValueError(f"no member begins at byte {self.offset}, where the directory of the zip has one")
+                raise ValueError(f"no member begins at byte {self.offset}, where the directory of the zip lists one")
             name_bytes, extra_bytes = int.from_bytes(header[26:28], "little"), int.from_bytes(header[28:30], "little")
             start = self.offset + ZIP_HEADER_BYTES + name_bytes + extra_bytes
             data = _read_part(fd, start, self.packed_bytes)
@@ -160,7 +160,7 @@ class CellBytes(_InFile):
 
         data = read_cell(self.path, self.identity, self.group, self.row, self.column)
         if len(data) != self.num_bytes:
-            raise ValueError(f"its cell has {len(data)} bytes now and had {self.num_bytes} when packing began")
+            raise ValueError(f"its cell has {len(data)} bytes now, but had {self.num_bytes} when packing began")
         return data
 
 

@@ -120,7 +120,9 @@ class Row:
 
     def _unreadable(self, source: FieldBytes, err: Exception) -> RowError:
         is_changed = isinstance(err, FileChanged)
-        remedy = "Pack again when nobody writes it." if is_changed else "Repair or remove it, or use --skip-bad."
+        remedy = (
+            "Pack again when no other program writes it." if is_changed else "Repair or remove it, or use --skip-bad."
+        )
         return row_error(self.where, _describe(source, err), remedy)
 
 
@@ -147,9 +149,11 @@ def row_error(where: str, problem: str, remedy: str = "") -> RowError:
 
 def key_taken(row: Row, where: str) -> RowError:
     """The error of a row whose key another one has."""
-    problem = f"its key {row.key!r} is that of {where} too"
+    problem = f"its key {row.key!r} is also the key of {where}"
     return row_error(
-        row.where, problem, "Keys must be unique. Rename one; or name a column of a table that has them: --key-column."
+        row.where,
+        problem,
+        "Keys must be unique. Rename one; or, for a table, choose a column with unique values: --key-column.",
     )
 
 
@@ -205,8 +209,10 @@ def make_row(key: str, fields: Mapping[str, FieldBytes], where: str, *, keys: st
         raise row_error(where, str(err), remedy) from err
     for field, data in fields.items():
         if (size := size_of(data)) > MAX_USTAR_SIZE_BYTES:
-            problem = f"its field {field!r} has {size} bytes, over the {MAX_USTAR_SIZE_BYTES} that all readers take"
-            raise row_error(where, problem, "Cut it into several samples.")
+            problem = (
+                f"its field {field!r} has {size} bytes, more than the {MAX_USTAR_SIZE_BYTES} that all readers accept"
+            )
+            raise row_error(where, problem, "Split it into several samples.")
     return Row(key, tuple(sorted(fields.items())), where, keys == "clean" and key != given)
 
 
@@ -249,7 +255,7 @@ def _python_row(row: Any, where: str, keys: str) -> Row:
             continue
         field = SAME_FIELD.get(name.lower(), name.lower())
         if field in values:
-            raise row_error(where, f"it has the field {field!r} twice", "Fields are written in lower case.")
+            raise row_error(where, f"it has the field {field!r} twice", "Write fields in lower case.")
         values[field] = value
     fields = {field: _encode(field, value, where) for field, value in values.items()}
     if keys != "given" and fields:
@@ -276,7 +282,7 @@ def _encode(field: str, value: Any, where: str) -> FieldBytes:
     try:
         return encode_field(field, value)
     except (DecodeError, ValueError) as err:
-        remedy = "Give bytes, a pathlib.Path of a file, or a value that the field's name stands for."
+        remedy = "Pass bytes, a pathlib.Path of a file, or a value that fits the field's name."
         raise row_error(where, str(err), remedy) from err
 
 

@@ -319,8 +319,8 @@ def _fill_again(work: Work, target: Destination, jobs: Jobs, only: int) -> Shard
     name = work.names[0][only]
     if name not in index.by_name or only >= len(jobs):
         last = index.entries[-1].name if index.entries else "nothing"
-        msg = f"{target.folder}: only: no {name}: its index ends with {last}, what these options make of the source"
-        raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Give the options that it was packed with.")
+        msg = f"{target.folder}: only: no {name}: its index ends with {last}, but with these options the source ends"
+        raise PackError(f"{msg} with {jobs.name(len(jobs) - 1)}.\n  Use the options that it was packed with.")
     entry = index.by_name[name]
     count = Count(work.on_progress, (entry.num_samples, entry.num_bytes - END_BYTES))
     job = dataclasses.replace(jobs.job(only, target.folder), sha256=entry.sha256, exports=index.exports)

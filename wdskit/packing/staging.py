@@ -86,7 +86,7 @@ class RunDescription:
             blocks, first = tuple(document.pop("blocks")), tuple(document.pop("first"))
             return cls(shards=planned, blocks=blocks, first=first, **document)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as err:
-            msg = f"{path}: this wdskit cannot read this description of a run."
+            msg = f"{path}: this version of wdskit cannot read this description of a run."
             raise PackError(f"{msg}\n  Pack into another folder, or remove {path.parent}.") from err
 
 
@@ -132,7 +132,9 @@ class Staging:
         lost = sorted(read_filled(self.path).keys() - self.filled().keys())
         if lost:
             url = self.upload.object_url(lost[0])
-            raise PackError(f"{url}: it is gone, or was replaced by another writer.\n  Do the same again to go on.")
+            raise PackError(
+                f"{url}: it is gone, or another writer replaced it.\n  Run the same command again to continue."
+            )
         self._write({"begun": names})
         self.upload.put({name: self.path / name for name in names})
 
@@ -242,12 +244,12 @@ def open_staging(
             continue
         filled = read_filled(other)
         if not changes and part is not None:
-            msg = f"{folder}: part: this run is divided into {old.parts} parts, some of which are at work."
-            raise PackError(f"{msg}\n  Give the same number of parts, or wait for their end.")
+            msg = f"{folder}: part: this run is divided into {old.parts} parts, some of which are running."
+            raise PackError(f"{msg}\n  Use the same number of parts, or wait until they end.")
         if filled and not restart:
             raise _changed(folder, changes, len(filled))
         if not is_alone():
-            raise PackError(f"{folder}: other parts of that run are at work. Wait for their end, or stop them.")
+            raise PackError(f"{folder}: other parts of that run are running. Wait until they end, or stop them.")
         if upload is not None:
             upload.remove(read_begun(other))
         remove_run(other, disk)
@@ -295,21 +297,21 @@ def differences(old: RunDescription, new: RunDescription, where_of: Callable[[in
     was, now = _plain(old.options), _plain(new.options)
     commands = [options.pop("command", "pack") for options in (was, now)]
     if commands[0] != commands[1]:
-        return ["it was `wdskit {}` and is `wdskit {}`.".format(*commands)]
-    found = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
+        return ["it was `wdskit {}`, and now is `wdskit {}`.".format(*commands)]
+    found = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit}, and now is {new.wdskit}."]
     found += [
-        f"{name} was {was.get(name)!r} and is {now.get(name)!r}."
+        f"{name} was {was.get(name)!r}, and now is {now.get(name)!r}."
         for name in sorted({*was, *now})
         if was.get(name) != now.get(name)
     ]
     if (old.num_rows is None) != (new.num_rows is None):
-        return [*found, "only one of both sources can be read more than once."]
+        return [*found, "only one of the two sources can be read more than once."]
     if old.num_rows != new.num_rows:
-        found.append(f"the source had {old.num_rows} {old.unit}s and has {new.num_rows}.")
+        found.append(f"the source had {old.num_rows} {old.unit}s, and now has {new.num_rows}.")
     if old.block_rows == new.block_rows:
         found += _other_rows(old, new, where_of)
     if not found and (old.shards != new.shards or old.first != new.first):
-        found.append("its shards would be others.")
+        found.append("it would write different shards.")
     return found
 
 
@@ -327,16 +329,16 @@ def _other_rows(old: RunDescription, new: RunDescription, where_of: Callable[[in
     first = others[0] * new.block_rows
     where = f"{new.unit} {first} ({where_of(first)})"
     if new.block_rows == 1:
-        yield f"{where} is another, the first of {len(others)}."
+        yield f"{where} differs, the first of {len(others)}."
     else:
         most = len(others) * new.block_rows
-        yield f"the first other {new.unit} is one of {new.block_rows} from {where} on, of up to {most} in all."
+        yield f"the first different {new.unit} is one of the {new.block_rows} from {where} on; up to {most} differ."
 
 
 def _changed(folder: Path, changes: Sequence[str], num_shards: int) -> PackError:
     """The error of a run that is not the one that was stopped here."""
-    msg = f"{folder}: a run that was stopped here was another one; {num_shards} of its shards are there.\n  "
-    remedy = "Run the same command again to go on with it, or start over with --restart, which removes these shards."
+    msg = f"{folder}: a different run was stopped here; {num_shards} of its shards are there.\n  "
+    remedy = "Run that command again to continue it, or start again with --restart, which removes these shards."
     return PackError(f"{msg}{first_few(changes)}\n  {remedy}")
 
 

@@ -88,7 +88,7 @@ def _fill(
         name = work.names[0][number]
         known = there.get(name)
         if staging is None and known is None:
-            raise indexed_already(target.folder, [f"its rows made {len(there)} shards, these make more."])
+            raise indexed_already(target.folder, [f"its rows made {len(there)} shards, and these rows make more."])
         if known is None:
             target.check_free([PlannedShard(name, 0, 0)], exports)
         path = (target.folder if staging is None else staging.path) / name
@@ -104,7 +104,9 @@ def _fill(
                 staging.note(entry)
         entries.append(entry)
     if staging is None and len(entries) != len(there):
-        raise indexed_already(target.folder, [f"its rows made {len(there)} shards, these {len(entries)}."])
+        raise indexed_already(
+            target.folder, [f"its rows made {len(there)} shards, and these rows make {len(entries)}."]
+        )
     return entries
 
 

@@ -100,9 +100,9 @@ class Transforms:
         for name, is_given, has_effect, why in (
             ("resize_mode", self.resize_mode is not None, self.resize is not None, "without resize"),
             ("upscale", self.upscale, self.resize is not None, "without resize"),
-            ("quality", self.quality is not None, has_quality, "without resize, format or orient, nor of png"),
+            ("quality", self.quality is not None, has_quality, "without resize, format or orient, or for png"),
             ("background", self.background is not None, has_background, "without format jpg or resize_mode pad"),
-            ("image_fields", self.image_fields, concerns_images, "without an option that concerns images"),
+            ("image_fields", self.image_fields, concerns_images, "without an option that changes images"),
             ("missing", self.missing is not None, self.require, "without require"),
         ):
             if is_given and not has_effect:
@@ -187,7 +187,7 @@ class Transforms:
         if self.image_fields:
             return [name for name in images if name in self.image_fields]
         if len(images) > 1:
-            msg = f"it has {len(images)} images ({', '.join(images)}). Say which are meant: --image-fields {images[0]}"
+            msg = f"it has {len(images)} images ({', '.join(images)}). Choose with --image-fields {images[0]}"
             raise DecodeError(msg, field=images[0])
         return images
 
@@ -208,14 +208,18 @@ class Transforms:
                 if self.validate != "none":
                     check_magic(name, data)
             if name in transformed:
-                raise DecodeError(f"{field}: encode: it would become {name!r}, of which there is one", field=field)
+                raise DecodeError(
+                    f"{field}: encode: it would become {name!r}, which the sample already has", field=field
+                )
             transformed[name] = data
         return transformed, names
 
     def _describe(self, transformed: dict[str, bytes], images: list[str]) -> bytes:
         """`json` with metadata of the image: width and height as its header has them, whatever EXIF says."""
         if len(images) > 1:
-            raise DecodeError(f"derive: it has {len(images)} images ({', '.join(images)}), one is described")
+            raise DecodeError(
+                f"derive: it has {len(images)} images ({', '.join(images)}), but derive describes only one"
+            )
         image = transformed[images[0]]
         known: dict[str, int | str] = {"bytes": len(image)}
         try:
@@ -266,14 +270,14 @@ def _names(option: str, value: str | Sequence[str]) -> tuple[str, ...]:
         raise PackError(f"{option}: {value!r} is not a list of names. Write jpg,json.")
     names = tuple(";".join(each.strip().lower() for each in part.split(";")) for part in parts)
     if len(set(names)) < len(names):
-        raise PackError(f"{option}: {value!r} has a name twice.")
+        raise PackError(f"{option}: {value!r} repeats a name.")
     return names
 
 
 def _one_of(option: str, value: object, known: Sequence[object]) -> None:
     if value not in known:
         names = ", ".join(str(each) for each in known if each is not None)
-        raise PackError(f"{option}: {value!r} is none of {names}.")
+        raise PackError(f"{option}: {value!r} is not one of {names}.")
 
 
 UNTOUCHED = Transforms()

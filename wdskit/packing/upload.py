@@ -175,11 +175,11 @@ class Upload:
 
 
 _REFUSED = {
-    "append": "all shards there would be read for their keys. Pack into another folder, and join both with `::`",
-    "overwrite": "readers would find a folder without an index while it is uploaded. Pack into another folder",
-    "part": "parts meet in a folder that all machines see. Pack the parts into such a folder, and copy it",
-    "only": "shards are filled again where they are. Copy the shard's folder here first",
-    "on": "the nodes of a cluster meet in a folder that all of them see. Pack into such a folder, and copy it",
+    "append": "it would read all shards there for their keys. Pack into another folder, and join the two with `::`",
+    "overwrite": "readers would find a folder without an index during the upload. Pack into another folder",
+    "part": "parts need a folder that all machines see. Pack the parts into such a folder, and copy it",
+    "only": "it rewrites a shard in place. Copy the shard's folder here first",
+    "on": "the nodes of a cluster need a folder that all of them see. Pack into such a folder, and copy it",
 }
 
 
@@ -192,7 +192,7 @@ def open_upload(dest: str, options: WriteOptions, disk: Disk) -> Upload | None:
     """
     if is_local(dest):
         if options.staging is not None:
-            raise PackError("staging: shards for a local folder are filled in it. Leave it out.")
+            raise PackError("staging: a local folder needs no staging. Leave it out.")
         return None
     from wdskit.storage.buckets import check_bucket
 
@@ -200,7 +200,7 @@ def open_upload(dest: str, options: WriteOptions, disk: Disk) -> Upload | None:
     check_bucket(url)
     folder, name = split_url(f"{url}/")
     if ":/" not in os.path.dirname(folder) or name:
-        raise PackError(f"{dest}: no folder of a bucket is named. Write s3://BUCKET/FOLDER.")
+        raise PackError(f"{dest}: the URL does not name a folder of a bucket. Write s3://BUCKET/FOLDER.")
     for option, reason in _REFUSED.items():
         if (value := getattr(options, option)) is not None and value is not False:
             raise PackError(f"{option} is for local folders: {reason}.")

@@ -56,7 +56,7 @@ def build_pipeline(
             stages, place=place, num_threads=num_threads, find=find, errors=errors, cache=cache or CacheSpec()
         )
     if errors.max_bad:
-        msg = "errors: a stream has no positions at which another sample could stand in for a bad one."
+        msg = "errors: a stream cannot replace a bad sample by another one."
         raise PipelineError(f"{msg}\n  Use the source `exact`, or `select` what is good.")
     run = Run(place, stages[0].seed if isinstance(stages[0], Stream) else 0, num_threads)
     return _StreamBuilder(stages, StreamContext(run, find, stages, patience_of(stages, num_threads))).build(max_workers)

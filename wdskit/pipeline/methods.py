@@ -49,18 +49,18 @@ class StageMethods(ABC):
 
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such; indexed.
-            mixture: Instead of `shards`: data sets, each with `weight`, or each with `repeat`.
-            schedule: How weights that are schedules change.
+            mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
+            schedule: How scheduled weights change.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
-            seed: Of the order and of all that is random.
+            seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
             lanes: Parts of the data that are read side by side. Without: 240, or one for each 64 samples of a smaller
                 data set.
             window: Samples of a lane that are shuffled with each other.
             homes: Groups of shards that keep their stretch of each epoch, so that a node reads about the same shards in
                 all of them: for shards of a store and a `cache`, a few times the number of nodes.
-            tail: What becomes of samples that fill no global batch.
+            tail: What to do with an incomplete last global batch.
         """
         return self._with(
             "exact",
@@ -98,16 +98,16 @@ class StageMethods(ABC):
 
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such; indexed.
-            mixture: Instead of `shards`: data sets, each with `weight`, or each with `repeat`.
-            schedule: How weights that are schedules change.
+            mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
+            schedule: How scheduled weights change.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
-            seed: Of the order and of all that is random.
+            seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
-            chunk: Neighbouring samples that are drawn together.
-            lanes: Parts of the sequence that are made side by side.
+            chunk: Consecutive samples that are drawn together.
+            lanes: Parts of the sequence that are read side by side.
             window: Samples of a lane that are shuffled with each other.
-            tail: What becomes of samples that fill no global batch.
+            tail: What to do with an incomplete last global batch.
         """
         return self._with(
             "resampled",
@@ -142,13 +142,13 @@ class StageMethods(ABC):
 
         Args:
             shards: A path, glob, brace pattern or folder, several joined by `::`, or a list of such; indexed.
-            mixture: Instead of `shards`: data sets, each with `weight`, or each with `repeat`.
-            schedule: How weights that are schedules change.
+            mixture: In place of `shards`: data sets, all with `weight` or all with `repeat`.
+            schedule: How scheduled weights change.
             split: Only this split of the samples, made by `wdskit split`.
             range: Only a range of the samples: ["0%", "80%"], or their numbers.
-            seed: Of the order and of all that is random.
+            seed: Seed of the order and of everything random.
             classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
-            tail: What becomes of samples that fill no global batch.
+            tail: What to do with an incomplete last global batch.
         """
         return self._with(
             "sequential",
@@ -181,12 +181,12 @@ class StageMethods(ABC):
 
         Args:
             shards: A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of such.
-            seed: Of the shards' order and all that is random.
-            shuffle_shards: Whether each epoch has its own order of shards, or the listed one.
-            resampled: Whether shards are drawn with replacement, without end.
-            weights: How often each `::`-part or list item of `shards` is drawn. Needs `resampled: true`.
-            upsampling: Instead of weights, as open_clip writes it: how often each shard of a part is drawn, `1::2`.
-            split: `none`: every rank and worker reads everything, on purpose, where a splitter is missing.
+            seed: Seed of the shards' order and of everything random.
+            shuffle_shards: Whether to shuffle the shards in each epoch; otherwise they keep the listed order.
+            resampled: Whether to draw shards with replacement, without end.
+            weights: Relative frequency of each `::`-part or list item of `shards`. Needs `resampled: true`.
+            upsampling: In place of `weights`, as in open_clip: relative frequency of each shard of a part, `1::2`.
+            split: `none`: every rank and worker reads everything, on purpose, although a splitter is missing.
             check: What an indexed shard is compared with: its size and its samples as they are read, or its sha256.
             classes: Whether the `classes.json` of all folders must name the same classes, or may be any.
         """
@@ -221,8 +221,8 @@ class StageMethods(ABC):
         """Shuffle in a buffer.
 
         Args:
-            size: How many values the buffer holds.
-            initial: How many are there before the first is given.
+            size: Number of values in the buffer.
+            initial: Number of values in the buffer before the first one comes out.
         """
         return self._with("shuffle", {"size": size, "initial": initial})
 
@@ -238,7 +238,7 @@ class StageMethods(ABC):
         """Some of the values, as Python's slice.
 
         Args:
-            *bounds: Number behind the last, or start, stop and step. null: no end.
+            *bounds: Number after the last one, or start, stop and step. null: no end.
         """
         return self._with("slice", _one_or_all(bounds))
 
@@ -253,11 +253,11 @@ class StageMethods(ABC):
         """Fields into values. Nothing is unpickled; fields of unknown names stay bytes.
 
         Args:
-            images: What images become, in webdataset's words; `index`: the numbers that masks store, one a pixel.
-                Without: they stay bytes.
-            only: The fields to decode. Without: all.
-            fuse: Whether decoding and the crop directly behind it run as one, which decodes a large JPEG no larger than
-                the crop needs. Its pixels then differ by about one level of 255.
+            images: What images become, in webdataset's terms; `index`: the numbers that masks store, one per pixel.
+                Default: they stay bytes.
+            only: The fields to decode. Default: all.
+            fuse: Whether decoding and the crop directly after it run as one step, which decodes a large JPEG no larger
+                than the crop needs. Its pixels then differ by about one level of 255.
             max_pixels: Largest width x height that an image's header may promise.
         """
         return self._with("decode", {"images": images, "only": only, "fuse": fuse, "max_pixels": max_pixels})
@@ -266,8 +266,8 @@ class StageMethods(ABC):
         """A function of each value.
 
         Args:
-            fn: A function, or the name of a registered one. One with a parameter `rng` gets a numpy Generator that
-                depends on the seed and the position of the sample only.
+            fn: A function, or the name of a registered one. If it has a parameter `rng`, it gets a numpy Generator that
+                depends only on the seed and the position of the sample.
             global_rng: Seed random, numpy and torch by position before each call.
         """
         return self._with("map", {"fn": fn, "global_rng": global_rng})
@@ -281,10 +281,10 @@ class StageMethods(ABC):
         return self._with("map_dict", fields)
 
     def map_tuple(self, *fns: Function | None) -> Self:
-        """A function for each place of a tuple; null leaves a place as it is.
+        """A function for each place of a tuple; null leaves an item as it is.
 
         Args:
-            *fns: Functions, or names of registered ones; null leaves a place as it is.
+            *fns: Functions, or names of registered ones; null leaves an item as it is.
         """
         return self._with("map_tuple", fns)
 
@@ -306,9 +306,9 @@ class StageMethods(ABC):
         """Resize images, antialiased.
 
         Args:
-            size: The shorter side in pixels, aspect kept, or [height, width].
-            fields: The image fields to transform. Without: the sample's one image field.
-            masks: Fields transformed with the same draws and nearest neighbour, such as segmentation masks.
+            size: The shorter side in pixels, which keeps the aspect ratio, or [height, width].
+            fields: The image fields to transform. Default: the sample's only image field.
+            masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
         """
         return self._with("resize", {"size": size, "fields": fields, "masks": masks})
 
@@ -323,8 +323,8 @@ class StageMethods(ABC):
 
         Args:
             size: Both sides in pixels, or [height, width].
-            fields: The image fields to transform. Without: the sample's one image field.
-            masks: Fields transformed with the same draws and nearest neighbour, such as segmentation masks.
+            fields: The image fields to transform. Default: the sample's only image field.
+            masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
         """
         return self._with("center_crop", {"size": size, "fields": fields, "masks": masks})
 
@@ -341,8 +341,8 @@ class StageMethods(ABC):
 
         Args:
             size: Both sides of the result in pixels, or [height, width].
-            fields: The image fields to transform. Without: the sample's one image field.
-            masks: Fields transformed with the same draws and nearest neighbour, such as segmentation masks.
+            fields: The image fields to transform. Default: the sample's only image field.
+            masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
             scale: Share of the image's area to crop, [low, high].
             ratio: Width over height of the crop, [low, high].
         """
@@ -361,8 +361,8 @@ class StageMethods(ABC):
 
         Args:
             p: Probability of mirroring.
-            fields: The image fields to transform. Without: the sample's one image field.
-            masks: Fields transformed with the same draws and nearest neighbour, such as segmentation masks.
+            fields: The image fields to transform. Default: the sample's only image field.
+            masks: Fields to transform with the same random values and nearest neighbour, such as segmentation masks.
         """
         return self._with("random_flip", {"p": p, "fields": fields, "masks": masks})
 
@@ -378,7 +378,7 @@ class StageMethods(ABC):
 
         Args:
             preset: Mean and std of ImageNet's training images.
-            fields: The image fields to transform. Without: the sample's one image field.
+            fields: The image fields to transform. Default: the sample's only image field.
             mean: 1 or 3 numbers, for values in 0..1. Needs `std`.
             std: 1 or 3 numbers, for values in 0..1. Needs `mean`.
         """
@@ -388,7 +388,7 @@ class StageMethods(ABC):
         """Images as torch float32 (C, H, W) in 0..1.
 
         Args:
-            fields: The image fields to transform. Without: the sample's one image field.
+            fields: The image fields to transform. Default: the sample's only image field.
         """
         return self._with("to_tensor", {"fields": fields})
 
@@ -420,9 +420,9 @@ class StageMethods(ABC):
         """Values into batches.
 
         Args:
-            size: Samples in a batch of one rank.
-            global_size: Instead: samples in the batches of all ranks together.
-            partial: Of a stream: whether the last batch may be smaller; else it is dropped.
+            size: Samples per batch of one rank.
+            global_size: In place of `size`: samples in the batches of all ranks together.
+            partial: For a stream: whether to keep a last, smaller batch; otherwise it is dropped.
             collate: Name of a registered function: list of samples to batch.
             ragged: Fields with arrays of different lengths, which become values and offsets.
         """
@@ -439,7 +439,7 @@ class StageMethods(ABC):
         """End an epoch after so many values of each rank; the stream goes on where it ended.
 
         Args:
-            n: Samples before `batched`, batches behind it; of each rank.
+            n: Samples before `batched`, batches after it; per rank.
         """
         return self._with("with_epoch", {"n": n})
 

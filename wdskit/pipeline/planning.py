@@ -87,7 +87,7 @@ def _fit_cache(data: PlannedData, place: Place, cache: CacheSpec) -> int:
     num_bytes = cache.size or 0
     if needed > num_bytes and cache.small == "refuse":
         size, least = format_bytes(num_bytes), format_bytes(needed)
-        msg = f"cache.size is {size}, and a node of this run needs {least} of its shards again at one moment."
+        msg = f"cache.size is {size}, but a node of this run must keep {least} of its shards at once."
         way = f"Set `cache.size: {least.replace(' ', '')}` or more, a smaller `window`, or `cache.small: ranges`."
         raise PipelineError(f"{msg}\n  {way}")
     return ahead if 2 * needed <= num_bytes else 0

@@ -95,8 +95,8 @@ def _find(
         if type(rank) is not int or type(world_size) is not int:
             raise RankError(f"rank={rank!r}, world_size={world_size!r}: both are whole numbers.")
         if process_group is not None and (group := group_place(process_group))[:2] != (rank, world_size):
-            msg = f"rank={rank}, world_size={world_size}, but the process group says {group.rank} of {group.world_size}"
-            raise RankError(f"{msg}.\n  Give one of the two: process_group, or rank and world_size.")
+            msg = f"rank={rank}, world_size={world_size}, but the process group has rank {group.rank} of"
+            raise RankError(f"{msg} {group.world_size}.\n  Give one of the two: process_group, or rank and world_size.")
         return Place(rank, world_size), "the arguments"
     if process_group is not None:
         return group_place(process_group), "the process group"
@@ -108,7 +108,7 @@ def _find(
     num_tasks = environ.get("SLURM_NTASKS", "1")
     if num_tasks.isdigit() and int(num_tasks) > 1 and environ.get("SLURM_STEP_NUM_TASKS") == num_tasks:
         return Place(_number(environ, "SLURM_PROCID"), int(num_tasks)), "Slurm"
-    return Place(0, 1), "nothing that says otherwise"
+    return Place(0, 1), "default"
 
 
 def initialised_place() -> Place | None:
@@ -146,7 +146,7 @@ def as_group(process_group: Any) -> Any:
         names = process_group.mesh_dim_names
         shape = f"{process_group.ndim} dimensions ({', '.join(names) if names else 'without names'})"
         way = "" if names else "Name its dimensions, mesh_dim_names=(...). "
-        msg = f"process_group: this mesh has {shape}.\n  {way}Give the one that the data are split over: "
+        msg = f"process_group: this mesh has {shape}.\n  {way}Pass the one that the data is split over: "
         raise RankError(f'{msg}process_group=mesh["dp"].')
     return process_group.get_group()
 
@@ -154,6 +154,6 @@ def as_group(process_group: Any) -> Any:
 def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ.get(name)
     if text is None or not text.strip().isdigit():
-        problem = "is not set" if text is None else f"is {text!r}, no number"
+        problem = "is not set" if text is None else f"is {text!r}, not a number"
         raise RankError(f"{name} {problem}. torchrun sets RANK and WORLD_SIZE; set both or neither.")
     return int(text)

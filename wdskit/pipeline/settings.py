@@ -36,7 +36,7 @@ of two 0.87, four processes 0.97. Two processes start sooner than four and take 
 MAX_AT_WORK = 16
 """Threads of all workers together that a default has at most: as many processes where each has one."""
 
-ONE_THREAD = "functions of yours run in one thread a process unless `threads` says otherwise"
+ONE_THREAD = "your functions run in one thread per process unless `threads` is set"
 
 _LIGHT = frozenset({"rename", "to_tuple", "to_dict", "batched", "with_epoch", "with_length"})
 """Stages that hold Python's lock all the time: threads only make them wait."""
@@ -46,18 +46,19 @@ _CALLS = frozenset({"map", "map_dict", "map_tuple", "select"})
 
 
 class StatsSpec(BaseModel):
-    """Reports of a loader while it runs: a line of the log every so many steps, and more on request."""
+    """Reports of a loader while it runs: a log line every few steps, and more on request."""
 
     model_config = StageSpec.model_config
 
-    every: Count = Field(100, description="Steps from one report to the next.")
+    every: Count = Field(100, description="Steps between reports.")
     file: Text | None = Field(
-        None, description="JSONL file for the reports too; each rank's has its number in the name: `stats.jsonl`."
+        None,
+        description="JSONL file that also gets the reports. Each rank's file name has its number: `stats.jsonl`.",
     )
     port: Annotated[int, Strict(), Field(ge=0, le=65_535)] | None = Field(
-        None, description="Port of rank 0 at which Prometheus can ask; rank r has this + r. 0: any that is free."
+        None, description="Port of rank 0 for Prometheus; rank r uses this + r. 0: any free port."
     )
-    host: Text = Field(LOOPBACK, description="Address to listen at. 0.0.0.0 lets other machines ask.")
+    host: Text = Field(LOOPBACK, description="Address to listen on. 0.0.0.0 lets other machines connect.")
 
     @model_validator(mode="after")
     def _check_together(self) -> StatsSpec:
@@ -91,47 +92,50 @@ class LoaderSpec(BaseModel):
 
     workers: Natural = Field(
         1,
-        description="Worker processes; 0: this process. Without this and threads, where images are decoded or "
-        "functions called behind a planned source: one for two of this machine's cores, shared by its ranks; one for "
-        "each where functions of yours are called.",
+        description="Worker processes; 0: this process. Where a planned source's images are decoded or functions are "
+        "called, and `threads` is not set either, the default is one per two cores of this machine, shared by its "
+        "ranks; one per core if functions of yours are called.",
     )
     threads: Count | None = Field(
         None,
-        description="Threads in each process. Without, where images are decoded behind a planned source: this "
-        "machine's cores, shared by its ranks and workers, at most 8; else, with 0 workers, and where functions of "
-        "yours are called, 1.",
+        description="Threads in each process. Default: 1; where a planned source's images are decoded in workers and "
+        "no functions of yours are called, this machine's cores, shared by its ranks and workers, at most 8.",
     )
     prefetch: Count = Field(
         4,
-        description="Batches made ahead: of a planned source in all, at least two a worker; of a stream by each.",
+        description="Batches made ahead: in total with a planned source, and at least two per worker; by each worker "
+        "with a stream.",
     )
-    persistent_workers: Bool = Field(True, description="Whether workers live on between epochs.")
+    persistent_workers: Bool = Field(True, description="Whether workers stay alive between epochs.")
     start_method: Literal["fork", "spawn", "forkserver"] | None = Field(
         None,
-        description="How worker processes start. Without: as torch does, but never forked once CUDA is initialised.",
+        description="How worker processes start. Default: as torch does, but never forked once CUDA is initialised.",
     )
-    pin_memory: Bool = Field(False, description="Whether batches come in page-locked memory, where there is a GPU.")
+    pin_memory: Bool = Field(False, description="Whether batches are in page-locked memory, where there is a GPU.")
     device: Device | None = Field(
         None,
-        description="Where batches of a planned source go: `cuda`, the current one, or `cuda:1`. Without: nowhere.",
+        description="Device for the batches of a planned source: `cuda` (the current one) or `cuda:1`. Default: "
+        "batches stay in main memory.",
     )
     ranks_per_node: Count | None = Field(
         None,
-        description="Ranks of each machine, which share what they read. Without: as torchrun or Slurm say, else 1.",
+        description="Ranks of each machine, which share what they read. Default: from torchrun or Slurm, else 1.",
     )
     stats: OptionalStats = Field(
-        None, description="What it reports while it runs: every how many steps, or {every, file, port, host}."
+        None, description="Reports during the run: the steps between them, or {every, file, port, host}."
     )
 
 
 class ErrorsSpec(BaseModel):
-    """What becomes of bad samples: those with a field that is missing or cannot be decoded."""
+    """What to do with bad samples: those with a field that is missing or cannot be decoded."""
 
     model_config = StageSpec.model_config
 
-    max_bad: Budget = Field(0, description="How many of a rank may be bad in an epoch: a number, or a share as 0.1%.")
-    dir: Text | None = Field(None, description="Folder for one file a rank that lists them.")
-    transforms: Bool = Field(False, description="Whether those on which a transform or a function fails count too.")
+    max_bad: Budget = Field(
+        0, description="How many samples of a rank may be bad in an epoch: a number, or a share such as 0.1%."
+    )
+    dir: Text | None = Field(None, description="Folder for one file per rank that lists them.")
+    transforms: Bool = Field(False, description="Whether samples on which a transform or a function fails count too.")
 
     @model_validator(mode="after")
     def _check_together(self) -> ErrorsSpec:
@@ -167,15 +171,15 @@ class CacheSpec(BaseModel):
 
     model_config = StageSpec.model_config
 
-    dir: Text | None = Field(None, description="Folder for them, shared by all processes of the machine.")
-    size: Bytes | None = Field(None, description="Most bytes of all parts in it: `500GB`.")
+    dir: Text | None = Field(None, description="Folder of the cache, shared by all processes of the machine.")
+    size: Bytes | None = Field(None, description="Size of the cache: `500GB`.")
     small: Literal["refuse", "ranges"] = Field(
         "refuse",
-        description="What becomes of a run that needs more than `size` again at one moment: it is refused, or what "
-        "does not fit is read by ranges each time.",
+        description="What to do if a node must keep more than `size` at once: refuse the run, or read what does not "
+        "fit by ranges each time.",
     )
     max_rate: Rate | None = Field(
-        None, description="Most bytes a second of parts that all processes of the machine fetch: `2GB/s`."
+        None, description="Highest download rate of all processes of the machine together: `2GB/s`."
     )
 
     @model_validator(mode="after")

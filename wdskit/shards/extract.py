@@ -84,9 +84,9 @@ def cat_pieces(url: str, name: str) -> Iterator[bytes]:
     """
     split = split_name(name)
     if split is None:
-        raise KeyRuleError(f"{name!r} is no key and field. Write KEY.FIELD, such as photos/cat/000003.json.", name=name)
+        raise KeyRuleError(f"{name!r} is not KEY.FIELD. Write both, such as photos/cat/000003.json.", name=name)
     if Path(local_path(url)).is_dir() if is_local(url) else not split_url(url)[1]:
-        msg = f"{url}: this is a folder. Name one of its shards, as `wdskit ls {url}` lists them."
+        msg = f"{url}: this is a folder. Name one of its shards; `wdskit ls {url}` lists them."
         raise StorageError(msg, url=url)
     key, wanted = split
     with Payloads(url) as shard:
@@ -164,7 +164,7 @@ def _write(done: Extracted, name: str, pieces: Iterable[bytes], disk: Disk) -> N
     problem = path_problem(name)
     try:
         if not problem and path.exists():
-            problem = "there is a file of this name already"
+            problem = "there is already a file with this name"
         if not problem:
             _make_folders(path.parent, disk)
             with publish(path, disk=disk) as temp:
@@ -175,7 +175,7 @@ def _write(done: Extracted, name: str, pieces: Iterable[bytes], disk: Disk) -> N
     except OSError as err:
         if err.errno not in _CANNOT_BE_MADE:
             raise
-        problem = f"another name is in its way, or the disk takes no such name: {err.strerror}"
+        problem = f"another file is in the way, or the disk does not accept the name: {err.strerror}"
     if problem:
         done.num_refused += 1
         if len(done.refused) < MAX_REFUSED_LISTED:
@@ -204,7 +204,7 @@ def path_problem(name: str) -> str | None:
     if "\\" in name:
         return "it holds a backslash, which is a separator on other systems"
     if any(part.startswith((".", "~", "-")) for part in parts):
-        return "a part of it starts with a dot, ~ or -, which programs take for something else"
+        return "a part of it starts with a dot, ~ or -, which programs interpret in other ways"
     if any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
-        return f"a part of it is over {_MAX_PART_BYTES} bytes"
+        return f"a part of it is longer than {_MAX_PART_BYTES} bytes"
     return None

@@ -105,7 +105,7 @@ class Expression:
         except (TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as err:
             raise ExpressionError(str(err) or type(err).__name__) from err
         if not isinstance(answer, bool):
-            raise ExpressionError(f"its answer is {_short(answer)}, neither true nor false")
+            raise ExpressionError(f"its result is {_short(answer)}, neither true nor false")
         return answer
 
     def _make_evaluator(self) -> SimpleEval:
@@ -152,7 +152,7 @@ class Expression:
 def _parse(text: str) -> ast.expr:
     """The tree of an expression in which every node is one of those that are listed here."""
     if len(text) > MAX_CHARS:
-        raise _refused(text, f"it has {len(text)} characters, at most {MAX_CHARS} are read")
+        raise _refused(text, f"it has {len(text)} characters, more than the {MAX_CHARS} allowed")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # SyntaxWarning, of escapes in text and the like
@@ -161,7 +161,7 @@ def _parse(text: str) -> ast.expr:
         at = err.offset if isinstance(err, SyntaxError) else None
         why = err.msg if isinstance(err, SyntaxError) else str(err) or type(err).__name__
         word = next((word for word in _ATTRIBUTE.findall(text) if keyword.iskeyword(word)), None)
-        why += f"; {word!r} is a word of the syntax, so write [{word!r}] in place of .{word}" if word else ""
+        why += f"; {word!r} is a keyword, so write [{word!r}] in place of .{word}" if word else ""
         raise _refused(text, f"it cannot be read: {why}", at) from err
     pending: list[tuple[ast.AST, int]] = [(tree, 1)]
     num_nodes = 0
@@ -185,16 +185,16 @@ def _problem(node: ast.AST) -> str:
     match node:
         case ast.Constant():
             kinds = "text, numbers, True, False and None"
-            return "" if type(node.value) in _CONSTANTS else f"it holds {node.value!r}; there are {kinds}"
+            return "" if type(node.value) in _CONSTANTS else f"it holds {node.value!r}; it can hold {kinds}"
         case ast.Name():
             known = ", ".join([*_NAMES, *sorted(_FIELDS)])
             return "" if node.id in _NAMES or node.id in _FIELDS else f"there is no {node.id!r}; there are {known}"
         case ast.Attribute():
             return f"{node.attr!r} begins with an underscore" if node.attr.startswith("_") else ""
         case ast.Subscript():
-            return "a part of a list or text cannot be asked for" if isinstance(node.slice, ast.Slice) else ""
+            return "slices are not supported" if isinstance(node.slice, ast.Slice) else ""
         case ast.Call() if node.keywords or any(isinstance(each, ast.Starred) for each in node.args):
-            return "arguments are given by their place"
+            return "keyword arguments are not supported"
         case ast.Call(func=ast.Name(id=name)):
             return "" if name in _FUNCTIONS else f"there is no function {name}(); there are {', '.join(_FUNCTIONS)}"
         case ast.Call(func=ast.Attribute(attr=name)):
@@ -202,8 +202,8 @@ def _problem(node: ast.AST) -> str:
         case ast.Call():
             return "only functions and methods with a name can be called"
         case ast.BinOp() | ast.UnaryOp():
-            return "" if type(node.op) in _OPERATORS else f"{type(node.op).__name__} is no operation that it may have"
-    return "" if isinstance(node, (*_PLAIN_NODES, *_HELPERS)) else f"{type(node).__name__} has no place in it"
+            return "" if type(node.op) in _OPERATORS else f"{type(node.op).__name__} is not a supported operation"
+    return "" if isinstance(node, (*_PLAIN_NODES, *_HELPERS)) else f"{type(node).__name__} is not supported"
 
 
 def _refused(text: str, problem: str, column: int | None = None) -> SelectionError:

@@ -102,7 +102,7 @@ def index_folder(
     """
     if not is_local(str(folder)):
         if export or split_name:
-            msg = f"{folder}: files for other readers are written into local folders. Leave `export` out."
+            msg = f"{folder}: files for other readers are only written into local folders. Leave `export` out."
             raise StorageError(msg, url=str(folder))
         return _index_bucket(str(folder).rstrip("/"), workers=workers, progress=progress)
     path = local_folder(folder, command="index", done="indexed")
@@ -139,7 +139,7 @@ def _index_bucket(url: str, *, workers: int | None, progress: Progress | None) -
     objects = {unquote(one.url.rpartition("/")[2]): one for one in list_objects(url)}
     shards = {name: one for name, one in objects.items() if name.endswith(".tar") and not name.startswith(".")}
     if not shards:
-        raise StorageError(f"{url}: no shard (*.tar) stands in this folder.", url=url)
+        raise StorageError(f"{url}: there are no shards (*.tar) in this folder.", url=url)
     known: Mapping[str, ShardEntry] = {}
     if INDEX_NAME in objects:
         with contextlib.suppress(FolderIndexError):  # it is damaged, which is why it is made again
@@ -211,7 +211,7 @@ def _find_shards(folder: Path) -> dict[str, int]:
                 f"{folder / name}: this is not a file. Move it away, or rename it.", url=str(folder / name)
             )
     if not stats:
-        raise StorageError(f"{folder}: no shard (*.tar) stands in this folder.", url=str(folder))
+        raise StorageError(f"{folder}: there are no shards (*.tar) in this folder.", url=str(folder))
     return {name: status.st_size for name, status in stats.items()}
 
 
@@ -265,7 +265,7 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
         StorageError: It is remote, no folder, or not there.
     """
     if not is_local(str(folder)):
-        msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` where its files are."
+        msg = f"{folder}: only a local folder can be {done}. Run `wdskit {command}` on the machine with its files."
         raise StorageError(msg, url=str(folder))
     path = Path(local_path(str(folder)))
     if not path.is_dir():
@@ -277,7 +277,7 @@ def local_folder(folder: str | Path, *, command: str, done: str) -> Path:
 def refuse_filled(folder: Path) -> None:
     """Refuse to write into a folder that holds anything but its lock."""
     if any(one.name != LOCK_NAME for one in folder.iterdir()):
-        msg = f"{folder}: there is something in this folder. Name one that is empty or not there yet."
+        msg = f"{folder}: this folder is not empty. Name one that is empty or does not exist yet."
         raise StorageError(msg, url=str(folder))
 
 

@@ -225,7 +225,7 @@ def ls(path: str, *, limit: int | None = None, members: bool = False) -> Iterato
     if target.kind == "shard":
         yield from islice(list_members(path) if members else list_samples(path), limit)
     elif members:
-        raise ConfigError(f"{path} is a {target.kind}, but members are those of one shard.")
+        raise ConfigError(f"{path} is a {target.kind}, but members belong to one shard.")
     else:
         yield from list_right_shards(target, limit=limit)
 

@@ -72,7 +72,9 @@ def map_shards(
                 pending.append(pool.submit(attempt, shards[number + ahead]))
             yield result
     except BrokenProcessPool as err:
-        raise WdskitError("a worker process was killed, perhaps for its memory. Try again with fewer workers.") from err
+        raise WdskitError(
+            "a worker process was killed, perhaps because memory ran out. Try again with fewer workers."
+        ) from err
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -136,7 +136,7 @@ def _check_names(shards: Iterable[str]) -> None:
     for path in shards:
         name = Path(path).name
         if name in seen:
-            msg = f"{path}: {seen[name]} has the same file name. Repair them one after the other."
+            msg = f"{path}: {seen[name]} has the same file name. Repair them separately."
             raise StorageError(msg, url=path)
         if not name.isprintable():
             raise StorageError(f"{path}: its file name holds characters that cannot be printed. Rename it.", url=path)

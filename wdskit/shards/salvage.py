@@ -120,7 +120,7 @@ class Walk:
                 pass
             self._behind = end = base + reader.stop
             if self._starts and self._starts[-1] > end:
-                problem = f"the shard ends where its .idx goes on to byte {self._starts[-1]}"
+                problem = f"the shard ends, but its .idx continues to byte {self._starts[-1]}"
         except ShardError as err:
             if reader.partial is not None:
                 self._add(0, reader.partial[0], self._behind - base, reader.partial[1])
@@ -132,7 +132,7 @@ class Walk:
         if problem:
             self._lost.append(Loss(self._path, self._behind, max(self._behind, end), None, problem))
             if groups and not self._is_whole(groups[-1], damage, following):
-                groups[-1].refuse(f"bytes may be missing in it, before this: {problem}")
+                groups[-1].refuse(f"bytes may be missing before this: {problem}")
         if groups and base and base not in self._spans:
             groups[0].refuse("its first members may be missing")
         self.agrees &= all(self._fits(one) for one in groups if not one.problem)
@@ -203,12 +203,12 @@ class Walk:
         seen: dict[str, Group] = {}
         for group in self._groups:
             if proven and not group.is_proven and group.fields not in proven:
-                group.refuse("its fields are those of no sample before the damage")
+                group.refuse("no sample before the damage has these fields")
             twin = seen.setdefault(group.key, group)
             if twin is not group:
                 if twin.fields != group.fields:
                     twin.refuse("its members are not side by side")
-                group.refuse("its key came before")
+                group.refuse("its key appeared before")
 
 
 def known_starts(shard: str) -> list[int]:

@@ -93,7 +93,7 @@ def parse_shares(shares: str | Mapping[str, object]) -> Shares:
     if total != 1:
         msg = f"the shares {format_shares(found)} add up to {format_share(total)}, not to 1."
         if total < 1:
-            msg += f"\n  What belongs to none of these has a name too: add unused={format_share(1 - total)}."
+            msg += f"\n  Name the rest too: add unused={format_share(1 - total)}."
         raise SelectionError(msg)
     return found
 
@@ -103,7 +103,7 @@ def _split_text(text: str) -> list[tuple[str, object]]:
     for part in text.split(","):
         name, equals, share = part.partition("=")
         if not equals:
-            raise SelectionError(f"{part.strip()!r} is not a name with its share. {_EXAMPLE}")
+            raise SelectionError(f"{part.strip()!r} is not NAME=SHARE. {_EXAMPLE}")
         pairs.append((name.strip(), share.strip()))
     return pairs
 
@@ -118,7 +118,7 @@ def _parse_share(name: str, value: object) -> Fraction:
         if _SHARE.fullmatch(text):
             share = Fraction(text.rstrip("%")) / (100 if text.endswith("%") else 1)
     if not 0 < share <= 1:
-        raise SelectionError(f"{name}={value} is not a share: it is more than 0 and at most 1. {_EXAMPLE}")
+        raise SelectionError(f"{name}={value} is not a share: a share is more than 0 and at most 1. {_EXAMPLE}")
     return share
 
 

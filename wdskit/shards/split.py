@@ -120,7 +120,7 @@ def split(
         in_the_way = _find_others(path, parsed, recipe)
         if in_the_way and not overwrite:
             lines = [f"\n  {selection_path(path, name)}: {other or 'damaged'}" for name, other in in_the_way.items()]
-            msg = f"{path}: another split is here already, and would be replaced.{''.join(lines)}"
+            msg = f"{path}: another split is already here and would be replaced.{''.join(lines)}"
             raise SelectionError(f"{msg}\n  Choose other names, or replace it with --overwrite.", folder=str(path))
         drawn = _draw_all(path, index, split_key, workers, progress)
         chosen = [choose_splits(draws, parsed) for draws, _ in drawn]
@@ -203,7 +203,7 @@ def _draw_all(
     drawn = list(results)
     for entry, found in zip(entries, drawn, strict=True):
         if len(found.draws) != entry.num_samples:
-            msg = f"{folder / entry.name}: it has {len(found.draws)} samples, the folder's index says"
+            msg = f"{folder / entry.name}: it has {len(found.draws)} samples, but the folder's index says"
             msg += f" {entry.num_samples}.\n  If the shard is right, run `wdskit index {folder}`."
             raise FolderIndexError(msg, folder=str(folder))
     return drawn
@@ -261,7 +261,7 @@ def parse_by(by: str, *, seed: int, may_miss: bool) -> SplitKey:
         raise SelectionError(f"seed: {seed!r} must be a whole number, 0 or more, and below 2**64.")
     if by == "key":
         if may_miss:
-            raise SelectionError("missing: every sample has a key, so nothing can be missing. Leave it out.")
+            raise SelectionError("missing: every sample has a key, so it has no effect. Leave it out.")
         return SplitKey(None, (), seed)
     field, colon, way = by.partition(":")
     path = tuple(way.split("."))

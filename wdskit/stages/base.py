@@ -203,7 +203,7 @@ def is_function_name(name: object) -> bool:
 def _check_function(value: object) -> object:
     if isinstance(value, str):
         if not is_function_name(value):
-            raise refuse(f"{show(value)} is no name that a function can be registered under (letters, digits, _).")
+            raise refuse(f"{show(value)} is not a valid name for a function (letters, digits, _).")
         return value
     if callable(value):
         return value
@@ -259,7 +259,7 @@ class Call:
         else:
             result = self.function(value)
         if result is None and self.is_map:
-            msg = "map: the function returned None. Return the value; to leave some out, use `select`."
+            msg = "map: the function returned None. Return the value; to leave samples out, use `select`."
             raise PipelineError(msg)
         return self.layouts.mark(result, known) if known else result
 
@@ -391,5 +391,5 @@ def _with_settings(stage: str, function: Callable[..., Any], settings: Mapping[s
     try:
         instance: Callable[..., Any] = function(**settings)
     except (TypeError, ValueError) as err:
-        raise PipelineError(f"{stage}: it cannot be made with these settings: {err}") from err
+        raise PipelineError(f"{stage}: it cannot be created with these settings: {err}") from err
     return instance

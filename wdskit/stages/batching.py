@@ -27,9 +27,13 @@ class Batched(StreamStage):
     shorthand: ClassVar[str | None] = "size"
     is_counted: ClassVar[bool] = True
 
-    size: Count | None = Field(None, description="Samples in a batch of one rank.", examples=[64])
-    global_size: Count | None = Field(None, description="Instead: samples in the batches of all ranks together.")
-    partial: Bool = Field(True, description="Of a stream: whether the last batch may be smaller; else it is dropped.")
+    size: Count | None = Field(None, description="Samples per batch of one rank.", examples=[64])
+    global_size: Count | None = Field(
+        None, description="In place of `size`: samples in the batches of all ranks together."
+    )
+    partial: Bool = Field(
+        True, description="For a stream: whether to keep a last, smaller batch; otherwise it is dropped."
+    )
     collate: Function | None = Field(None, description="Name of a registered function: list of samples to batch.")
     ragged: FieldNames | None = Field(
         None, description="Fields with arrays of different lengths, which become values and offsets."
@@ -41,7 +45,7 @@ class Batched(StreamStage):
             what = "a size is missing" if self.size is None else "`size` and `global_size` exclude each other"
             raise refuse(f"{what}. Write `batched: 64`, or `batched: {{global_size: 4096}}`.")
         if self.ragged is not None and self.collate is not None:
-            raise refuse("`ragged` does nothing where a `collate` of your own makes the batch; remove one.")
+            raise refuse("`ragged` has no effect with your own `collate`; remove one.")
         return self
 
     def size_on(self, world_size: int) -> int:
@@ -56,8 +60,8 @@ class Batched(StreamStage):
         size, rest = divmod(self.global_size, world_size)
         if rest:
             near = [each * world_size for each in (size, size + 1) if each]
-            msg = f"batched: global_size {self.global_size} does not divide into {world_size} ranks."
-            raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} would.")
+            msg = f"batched: global_size {self.global_size} is not a multiple of {world_size} ranks."
+            raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} are.")
         return size
 
     def bind(self, context: Context) -> Batcher:
@@ -222,7 +226,7 @@ def _check_lengths(columns: Mapping[Any, Any]) -> None:
     if len(set(lengths.values())) > 1:
         found = {name: "no column" if length is None else length for name, length in lengths.items()}
         raise PipelineError(
-            f"unbatched: the columns of a batch differ in length: {found}. Put it right behind batched."
+            f"unbatched: the columns of a batch differ in length: {found}. Put it directly after batched."
         )
 
 

@@ -81,7 +81,7 @@ class Collate:
                 are images, or a ragged field is missing; it names the slot.
         """
         if not samples:
-            raise PipelineError("batched: a batch of no samples")
+            raise PipelineError("batched: a batch without samples")
         first = samples[0]
         ready = ready or {}
         if isinstance(first, tuple):
@@ -125,16 +125,16 @@ def _check_keys(samples: Sequence[Any]) -> None:
     keys = samples[0].keys()
     for number, sample in enumerate(samples):
         if not isinstance(sample, dict):
-            raise PipelineError(f"batched: sample 0 is a dict, sample {number} a {type(sample).__name__}")
+            raise PipelineError(f"batched: sample 0 is a dict, but sample {number} is a {type(sample).__name__}")
         if sample.keys() != keys:
             missing, further = sorted(map(str, keys - sample.keys())), sorted(map(str, sample.keys() - keys))
             name = f" (`{sample['__key__']}`)" if "__key__" in sample else ""
             raise PipelineError(
-                f"batched: sample {number}{name} has other fields than sample 0: "
+                f"batched: sample {number}{name} has different fields from sample 0: "
                 + "; ".join(
                     f"{word} {', '.join(names)}" for word, names in (("without", missing), ("with", further)) if names
                 )
-                + ". Choose the fields that all have with to_tuple or to_dict"
+                + ". Use to_tuple or to_dict to choose fields that all samples have"
             )
 
 
@@ -184,9 +184,9 @@ def _are_images(arrays: Sequence[NDArray[Any]], slot: str) -> bool:
         return False
     array = (unknown or arrays)[0]
     raise PipelineError(
-        f"batched: {slot} is an array {array.shape} of {array.dtype} from a function, and nothing says whether it is "
-        "an image, whose channels come first in a batch.\n  Give an image the name of an image field, such as `jpg` or "
-        "`left.png`; anything else the name of an npy field, such as `points.npy`, or make it a tensor, which is "
+        f"batched: {slot} is an array {array.shape} of {array.dtype} from a function. Nothing shows whether it is an "
+        "image, whose channels come first in a batch.\n  Give an image the name of an image field, such as `jpg` or "
+        "`left.png`. Give any other array the name of an npy field, such as `points.npy`, or return a tensor, which is "
         "stacked as it is"
     )
 
@@ -239,7 +239,7 @@ def _check_same(found: Sequence[object], where: str, *, advice: str = "") -> Non
 
 
 def _text(what: object) -> str:
-    return "no number or array" if what == "" else str(what)
+    return "neither a number nor an array" if what == "" else str(what)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,7 +304,7 @@ def make_ragged(values: Sequence[Any], slot: str, memory: Memory) -> Ragged:
         if (one.dtype, one.shape[1:]) != (first.dtype, first.shape[1:]):
             kinds = [f"{tuple(each.shape)} of {each.dtype}" for each in (first, one)]
             msg = f"batched: {slot} is {kinds[0]} in sample 0 but {kinds[1]} in sample {at}"
-            raise PipelineError(f"{msg}. Ragged fields differ in their first axis only")
+            raise PipelineError(f"{msg}. Ragged fields can differ only in their first axis")
     offsets = offsets_of([len(one) for one in tensors])
     joined = memory.empty((int(offsets[-1]), *first.shape[1:]), first.dtype)
     torch.cat(tensors, out=joined)
@@ -325,5 +325,5 @@ def _as_tensor(value: Any, slot: str, at: int) -> torch.Tensor:
             raise PipelineError(f"batched: {slot} in sample {at}: {err}") from err
     if not isinstance(value, torch.Tensor) or not value.ndim:
         what = "one number" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
-        raise PipelineError(f"batched: {slot} is {what} in sample {at}. Ragged fields are arrays, as of `npy`")
+        raise PipelineError(f"batched: {slot} is {what} in sample {at}. Ragged fields are arrays, such as `npy`")
     return value

@@ -29,15 +29,15 @@ class Decode(PerSampleStage):
 
     images: ImageSpec | None = Field(
         None,
-        description="What images become, in webdataset's words; `index`: the numbers that masks store, one a pixel. "
-        "Without: they stay bytes.",
+        description="What images become, in webdataset's terms; `index`: the numbers that masks store, one per pixel. "
+        "Default: they stay bytes.",
         examples=["rgb8"],
     )
-    only: FieldNames | None = Field(None, description="The fields to decode. Without: all.")
+    only: FieldNames | None = Field(None, description="The fields to decode. Default: all.")
     fuse: Bool = Field(
         True,
-        description="Whether decoding and the crop directly behind it run as one, which decodes a large JPEG no larger "
-        "than the crop needs. Its pixels then differ by about one level of 255.",
+        description="Whether decoding and the crop directly after it run as one step, which decodes a large JPEG no "
+        "larger than the crop needs. Its pixels then differ by about one level of 255.",
     )
     max_pixels: Count = Field(MAX_PIXELS, description="Largest width x height that an image's header may promise.")
 
@@ -100,8 +100,8 @@ class FieldDecoder:
 
         form = stores_other_numbers(value, max_pixels=self.max_pixels)
         if form:
-            msg = f"decode: `{field}` is a mask with {form}, of which `{self.images}` makes other numbers than it "
-            advice = f"Put `decode: {{images: index, only: {field}}}` before this stage, which leaves the field then."
+            msg = f"decode: `{field}` is a mask with {form}, of which `{self.images}` gives other numbers than it "
+            advice = f"Put `decode: {{images: index, only: {field}}}` before this stage, which then skips the field."
             raise PipelineError(f"{msg}stores.\n  {advice}")
 
 
@@ -113,8 +113,8 @@ class Map(PerSampleStage):
     shorthand: ClassVar[str | None] = "fn"
 
     fn: Function = Field(
-        description="A function, or the name of a registered one. One with a parameter `rng` gets a numpy Generator "
-        "that depends on the seed and the position of the sample only.",
+        description="A function, or the name of a registered one. If it has a parameter `rng`, it gets a numpy "
+        "Generator that depends only on the seed and the position of the sample.",
         examples=["my_augment"],
     )
     global_rng: Bool = Field(False, description="Seed random, numpy and torch by position before each call.")
@@ -161,14 +161,14 @@ def _map_fields(calls: Mapping[str, ValueFunction], sample: Any, origin: Origin)
 
 
 class MapTuple(PerSampleStage):
-    """A function for each place of a tuple; null leaves a place as it is."""
+    """A function for each place of a tuple; null leaves an item as it is."""
 
     name: ClassVar[str] = "map_tuple"
     is_starred: ClassVar[str] = "fns"
     shorthand: ClassVar[str | None] = "fns"
 
     fns: Functions = Field(
-        description="Functions, or names of registered ones; null leaves a place as it is.",
+        description="Functions, or names of registered ones; null leaves an item as it is.",
         examples=[["my_augment", None]],
     )
 
@@ -181,7 +181,7 @@ class MapTuple(PerSampleStage):
 
 def _map_places(calls: Sequence[ValueFunction | None], value: Any, origin: Origin) -> tuple[Any, ...]:
     if not isinstance(value, (tuple, list)):
-        raise PipelineError(f"map_tuple: it takes tuples, but a {type(value).__name__} came. Put it behind to_tuple.")
+        raise PipelineError(f"map_tuple: it takes tuples, but got a {type(value).__name__}. Put it after to_tuple.")
     if len(value) < len(calls):
         raise PipelineError(f"map_tuple: {len(calls)} functions for a tuple of {len(value)}.")
     pairs = zip(value, calls, strict=False)
@@ -259,7 +259,7 @@ class ToDict(PerSampleStage):
         names = [field.split(";")[0] for field in fields]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise refuse(f"{listing(twice)} would stand twice in the dict; `rename` one first.")
+            raise refuse(f"{listing(twice)} would appear twice in the dict; `rename` one first.")
         return fields
 
     @property
@@ -342,6 +342,6 @@ def check_dict(stage: str, sample: Any) -> None:
         PipelineError: It is not a dict.
     """
     if not isinstance(sample, dict):
-        msg = f"{stage}: it takes samples (dicts), but a {type(sample).__name__} came."
+        msg = f"{stage}: it takes samples (dicts), but got a {type(sample).__name__}."
         msg += " Put it before to_tuple and batched."
         raise PipelineError(msg)

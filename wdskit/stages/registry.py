@@ -74,7 +74,7 @@ def register(name: str) -> Callable[[F], F]:
     """
     if not is_function_name(name):
         raise PipelineError(
-            f"register({name!r}): a name is letters, digits and _, and starts with no digit: `my_augment`."
+            f"register({name!r}): a name is letters, digits and _, and does not start with a digit: `my_augment`."
         )
 
     def keep(function: F) -> F:
@@ -82,7 +82,7 @@ def register(name: str) -> Callable[[F], F]:
             raise PipelineError(f"register({name!r}): it decorates a function, not {type(function).__name__}.")
         known = _FUNCTIONS.get(name, function)
         if known is not function and not _is_same_definition(known, function):
-            msg = f"register({name!r}): {_place(known)} has this name already; {_place(function)} needs another one."
+            msg = f"register({name!r}): {_place(known)} already has this name; {_place(function)} needs another."
             raise PipelineError(msg)
         _FUNCTIONS[name] = function
         return function
@@ -103,9 +103,9 @@ def resolve(name: str, extra: Mapping[str, Callable[..., Any]]) -> Callable[...,
     near = difflib.get_close_matches(name, [*extra, *_FUNCTIONS], n=1)
     hint = f" Did you mean `{near[0]}`?" if near else ""
     way_out = (
-        f'Register it with @wdskit.register("{name}"), or hand it over: make_loader(..., transforms={{"{name}": ...}}).'
+        f'Register it with @wdskit.register("{name}"), or pass it: make_loader(..., transforms={{"{name}": ...}}).'
     )
-    raise PipelineError(f"{name}: no function of this name is registered.{hint}\n  {way_out}")
+    raise PipelineError(f"{name}: no function with this name is registered.{hint}\n  {way_out}")
 
 
 def registered_names() -> tuple[str, ...]:

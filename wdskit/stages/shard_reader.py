@@ -169,10 +169,10 @@ class Silence:
             return
         some = f"{min(self._urls)} and {len(self._urls) - 1} more" if len(self._urls) > 1 else url
         if self._num_samples == 0:
-            raise PipelineError(f"{some}: {self._num_draws} shards in a row hold no sample. Pack them again.")
+            raise PipelineError(f"{some}: {self._num_draws} shards in a row hold no samples. Pack them again.")
         if self._num_samples > self._patience:
             msg = f"{some}: the pipeline dropped all of the last {self._num_samples} samples "
-            raise PipelineError(f"{msg}from {self._num_draws} shards.\n  Look at its select stages.")
+            raise PipelineError(f"{msg}from {self._num_draws} shards.\n  Check its select stages.")
 
 
 class IndexComparison:
@@ -199,7 +199,7 @@ class IndexComparison:
         if not isinstance(stream, LocalFile):
             return
         if stream.num_bytes != entry.num_bytes:
-            problem = f"the shard has {stream.num_bytes} bytes, its folder's index says {entry.num_bytes}"
+            problem = f"the shard has {stream.num_bytes} bytes, but its folder's index says {entry.num_bytes}"
             raise _changed(url, min(stream.num_bytes, entry.num_bytes), problem)
         path = local_path(url)
         if offsets_path(path).is_file():
@@ -212,15 +212,15 @@ class IndexComparison:
             ShardError: It is another one than the index says.
         """
         if number >= self._entry.num_samples:
-            raise self._error(start, f"it holds more samples than the {self._entry.num_samples} that the index says")
+            raise self._error(start, f"it holds more samples than the {self._entry.num_samples} in the index")
         if self._offsets is not None and self._offsets[number : number + 2] != [start, stop]:
             first, last = (*self._offsets[number : number + 2], -1, -1)[:2]
-            problem = f"sample {number} stands at bytes {start} to {stop}, by its .idx at {first} to {last}"
+            problem = f"sample {number} is at bytes {start} to {stop}, but its .idx says {first} to {last}"
             raise self._error(start, problem)
         fields = sample.keys()
         if not fields <= self._fields:
             others = ", ".join(sorted(fields - self._fields))
-            raise self._error(start, f"sample {number} has fields that the index does not say: {others}")
+            raise self._error(start, f"sample {number} has fields that are not in the index: {others}")
         if self._unseen:
             self._unseen -= fields
         self._num_samples = number + 1
@@ -232,9 +232,9 @@ class IndexComparison:
             ShardError: Samples or fields are missing.
         """
         if self._num_samples != self._entry.num_samples:
-            problem = f"it holds {self._num_samples} samples, the index says {self._entry.num_samples}"
+            problem = f"it holds {self._num_samples} samples, but the index says {self._entry.num_samples}"
         elif self._unseen:
-            problem = f"no sample has {', '.join(sorted(self._unseen))}, which the index says of some"
+            problem = f"no sample has {', '.join(sorted(self._unseen))}, which the index lists"
         else:
             return
         raise self._error(self._entry.num_bytes, problem)
@@ -266,5 +266,5 @@ class _Digesting:
 
 
 def _changed(url: str, offset: int, problem: str) -> ShardError:
-    remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if it is right."
+    remedy = "It was damaged or replaced. Fetch it again, or run `wdskit index` if the shard is right."
     return ShardError(shard=url, offset=offset, problem=problem, remedy=remedy)

@@ -30,7 +30,7 @@ from wdskit.order.resampled import DEFAULT_CHUNK, ResampledOrder
 from wdskit.order.sequential import SequentialOrder
 
 _SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%")
-_NEEDS_RANGE = 'a first sample and the one behind the last are needed, as in ["0%", "80%"] or [0, 50000]'
+_NEEDS_RANGE = 'the first sample and the one after the last are needed, as in ["0%", "80%"] or [0, 50000]'
 _POSITION = re.compile(r"\d{1,18}")
 
 
@@ -40,7 +40,7 @@ def _check_bounds(value: object) -> tuple[int | str, int | str]:
     first, stop = value
     low, high = _bound_of(first), _bound_of(stop)
     if type(low) is type(high) and not low < high:
-        raise refuse(f"{show(value)} holds nothing; the second number must be above the first.")
+        raise refuse(f"{show(value)} is empty; the second number must be greater than the first.")
     return first, stop
 
 
@@ -53,7 +53,7 @@ def _bound_of(value: object) -> int | Fraction:
         raise refuse(wrong_kind(value, _NEEDS_RANGE))
     share = Fraction(match[1]) / 100
     if share > 1:
-        raise refuse(f"{show(value)} is more than all; a share is 0% to 100%.")
+        raise refuse(f"{show(value)} is over 100%; a share is 0% to 100%.")
     return share
 
 
@@ -61,7 +61,7 @@ def _check_weight(value: object) -> float | dict[int, float]:
     if not isinstance(value, Mapping):
         weight = _number(value)
         if not weight:
-            raise refuse("a part of weight 0 never comes. Leave it out, or give it a schedule.")
+            raise refuse("a part with weight 0 is never drawn. Leave it out, or give it a schedule.")
         return weight
     schedule = {_position(key): _number(weight) for key, weight in value.items()}
     if len(schedule) < len(value) or min(schedule, default=-1) != 0:
@@ -74,7 +74,7 @@ def _position(key: object) -> int:
         return key
     if isinstance(key, str) and _POSITION.fullmatch(key):
         return int(key)
-    raise refuse(f"{show(key)} is no number of samples; a schedule is written {{0: 1.0, 10000000: 0.2}}.")
+    raise refuse(f"{show(key)} is not a number of samples; write a schedule as {{0: 1.0, 10000000: 0.2}}.")
 
 
 def _number(value: object) -> float:
@@ -103,7 +103,7 @@ def _check_stage(at: int, item: object, stages: Stages) -> StageSpec:
             raise refuse(f"{dotted((at, *flaws[0].path))}: {flaws[0].rule}")
     if spec.kind != "each" or spec.name in {"to_tuple", "to_dict", "map_tuple"}:
         msg = f"[{at}]: `{spec.name}` cannot be a stage of one part"
-        raise refuse(f"{msg}, which are those that make one sample of one (decode, map, resize, ...).")
+        raise refuse(f"{msg}; the stages of a part turn one sample into one sample (decode, map, resize, ...).")
     return spec
 
 
@@ -142,9 +142,9 @@ class MixturePart(BaseModel):
 
     model_config = StageSpec.model_config
 
-    shards: Shards = Field(description="As of the source.", examples=["photos/photos-*.tar"])
+    shards: Shards = Field(description="As for the source.", examples=["photos/photos-*.tar"])
     weight: Weight | None = Field(None, description="Its share relative to the others', or {sample: weight, ...}.")
-    repeat: Count | None = Field(None, description="How often each of its samples comes in a finite epoch.")
+    repeat: Count | None = Field(None, description="How often each of its samples appears in a finite epoch.")
     split: Split | None = Field(None, description="Only this split of its samples, made by `wdskit split`.")
     range: Bounds | None = Field(None, description='Only a range of its samples: ["0%", "80%"], or their numbers.')
     stages: PartStages = Field((), description="Stages for its samples only, before those of the pipeline.")
@@ -213,12 +213,12 @@ class PlannedSource(StageSpec):
         examples=["train-{000000..000127}.tar"],
     )
     mixture: tuple[MixturePart, ...] | None = Field(
-        None, min_length=1, description="Instead of `shards`: data sets, each with `weight`, or each with `repeat`."
+        None, min_length=1, description="In place of `shards`: data sets, all with `weight` or all with `repeat`."
     )
-    schedule: Literal["step", "linear"] = Field("step", description="How weights that are schedules change.")
+    schedule: Literal["step", "linear"] = Field("step", description="How scheduled weights change.")
     split: Split | None = Field(None, description="Only this split of the samples, made by `wdskit split`.")
     range: Bounds | None = Field(None, description='Only a range of the samples: ["0%", "80%"], or their numbers.')
-    seed: Natural = Field(0, description="Of the order and of all that is random.")
+    seed: Natural = Field(0, description="Seed of the order and of everything random.")
     classes: Classes = CLASSES
 
     @model_validator(mode="after")
@@ -229,17 +229,17 @@ class PlannedSource(StageSpec):
         parts = self.mixture or ()
         for name in ("range", "split"):
             if parts and getattr(self, name) is not None:
-                raise refuse(f"`{name}` stands beside `mixture`; put it into the part that it belongs to.")
+                raise refuse(f"`{name}` cannot be used beside `mixture`; put it into the part that it belongs to.")
         if any(part.weight is not None for part in parts) and any(part.repeat is not None for part in parts):
-            raise refuse("`weight` and `repeat` stand in one mixture: weights go on without end, `repeat` is finite.")
+            raise refuse("one mixture has `weight` (endless) and `repeat` (finite). Use only one of them.")
         for name in ("weight", "repeat"):
             is_set = [getattr(part, name) is not None for part in parts]
             if any(is_set) and not all(is_set):
-                raise refuse(f"mixture[{is_set.index(False)}] has no `{name}`, and others have. Give each part one.")
+                raise refuse(f"mixture[{is_set.index(False)}] has no `{name}`, but others have. Give each part one.")
         schedules = [part.weight for part in parts if isinstance(part.weight, Mapping)]
         if self.schedule == "linear" and not schedules:
             raise refuse(
-                "`schedule: linear` without a weight that changes, such as {0: 1.0, 10000000: 0.2}; remove it."
+                "`schedule: linear` needs a weight that changes, such as {0: 1.0, 10000000: 0.2}; or remove it."
             )
         return self
 
@@ -318,7 +318,7 @@ class Exact(PlannedSource):
         description="Groups of shards that keep their stretch of each epoch, so that a node reads about the same "
         "shards in all of them: for shards of a store and a `cache`, a few times the number of nodes.",
     )
-    tail: Literal["drop", "pad"] = Field("drop", description="What becomes of samples that fill no global batch.")
+    tail: Literal["drop", "pad"] = Field("drop", description="What to do with an incomplete last global batch.")
 
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """Shards shuffled, cut into lanes, each lane shuffled in windows."""
@@ -330,10 +330,10 @@ class Resampled(PlannedSource):
 
     name: ClassVar[str] = "resampled"
 
-    chunk: Count = Field(DEFAULT_CHUNK, description="Neighbouring samples that are drawn together.")
-    lanes: Count = Field(DEFAULT_LANES, description="Parts of the sequence that are made side by side.")
+    chunk: Count = Field(DEFAULT_CHUNK, description="Consecutive samples that are drawn together.")
+    lanes: Count = Field(DEFAULT_LANES, description="Parts of the sequence that are read side by side.")
     window: Count = Field(DEFAULT_WINDOW, description="Samples of a lane that are shuffled with each other.")
-    tail: Literal["drop", "pad"] = Field("drop", description="What becomes of samples that fill no global batch.")
+    tail: Literal["drop", "pad"] = Field("drop", description="What to do with an incomplete last global batch.")
 
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:
         """Chunks of consecutive samples, drawn uniformly."""
@@ -345,7 +345,7 @@ class Sequential(PlannedSource):
 
     name: ClassVar[str] = "sequential"
 
-    tail: Literal["drop", "pad"] = Field("pad", description="What becomes of samples that fill no global batch.")
+    tail: Literal["drop", "pad"] = Field("pad", description="What to do with an incomplete last global batch.")
 
     def order_of(self, counts: NDArray[np.int64], seed: int) -> Order:  # noqa: ARG002 (nothing is random)
         """The order of the index."""
@@ -386,13 +386,13 @@ def epoch_length(stages: Sequence[Any], num_samples: int | None, world_size: int
         counts_batches = "batched" in names[: names.index("with_epoch")]
         if not counts_batches and n % batch:
             near = " and ".join(str(each) for each in (n - n % batch, n - n % batch + batch) if each)
-            msg = f"with_epoch: {n} samples of a rank are no whole number of batches of {batch}."
-            raise PipelineError(f"{msg}\n  {near} are; or count batches, with `with_epoch` behind `batched`.")
+            msg = f"with_epoch: {n} samples per rank are not a whole number of batches of {batch}."
+            raise PipelineError(f"{msg}\n  {near} are; or count batches, with `with_epoch` after `batched`.")
         num_samples = n * world_size * (batch if counts_batches else 1)
     assert num_samples is not None  # rules: a mixture by weights has with_epoch
     whole = batch * world_size
     if stages[0].tail == "drop" and num_samples < whole:
         msg = f"{num_samples} samples cannot fill one batch of {batch} on each of {world_size} ranks, which "
-        msg += f"takes {whole}, and `tail: drop` drops what does not."
+        msg += f"takes {whole}, and `tail: drop` drops an incomplete batch."
         raise PipelineError(f"{msg}\n  Use `tail: pad`, smaller batches or fewer ranks.")
     return EpochLength(num_samples, batch, n)

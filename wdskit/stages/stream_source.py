@@ -39,17 +39,19 @@ class Stream(StreamStage):
         description="A path, URL, glob, brace pattern or folder, several joined by `::`, or a list of such.",
         examples=["train-{000000..000127}.tar"],
     )
-    seed: Natural = Field(0, description="Of the shards' order and all that is random.")
-    shuffle_shards: Bool = Field(True, description="Whether each epoch has its own order of shards, or the listed one.")
-    resampled: Bool = Field(False, description="Whether shards are drawn with replacement, without end.")
+    seed: Natural = Field(0, description="Seed of the shards' order and of everything random.")
+    shuffle_shards: Bool = Field(
+        True, description="Whether to shuffle the shards in each epoch; otherwise they keep the listed order."
+    )
+    resampled: Bool = Field(False, description="Whether to draw shards with replacement, without end.")
     weights: Weights | None = Field(
-        None, description="How often each `::`-part or list item of `shards` is drawn. Needs `resampled: true`."
+        None, description="Relative frequency of each `::`-part or list item of `shards`. Needs `resampled: true`."
     )
     upsampling: Text | None = Field(
-        None, description="Instead of weights, as open_clip writes it: how often each shard of a part is drawn, `1::2`."
+        None, description="In place of `weights`, as in open_clip: relative frequency of each shard of a part, `1::2`."
     )
     split: Literal["none"] | None = Field(
-        None, description="`none`: every rank and worker reads everything, on purpose, where a splitter is missing."
+        None, description="`none`: every rank and worker reads everything, on purpose, although a splitter is missing."
     )
     check: Literal["none", "size", "sha256"] = Field(
         "size",
@@ -61,13 +63,13 @@ class Stream(StreamStage):
     def _check_together(self) -> Stream:
         for name in ("weights", "upsampling"):
             if getattr(self, name) is not None and not self.resampled:
-                raise refuse(f"`{name}` need draws with replacement. Add `resampled: true`.")
+                raise refuse(f"`{name}` needs sampling with replacement. Add `resampled: true`.")
         if self.weights is not None and self.upsampling is not None:
             raise refuse(
                 "`weights` (of parts) and `upsampling` (of each shard of a part) exclude each other; remove one."
             )
         if self.resampled and not self.shuffle_shards:
-            raise refuse("`resampled` draws shards at random, so `shuffle_shards: false` would do nothing; remove one.")
+            raise refuse("`resampled` draws shards at random, so `shuffle_shards: false` has no effect; remove one.")
         parts = [self.shards] if isinstance(self.shards, str) else self.shards
         num_parts = sum(len(_JOINT.split(part)) for part in parts)
         if self.weights is not None and len(self.weights) != num_parts:

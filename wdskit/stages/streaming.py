@@ -101,8 +101,8 @@ class Shuffle(StreamStage):
     shorthand: ClassVar[str | None] = "size"
     is_counted: ClassVar[bool] = True
 
-    size: Count = Field(description="How many values the buffer holds.", examples=[2000])
-    initial: Count | None = Field(None, description="How many are there before the first is given.")
+    size: Count = Field(description="Number of values in the buffer.", examples=[2000])
+    initial: Count | None = Field(None, description="Number of values in the buffer before the first one comes out.")
 
     @field_validator("initial")
     @classmethod
@@ -217,9 +217,9 @@ class Slice(StreamStage):
 
     start: Natural = Field(0, description="Number of the first value.")
     stop: Natural | None = Field(
-        description="Number behind the last, or start, stop and step. null: no end.", examples=[1000]
+        description="Number after the last one, or start, stop and step. null: no end.", examples=[1000]
     )
-    step: Count = Field(1, description="Every how many.")
+    step: Count = Field(1, description="Keep one of this many.")
 
     @classmethod
     def expand(cls, value: object) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class Slice(StreamStage):
     @model_validator(mode="after")
     def _check_range(self) -> Slice:
         if self.stop is not None and self.stop <= self.start:
-            raise refuse(f"it keeps nothing: `stop` {show(self.stop)} is not behind `start` {show(self.start)}.")
+            raise refuse(f"it keeps nothing: `stop` {show(self.stop)} is not greater than `start` {show(self.start)}.")
         return self
 
     def bind(self, context: StreamContext) -> Callable[..., Iterator[Any]]:
@@ -279,7 +279,7 @@ class WithEpoch(StreamStage):
     shorthand: ClassVar[str | None] = "n"
     is_counted: ClassVar[bool] = True
 
-    n: Count = Field(description="Samples before `batched`, batches behind it; of each rank.", examples=[1000])
+    n: Count = Field(description="Samples before `batched`, batches after it; per rank.", examples=[1000])
 
     def bind(self, context: StreamContext) -> EpochCut:
         """The cut, behind which everything begins anew in each epoch."""
@@ -323,7 +323,7 @@ class EpochCut:
             else:
                 number = wanted - 1 - self.left
                 msg = f"with_epoch: the stream ended after {number} of the {wanted} values of this worker's epoch."
-                raise PipelineError(f"{msg}\n  Nothing before with_epoch may end a stream.")
+                raise PipelineError(f"{msg}\n  No stage before with_epoch can end the stream.")
 
     def finish(self, source: Iterator[Any]) -> None:
         """Take what a stage behind has left of the epoch, as a slice does: the next one starts behind it all."""

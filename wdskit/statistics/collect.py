@@ -282,7 +282,7 @@ def _add_sample(shard: Payloads, url: str, key: str, fields: Mapping[str, Payloa
 def _decode(shard: Payloads, name: str, payload: Payload) -> Any:
     size = payload_size(payload)
     if size > MAX_CHECKED_BYTES:
-        raise DecodeError(f"it has {size} bytes, too many to be looked at")
+        raise DecodeError(f"it has {size} bytes, too many to read")
     return decode_field(name, shard.part(payload, 0, size))
 
 

@@ -104,8 +104,8 @@ async def _upload(location: Location, path: Path, num_bytes: int) -> str | None:
         meta = await try_whole(location, lambda store: store.head_async(location.key), PART_S)
     sent, there = quoted(reply["e_tag"]), quoted(meta["e_tag"])
     if meta["size"] != num_bytes or (sent is not None and there != sent):
-        what = f"{meta['size']} bytes with ETag {there}, and {num_bytes} with ETag {sent} were sent"
-        msg = f"{location.url}: the store has {what}. Another writes there too. Wait for its end, or stop it."
+        what = f"{meta['size']} bytes with ETag {there}, but {num_bytes} with ETag {sent} were sent"
+        msg = f"{location.url}: the store has {what}. Another program writes there too. Wait until it ends, or stop it."
         raise StorageError(msg, url=location.url)
     return there
 

@@ -99,7 +99,7 @@ class HttpBody:
         """Wait before the next try, or raise where there is none."""
         wait_s = WAIT_S * 2 ** (self._num_tries - 1) if after_s is None else after_s
         if self._num_tries >= TRIES or wait_s > MAX_WAIT_S:
-            asked = f" It asks to wait for {wait_s:.0f} s." if wait_s > MAX_WAIT_S else ""
+            asked = f" The server asks to wait for {wait_s:.0f} s." if wait_s > MAX_WAIT_S else ""
             tries = f" ({self._num_tries} tries)" if self._num_tries > 1 else ""
             raise StorageError(f"{problem}{tries}.{asked}", url=self.url, status=status) from cause
         self._num_tries += 1
@@ -123,8 +123,8 @@ class HttpBody:
             or _validator(headers) not in (None, self._validator)
         ):
             self._response.close()
-            problem = f"{problem}, and the server does not go on from there: the file has changed, or it gives no parts"
-            raise StorageError(f"{problem}.", url=self.url) from cause
+            why = "the file has changed, or the server does not support ranges"
+            raise StorageError(f"{problem}, and the server cannot continue from there: {why}.", url=self.url) from cause
 
 
 class _PassingError(Exception):
@@ -210,7 +210,7 @@ def _get(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
     if response.status != http.HTTPStatus.OK and not (headers and response.status == http.HTTPStatus.PARTIAL_CONTENT):
         msg = f"{shown}: the server answered {response.status}, not 200."
     elif encoding.lower() not in ("", "identity"):
-        msg = f"{shown}: the server sends it compressed ({encoding}), though it was asked for the bytes as they are."
+        msg = f"{shown}: the server sends it compressed ({encoding}), although the request excludes that."
     else:
         return response
     response.close()

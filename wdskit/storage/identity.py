@@ -29,9 +29,9 @@ class FileIdentity(NamedTuple):
         """Raise `FileChanged` if a file is another one now, or was written again; `OSError` if there is none."""
         now = self.of(file)
         if now.num_bytes != self.num_bytes:
-            raise FileChanged(f"the file has {now.num_bytes} bytes now and had {self.num_bytes} when packing began")
+            raise FileChanged(f"the file has {now.num_bytes} bytes now, but had {self.num_bytes} when packing began")
         if now != self:
-            raise FileChanged("the file was replaced or written again since packing began")
+            raise FileChanged("the file was replaced or rewritten after packing began")
 
     @contextlib.contextmanager
     def opened(self, path: str) -> Iterator[int]:

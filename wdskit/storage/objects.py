@@ -70,7 +70,9 @@ class ObjectFile:
     def __init__(self, url: str, *, num_bytes: int | None = None, etag: str | None = None) -> None:
         self._location = locate(url)
         if not self._location.key and self._location.scheme not in ("http", "https"):
-            raise StorageError(f"{self._location.url}: no object is named. Add its key.", url=self._location.url)
+            raise StorageError(
+                f"{self._location.url}: the URL has no key. Add the key of an object.", url=self._location.url
+            )
         self.url = self._location.url
         self._full_url = url
         self._num_bytes = num_bytes
@@ -81,7 +83,7 @@ class ObjectFile:
     def __reduce__(self) -> tuple[object, ...]:
         """What opens it again. A query may be a secret, which no pickle holds."""
         if self._full_url != self.url:
-            msg = f"{self.url}: an open URL with a query is not pickled. Hand its text to the other process instead."
+            msg = f"{self.url}: an open URL with a query cannot be pickled. Pass its text to the other process."
             raise StorageError(msg, url=self.url)
         return _reopen, (self.url, self._num_bytes, self._etag)
 
@@ -129,7 +131,7 @@ class ObjectFile:
         found = [_join(chunks, start, stop) for start, stop in ranges]
         for (start, stop), data in zip(ranges, found, strict=True):
             if len(data) != stop - start:
-                raise self._error(f"bytes {start} to {stop} were asked for, and it has {self.num_bytes} bytes")
+                raise self._error(f"bytes {start} to {stop} were requested, but it has {self.num_bytes} bytes")
         return found
 
     def close(self) -> None:
@@ -176,7 +178,7 @@ class ObjectFile:
             try:
                 return await asyncio.wait_for(self._request_part(start, stop), PART_S)
             except asyncio.TimeoutError as err:
-                raise self._error(f"bytes {start} to {stop} did not come within {PART_S:.0f} s") from err
+                raise self._error(f"bytes {start} to {stop} did not arrive within {PART_S:.0f} s") from err
 
     async def _request_part(self, start: int, stop: int) -> list[Chunk]:
         """The chunks of one part, asked for until all are there. A body that breaks goes on where it broke."""
@@ -205,7 +207,7 @@ class ObjectFile:
             loop_of_this_process(self.url).count(Traffic(fetched=len(data)))
             at += len(data)
             if at > stop:
-                raise self._error(f"the server sent more than bytes {start} to {stop}, which were asked for")
+                raise self._error(f"the server sent more than bytes {start} to {stop}, which were requested")
         if at < stop:
             raise ShortBodyError(f"the server sent {at - start} of {stop - start} bytes")
 
@@ -226,18 +228,18 @@ class ObjectFile:
         meta = reply.meta
         etag, modified, num_bytes = quoted(meta["e_tag"]), meta["last_modified"], meta["size"]
         if self._num_bytes not in (None, num_bytes):
-            raise self._replaced(f"it has {num_bytes} bytes now and had {self._num_bytes}")
+            raise self._replaced(f"it has {num_bytes} bytes now, but had {self._num_bytes}")
         if self._etag is not None and etag != self._etag:
-            raise self._replaced(f"its ETag is {etag} now and was {self._etag}")
+            raise self._replaced(f"its ETag is {etag} now, but was {self._etag}")
         if self._modified is not None and etag is None and modified != self._modified:
-            raise self._replaced(f"it was changed {modified} and no longer {self._modified}")
+            raise self._replaced(f"its last change is {modified} now, but was {self._modified}")
         encoding = str(reply.attributes.get("Content-Encoding", "identity")).lower()
         if encoding not in ("", "identity", "aws-chunked"):
-            raise self._error(f"the server sends it compressed ({encoding}), so that ranges are not those of the file")
+            raise self._error(f"the server sends it compressed ({encoding}), so ranges do not match the file")
         self._num_bytes, self._etag, self._modified = num_bytes, etag, modified
         stop = min(stop, num_bytes)
         if stop > start and tuple(reply.range) != (start, stop):
-            raise self._error(f"the server sent bytes {reply.range}, and {(start, stop)} were asked for")
+            raise self._error(f"the server sent bytes {reply.range}, but {(start, stop)} were requested")
         return stop
 
     def _replaced(self, what: str) -> StorageError:

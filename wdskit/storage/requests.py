@@ -191,7 +191,7 @@ class Tries:
         url, advice = self._location.url, failure.advice or _ADVICE.get(failure.status, "")
         if failure.status in (401, 403) and self._used.is_anonymous:
             self._loop.stores.pop(self._key, None)  # there may be credentials later
-            advice = "No credentials were found, and it is not public. Set those that the store's own tools read."
+            advice = "No credentials were found, and it is not public. Set the credentials for this store."
         elif failure.reason.startswith(_NO_CONNECTION) and self._location.scheme == "s3":
             advice = "Check AWS_ENDPOINT_URL and AWS_REGION."
         tries = f" ({self._num} tries in {elapsed_s:.0f} s)" if self._num > 1 else ""
@@ -203,9 +203,9 @@ _ADVICE = {
     301: "Set AWS_REGION to the region of the bucket.",
     400: "Check the region, the endpoint and the credentials.",
     401: "Check the credentials.",
-    403: "Check the credentials, and what they may do here.",
+    403: "Check the credentials and their permissions.",
     404: "Check the name.",
-    412: "Start again with the object that is there now.",
+    412: "Start again to read the new object.",
 }
 
 
@@ -245,17 +245,18 @@ def explain(err: Exception) -> Failure:
         if status == 412:
             reason = "the object was replaced while it was read"
         elif code is not None and code[1] == "NoSuchBucket":
-            return Failure("there is no such bucket", status, advice="Create it with your store's tools.")
+            advice = "Check its name, or create it with your store's tools."
+            return Failure("there is no such bucket", advice=advice)  # without 404, which says that a file is missing
         elif status == 404:
             reason = "there is no such object" + (f" ({code[1]})" if code else "")
         is_slow = code is not None and code[1] == "RequestTimeout"  # with status 400
         return Failure(reason, status, status in (408, 429) or status >= 500 or is_slow, is_expired)
     if "RangeNotSupported" in text:
-        return Failure("the server gives no parts of a file, so that it cannot be read by ranges")
+        return Failure("the server does not support range requests")
     if "UnexpectedRange" in text:
-        return Failure("the server sent another part of the object than the one asked for")
+        return Failure("the server sent a different range than the one requested")
     if "Could not parse path" in text:
-        return Failure("the key has an empty part, or one of dots only, which is not supported")
+        return Failure("the key has an empty part, or a part of dots only, which is not supported")
     if found := _HEADER.search(text):
         return Failure(f"a header of the server's reply is missing or invalid ({found[1]})")
     if "ParseContentRange" in text:
@@ -265,7 +266,7 @@ def explain(err: Exception) -> Failure:
     if _CERTIFICATE.search(text):
         return Failure("its TLS certificate is not trusted. Name your own CA in SSL_CERT_FILE or AWS_CA_BUNDLE")
     if "kind: Redirect" in text:
-        return Failure("its redirect is not followed: it leads from https to http, or in a circle")
+        return Failure("its redirect is not followed: it leads from https to http, or in a loop")
     if "HttpError {" in text:
         kind = "no reply came in time" if "kind: Timeout" in text or "TimedOut" in text else _NO_CONNECTION
         system = _SYSTEM.search(text)
@@ -322,10 +323,10 @@ atexit.register(_PROCESS.end)
 def loop_of_this_process(url: str) -> EventLoop:
     """The event loop, started with the first call; `StorageError` naming `url` where obstore would hang."""
     if _PROCESS.was_forked:
-        msg = f"{url}: this process was forked after its parent had read from a store, where reading would hang."
+        msg = f"{url}: this process was forked after its parent had read from a store, so reading would hang."
         raise StorageError(f'{msg}\n  Start processes with the method "forkserver" or "spawn".', url=url)
     if _PROCESS.is_ending:
-        raise StorageError(f"{url}: this process is ending, and reads nothing more.", url=url)
+        raise StorageError(f"{url}: this process is ending and cannot read any more.", url=url)
     with _PROCESS.lock:
         if _PROCESS.event_loop is None:
             _PROCESS.event_loop = EventLoop()
@@ -337,7 +338,9 @@ def result(future: Future[T], url: str) -> T:
     try:
         return future.result()
     except concurrent.futures.CancelledError:
-        raise StorageError(f"{url}: the read was given up: it was closed, or the process ends.", url=url) from None
+        raise StorageError(
+            f"{url}: the read was cancelled: the file was closed, or the process is ending.", url=url
+        ) from None
     except BaseException:
         future.cancel()
         raise

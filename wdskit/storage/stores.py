@@ -74,7 +74,7 @@ def locate(url: str) -> Location:
     try:
         parts = urlsplit(url)
     except ValueError as err:
-        raise StorageError(f"{shown}: this is no URL: {err}.", url=shown) from err
+        raise StorageError(f"{shown}: this is not a URL: {err}.", url=shown) from err
     key = unquote(parts.path[1:])
     if parts.fragment or (parts.query and scheme not in ("http", "https")):
         raise StorageError(f"{shown}: `?` and `#` end the key. Write %3F and %23 in their place.", url=shown)
@@ -83,7 +83,7 @@ def locate(url: str) -> Location:
     if scheme == "hf":
         return _locate_hugging_face(parts.netloc, parts.path, shown)
     if not _BUCKET.fullmatch(parts.netloc) or scheme == "file":
-        raise StorageError(f"{shown}: no object of a store is named. Write s3://BUCKET/KEY.", url=shown)
+        raise StorageError(f"{shown}: the URL names no object. Write s3://BUCKET/KEY.", url=shown)
     if scheme == "ais":
         gateway = _required("AIS_ENDPOINT", shown, "the URL of the cluster's gateway").rstrip("/")
         return Location(scheme, f"{gateway}/ais/{parts.netloc}", key, shown)
@@ -104,7 +104,7 @@ def _locate_hugging_face(kind: str, path: str, shown: str) -> Location:
     name, _, key = rest.partition("/")
     name, _, revision = name.partition("@")
     if kind != "datasets" or not owner or not name:
-        msg = f"{shown}: no data set is named. Write hf://datasets/OWNER/NAME[@REVISION]/path."
+        msg = f"{shown}: the URL names no data set. Write hf://datasets/OWNER/NAME[@REVISION]/path."
         raise StorageError(msg, url=shown)
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     revision = quote(unquote(revision or "main"), safe="")
@@ -130,9 +130,7 @@ def open_store(location: Location, *, anonymous: bool = False) -> Any:
     except OSError as err:  # a file of certificates or credentials
         raise StorageError(f"{location.url}: its store cannot be opened: {err}", url=location.url) from None
     except (BaseError, ValueError) as err:  # their text may repeat a setting
-        msg = (
-            f"{location.url}: its store cannot be opened: {type(err).__name__}. Check the settings of the environment."
-        )
+        msg = f"{location.url}: its store cannot be opened: {type(err).__name__}. Check the environment variables."
         raise StorageError(msg, url=location.url) from None
 
 
@@ -171,7 +169,7 @@ def _open_s3(location: Location, *, anonymous: bool) -> Any:
     if not (found or any(env.get(name) for name in _AWS_PROVIDERS)):
         odd = next((name for name in profile if name in ("role_arn", "credential_process") or "sso" in name), None)
         if odd is not None and not (anonymous or _is_set("AWS_NO_SIGN_REQUEST")):
-            msg = f"{location.url}: the AWS profile has `{odd}`, which is not read here."
+            msg = f"{location.url}: the AWS profile has `{odd}`, which wdskit does not read."
             msg += ' Run `eval "$(aws configure export-credentials --format env)"` first.'
             raise StorageError(msg, url=location.url)
         anonymous = anonymous or _is_set("AWS_EC2_METADATA_DISABLED")
@@ -207,7 +205,7 @@ def _aws_profile(url: str) -> dict[str, str]:
         try:
             parser.read(path, encoding="utf-8")
         except (configparser.Error, UnicodeDecodeError):  # their text repeats lines of the file
-            raise StorageError(f"{url}: {path} cannot be read as a file of AWS profiles. Mend it.", url=url) from None
+            raise StorageError(f"{url}: {path} is not a valid file of AWS profiles. Correct it.", url=url) from None
         if parser.has_section(section):
             values.update(parser[section])
     if chosen and not values:

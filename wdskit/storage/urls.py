@@ -64,7 +64,7 @@ def local_path(url: str) -> str:
         host, slash, rest = path[2:].partition("/")
         path = slash + rest
     if host.lower() not in ("", "localhost"):
-        msg = f"{url}: a file URL names a file of this machine: file:///path, not file://{host}/..."
+        msg = f"{url}: a file URL names a file on this machine: file:///path, not file://{host}/..."
         raise StorageError(msg, url=url)
     if "?" in path or "#" in path:
         msg = f"{url}: `?` and `#` end the path of a URL. Write %3F and %23 there, or the path without `file:`."
@@ -184,5 +184,5 @@ def read_bytes(url: str, *, limit: int) -> bytes:
         while part := stream.read(1 << 20):
             data += part
             if len(data) > limit:
-                raise StorageError(f"{url}: it holds more than {limit} bytes, which is no file of this kind.", url=url)
+                raise StorageError(f"{url}: it holds more than {limit} bytes, too many for such a file.", url=url)
     return bytes(data)

@@ -99,7 +99,7 @@ def parse_octal(field: bytes, what: str) -> int:
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
     text = field.rstrip(b" \x00").lstrip(b" ")
     if not text or text.strip(b"01234567"):
-        raise HeaderError(f"its {what} {field!r} is no octal number")
+        raise HeaderError(f"its {what} {field!r} is not an octal number")
     return int(text, 8)
 
 
@@ -125,7 +125,7 @@ def parse_header(block: bytes) -> Header:
         raise HeaderError("its checksum does not match")
     magic = block[257:265]
     if magic not in (USTAR, GNU, V7):
-        raise HeaderError(f"its magic {magic!r} is no tar format that can be read")
+        raise HeaderError(f"its magic {magic!r} is not a readable tar format")
     name = block[:100].partition(b"\x00")[0]
     prefix = block[345:500].partition(b"\x00")[0] if magic == USTAR else b""
     # What is refused for its type may have a size that says nothing: GNU tar leaves that of a volume label empty.
@@ -196,7 +196,7 @@ def parse_pax(data: bytes) -> Overrides:
         elif keyword.startswith(_SPARSE):
             raise HeaderError(f"a pax header makes a member a sparse file ({keyword.decode('ascii', 'replace')})")
         elif keyword in _PART:
-            msg = f"a pax header makes a member a part of a file of a multi-volume archive ({keyword.decode('ascii')})"
+            msg = f"a pax header makes a member part of a multi-volume archive ({keyword.decode('ascii')})"
             raise HeaderError(msg)
     return found
 

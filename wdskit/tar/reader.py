@@ -206,8 +206,8 @@ def next_member(window: Window) -> tuple[str, int, int] | None:
         block = window.data[window.at : window.at + BLOCK_BYTES]
         if block == _ZERO_BLOCK:
             if offset == start:
-                raise window.damaged(offset, "a zero block stands where a member should")
-            raise window.damaged(offset, "an extension header stands before the end marker, without its member")
+                raise window.damaged(offset, "a zero block is in the place of a member")
+            raise window.damaged(offset, "an extension header has no member after it")
         try:
             header = parse_header(block)
         except HeaderError as err:
@@ -287,11 +287,11 @@ def check_end(window: Window) -> None:
     if not window.fill(2 * BLOCK_BYTES):
         raise window.cut("the shard stops inside its end marker")
     if window.data[window.at + BLOCK_BYTES : window.at + 2 * BLOCK_BYTES] != _ZERO_BLOCK:
-        raise window.damaged(first, "a single zero block stands between members")
+        raise window.damaged(first, "a single zero block is between members")
     window.at += 2 * BLOCK_BYTES
     while window.fill(1):
         rest = window.data[window.at :]
         if rest.count(0) != len(rest):
             offset = window.offset + len(rest) - len(rest.lstrip(b"\x00"))
-            raise window.damaged(offset, "bytes other than zero stand behind the end marker")
+            raise window.damaged(offset, "bytes other than zero follow the end marker")
         window.at = len(window.data)

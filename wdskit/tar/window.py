@@ -25,7 +25,7 @@ CAREFUL_READS = 8  # small members behind a large one until reading ahead pays a
 MAX_READ_BYTES = 16 << 20  # os.read allocates what it is asked for, before it knows whether that much is there
 
 _CUT = "It was cut short. Fetch it again, or pack it again."
-_DAMAGED = "It is damaged or no tar of plain files. Fetch it again, or pack it again."
+_DAMAGED = "It is damaged, or not a tar of plain files. Fetch it again, or pack it again."
 
 
 class Passed(bytes):

@@ -112,7 +112,7 @@ def test_hashed_keys_stand_in_json_which_keeps_its_text(tmp_path):
     ]
     write_shard(tmp_path / "u.tar", {"a": {"json": b'{"key": "b"}'}, "b": {"json": b"7"}})
     result = pack([{"__key__": "a", "cls": 1}], tmp_path / "some")
-    with pytest.raises(PackError, match="none of its 2 rows is good") as caught:
+    with pytest.raises(PackError, match="none of its 2 rows is valid") as caught:
         pack(tmp_path / "u.tar", tmp_path / "other", keys="hashed", skip_bad=True)
     assert "it says 'key' is 'b', and it is 'a'" in str(caught.value)
     assert result.num_samples == 1
@@ -209,7 +209,7 @@ def test_a_zip_of_more_members_than_two_bytes_count_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("22.05.jpg", "the dot in 22.05.jpg cuts its key"),
+        ("22.05.jpg", "the dot in 22.05.jpg ends its key"),
         ("a b.txt", "white space"),
         ("../a.txt", "plain relative path"),
         ("/etc/a.txt", "absolute path"),
@@ -236,8 +236,8 @@ def flagged(data: bytes, at: int, value: bytes, start: bytes = b"PK\x01\x02") ->
         (lambda data: data[:-1], "it cannot be read as a zip: File is not a zip file"),
         (lambda data: flagged(data, 8, b"\x01"), "is encrypted"),
         (lambda data: flagged(data, 10, b"\x0c"), "compressed by method 12"),
-        (lambda data: flagged(data, 20, b"\xff\xff\xff\x7f"), "reaches beyond byte"),
-        (lambda data: flagged(data, 42, b"\xff\xff\xff\xff"), "reaches beyond byte"),
+        (lambda data: flagged(data, 20, b"\xff\xff\xff\x7f"), "extends past byte"),
+        (lambda data: flagged(data, 42, b"\xff\xff\xff\xff"), "extends past byte"),
         (lambda data: flagged(data, 42, b"\x20"), "overlap"),
         (lambda data: flagged(data, 46, b"\x00"), "a member is called"),
         (lambda data: flagged(data, 46, b"\xff"), "is not UTF-8"),
@@ -316,7 +316,7 @@ def test_an_archive_that_grows_while_it_is_packed_is_an_error(tmp_path, kind):
                 file.write(b"\0")
 
     size = path.stat().st_size
-    with pytest.raises(RowError, match=f"the file has {size + 1} bytes now and had {size} when packing began"):
+    with pytest.raises(RowError, match=f"the file has {size + 1} bytes now, but had {size} when packing began"):
         pack(path, tmp_path / "out", progress=grow)
 
 

@@ -110,7 +110,7 @@ def test_files_of_a_folder_or_pattern_follow_one_another(tmp_path):
     assert list(samples_in(tmp_path / "folder")) == [f"row-{number:09d}" for number in range(10)]
     assert bytes_in(tmp_path / "folder") == bytes_in(tmp_path / "glob")
     write(folder / "c.parquet", {"m": [1]})
-    with pytest.raises(PackError, match=r"c.parquet: it has other columns or types than .*a.parquet"):
+    with pytest.raises(PackError, match=r"c.parquet: its columns or types differ from those of .*a.parquet"):
         pack(folder, tmp_path / "other")
 
 
@@ -175,14 +175,14 @@ def test_columns_that_cannot_be_packed_are_errors_before_any_row(tmp_path, colum
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ({"image": [image_bytes(), b"none"]}, r"row 1: its image begins with b'none', as none of a known format"),
+        ({"image": [image_bytes(), b"none"]}, r"row 1: its image begins with b'none', which is not a known format"),
         ({"image": [image_bytes(), b""]}, r"row 1: its image begins with b''"),
         ({"image": [image_bytes(), image_bytes()[:-9]]}, r"row 1: .*JPEG"),
         ({"x": [1.0, float("nan")]}, r"row 1: it cannot be written as JSON: Out of range"),
         ({"x": pa.array([1, 10**15], pa.timestamp("ms"))}, r"row 1: one of its values cannot be written as JSON"),
         ({"x": ["a", "b" * (4 << 20)]}, r"row 1: its json has 4194312 bytes, over"),
         ({"key": ["a", ".b"]}, r"row 1: key '.b'"),
-        ({"key": ["a", "a"]}, r"row 1: its key 'a' is that of .*row 0 too"),
+        ({"key": ["a", "a"]}, r"row 1: its key 'a' is also the key of .*row 0"),
         ({"path": ["m.png", "gone.png"], "key": ["a", "b"]}, r"row 1: .*gone.png: No such file"),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_bad_row_names_its_file_and_number(tmp_path, columns, problem):
     path = write(tmp_path / "m.parquet", columns)
     with pytest.raises(RowError, match=rf"m.parquet, {problem}"):
         pack(path, tmp_path / "out")
-    if "is that of" not in problem:
+    if "is also the key of" not in problem:
         assert pack(path, tmp_path / "out", skip_bad=True).num_samples == 1
 
 
@@ -220,7 +220,7 @@ def test_a_table_that_changes_while_it_is_packed_is_an_error(tmp_path):
             with path.open("ab") as file:
                 file.write(b"x")
 
-    with pytest.raises(RowError, match=f"m.parquet, row 2: .*has {size + 1} bytes now and had {size}"):
+    with pytest.raises(RowError, match=f"m.parquet, row 2: .*has {size + 1} bytes now, but had {size}"):
         pack(path, tmp_path / "out", progress=change)
 
 
@@ -294,7 +294,7 @@ def test_the_names_of_classes_are_known_from_parquet_too(tmp_path, saved):
 
 
 def test_splits_are_packed_each_by_itself(tmp_path, saved):
-    with pytest.raises(PackError, match=r"has splits. Pack each by itself: .*splits/train, .*splits/test"):
+    with pytest.raises(PackError, match=r"has splits. Pack each separately: .*splits/train, .*splits/test"):
         pack(saved / "splits", tmp_path / "out")
     assert pack(saved / "splits" / "test", tmp_path / "out").num_samples == 2
 
@@ -342,9 +342,9 @@ def changed(saved: Path, tmp_path: Path, name: str, change) -> Path:
         ("state.json", lambda _: b" " * (5 << 20), "more than 4194304 bytes"),
         ("state.json", lambda data: data.replace(b"data-00000", b"../data-00"), "is not in its folder"),
         ("state.json", lambda data: data.replace(b"data-00000", b"data-99999"), "cannot be read as an Arrow stream"),
-        ("state.json", lambda data: data.replace(b"{", b'{"_indices_files": [1],', 1), "picks rows"),
+        ("state.json", lambda data: data.replace(b"{", b'{"_indices_files": [1],', 1), "selects rows"),
         ("dataset_info.json", lambda _: b'{"features": {"label": {"_type": "ClassLabel"}}}', "there are 0 classes"),
-        ("dataset_info.json", lambda _: b"x", "not JSON of `datasets`"),
+        ("dataset_info.json", lambda _: b"x", "not JSON from `datasets`"),
         ("data-00000*", lambda data: data[:300], "cannot be read as an Arrow stream"),
         ("data-00001*", lambda data: data[:-400], "cannot be read as an Arrow stream"),
         ("data-00000*", lambda _: b"", "cannot be read as an Arrow stream"),

@@ -56,7 +56,7 @@ def test_the_command_line_fixes_numbers_too(tmp_path, run):
 def test_a_class_that_is_not_among_the_given_ones_is_an_error(tmp_path):
     val = make_folder(tmp_path / "val", {"dog": 1, "cta": 1, "eel": 1})
     for classes in ways_to_write(tmp_path):
-        with pytest.raises(PackError, match=r"val/cta: 'cta' is none of the 3 classes of .* Did you mean `cat`\?"):
+        with pytest.raises(PackError, match=r"val/cta: 'cta' is not one of the 3 classes of .* Did you mean `cat`\?"):
             pack(val, tmp_path / "out", classes=classes)
     assert not (tmp_path / "out").exists()
 
@@ -67,14 +67,14 @@ def test_a_class_that_is_not_among_the_given_ones_is_an_error(tmp_path):
         ("missing", "there is no such file or folder"),
         ("val", "there is no classes.json in this folder"),
         (b"cat\ncat\n", "the class 'cat' appears twice"),
-        (b"", "it holds no class"),
-        (b"cat\n\ndog\n", "one without a name"),
+        (b"", "it holds no classes"),
+        (b"cat\n\ndog\n", "a class without a name"),
         (b"\xff\xfec\0", "it is not UTF-8"),
-        ([], "it holds no class"),
-        (["cat", 7], "one without a name"),
+        ([], "it holds no classes"),
+        (["cat", 7], "a class without a name"),
         ({"cat": 1}, "the numbers of the 1 names are not 0 to 0"),
         ({"cat": 0, "dog": "1"}, "the numbers of the 2 names are not 0 to 1"),
-        (3, "3 is neither a path nor names"),
+        (3, "3 is neither a path nor a list of names"),
     ],
 )
 def test_classes_that_cannot_be_used_are_an_error(tmp_path, classes, problem):
@@ -94,7 +94,7 @@ def test_classes_belong_to_folders_of_classes(tmp_path):
     with pytest.raises(PackError, match="there is no class folder here"):
         pack(tmp_path / "flat", tmp_path / "out", classes=["cat"])
     (tmp_path / "a.csv").write_text("image\nflat/0000.jpg\n")
-    with pytest.raises(PackError, match=r"classes: no column becomes `cls`. Name it: --field cls=COLUMN"):
+    with pytest.raises(PackError, match=r"classes: no column becomes `cls`. Name the column: --field cls=COLUMN"):
         pack(tmp_path / "a.csv", tmp_path / "out", classes=["cat"])
 
 
@@ -102,7 +102,7 @@ def test_classes_belong_to_folders_of_classes(tmp_path):
 def test_folders_of_splits_are_not_taken_for_classes(tmp_path, names):
     for name in names:
         make_folder(tmp_path / "data" / name, {"cat": 1, "dog": 1})
-    with pytest.raises(PackError, match=r"it holds nothing but .*rain.*\n  Pack each by itself: `wdskit pack "):
+    with pytest.raises(PackError, match=r"it holds only .*rain.*\n  Pack each separately: `wdskit pack "):
         pack(tmp_path / "data", tmp_path / "out")
     pack(tmp_path / "data", tmp_path / "out", classes=sorted(names))  # they are classes: somebody says so
     assert read_classes(tmp_path / "out") == tuple(sorted(names))

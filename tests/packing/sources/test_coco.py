@@ -62,7 +62,7 @@ def test_images_are_beside_the_file_where_nothing_else_is_said_and_captions_have
         ('{"images": [], "images": []}', PackError, "appears twice"),
         ("[" * 100_000, PackError, "it is not JSON"),
         ('{"images": [NaN]}', PackError, "NaN is not JSON"),
-        ({"a": 1}, PackError, "it has no list of objects 'images', as annotations of COCO have; it has 'a'"),
+        ({"a": 1}, PackError, "it has no list of objects 'images', which COCO annotations have; it has 'a'"),
         ({**COCO, "annotations": [1]}, PackError, "no list of objects 'annotations'"),
         ({**COCO, "categories": None}, PackError, "no list of objects 'categories'"),
         ({**COCO, "images": COCO["images"] * 2}, PackError, "the id 9 is not a number, or appears twice"),

@@ -169,9 +169,11 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
 def test_two_files_of_one_key_are_refused_with_both_names(tmp_path):
     source = make_folder(tmp_path / "photos", {"cat": 1})
     (source / "cat" / "0000.png").write_bytes(image_bytes("PNG"))
-    with pytest.raises(RowError, match=r"0000.png: its key 'cat/0000' is that of .*0000.jpg too"):
+    with pytest.raises(RowError, match=r"0000.png: its key 'cat/0000' is also the key of .*0000.jpg"):
         pack(source, tmp_path / "out")
-    with pytest.raises(RowError, match="Rename one; or name a column"):  # no bad row, but no data set either
+    with pytest.raises(
+        RowError, match="Rename one; or, for a table, choose a column"
+    ):  # no bad row, but no data set either
         pack(source, tmp_path / "out", skip_bad=True)
     pack(source, tmp_path / "hashed", keys="hashed")  # of the whole path
     assert len(samples_in(tmp_path / "hashed")) == 2
@@ -193,7 +195,7 @@ def test_hashed_keys_that_collide_are_an_error(tmp_path, monkeypatch):
     from wdskit.packing import row
 
     monkeypatch.setattr(row, "hashed_key", lambda path: "0" * 20)
-    with pytest.raises(RowError, match=r"0001.jpg: its key '0{20}' is that of .*0000.jpg too"):
+    with pytest.raises(RowError, match=r"0001.jpg: its key '0{20}' is also the key of .*0000.jpg"):
         pack(make_folder(tmp_path / "photos", {".": 2}), tmp_path / "out", keys="hashed")
 
 
@@ -255,9 +257,7 @@ def test_what_is_packed_is_clean_to_verify_whatever_the_images_are_called(tmp_pa
         (source / "cat" / name).write_bytes(image_bytes(kind))
     wrong = source / "dog" / "wrong.jpg"
     wrong.write_bytes(image_bytes("PNG"))
-    with pytest.raises(
-        RowError, match=r"wrong.jpg: the name promises JPEG, and it is a PNG file.\n  Repair, rename or"
-    ):
+    with pytest.raises(RowError, match=r"wrong.jpg: the name says JPEG, but it is a PNG file.\n  Repair, rename or"):
         pack(source, tmp_path / "out")
     for name, options in (
         ("skipped", {"skip_bad": True}),
@@ -277,7 +277,7 @@ def test_what_is_packed_is_clean_to_verify_whatever_the_images_are_called(tmp_pa
 def test_an_image_that_stays_as_it_is_among_treated_ones_is_checked_by_its_name_too(tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(image_bytes("BMP"))
-    with pytest.raises(RowError, match=r"a.jpg: .*the name promises JPEG, and it is a BMP file"):
+    with pytest.raises(RowError, match=r"a.jpg: .*the name says JPEG, but it is a BMP file"):
         pack(tmp_path / "photos", tmp_path / "out", resize=100)
     pack(tmp_path / "photos", tmp_path / "out", resize=4, format="png")
     assert verify(tmp_path / "out").findings == ()
@@ -365,7 +365,7 @@ def test_when_every_image_is_bad_the_error_says_why(tmp_path):
     source = make_folder(tmp_path / "photos", {"cat": 5})
     for path in source.rglob("*.jpg"):
         path.write_bytes(b"none")
-    with pytest.raises(PackError, match="nothing to pack: none of its 5 rows is good") as caught:
+    with pytest.raises(PackError, match="nothing to pack: none of its 5 rows is valid") as caught:
         pack(source, tmp_path / "out", skip_bad=True)
     lines = str(caught.value).splitlines()
     assert lines[1:] == [
@@ -397,10 +397,10 @@ def test_a_file_that_changes_while_it_is_packed_is_an_error(tmp_path, change, sk
     with pytest.raises(RowError, match=r"0001.jpg: ") as caught:
         pack(source, tmp_path / "out", skip_bad=skip_bad, progress=change_it)
     expected = {
-        "grows": f"the file has {len(whole) + 4} bytes now and had {len(whole)} when packing began",
-        "shrinks": f"the file has {len(whole) - 1} bytes now and had {len(whole)} when packing began",
+        "grows": f"the file has {len(whole) + 4} bytes now, but had {len(whole)} when packing began",
+        "shrinks": f"the file has {len(whole) - 1} bytes now, but had {len(whole)} when packing began",
         "goes": "No such file or directory",
-        "is cut": "the file was replaced or written again since packing began",
+        "is cut": "the file was replaced or rewritten after packing began",
     }[change]
     assert expected in str(caught.value)
     assert list(bytes_in(tmp_path / "out")) == []
@@ -414,7 +414,7 @@ def test_no_more_of_a_file_is_read_than_was_planned(tmp_path):
     with path.open("wb") as file:
         file.truncate(1 << 33)
     for read in (FileBytes.read, into_memory):
-        with pytest.raises(ValueError, match=f"the file has {1 << 33} bytes now and had 10 when packing began"):
+        with pytest.raises(ValueError, match=f"the file has {1 << 33} bytes now, but had 10 when packing began"):
             read(source)
 
 
@@ -446,7 +446,7 @@ def test_a_file_that_comes_in_parts_is_read_whole_or_an_error(tmp_path, monkeypa
     if change == 0:
         assert read(source) == whole
     else:
-        with pytest.raises(ValueError, match=f"the file has {20 + change} bytes now and had 20"):
+        with pytest.raises(ValueError, match=f"the file has {20 + change} bytes now, but had 20"):
             read(source)
 
 
@@ -491,7 +491,7 @@ def test_a_file_that_no_tar_takes_is_an_error_before_it_is_read(tmp_path):
         file.truncate(8 << 30)
     with pytest.raises(RowError, match=r"large.jpg: its field 'jpg' has 8589934592 bytes, over the 8589934591"):
         pack(source, tmp_path / "out", max_bytes=20 << 30)
-    with pytest.raises(RowError, match=r"large.jpg: its shard would have \d+ bytes, over max_bytes"):
+    with pytest.raises(RowError, match=r"large.jpg: even alone in its shard it takes \d+ bytes, more than max_bytes"):
         (source / "cat" / "large.jpg").write_bytes(b"")
         with (source / "cat" / "large.jpg").open("wb") as file:
             file.truncate((8 << 30) - 1)
@@ -570,13 +570,13 @@ def test_a_folder_whose_name_sorts_between_an_image_and_its_sidecar_parts_them_n
         (b'{"path": "elsewhere"}', r"it says 'path' is 'elsewhere', and it is 'cat/0000.jpg'"),
         (b'{"cls": 1}', r"it says 'cls' is 1, and it is 0"),
         (b'{"cls": false}', r"it says 'cls' is False, and it is 0"),
-        (b"[1]", "it holds a list, where cls, class, path could not be added"),
+        (b"[1]", "it holds a list, to which cls, class, path cannot be added"),
         (b'{"path": "cat/0000.jpg", "path": "cat/0000.jpg"}', "the name 'path' appears twice"),
         (b'{"path": "b", "path": "cat/0000.jpg"}', "it says 'path' is 'b', and it is 'cat/0000.jpg'"),
         (b'{"a": "\xff"}', "codec can't decode"),
         (b"", "Expecting value"),
         (b'{"a":' + b"[" * 100_000, "nested too deeply|maximum recursion"),
-        (b'{"a": "' + b"x" * (4 << 20) + b'"}', "over the 4194304 that the JSON of one sample may have"),
+        (b'{"a": "' + b"x" * (4 << 20) + b'"}', "more than the 4194304 that the JSON of one sample can have"),
     ],
 )
 def test_json_that_cannot_stand_with_what_is_known_is_an_error_of_its_row(tmp_path, data, problem):
@@ -633,7 +633,7 @@ def test_sidecars_belong_to_image_folders(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"key": "a"}\n')
     with pytest.raises(PackError, match="sidecars belongs to an image folder, and this is a table of text"):
         pack(tmp_path / "m.jsonl", tmp_path / "out", sidecars=["txt"])
-    with pytest.raises(PackError, match="sidecars belongs to an image folder, and these are rows from Python"):
+    with pytest.raises(PackError, match="sidecars is for an image folder, but these are rows from Python"):
         pack([], tmp_path / "out", sidecars=["txt"])
 
 
@@ -718,7 +718,7 @@ def test_cleaned_keys_are_those_that_all_readers_take_and_are_counted(tmp_path):
     assert found == {"a_b/22_05": "a b/22.05.jpg", "a_b/plain": "a b/plain.jpg", "_/x": "ä/x.jpg"}
     assert result.num_cleaned == 3
     write(source, {"a.b/plain.jpg": image_bytes()})
-    with pytest.raises(RowError, match=r"a.b/plain.jpg: its key .a_b/plain. is that of .*a b/plain.jpg too"):
+    with pytest.raises(RowError, match=r"a.b/plain.jpg: its key .a_b/plain. is also the key of .*a b/plain.jpg"):
         pack(source, tmp_path / "twice", keys="clean")
 
 

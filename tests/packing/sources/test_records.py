@@ -65,7 +65,7 @@ def test_given_classes_fix_the_numbers_of_a_column(tmp_path, kind):
     result = pack(path, tmp_path / "out", fields=["cls=label"], classes=["ape", "cat", "dog", "eel"])
     assert [sample["cls"] for sample in samples_in(tmp_path / "out").values()] == [b"1", b"3", b"1"]
     assert [*result.classes] == ["ape", "cat", "dog", "eel"]
-    with pytest.raises(RowError, match=r"'eel' is none of the 2 classes of `classes` \(cat, eels\)\. Did you"):
+    with pytest.raises(RowError, match=r"'eel' is not one of the 2 classes of `classes` \(cat, eels\)\. Did you"):
         pack(path, tmp_path / "other", fields=["cls=label"], classes=["cat", "eels"])
 
 
@@ -74,7 +74,7 @@ def test_whole_numbers_stay_what_they_are(tmp_path, kind):
     path = write_table(tmp_path, kind, {**COLUMNS, "label": [7, 0, 7]})
     assert pack(path, tmp_path / "out", fields=["cls=label"]).classes == {}
     assert [sample["cls"] for sample in samples_in(tmp_path / "out").values()] == [b"7", b"0", b"7"]
-    with pytest.raises(RowError, match="7 is not a number of the 2 classes of `classes`"):
+    with pytest.raises(RowError, match="7 is not a number of one of the 2 classes of `classes`"):
         pack(path, tmp_path / "other", fields=["cls=label"], classes=["a", "b"])
 
 
@@ -126,8 +126,8 @@ def test_a_column_that_is_not_there_is_an_error_with_those_that_are(tmp_path, ki
 @pytest.mark.parametrize(
     ("field", "values", "problem"),
     [
-        ("npy", [[1, 2], [1, "x"], [1]], "its column 'x': it holds .*, no list of numbers"),
-        ("npy", [[1, 2], 7, [1]], "its column 'x': it holds 7, no list of numbers"),
+        ("npy", [[1, 2], [1, "x"], [1]], "its column 'x': it holds .*, not a list of numbers"),
+        ("npy", [[1, 2], 7, [1]], "its column 'x': it holds 7, not a list of numbers"),
         ("npy", [[1, 2], [1, None], [1]], "its column 'x'"),
         ("npy", [[[1, 2]], [[1], [1, 2]], [[1]]], "its column 'x'"),
         ("txt", ["a", 7, "c"], "its column 'x': .*written from str"),
@@ -156,10 +156,10 @@ def test_arrays_with_holes_are_errors_of_their_row(tmp_path, values, problem):
     ("fields", "problem"),
     [
         (["caption"], "'caption' names no column. Write FIELD=COLUMN"),
-        (["TXT=caption"], "field 'TXT': a field is made of"),
+        (["TXT=caption"], "field 'TXT': a field name has"),
         (["txt=a", "txt=b"], "'txt' appears twice"),
         (["jpg=a", "jpeg=b"], "'jpg' appears twice"),
-        ({"json": "x"}, "'json' holds all columns anyway"),
+        ({"json": "x"}, "'json' holds all columns already"),
     ],
 )
 def test_fields_that_cannot_be_are_refused(tmp_path, fields, problem):
@@ -181,7 +181,7 @@ def test_a_column_of_class_labels_keeps_its_names(tmp_path):
     options = {"fields": {"cls": "kind"}, "allow_no_image": True}
     assert pack(tmp_path / "t.parquet", tmp_path / "out", **options).classes == {"cat": 0, "dog": 1}
     assert [sample.get("cls") for sample in samples_in(tmp_path / "out").values()] == [b"1", None, b"0"]
-    with pytest.raises(PackError, match="classes: its column 'kind' has names of classes already"):
+    with pytest.raises(PackError, match="classes: its column 'kind' already has class names"):
         pack(tmp_path / "t.parquet", tmp_path / "other", classes=["cat", "dog"], **options)
 
 

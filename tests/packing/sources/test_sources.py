@@ -56,10 +56,10 @@ def test_a_list_may_stand_in_a_file(tmp_path, monkeypatch):
     ("data", "message"),
     [
         (b"photos/cat/0000.jpg\nphotos/gone.jpg\n", b"standard input:2: photos/gone.jpg: No such file"),
-        (b"photos/cat\n", b"standard input:1: 'photos/cat' has no extension of an image"),
-        (b"\n\n/etc/\xff.jpg\n", b"standard input:3: its column 'path' holds '/etc/\\udcff.jpg', no path"),
+        (b"photos/cat\n", b"standard input:1: 'photos/cat' does not have the extension of an image"),
+        (b"\n\n/etc/\xff.jpg\n", b"standard input:3: its column 'path' holds '/etc/\\udcff.jpg', not a path"),
         (b"x" * 100_000, b"standard input:1: this is longer than the 4096 bytes"),
-        (b"a\0b.jpg\n", b"its column 'path' holds 'a\\x00b.jpg', no path"),
+        (b"a\0b.jpg\n", b"its column 'path' holds 'a\\x00b.jpg', not a path"),
         (b"", b"standard input: there is nothing to pack"),
     ],
 )
@@ -141,11 +141,11 @@ def test_a_line_without_end_is_not_taken_into_memory(tmp_path, name):
     [
         ("photos", {"from_": "table"}, "photos: cannot be read: Is a directory"),
         ("m.txt", {"from_": "folder"}, "m.txt: cannot be listed: Not a directory"),
-        ("m.txt", {"from_": "films"}, "from: 'films' is not a kind of source. There are folder, table, list"),
+        ("m.txt", {"from_": "films"}, "from: 'films' is not a kind of source. The kinds are folder, table, list"),
         ("m.txt", {}, "m.txt: this is neither a folder nor a file of a known suffix"),
         ("gone", {"from_": "list"}, "gone: cannot be read: No such file or directory"),
         ("-", {"from_": "folder"}, "-: cannot be listed: No such file or directory"),
-        ("-", {"workers": 2}, "rows that can be read once only"),
+        ("-", {"workers": 2}, "rows that can be read only once"),
     ],
 )
 def test_what_a_source_cannot_be_is_told(tmp_path, monkeypatch, name, options, problem):
@@ -158,7 +158,7 @@ def test_what_a_source_cannot_be_is_told(tmp_path, monkeypatch, name, options, p
 
 
 def test_rows_from_python_are_of_no_other_kind(tmp_path):
-    with pytest.raises(PackError, match="from belongs to a path"):
+    with pytest.raises(PackError, match="`from` is for a path"):
         pack([], tmp_path / "out", from_="table")
 
 

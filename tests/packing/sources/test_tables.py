@@ -193,7 +193,7 @@ def test_one_image_in_two_rows_needs_keys(tmp_path):
     """As captions have it: five to an image."""
     path = manifest(tmp_path, "m.csv", "image,id\nimages/0000.jpg,a\nimages/0000.jpg,b\n")
     for keys in ("given", "hashed"):
-        with pytest.raises(RowError, match=r"m.csv:3: its key '.*' is that of .*m.csv:2 too"):
+        with pytest.raises(RowError, match=r"m.csv:3: its key '.*' is also the key of .*m.csv:2"):
             pack(path, tmp_path / "out", keys=keys)
         pack(path, tmp_path / keys, keys=keys, key_column="id")
         assert len(samples_in(tmp_path / keys)) == 2
@@ -230,20 +230,20 @@ def test_a_hash_is_that_of_the_key_where_a_row_has_one_else_of_the_path(tmp_path
         ("m.jsonl", b'{"x": "\xc3"}\n', 1, "it is not UTF-8"),
         ("m.jsonl", b'{"x": "a\x00b"}\n', 1, "it is not JSON: Invalid control character"),
         ("m.jsonl", b'{"x": 1}\n\xef\xbb\xbf{"x": 2}\n', 2, "it is not JSON"),
-        ("m.jsonl", '{"image": 5}\n', 1, "column 'image' holds 5, no path"),
-        ("m.jsonl", '{"image": ["a.jpg"]}\n', 1, "no path"),
-        ("m.jsonl", '{"image": "a\\u0000.jpg"}\n', 1, "no path"),
-        ("m.jsonl", '{"image": "m.jsonl"}\n', 1, "has no extension of an image"),
+        ("m.jsonl", '{"image": 5}\n', 1, "column 'image' holds 5, not a path"),
+        ("m.jsonl", '{"image": ["a.jpg"]}\n', 1, "not a path"),
+        ("m.jsonl", '{"image": "a\\u0000.jpg"}\n', 1, "not a path"),
+        ("m.jsonl", '{"image": "m.jsonl"}\n', 1, "does not have the extension of an image"),
         ("m.jsonl", '{"image": "http://x/y.jpg"}\n', 1, "No such file"),
         ("m.jsonl", '{"key": [1]}\n', 1, "neither text nor a whole number"),
         ("m.jsonl", '{"key": true}\n', 1, "neither text nor a whole number"),
         ("m.jsonl", '{"key": "a.b"}\n', 1, "holds a dot"),
-        ("m.jsonl", '{"key": "a"}\n{"key": "a"}\n', 2, "its key 'a' is that of .*m.jsonl:1 too"),
+        ("m.jsonl", '{"key": "a"}\n{"key": "a"}\n', 2, "its key 'a' is also the key of .*m.jsonl:1"),
         ("m.jsonl", "[" * 100_000 + "\n", 1, "it is not JSON"),
         ("m.csv", "image,x\nimages/0000.jpg,1\nimages/gone.jpg,2\n", 3, "No such file"),
-        ("m.csv", 'image,x\n"images/0000.jpg","a\nb"\nimages,2\n', 4, "has no extension of an image"),
-        ("m.csv", "image,x\nimages/0000.jpg\n", 2, "it has 1 columns, the header 2"),
-        ("m.csv", "image,x\nimages/0000.jpg,1,2\n", 2, "it has 3 columns, the header 2"),
+        ("m.csv", 'image,x\n"images/0000.jpg","a\nb"\nimages,2\n', 4, "does not have the extension of an image"),
+        ("m.csv", "image,x\nimages/0000.jpg\n", 2, "it has 1 columns, but the header has 2"),
+        ("m.csv", "image,x\nimages/0000.jpg,1,2\n", 2, "it has 3 columns, but the header has 2"),
         ("m.csv", b"image,x\nimages/0000.jpg,1\nimages/0001.jpg,\xe4\n", 3, "it is not UTF-8"),
     ],
 )
@@ -253,7 +253,7 @@ def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, 
         pack(path, tmp_path / "out")
     assert caught.value.where == f"{path}:{line}"
     assert str(caught.value).startswith(f"{path}:{line}: ")
-    if "is that of" in problem:
+    if "is also the key of" in problem:
         return  # two rows of one key are no bad row, but a data set that cannot be
     path.write_bytes(path.read_bytes() + (b'{"key": "good"}\n' if name == "m.jsonl" else b",good\n"))
     result = pack(path, tmp_path / "out", skip_bad=True)
@@ -271,7 +271,7 @@ def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, 
         ("m.csv", "\n", "must name each column once"),
         ("m.csv", b"\xe4,b\n1,2\n", "m.csv:1: the header is not UTF-8"),
         ("m.csv", "a,b\n1,2\n3,4\x00\n", "m.csv:3: it holds a NUL"),
-        ("m.csv", "image,x\nimages/0000.jpg,1\n".encode("utf-16"), "m.csv:1: it holds a NUL, as text in UTF-16"),
+        ("m.csv", "image,x\nimages/0000.jpg,1\n".encode("utf-16"), "m.csv:1: it holds a NUL, like text in UTF-16"),
         ("m.csv", 'a,b\n1,2\n"open,2\n3,4\n', "m.csv:3: it is not CSV: unexpected end of data.\n  Look for a quote"),
         ("m.csv", 'a,b\n"x"y,2\n', "m.csv:2: it is not CSV"),
         ("m.csv", 'a,b\n1,"' + ("x" * 999 + "\n") * 5_000, "m.csv:2: it is not CSV: field larger.*\n.*as JSONL"),
@@ -364,7 +364,7 @@ def test_any_bytes_give_rows_or_an_error_of_wdskit(data, is_csv):
 # Images that are missing.
 
 NO_COLUMN = (
-    "it has no image: of its columns ({}) none is called image, file_name, path or filepath.\n"
+    "it has no image: among its columns ({}), none is called image, file_name, path or filepath.\n"
     "  Name the one with the image: "
 )
 
@@ -408,7 +408,7 @@ def test_a_table_whose_image_column_is_called_otherwise_is_an_error_that_propose
     path = write_table(tmp_path, kind, columns)
     with pytest.raises(RowError, match=re.escape(NO_COLUMN.format("'caption', 'photo'") + "--image-column photo.")):
         wdskit.pack(path, tmp_path / "out")
-    with pytest.raises(PackError, match="none of its 2 rows is good"):
+    with pytest.raises(PackError, match="none of its 2 rows is valid"):
         wdskit.pack(path, tmp_path / "out", skip_bad=True)
     result = wdskit.pack(path, tmp_path / "out", image_column="photo", keys="hashed")
     assert [entry.fields for entry in result.entries] == [("jpg", "json")]
@@ -422,7 +422,7 @@ def test_a_row_whose_image_is_missing_is_an_error_or_left_out(tmp_path, kind, na
     make_folder(tmp_path, {"images": 1})
     path = write_table(tmp_path, kind, {"key": ["a", "b"], name: [("../" * (kind == "hf")) + "images/0000.jpg", None]})
     options = {} if name == "image" else {"image_column": name}
-    with pytest.raises(RowError, match=f"it has no image: its column '{name}' is empty.\n  Give it one; or pack it wi"):
+    with pytest.raises(RowError, match=f"it has no image: its column '{name}' is empty.\n  Give it one, pack it wi"):
         wdskit.pack(path, tmp_path / "out", **options)
     result = wdskit.pack(path, tmp_path / "skipped", skip_bad=True, **options)
     assert (result.num_samples, len(result.rejected)) == (1, 1)

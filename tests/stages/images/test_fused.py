@@ -150,7 +150,7 @@ def test_damage_is_the_same_error_or_about_the_same_picture(data):
 def test_the_limit_is_the_same():
     for name in ("jpeg", "jpeg cmyk", "png"):
         for is_fused in (True, False):
-            with pytest.raises(SampleError, match="decode failed: the image's header promises") as caught:
+            with pytest.raises(SampleError, match="decode failed: the image's header states") as caught:
                 each_of(*SMALL, fuse=is_fused, max_pixels=30).apply({"jpg": FILES[name]}, at())
             assert isinstance(caught.value.__cause__, ImageTooLarge)
 

@@ -106,7 +106,7 @@ def test_index_of_grey_jpeg_is_its_grey():
     ids=["png", "jpeg", "webp", "grey and alpha", "pgm to 15", "pbm"],
 )
 def test_index_of_an_image_without_one_plain_number_a_pixel_is_an_error(data):
-    with pytest.raises(DecodeError, match="does not store one plain number a pixel"):
+    with pytest.raises(DecodeError, match="does not store one number per pixel"):
         decode_index(data, max_pixels=LIMIT)
 
 
@@ -182,7 +182,7 @@ def test_index_of_all_images_is_of_those_that_no_other_decode_took(tmp_path):
     sample = next(iter(pipe.loader(workers=0)))
     assert sample["jpg"].dtype == np.float32
     assert sample["seg.png"].max() < 16
-    with pytest.raises(SampleError, match="does not store one plain number"):
+    with pytest.raises(SampleError, match="does not store one number"):
         list(Pipeline().exact(folder).decode("index").loader(workers=0))
 
 

@@ -118,10 +118,10 @@ def test_messages_say_what_to_do(name):
         ({"jpg": b"bytes", "cls": 1}, f"{name}: `jpg` is not decoded yet. Put `decode: rgb8` before it"),
         (
             {"jpg": make("numpy", 9, 9), "png": make("pil", 9, 9)},
-            f"{name}: several image fields in this sample (jpg, png). Name those that it shall change with `fields`",
+            f"{name}: several image fields in this sample (jpg, png). Name those to change with `fields`",
         ),
-        ({"jpg": {"a": 1}}, f"{name}: `jpg` holds no image but dict"),
-        ({"jpg": np.zeros(5)}, f"{name}: `jpg` holds no image but ndarray of shape (5,)"),
+        ({"jpg": {"a": 1}}, f"{name}: `jpg` is not an image but dict"),
+        ({"jpg": np.zeros(5)}, f"{name}: `jpg` is not an image but ndarray of shape (5,)"),
     ]
     for sample, message in cases:
         with pytest.raises(PipelineError) as caught:
@@ -165,7 +165,7 @@ def test_shared_draws_need_one_size():
     with pytest.raises(PipelineError) as caught:
         apply(spec, {"jpg": make("numpy", 12, 14), "png": make("numpy grey", 12, 13)})
     assert str(caught.value) == (
-        "random_resized_crop: fields that share one draw differ in height x width: `jpg` 12 x 14, `png` 12 x 13. "
+        "random_resized_crop: fields with the same crop differ in height x width: `jpg` 12 x 14, `png` 12 x 13. "
         "Resize them first"
     )
 

@@ -44,7 +44,7 @@ def encode_image(pixels: Pixels, fmt: ImageFormat, *, quality: int, exif: bytes 
     """
     height, width = pixels.shape[:2]
     if max(height, width) > MAX_SIDE[fmt]:
-        raise DecodeError(f"{width} x {height} pixels; a {fmt} holds {MAX_SIDE[fmt]} along a side")
+        raise DecodeError(f"{width} x {height} pixels; a {fmt} has at most {MAX_SIDE[fmt]} along a side")
     if fmt == "jpg":
         colours = "GRAY" if pixels.ndim == 2 else "RGB"
         shaped = np.ascontiguousarray(pixels[..., None] if pixels.ndim == 2 else pixels)
@@ -70,7 +70,7 @@ def _with_segments(file: bytes, exif: bytes, icc: bytes) -> bytes:
     room = _MAX_SEGMENT - len(_ICC_PREFIX) - 2
     parts = [icc[at : at + room] for at in range(0, len(icc), room)]
     if len(parts) > _MAX_ICC_SEGMENTS:
-        raise DecodeError(f"its colour profile has {len(icc)} bytes, more than a jpg holds")
+        raise DecodeError(f"its colour profile has {len(icc)} bytes, more than fits in a jpg")
     segments += [(0xE2, _ICC_PREFIX + bytes((at, len(parts))) + part) for at, part in enumerate(parts, start=1)]
     if not segments:
         return file

@@ -95,12 +95,12 @@ def decode_original(original: Original, *, step: int, max_pixels: int) -> tuple[
         image.load()
     if is_grey_16(image):
         if "transparency" in image.info:
-            raise DecodeError("16 bits of grey with a transparent one are not supported")
+            raise DecodeError("16-bit grey with a transparent value is not supported")
         return np.array(image).astype(np.uint16), original.icc, 1
     if image.mode == "CMYK":
         return (*_to_rgb(image, original.icc), 1)
     if image.mode not in _PLAIN:
-        raise DecodeError(f"pixels of Pillow's mode {image.mode} have no form in 8 bits")
+        raise DecodeError(f"pixels of Pillow's mode {image.mode} cannot be converted to 8 bits")
     target = _PLAIN[image.mode]
     if image.has_transparency_data:
         target = "LA" if target in {"L", "LA"} else "RGBA"
@@ -127,7 +127,7 @@ def _to_rgb(image: Image.Image, icc: bytes) -> tuple[Pixels, bytes]:
     if space == _SPACES["RGB"] and image.mode == "L":
         return np.array(image.convert("RGB")), icc  # grey that was saved with a profile of RGB
     if space != _SPACES[image.mode]:
-        raise DecodeError(f"its colour profile is of {space!r}, its pixels are {image.mode}")
+        raise DecodeError(f"its colour profile is for {space!r}, but its pixels are {image.mode}")
     try:
         converted = ImageCms.profileToProfile(
             image, ImageCms.ImageCmsProfile(io.BytesIO(icc)), ImageCms.createProfile("sRGB"), outputMode="RGB"
@@ -182,10 +182,10 @@ class Recoding:
         if is_right and not turned and to.canvas == original.image.size and to.size == to.part:
             return data, original.format
         if getattr(original.image, "n_frames", 1) > 1:
-            raise DecodeError(f"decode: it is animated ({original.format}); one image is expected")
+            raise DecodeError(f"decode: it is animated ({original.format}); only still images are supported")
         fmt = self.format or FORMATS.get(original.format)
         if fmt is None:
-            raise DecodeError(f"encode: a {original.format} is not written. Say what it becomes with --format")
+            raise DecodeError(f"encode: a {original.format} cannot be written. Choose another format with --format")
         pixels, icc = self._pixels(original, fmt, to)
         if turned:
             pixels = resize.turn(pixels, original.orientation)
@@ -198,7 +198,9 @@ class Recoding:
         """The pixels as the format holds them, resized, and their colour profile."""
         # Of grey alone Pillow gives more than 8 bits.
         if fmt == "png" and original.image.mode in _PLAIN and largest_number(original.data, original.image) > 255:
-            raise DecodeError("convert: more than 8 bits a channel of colour are not kept. Write jpg or webp: --format")
+            raise DecodeError(
+                "convert: colour with more than 8 bits per channel cannot be kept. Convert to jpg or webp: --format"
+            )
         with _stage("decode"):
             pixels, icc, step = decode_original(original, step=resize.choose_step(to), max_pixels=self.max_pixels)
         with _stage("convert"):
@@ -217,7 +219,7 @@ class Recoding:
         colours = pixels[..., :-1]
         if alpha.min() < 255:
             if self.background is None:
-                raise DecodeError("it is transparent, which a jpg cannot be. Name a colour behind it: --background")
+                raise DecodeError("it is transparent, which a jpg cannot be. Choose a background colour: --background")
             behind = resize.fill_value(pixels[..., 0] if colours.shape[2] == 1 else colours, self.background)
             colours = ((colours * alpha + behind * (255 - alpha) + 127) // 255).astype(np.uint8)
         return np.ascontiguousarray(colours[..., 0] if colours.shape[2] == 1 else colours)

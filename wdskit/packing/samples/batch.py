@@ -140,7 +140,9 @@ class Batch:
             if choice.skip_missing:
                 gone.num_missing += 1
                 return False
-            remedy = "Ask first ('txt' in fields, json.get('n', 0)), or leave such samples out with --missing skip."
+            remedy = (
+                "Test for it first ('txt' in fields, json.get('n', 0)), or leave such samples out with --missing skip."
+            )
             raise self._unanswered(key, choice, err, remedy) from err
         except (ExpressionError, DecodeError) as err:
             raise self._unanswered(key, choice, err, "Correct the filter or the sample.") from err
@@ -150,7 +152,7 @@ class Batch:
     def _unanswered(self, key: str, choice: Choice, err: Exception, remedy: str) -> SelectionError:
         assert choice.filter is not None
         folder = self._path.rpartition("/")[0] or "."
-        msg = f"{self._path}: sample {key!r}: the filter {choice.filter.text!r} has no answer: {err}.\n  {remedy}"
+        msg = f"{self._path}: sample {key!r}: the filter {choice.filter.text!r} cannot be evaluated: {err}.\n  {remedy}"
         return SelectionError(msg, folder=folder, shard=self._path, key=key)
 
     def become(self, changes: Changes, keep: Bools) -> tuple[Ints, Words, Bools]:

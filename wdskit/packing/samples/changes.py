@@ -54,7 +54,7 @@ class Changes:
         if self.made is not None:
             check_json_fields(self.made)
         if self.keep is not None and self.drop:
-            raise PackError("keep and drop: give one of them. What is not kept is dropped.")
+            raise PackError("keep and drop: use only one of them. What is not kept is dropped.")
         for option, names in (("keep", self.keep or ()), ("drop", self.drop), ("rename", self.rename)):
             self._check(option, names)
         self._check("rename", self.rename.values())
@@ -116,7 +116,7 @@ class Changes:
             if new is not None:
                 found[new] = name
         if not found:
-            raise ValueError(f"none of its fields stays: {', '.join(names)}")
+            raise ValueError(f"no fields are left of: {', '.join(names)}")
         return dict(sorted(found.items()))
 
     def rewrite(self, sample: Sample, data: memoryview) -> tuple[str, list[tuple[str, memoryview | bytes]]]:
@@ -209,6 +209,6 @@ def _parse_rename(rename: str | Sequence[str] | Mapping[str, str] | None) -> dic
     for part in _parts(rename):
         old, equals, new = part.partition("=")
         if not equals or not old or not new or old in found:
-            raise PackError(f"rename: {part!r} is not OLD=NEW with another OLD each. Write jpeg=jpg,class=cls.")
+            raise PackError(f"rename: {part!r} is not OLD=NEW, or repeats an OLD. Write jpeg=jpg,class=cls.")
         found[old] = new
     return found

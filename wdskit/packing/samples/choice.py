@@ -58,10 +58,10 @@ def make_choice(*, filter: str | None, missing: str, sample: str | None, seed: i
     """
     check_word("missing", missing, ("error", "skip"))
     if missing == "skip" and filter is None:
-        raise PackError("missing: without a filter nothing can be missing. Leave it out.")
+        raise PackError("missing: it has no effect without a filter. Leave it out.")
     check_seed("seed", seed)
     if seed and sample is None:
-        raise PackError("seed: it chooses the samples of --sample; the seed of an order is --shuffle's.")
+        raise PackError("seed: it belongs to --sample. For the order of the samples, use --shuffle SEED.")
     threshold = None if sample is None else threshold_of(parse_share(sample))
     return Choice(threshold, seed, None if filter is None else Expression(filter), missing == "skip")
 
@@ -69,7 +69,7 @@ def make_choice(*, filter: str | None, missing: str, sample: str | None, seed: i
 def check_word(option: str, word: str, known: Sequence[str]) -> None:
     """Refuse a word that an option does not know."""
     if word not in known:
-        raise PackError(f"{option}: {word!r} is none of {', '.join(map(repr, known))}.")
+        raise PackError(f"{option}: {word!r} is not one of {', '.join(map(repr, known))}.")
 
 
 def check_seed(option: str, seed: int | None) -> None:
@@ -81,4 +81,4 @@ def check_seed(option: str, seed: int | None) -> None:
 def check_workers(workers: int) -> None:
     """Refuse what is no number of processes."""
     if type(workers) is not int or workers < 1:
-        raise PackError(f"workers: {workers!r} is not a number of processes; 1 is this one.")
+        raise PackError(f"workers: {workers!r} is not a number of processes; it is 1 or more.")

@@ -180,7 +180,7 @@ class SampleFiller:
             right[rows] = (hash_keys([*keys.values()]) & np.uint64(0xFFFFFFFF)) == check[rows]
         if not right.all():
             row = first + int(np.flatnonzero(~right)[0])
-            raise self._changed(row, "another sample, or none, is there now")
+            raise self._changed(row, "a different sample, or none, is there now")
 
     def _place(self, row: int) -> str:
         return f"{self._rows.sources[self._rows.source[row]]} (byte {int(self._rows.start[row]) * BLOCK_BYTES})"
@@ -188,7 +188,9 @@ class SampleFiller:
     def _changed(self, row: int, problem: str) -> ShardError:
         problem = f"the shard changed since the run was planned: {problem}"
         shard, offset = self._rows.sources[self._rows.source[row]], int(self._rows.start[row]) * BLOCK_BYTES
-        return ShardError(shard=shard, offset=offset, problem=problem, remedy="Start again when nobody writes there.")
+        return ShardError(
+            shard=shard, offset=offset, problem=problem, remedy="Start again when no other program writes there."
+        )
 
 
 def _clear_padding(data: Bytes, look: Look) -> None:

@@ -64,7 +64,7 @@ def read_into(file: RangeFile, view: memoryview, offset: int) -> None:
 
 
 def _cut_short(file: RangeFile, offset: int) -> ShardError:
-    problem = "the shard stops where its offsets go on"
+    problem = "the shard ends before its last offset"
     return ShardError(shard=file.url, offset=offset, problem=problem, remedy="It changed. Index it again.")
 
 
@@ -111,7 +111,7 @@ def check_unchanged(file: RangeFile, identity: FileIdentity | ObjectVersion) -> 
     try:
         identity.check(file.fd)
     except FileChanged as err:
-        remedy = "Start again when nobody writes there."
+        remedy = "Start again when no other program writes there."
         raise ShardError(shard=file.url, offset=0, problem=str(err), remedy=remedy) from err
 
 

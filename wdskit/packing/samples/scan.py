@@ -166,7 +166,7 @@ def _offsets_of(job: ScanJob, file: RangeFile) -> tuple[Ints, int]:
             reader = whole.reader
         return np.array([*reader.starts, reader.stop], dtype=np.int64), 0
     if file.num_bytes != entry.num_bytes:
-        problem = f"it has {file.num_bytes} bytes, the folder's index says {entry.num_bytes}"
+        problem = f"it has {file.num_bytes} bytes, but the folder's index says {entry.num_bytes}"
         raise _not_indexed(job.path, problem)
     if isinstance(file, LocalFile):
         Verified().check(file, entry.identity, entry.sha256)
@@ -176,7 +176,7 @@ def _offsets_of(job: ScanJob, file: RangeFile) -> tuple[Ints, int]:
         idx = read_bytes(f"{job.path}{IDX_SUFFIX}", limit=8 * (entry.num_samples + 1))
         offsets = parse_offsets(idx, job.path, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
     if len(offsets) - 1 != entry.num_samples:
-        problem = f"its .idx has {len(offsets) - 1} samples, the folder's index says {entry.num_samples}"
+        problem = f"its .idx has {len(offsets) - 1} samples, but the folder's index says {entry.num_samples}"
         raise _not_indexed(job.path, problem)
     head = read_span(file, Span(0, int(offsets[0])))
     members = locate_members(head, shard=job.path, offset=0, stop=len(head))

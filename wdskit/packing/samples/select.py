@@ -89,7 +89,7 @@ def select(
     found = list_sources(source)
     remote = next((url for url in found.urls if not is_local(url)), None)
     if remote is not None:
-        msg = f"{remote}: a selection is written beside local shards. Make it where the shards are, and upload it."
+        msg = f"{remote}: a selection needs local shards. Make it where the shards are, and upload it."
         raise PackError(msg)
     _check_sources(found)
     seen = Seen()
@@ -127,7 +127,7 @@ def _recipe(name: str, *, filter: str | None, missing: str, sample: str | None, 
     words += ["--sample", sample, "--seed", str(seed)] if sample else []
     recipe = shlex.join(words)
     if not recipe.isprintable() or len(recipe.encode()) > MAX_RECIPE_BYTES:
-        raise SelectionError(f"{name}: the filter must be one line of text, as the selection says how it was made.")
+        raise SelectionError(f"{name}: the filter must be one line of text, because the selection stores it.")
     return recipe
 
 
@@ -141,10 +141,10 @@ def _check_sources(found: ShardList) -> None:
     for url, entry in zip(found.urls, found.entries, strict=True):
         if entry is None:
             folder = os.path.dirname(url) or "."
-            msg = f"{url}: its folder has no index, beside which a selection stands.\n  Run `wdskit index {folder}`."
+            msg = f"{url}: its folder has no index, which a selection needs.\n  Run `wdskit index {folder}`."
             raise FolderIndexError(msg, folder=folder)
     if len({os.path.realpath(url) for url in found.urls}) < len(found.urls):
-        raise SelectionError("a shard is named twice, and its samples can be selected once only.")
+        raise SelectionError("a shard is named twice, but its samples can be selected only once.")
 
 
 def _locked(stack: contextlib.ExitStack, folder: str, name: str, recipe: str, *, overwrite: bool) -> FolderIndex:

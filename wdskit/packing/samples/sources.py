@@ -50,7 +50,7 @@ def scan_jobs(
     if has_check:
         unknown = next((url for url, entry in zip(found.urls, found.entries, strict=True) if entry is None), None)
         if unknown is not None:
-            msg = f"{unknown}: its folder has no index, so its sha256 is not known."
+            msg = f"{unknown}: its folder has no index, so its sha256 is unknown."
             raise PackError(f"{msg}\n  Run `wdskit index {os.path.dirname(unknown) or '.'}`, or leave --check out.")
     return [
         ScanJob(url, entry, choice, changes, has_check, has_draws)
@@ -98,12 +98,12 @@ class Seen:
         """
         unknown = sorted(changes.named - self._fields)
         if unknown:
-            msg = f"{unknown[0]}: no sample has this field; there are {', '.join(sorted(self._fields))}."
+            msg = f"{unknown[0]}: no sample has this field. The fields are {', '.join(sorted(self._fields))}."
             raise PackError(f"{msg} Correct --keep, --drop or --rename.")
         accounted = num_kept + num_duplicates + self.gone.total
         if accounted != self.num_samples:
             raise PackError(
-                f"{self.num_samples} samples were read and {accounted} are accounted for. Nothing was written."
+                f"{self.num_samples} samples were read, but {accounted} are accounted for. Nothing was written."
             )
         if not num_kept:
             raise PackError(f"none of the {self.num_samples} samples is left to write. Correct --filter or --sample.")
@@ -115,9 +115,9 @@ def check_dest(folder: Path, found: ShardList, *, overwrite: bool) -> None:
     urls = [url for url in found.urls if is_local(url)]
     for parent in dict.fromkeys(os.path.dirname(url) or "." for url in urls):
         if os.path.realpath(parent) == here:
-            raise PackError(f"{folder}: the source's shards are in this folder. Write to another one.")
+            raise PackError(f"{folder}: the source's shards are in this folder. Write to another folder.")
     if overwrite and any(os.path.dirname(os.path.realpath(url)) == here for url in urls):
-        raise PackError(f"{folder}: the source's shards are links to files in this folder. Write to another one.")
+        raise PackError(f"{folder}: the source's shards are links to files in this folder. Write to another folder.")
 
 
 def merged_splits(found: ShardList) -> str:

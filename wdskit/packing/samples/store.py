@@ -157,7 +157,7 @@ class Samples:
             key = self[number].key  # equal hashes are only a hint
             first = known.setdefault(key, number)
             if first != number and not first_of_key:
-                remedy = "Take the first one of each key with --duplicate-keys first, or name fewer shards."
+                remedy = "Keep the first sample of each key with --duplicate-keys first, or name fewer shards."
                 places = f"{self.where(first)} and in {self.where(number)}"
                 raise PackError(f"key {key!r} is in {places}; keys must be unique.\n  {remedy}")
             is_later[number] = first != number

@@ -77,7 +77,7 @@ class Source:
         if not self.rejected:
             return PackError(f"{msg}.")
         first = "\n".join(f"  {err.where}: {err.problem}" for err in self.rejected[:_SHOWN_REJECTS])
-        return PackError(f"{msg}: none of its {len(self.rejected)} rows is good. The first are bad because:\n{first}")
+        return PackError(f"{msg}: none of its {len(self.rejected)} rows is valid. The first problems are:\n{first}")
 
 
 def streamed_rows(source: Source, transforms: Transforms, *, skip_bad: bool) -> Generator[Row, None, None]:
@@ -196,10 +196,10 @@ def find_source(source: Any, how: SourceOptions) -> Source:
         found = _path_source(os.fsdecode(source), how)
     else:
         if how.from_ is not None:
-            raise PackError("the rows: from belongs to a path, and these are rows from Python.")
+            raise PackError("the rows: `from` is for a path, but these are rows from Python.")
         _check_options("the rows", "these are rows from Python", (), how)
         if not isinstance(source, Iterable):
-            raise PackError(f"{source!r} is not a source. Give a folder, a manifest, or an iterable of rows.")
+            raise PackError(f"{source!r} is not a source. Pass a folder, a manifest, or an iterable of rows.")
         is_stream = not isinstance(source, Sequence)
         found = Source("the rows", python_rows(source, keys=how.keys), is_stream=is_stream, is_held=not is_stream)
     if how.keys == "clean":
@@ -210,11 +210,11 @@ def find_source(source: Any, how: SourceOptions) -> Source:
 def _path_source(path: str, how: SourceOptions) -> Source:
     name = how.from_ or _kind_of(path)
     if name not in KINDS:
-        raise PackError(f"from: {name!r} is not a kind of source. There are {', '.join(KINDS)}.")
+        raise PackError(f"from: {name!r} is not a kind of source. The kinds are {', '.join(KINDS)}.")
     kind = KINDS[name]
     _check_options(path, f"this is {kind.what}", kind.options, how)
     if how.classes is not None and "fields" in kind.options and "cls" not in how.fields:
-        raise PackError(f"{path}: classes: no column becomes `cls`. Name it: --field cls=COLUMN.")
+        raise PackError(f"{path}: classes: no column becomes `cls`. Name the column: --field cls=COLUMN.")
     reader = kind.read(path, how)
     shown = "standard input" if path == STDIN else path
     what = kind.what.removeprefix("a ").removeprefix("an ")
@@ -244,8 +244,8 @@ def _kind_of(path: str) -> str:
     for suffix, kind in _SUFFIXES.items():
         if path.lower().endswith(suffix):
             return kind
-    msg = f"{path}: this is neither a folder nor a file of a known suffix ({', '.join(_SUFFIXES)})."
-    raise PackError(f"{msg}\n  Say what it is with --from; or write it as one of these, or give its rows from Python.")
+    msg = f"{path}: this is neither a folder nor a file with a known suffix ({', '.join(_SUFFIXES)})."
+    raise PackError(f"{msg}\n  Set its kind with --from, write it as one of these, or pass its rows from Python.")
 
 
 def _kind_of_folder(path: str) -> str:
@@ -260,7 +260,7 @@ def _kind_of_folder(path: str) -> str:
         return "folder"
     found = [suffix for suffix in _FOLDERS_OF if any(name.lower().endswith(suffix) for name in files)]
     if len(found) > 1:
-        raise PackError(f"{path}: there are {' and '.join(found)} in this folder. Say which with --from.")
+        raise PackError(f"{path}: there are {' and '.join(found)} in this folder. Choose one with --from.")
     return _SUFFIXES[found[0]] if found else "folder"
 
 
@@ -269,7 +269,7 @@ def _check_options(path: str, what: str, own: tuple[str, ...], how: SourceOption
     for option in sorted({option for kind in KINDS.values() for option in kind.options} - {*own}):
         if getattr(how, option) not in (None, False, (), [], {}):
             owners = " or ".join(dict.fromkeys(kind.what for kind in KINDS.values() if option in kind.options))
-            raise PackError(f"{path}: {option} belongs to {owners}, and {what}.")
+            raise PackError(f"{path}: {option} is for {owners}, but {what}.")
 
 
 def expand_files(path: str, suffix: str) -> list[str]:
@@ -286,6 +286,6 @@ def expand_files(path: str, suffix: str) -> list[str]:
         else:
             names = [pattern] if os.path.exists(pattern) else glob.glob(pattern)
         if not names:
-            raise PackError(f"{pattern}: there is no {suffix} file by this name or in this folder.")
+            raise PackError(f"{pattern}: there is no {suffix} file with this name or in this folder.")
         found += sorted(names, key=os.fsencode)
     return found

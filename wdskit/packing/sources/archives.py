@@ -154,7 +154,7 @@ def read_directory(path: str) -> list[tuple[str, zipfile.ZipInfo]]:
         if member.create_system == _UNIX and stat.S_ISLNK(member.external_attr >> 16):  # the upper half is a mode
             raise _damaged(path, f"{name!r} is a symbolic link")
         if _stop(member) > directory or member.header_offset < 0:
-            raise _damaged(path, f"{name!r} reaches beyond byte {directory}, where the directory begins")
+            raise _damaged(path, f"{name!r} extends past byte {directory}, where the directory begins")
     # Members that share bytes make terabytes of a zip of some kilobytes (D. Fifield, 2019).
     starts = sorted((member.header_offset, _stop(member)) for member in found)
     if any(stop > start for (_, stop), (start, _) in pairwise(starts)):
@@ -188,10 +188,10 @@ def _zip_field(
     num_bytes, packed_bytes = member.file_size, member.compress_size
     is_deflated = member.compress_type == zipfile.ZIP_DEFLATED
     if num_bytes > max(MAX_UNPACKED_BYTES, MAX_UNPACK_RATIO * packed_bytes):
-        problem = f"its {field!r} claims to unpack {packed_bytes} bytes to {num_bytes}, as a decompression bomb does"
-        raise row_error(where, problem, "Unpack it yourself, if it is right.")
+        problem = f"its {field!r} claims to unpack {packed_bytes} bytes to {num_bytes}, like a decompression bomb"
+        raise row_error(where, problem, "If it is right, unpack it yourself.")
     if _NUMBER.fullmatch(field.partition(".")[0]):
-        problem = f"the dot in {key}.{field} cuts its key, and names that differ behind it would be one sample"
+        problem = f"the dot in {key}.{field} ends its key, so names that differ only after it would be one sample"
         raise row_error(where, problem, "Unpack it, and pack the folder with --keys hashed.")
     if not is_deflated and packed_bytes != num_bytes:
         problem = f"its {field!r} is stored as {packed_bytes} bytes and claims to have {num_bytes}"
@@ -200,7 +200,7 @@ def _zip_field(
 
 
 def _damaged(path: str, problem: str) -> PackError:
-    return PackError(f"{path}: {problem}.\n  It is damaged or no zip of plain files. Make it again, or unpack it.")
+    return PackError(f"{path}: {problem}.\n  It is damaged or not a zip of plain files. Make it again, or unpack it.")
 
 
 def _row(

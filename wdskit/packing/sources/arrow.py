@@ -107,7 +107,7 @@ class ArrowTables:
         names: Iterable[str] = ()
         if columns.class_column is not None:
             if classes is not None:
-                msg = f"{paths[0]}: classes: its column {column!r} has names of classes already."
+                msg = f"{paths[0]}: classes: its column {column!r} already has class names."
                 raise PackError(f"{msg} Leave it out.")
             names = columns.labels[columns.class_column]
         elif column is not None:
@@ -151,13 +151,13 @@ class ArrowTables:
         try:
             import pyarrow as pa
         except ImportError as err:
-            raise PackError(f"{path}: this is read by pyarrow. Install it: pip install 'wdskit[tables]'.") from err
+            raise PackError(f"{path}: reading it needs pyarrow. Install it: pip install 'wdskit[tables]'.") from err
         try:
             file = self._open_file(path)
             yield file
             file.identity.check(path)
         except FileChanged as err:
-            raise PackError(f"{path}: {err}.\n  Pack again when nobody writes it.") from err
+            raise PackError(f"{path}: {err}.\n  Pack again when no other program writes it.") from err
         except (pa.ArrowException, OSError) as err:
             raise PackError(f"{path}: it cannot be read as {self._what}: {str(err).splitlines()[0]}.") from err
 
@@ -166,13 +166,13 @@ class ArrowTables:
         """A file of the same columns and classes as the first."""
         with self._open(path) as file:
             if not file.schema.equals(self._schema):
-                raise PackError(f"{path}: it has other columns or types than {self._paths[0]}.")
+                raise PackError(f"{path}: its columns or types differ from those of {self._paths[0]}.")
             labels = class_labels(file.schema, file.features)
             for column, names in self._columns.labels.items():
                 number = first_conflict(names, labels.get(column, ()))
                 if number is not None:
                     msg = f"{path}: class {number} of its column {column!r} is {labels[column][number]!r}"
-                    raise PackError(f"{msg}, and {names[number]!r} in {self._paths[0]}.\n  Pack them into two folders.")
+                    raise PackError(f"{msg}, but {names[number]!r} in {self._paths[0]}.\n  Pack them into two folders.")
             yield file
 
     def _values(self, column: str) -> Iterator[Any]:
@@ -200,7 +200,7 @@ class ArrowTables:
             if image.start is not None:
                 image_field = field_of_bytes(image.start)
                 if image_field is None:
-                    problem = f"its image begins with {image.start[:8]!r}, as none of a known format does"
+                    problem = f"its image begins with {image.start[:8]!r}, which is not a known format"
                     raise row_error(where, problem, "Repair or remove it, or use --skip-bad.")
                 fields[image_field] = image.data
             elif image.path:
@@ -208,7 +208,9 @@ class ArrowTables:
         row = records.row(record, number, where, keys=keys, fields=fields, image_column=image_column)
         json_bytes = len(dict(row.fields)["json"])  # type: ignore[arg-type]
         if json_bytes > MAX_ROW_BYTES:
-            raise row_error(where, f"its json has {json_bytes} bytes, over the {MAX_ROW_BYTES} of a sample's")
+            raise row_error(
+                where, f"its json has {json_bytes} bytes, more than the {MAX_ROW_BYTES} that a sample's can have"
+            )
         return row
 
     def _label(self, record: dict[str, Any], where: str) -> dict[str, FieldBytes]:
@@ -217,7 +219,7 @@ class ArrowTables:
         for name, classes in self._columns.labels.items():
             number = whole_number(record[name])
             if record[name] is not None and (number is None or not -1 <= number < len(classes)):
-                raise row_error(where, f"its {name!r} is {record[name]!r}, and there are {len(classes)} classes")
+                raise row_error(where, f"its {name!r} is {record[name]!r}, but there are {len(classes)} classes")
             record[f"{name}_name"] = None if number is None or number < 0 else classes[number]
             if number is not None and name == self._columns.class_column:
                 fields[CLASS_FIELD] = b"%d" % number
@@ -281,7 +283,7 @@ class StreamFile:
             start, num_bytes = base + ends[number], ends[number + 1] - ends[number]
             if num_bytes and not 0 <= start <= self._data.size - num_bytes:
                 msg = f"{self._path}: it is compressed. Save it again"
-                raise PackError(f"{msg}: save_to_disk of datasets does not compress.")
+                raise PackError(f"{msg}: save_to_disk of `datasets` does not compress.")
             first = bytes(self._mapped[start : start + min(num_bytes, START_BYTES)]) if num_bytes else b""
             yield Image(paths[number], first, PartBytes(self._path, num_bytes, max(0, start), *self.identity))
 
@@ -291,7 +293,7 @@ def _data_files(folder: str) -> list[str]:
     splits = os.path.join(folder, SPLITS_NAME)
     if os.path.exists(splits):
         each = ", ".join(os.path.join(folder, str(name)) for name in _read_json(splits).get("splits") or ())
-        raise PackError(f"{folder}: this data set has splits. Pack each by itself: {each}.")
+        raise PackError(f"{folder}: this data set has splits. Pack each separately: {each}.")
     path = os.path.join(folder, STATE_NAME)
     state = _read_json(path)
     try:
@@ -299,7 +301,7 @@ def _data_files(folder: str) -> list[str]:
     except (KeyError, TypeError):
         names = []
     if not names or state.get("_indices_data_files") or state.get("_indices_files"):
-        raise PackError(f"{path}: it names no data files, or picks rows of them. Save it again: save_to_disk.")
+        raise PackError(f"{path}: it names no data files, or selects rows of them. Save it again with save_to_disk.")
     wrong = next((name for name in names if name != os.path.basename(name)), None)
     if wrong is not None:
         raise PackError(f"{path}: the data file {wrong!r} is not in its folder.")
@@ -311,4 +313,4 @@ def _read_json(path: str) -> dict[str, Any]:
         return parse_json(read_bytes(os.path.join(".", path), limit=MAX_ROW_BYTES), path)
     except StorageError as err:
         msg = str(err).splitlines()[0]
-        raise PackError(f"{msg}\n  A data set is what `save_to_disk` of Hugging Face's datasets wrote.") from err
+        raise PackError(f"{msg}\n  Pass a folder that `save_to_disk` of Hugging Face's `datasets` wrote.") from err

@@ -60,7 +60,7 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
     except UnicodeDecodeError as err:
         raise PackError(f"{path}: the name of one of its columns is not UTF-8.") from err
     if len({*names}) < len(names):
-        raise PackError(f"{path}: two of its columns have one name: {', '.join(map(repr, names))}.")
+        raise PackError(f"{path}: two of its columns have the same name: {', '.join(map(repr, names))}.")
     for option, column in (
         ("image-column", records.image_column),
         *(("field", each) for each in records.fields.values()),
@@ -71,7 +71,9 @@ def sort_columns(schema: pa.Schema, features: Mapping[str, Any], path: str, reco
     labels = class_labels(schema, features)
     for name in labels:
         if f"{name}_name" in names:
-            raise PackError(f"{path}: its column '{name}_name' stands where the name of {name!r} should. Rename it.")
+            raise PackError(
+                f"{path}: its column '{name}_name' takes the place of the name of {name!r} should. Rename it."
+            )
     kinds = {name: _image_kind(schema.field(name).type) for name in names}
     image = records.image_column or next((name for name in IMAGE_COLUMNS if kinds.get(name)), None)
     structs = [name for name in names if kinds[name] == "struct"]
@@ -111,9 +113,9 @@ def parse_json(data: bytes, path: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as err:
-        raise PackError(f"{path}: it is not JSON of `datasets`: {err}.") from err
+        raise PackError(f"{path}: it is not JSON from `datasets`: {err}.") from err
     if not isinstance(found, dict):
-        raise PackError(f"{path}: it holds a {type(found).__name__}, where `datasets` writes an object.")
+        raise PackError(f"{path}: it holds a {type(found).__name__}, but `datasets` writes an object.")
     return found
 
 
@@ -153,11 +155,11 @@ def _converter(path: str, name: str, kind: pa.DataType) -> Callable[[pa.Array], 
     if types.is_decimal(kind):
         return lambda array: [None if value is None else format(value, "f") for value in array.to_pylist()]
     if _image_kind(kind) == "bytes":
-        msg = f"{path}: its column {name!r} holds bytes ({kind}), which JSON has not."
-        remedy = f"If these are the images, say so: --image-column {name}. If not, name their field"
+        msg = f"{path}: its column {name!r} holds bytes ({kind}), which JSON does not have."
+        remedy = f"If these are the images, use --image-column {name}. If not, name their field"
         raise PackError(f"{msg}\n  {remedy}: --field EXT={name}.")
     if not _is_plain(kind):
-        msg = f"{path}: its column {name!r} has the type {kind}, which JSON has not."
+        msg = f"{path}: its column {name!r} has the type {kind}, which JSON does not have."
         remedy = "Write it as text or numbers, or leave it out; arrays become fields"
         raise PackError(f"{msg}\n  {remedy}: --field npy={name}.")
     return _to_list
@@ -194,7 +196,7 @@ def _times(array: pa.Array) -> list[str | None]:
     asked.
 
     Raises:
-        ValueError: A year has not four digits.
+        ValueError: A year does not have four digits.
     """
     import pyarrow as pa
 
@@ -205,7 +207,7 @@ def _times(array: pa.Array) -> list[str | None]:
     texts: list[str | None] = array.cast(pa.string()).to_pylist()
     for text in texts:
         if text is not None and text.find("-") != _YEAR_DIGITS:
-            raise ValueError(f"the year of {text} has not four digits")
+            raise ValueError(f"the year of {text} does not have four digits")
     return [None if text is None else text.replace(" ", "T") + zone for text in texts]
 
 

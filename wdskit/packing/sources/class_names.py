@@ -44,7 +44,7 @@ class ClassNames:
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
         near = difflib.get_close_matches(name, self.names, n=1)
         hint = f" Did you mean `{near[0]}`?" if near else ""
-        return f"{name!r} is none of the {len(self.names)} classes of {self.where} ({shown}){more}.{hint}"
+        return f"{name!r} is not one of the {len(self.names)} classes of {self.where} ({shown}){more}.{hint}"
 
 
 def class_number(value: Any, classes: ClassNames | None) -> int:
@@ -61,7 +61,7 @@ def class_number(value: Any, classes: ClassNames | None) -> int:
             raise ValueError(f"{value!r} is not a whole number. Name the classes: --classes FILE.")
         raise ValueError(classes.refusal(str(value)))
     if classes is not None and not -1 <= number < len(classes.names):
-        raise ValueError(f"{number} is not a number of the {len(classes.names)} classes of {classes.where}")
+        raise ValueError(f"{number} is not a number of one of the {len(classes.names)} classes of {classes.where}")
     return number
 
 
@@ -109,12 +109,14 @@ def find_class_names(classes: str | os.PathLike[str] | Sequence[str] | Mapping[s
     elif isinstance(classes, Iterable):
         names = [*classes]
     else:
-        raise PackError(f"classes: {classes!r} is neither a path nor names. Name a packed folder, or give a list.")
+        raise PackError(
+            f"classes: {classes!r} is neither a path nor a list of names. Name a packed folder, or pass a list."
+        )
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise PackError(f"{where}: it holds no class, or one without a name. Give each number a name.")
+        raise PackError(f"{where}: it holds no classes, or a class without a name. Give each number a name.")
     [(name, count)] = Counter(names).most_common(1)
     if count > 1:
-        raise PackError(f"{where}: the class {name!r} appears twice. Give each number a name of its own.")
+        raise PackError(f"{where}: the class {name!r} appears twice. Give each number a different name.")
     return ClassNames(tuple(names), where)
 
 
@@ -132,6 +134,6 @@ def _read(path: str) -> Sequence[str]:
             return parse_classes(data, path)
         return [line.strip() for line in data.decode("utf-8-sig").strip().splitlines()]
     except UnicodeDecodeError as err:
-        raise PackError(f"{path}: classes: it is not UTF-8. Write a name a line, or give a {CLASSES_NAME}.") from err
+        raise PackError(f"{path}: classes: it is not UTF-8. Write one name per line, or use a {CLASSES_NAME}.") from err
     except (FolderIndexError, StorageError) as err:
         raise PackError(str(err)) from err

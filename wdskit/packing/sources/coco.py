@@ -50,7 +50,7 @@ class Coco:
             number = _id(annotation.get("image_id"))
             if number not in self._annotations:
                 msg = f"{path}: an annotation (id {annotation.get('id')!r}) is of the image {number!r}"
-                raise PackError(f"{msg}, which is not in `images`.\n  Remove it: it would be lost.")
+                raise PackError(f"{msg}, which is not in `images`.\n  Remove the annotation, or add the image.")
             self._annotations[number].append(annotation)
         classes = records.classes
         if classes is None and records.fields.get(CLASS_FIELD) == _CATEGORY:
@@ -102,8 +102,8 @@ class Coco:
         items = found.get(name)
         if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
             there = ", ".join(map(repr, list(found)[:10])) or "nothing"
-            msg = f"{self._path}: it has no list of objects {name!r}, as annotations of COCO have; it has {there}."
-            raise PackError(f"{msg}\n  A table of JSON is one object a line, in a file called .jsonl.")
+            msg = f"{self._path}: it has no list of objects {name!r}, which COCO annotations have; it has {there}."
+            raise PackError(f"{msg}\n  A JSON table has one object per line, in a file that ends in .jsonl.")
         return items
 
     def _by_id(self, items: list[dict[str, Any]]) -> dict[int | None, dict[str, Any]]:
@@ -134,7 +134,7 @@ def _id(value: Any) -> int | None:
 def _read(path: str) -> dict[str, Any]:
     try:
         if os.stat(path).st_size > MAX_COCO_BYTES:
-            raise PackError(f"{path}: it has more than the {MAX_COCO_BYTES} bytes that are read at once.")
+            raise PackError(f"{path}: it has more than the {MAX_COCO_BYTES} bytes that wdskit reads at once.")
         with open(path, encoding="utf-8-sig") as file:
             found = json.load(file, object_pairs_hook=unique, parse_constant=refuse_constant)
     except OSError as err:
@@ -142,5 +142,5 @@ def _read(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as err:
         raise PackError(f"{path}: it is not JSON: {err}.") from err
     if not isinstance(found, dict):
-        raise PackError(f"{path}: it holds a {type(found).__name__}, and annotations of COCO are an object.")
+        raise PackError(f"{path}: it holds a {type(found).__name__}, but COCO annotations are an object.")
     return found

@@ -100,7 +100,7 @@ class ImageFolder:
         for path, sidecars in walk_files(self._root, self._samples):
             if self._num_at_top and "/" in path:
                 first = os.path.join(self._root, self._first_at_top)
-                others = f"{self._names.what.capitalize()}s that stand so: {self._num_at_top}."
+                others = f"{self._names.what.capitalize()}s like this: {self._num_at_top}."
                 msg = f"{first}: it is beside the class folders, so it has no class.\n  Move it into one. {others}"
                 raise PackError(msg)
             num += 1
@@ -128,14 +128,14 @@ class ImageFolder:
         if self.classes:
             name = text.split("/", 1)[0]
             if name not in self.classes:
-                raise row_error(where, f"the folder {name!r} was not there when packing began")
+                raise row_error(where, f"the folder {name!r} did not exist when packing began")
             metadata = {"cls": self.classes[name], "class": name, "path": text}
             fields["cls"] = b"%d" % self.classes[name]
         fields[field_of(text)] = file_bytes(where, where)
         for field, sidecar in sidecars:
             place = os.path.join(os.path.dirname(where), sidecar)
             if field in fields:
-                raise row_error(where, f"{place}: it has the field {field!r} already", "Remove or rename one of them.")
+                raise row_error(where, f"{place}: it already has the field {field!r}", "Remove or rename one of them.")
             fields[field] = file_bytes(place, where)
         own = fields.get("json")
         if own is None or isinstance(own, bytes):
@@ -152,9 +152,7 @@ class ImageFolder:
             extension = text.rpartition("/")[2].partition(".")[2].lower()
             if "." not in extension:
                 raise
-            remedy = (
-                f"If it belongs to another image, as a mask does, use --sidecars {extension}. If not, rename it, or"
-            )
+            remedy = f"If it belongs to another image, like a mask, use --sidecars {extension}. If not, rename it, or"
             raise row_error(where, err.problem, f"{remedy} use --keys clean or --keys hashed.") from err
 
 
@@ -168,14 +166,14 @@ def _classes(root: str, folders: list[str], classes: ClassNames | None) -> dict[
     if classes is not None:
         unknown = [name for name in names if name not in classes.numbers]
         if unknown:
-            more = f", nor are {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            more = f", and {len(unknown) - 1} more are not" if len(unknown) > 1 else ""
             msg = f"{os.path.join(root, unknown[0])}: {classes.refusal(unknown[0], more)}"
             raise PackError(f"{msg}\n  Add it there, or move this folder away.")
         return classes.numbers if names else {}
     if names and all(name.lower() in _SPLITS for name in names):
-        problem = f"it holds nothing but {' and '.join(names)}, which would be its classes"
-        remedy = f"Pack each by itself: `wdskit pack {os.path.join(root, names[0])} DEST`, the others then with"
-        remedy = f"{remedy} `--classes DEST`, so that a class has one number in all of them."
+        problem = f"it holds only {' and '.join(names)}, which would become its classes"
+        remedy = f"Pack each separately: `wdskit pack {os.path.join(root, names[0])} DEST`, the others then with"
+        remedy = f"{remedy} `--classes DEST`, so that each class has the same number in all of them."
         raise PackError(f"{root}: {problem}.\n  {remedy} If they are the classes, name them: --classes FILE.")
     return {name: number for number, name in enumerate(names)}
 

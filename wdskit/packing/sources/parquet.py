@@ -59,8 +59,8 @@ class ParquetFile:
                 packed_bytes, num_bytes = part.total_compressed_size, part.total_uncompressed_size
                 if num_bytes > max(MAX_UNPACKED_BYTES, MAX_UNPACK_RATIO * packed_bytes):
                     msg = f"{self._path}: row group {group}, column {part.path_in_schema!r} claims to unpack"
-                    msg = f"{msg} {packed_bytes} bytes to {num_bytes}, as a decompression bomb does."
-                    raise PackError(f"{msg}\n  Write it again, if it is right.")
+                    msg = f"{msg} {packed_bytes} bytes to {num_bytes}, like a decompression bomb."
+                    raise PackError(f"{msg}\n  If it is right, write the file again.")
             first = 0
             for batch in read_group(self._file, group, None if column is None else [column]):
                 yield batch, None if image is None else self._images(batch.column(image), image, group, first)

@@ -124,7 +124,9 @@ class Records:
         """The field of an image by its path; a RowError where that is none."""
         field = field_of(path)
         if not is_image_field(field):
-            raise row_error(where, f"{path!r} has no extension of an image", "Name an image, or leave it empty.")
+            raise row_error(
+                where, f"{path!r} does not have the extension of an image", "Name an image, or leave it empty."
+            )
         return {field: self._file(path, where)}
 
     def _file(self, path: str, where: str) -> FieldBytes:
@@ -143,10 +145,10 @@ class Records:
     def _no_image(self, record: Mapping[str, Any], column: str | None, where: str) -> RowError:
         column = column or self.image_column or next((name for name in IMAGE_COLUMNS if name in record), None)
         if column is not None:
-            remedy = "Give it one; or pack it without, with --allow-no-image; or leave it out, with --skip-bad."
+            remedy = "Give it one, pack it without an image (--allow-no-image), or leave it out (--skip-bad)."
             return row_error(where, f"it has no image: its column {column!r} is empty", remedy)
         listed = f"{', '.join(IMAGE_COLUMNS[:-1])} or {IMAGE_COLUMNS[-1]}"
-        problem = f"it has no image: of its columns ({', '.join(map(repr, record))}) none is called {listed}"
+        problem = f"it has no image: among its columns ({', '.join(map(repr, record))}), none is called {listed}"
         images = (name for name, value in record.items() if isinstance(value, str) and is_image_field(field_of(value)))
         remedy = f"Name the one with the image: --image-column {next(images, 'NAME')}. Or pack samples without one: "
         return row_error(where, problem, f"{remedy}--allow-no-image.")
@@ -196,7 +198,7 @@ def parse_fields(fields: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
         if not column:
             raise PackError(f"field: {name!r} names no column. Write FIELD=COLUMN: txt=caption.")
         if name in found or name == "json":
-            why = "holds all columns anyway" if name == "json" else "appears twice"
+            why = "holds all columns already" if name == "json" else "appears twice"
             raise PackError(f"field: {name!r} {why}. Leave it out, or give it another name.")
         found[name] = column
     return found
@@ -210,7 +212,7 @@ def check_json_fields(records: Records) -> None:
     """
     for name in records.fields:
         if name.rpartition(".")[2] not in _ENCODED:
-            raise PackError(f"field: {name!r} cannot be made of JSON. Fields called txt, cls, npy and alike can.")
+            raise PackError(f"field: {name!r} cannot be made from JSON. Fields such as txt, cls and npy can.")
     if records.classes is not None and CLASS_FIELD not in records.fields:
         raise PackError("classes: nothing becomes `cls`. Name the value in the samples' JSON: --field cls=NAME.")
 
@@ -228,7 +230,7 @@ def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str
         OSError: The JSON cannot be read.
     """
     if own is None:
-        raise ValueError("it has no json of which fields could be made")
+        raise ValueError("it has no json from which to make fields")
     try:
         record = decode_field("json", own if isinstance(own, bytes) else own.read())
     except DecodeError as err:
@@ -236,7 +238,7 @@ def json_fields(records: Records, own: FieldBytes | None, there: AbstractSet[str
     if not isinstance(record, dict):
         raise ValueError(f"its json holds a {type(record).__name__} and no names")  # noqa: TRY004
     if taken := sorted(there & records.fields.keys()):
-        raise ValueError(f"it has the field {taken[0]!r} already")
+        raise ValueError(f"it already has the field {taken[0]!r}")
     try:
         made = records.column_fields(record, frozenset(), "json")
         return {name: data for name, data in made if isinstance(data, bytes)}  # which all are
@@ -248,7 +250,7 @@ def to_array(value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
     """A list of numbers, or of equally long lists of such, as an array; a ValueError of all else."""
     array = np.asarray(value, dtype)
     if array.dtype.kind not in "biuf" or not isinstance(value, list):
-        raise ValueError(f"it holds {str(value)[:60]}, no list of numbers")
+        raise ValueError(f"it holds {str(value)[:60]}, not a list of numbers")
     return array
 
 
@@ -260,7 +262,7 @@ def key_of_path(path: str) -> str:
 def image_path(value: Any, column: str, where: str) -> str:
     """The path that a column holds; a RowError where it holds none."""
     if not isinstance(value, str) or "\x00" in value or not is_utf8(value):
-        raise row_error(where, f"its column {column!r} holds {value!r}, no path")
+        raise row_error(where, f"its column {column!r} holds {value!r}, not a path")
     return value
 
 

@@ -119,17 +119,17 @@ def _json_rows(file: IO[str], path: str) -> Iterator[TableRow]:
         if isinstance(row, dict):
             yield where, row, line.strip()
         else:
-            yield where, row_error(where, problem, "One JSON object a line."), None
+            yield where, row_error(where, problem, "Write one JSON object per line."), None
 
 
 def _lines(file: IO[str], path: str, *, refuse_nul: bool = False) -> Iterator[str]:
     """The lines of a file, none of which fills the memory."""
     for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), ""), start=1):
         if len(line) > MAX_ROW_BYTES:
-            msg = f"{path}:{number}: this line is longer than the {MAX_ROW_BYTES} bytes that a row may have"
-            raise PackError(f"{msg}. Is this one row a line?")
+            msg = f"{path}:{number}: this line is longer than the {MAX_ROW_BYTES} bytes that a row can have"
+            raise PackError(f"{msg}. Is there one row per line?")
         if refuse_nul and "\x00" in line:
-            raise PackError(f"{path}:{number}: it holds a NUL, as text in UTF-16 does. Save it as UTF-8.")
+            raise PackError(f"{path}:{number}: it holds a NUL, like text in UTF-16. Save it as UTF-8.")
         yield line
 
 
@@ -160,7 +160,7 @@ def _csv_rows(file: IO[str], path: str, *, is_tsv: bool) -> Iterator[TableRow]:
             if not cells:
                 continue
             if len(cells) != len(header):
-                problem = f"it has {len(cells)} columns, the header {len(header)}"
+                problem = f"it has {len(cells)} columns, but the header has {len(header)}"
                 yield where, row_error(where, problem, "Correct the row."), None
             elif not all(map(is_utf8, cells)):
                 yield where, _no_utf8(where), None
@@ -185,8 +185,8 @@ def _path_rows(file: IO[bytes], name: str, end: bytes) -> Iterator[TableRow]:
         yield from _places(whole, name, number)
         number += len(whole)
         if len(rest) > _MAX_PATH_BYTES:
-            msg = f"{name}:{number}: this is longer than the {_MAX_PATH_BYTES} bytes that a path may have."
-            raise PackError(f"{msg}\n  One path a line; or NUL behind each, with --from list0.")
+            msg = f"{name}:{number}: this is longer than the {_MAX_PATH_BYTES} bytes that a path can have."
+            raise PackError(f"{msg}\n  Write one path per line, or end each path with NUL and use --from list0.")
     yield from _places([rest], name, number)
 
 

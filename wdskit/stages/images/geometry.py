@@ -235,9 +235,7 @@ def _blend(image_hwc: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Antialiased bilinear resize of contiguous memory into contiguous memory."""
     dtype = image_hwc.dtype
     if dtype != torch.uint8 and not dtype.is_floating_point:
-        raise PipelineError(
-            f"resize: {dtype} values cannot be blended, only uint8 and float. A mask belongs in `masks`"
-        )
+        raise PipelineError(f"resize: {dtype} values cannot be blended, only uint8 and float. Name a mask in `masks`")
     if dtype in {torch.float16, torch.bfloat16}:  # torch knows uint8, float32 and float64
         image_hwc = image_hwc.float()
     # The batch axis comes before the permutation: added after it, torch does not see channels_last memory, takes three

@@ -26,8 +26,8 @@ from wdskit.stages.layouts import Stored, names_image
 
 Sample: TypeAlias = dict[str, Any]
 
-_FIELDS = "The image fields to transform. Without: the sample's one image field."
-_MASKS = "Fields transformed with the same draws and nearest neighbour, such as segmentation masks."
+_FIELDS = "The image fields to transform. Default: the sample's only image field."
+_MASKS = "Fields to transform with the same random values and nearest neighbour, such as segmentation masks."
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -129,21 +129,21 @@ class BoundTransform:
         if self.transform.fields:
             images = [self._named(sample, names) for names in self.transform.fields]
             if both := [field for field in images if field in masks]:
-                raise PipelineError(f"{name}: `fields` and `masks` both come to `{both[0]}` in this sample")
+                raise PipelineError(f"{name}: `fields` and `masks` both select `{both[0]}` in this sample")
         else:
             known = self.image_fields
             found = [field for field in sample if (field in known or names_image(field)) and field not in masks]
             images = [field for field in found if geometry.is_image(sample[field])]
             if len(images) > 1:
                 msg = f"{name}: several image fields in this sample ({', '.join(images)})."
-                raise PipelineError(f"{msg} Name those that it shall change with `fields`")
+                raise PipelineError(f"{msg} Name those to change with `fields`")
             if not images and found:
                 raise self._undecoded(found[0], sample[found[0]])
             if not images:
                 msg = f"{name}: no image field in this sample (fields: {_names(sample)})."
                 raise PipelineError(f"{msg} Put decode before it, or name one with `fields`")
         if self.transform.colours_only and (held := [field for field in images if self.stored.holds(field)]):
-            msg = f"{name}: `{held[0]}` was decoded by `index`: its numbers name classes or depths, no colours."
+            msg = f"{name}: `{held[0]}` was decoded by `index`: its numbers are classes or depths, not colours."
             raise PipelineError(f"{msg} Name the images with `fields`")
         return images
 
@@ -161,10 +161,10 @@ class BoundTransform:
     def _undecoded(self, field: str, value: object) -> PipelineError:
         where = f"{self.transform.name}: `{field}`"
         if isinstance(value, bytes | bytearray | memoryview):
-            renamed = "" if is_image_field(field) else ", and before the field gets this name"
+            renamed = "" if is_image_field(field) else ", before the field gets this name"
             return PipelineError(f"{where} is not decoded yet. Put `decode: rgb8` before it{renamed}")
         shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        return PipelineError(f"{where} holds no image but {type(value).__name__}{shape}")
+        return PipelineError(f"{where} is not an image but {type(value).__name__}{shape}")
 
 
 def _names(sample: Mapping[str, Any]) -> str:
@@ -177,7 +177,9 @@ class Resize(GeometricTransform):
     name: ClassVar[str] = "resize"
     shorthand: ClassVar[str | None] = "size"
 
-    size: Size = Field(description="The shorter side in pixels, aspect kept, or [height, width].", examples=[256])
+    size: Size = Field(
+        description="The shorter side in pixels, which keeps the aspect ratio, or [height, width].", examples=[256]
+    )
 
     def change(self, image: Any, drawn: Any, *, nearest: bool) -> Any:  # noqa: ARG002 (nothing is drawn)
         """As `ImageTransform.change`."""
@@ -225,7 +227,7 @@ class RandomResizedCrop(GeometricTransform):
         sizes = {field: geometry.image_size(image) for field, image in images.items()}
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"`{field}` {height} x {width}" for field, (height, width) in sizes.items())
-            msg = f"random_resized_crop: fields that share one draw differ in height x width: {listed}."
+            msg = f"random_resized_crop: fields with the same crop differ in height x width: {listed}."
             raise PipelineError(f"{msg} Resize them first")
         return geometry.draw_crop(rng, *next(iter(sizes.values())), self.scale, self.ratio)
 
