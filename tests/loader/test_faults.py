@@ -10,6 +10,7 @@ import os
 import re
 import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -169,6 +170,31 @@ def test_every_start_method_gives_the_same(pictures, method):
     expected = [plain(batch) for batch in make(workers=0)]
     workers = 1 if method == "spawn" else 2  # one takes 2 s to load torch
     assert [plain(batch) for batch in make(workers=workers, threads=2, start_method=method)] == expected
+
+
+SHARED = """
+import multiprocessing, os, sys
+from wdskit import Pipeline
+
+def server_has_torch(sample):
+    with open(f"/proc/{os.getppid()}/maps") as maps:
+        return "libtorch" in maps.read()
+
+if __name__ == "__main__":
+    multiprocessing.set_forkserver_preload(sys.argv[2:] or ["__main__"])
+    loader = Pipeline().exact(sys.argv[1]).map(server_has_torch).loader(workers=1, start_method="forkserver")
+    print(set(loader))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="nothing tells what a process has loaded")
+@pytest.mark.parametrize(("preloaded", "expected"), [([], "{True}\n"), (["json"], "{False}\n")])
+def test_the_fork_server_loads_torch_for_all_workers_unless_told_what_to_load(numbers, tmp_path, preloaded, expected):
+    script = tmp_path / "train.py"
+    script.write_text(SHARED)
+    command = [sys.executable, str(script), numbers, *preloaded]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    assert done.stdout == expected
 
 
 # --- ahead of the consumer

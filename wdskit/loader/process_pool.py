@@ -29,7 +29,7 @@ from wdskit.engine.batch import Batch, Here, Maker
 from wdskit.engine.outcome import Outcome
 from wdskit.errors import PipelineError
 from wdskit.loader.shared_memory import Bytes, Message, Ring, SharedBlock, borrow, map_file, pack, unpack
-from wdskit.loader.starting import START_S, check_guard, explain_exit, warn_of_late_start
+from wdskit.loader.starting import START_S, check_guard, explain_exit, load_once, warn_of_late_start
 from wdskit.loader.thread_pool import ThreadPool, ThreadTask
 from wdskit.processes import block_sigint, end_with_parent, refuse_fork
 
@@ -193,8 +193,10 @@ class ProcessPool:
         self._workers, self._replies, self._closing = [], {}, None
 
     def _start(self) -> None:
-        context = torch.multiprocessing.get_context(self._start_method())
-        check_guard(context.get_start_method())
+        method = self._start_method()
+        check_guard(method)
+        load_once(method)
+        context = torch.multiprocessing.get_context(method)
         self._owner = os.getpid()
         with block_sigint():  # what has begun is known to who ends it
             self._closing = weakref.finalize(self, _close, self._workers, self._owner)

@@ -10,6 +10,7 @@ import signal
 import sys
 import tokenize
 from collections.abc import Iterable
+from multiprocessing import forkserver
 from types import FrameType
 from typing import Any
 
@@ -86,6 +87,15 @@ def start_method_of(stages: Iterable[Any], said: str | None, *, reads_store: boo
             msg = f"a stage cannot reach workers under {method!r}{why}: {what}."
             raise PipelineError(f"{msg}\n  Define the function at the top of a module, or {way}.") from err
     return method
+
+
+def load_once(method: str) -> None:
+    """Let the fork server load wdskit and torch, which its workers then share: each would take 2 s and 150 MB for its
+    own. What a program has said that the server loads is left as it is.
+    """
+    server: Any = forkserver._forkserver  # noqa: SLF001 (nothing else tells)
+    if method == "forkserver" and server._preload_modules == ["__main__"]:  # noqa: SLF001
+        multiprocessing.set_forkserver_preload(["__main__", "wdskit.loader.make"])
 
 
 def check_guard(method: str) -> None:
