@@ -34,7 +34,7 @@ setup: $(STAMP)
 
 # What wdskit needs to run, and scikit-image without SciPy, for the photographs in its wheel. torch goes first and alone:
 # a machine whose pip is set up for CPU builds takes that build, and the second call, which sees it installed, leaves it
-# alone.
+# alone. Nothing is compiled beforehand: most of torch is never imported.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0

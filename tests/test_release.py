@@ -25,8 +25,9 @@ import wdskit
 
 EXTRAS = ("remote", "tables", "report", "metrics", "view")  # whose oldest versions `make release` tries
 OLDEST_TESTS = (
-    *("order", "tar", "config", "cli", "codecs", "packing/sources", "statistics", "storage/test_objects.py"),
+    *("order", "tar", "config", "cli", "codecs", "statistics", "storage/test_objects.py"),
     *(f"packing/test_{name}.py" for name in ("plan", "same_bytes", "select", "transforms")),
+    *(f"packing/sources/test_{name}.py" for name in ("folder", "sources", "tables")),
     *("stages/images", "stages/test_fields.py", "loader/test_planned.py", "loader/test_metrics.py", "test_pins.py"),
 )
 USE = """
@@ -171,9 +172,10 @@ def test_the_oldest_versions_that_are_allowed_work(built: tuple[Path, Path], tmp
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    run(*pip, wheel, *oldest, "pytest", "pytest-xdist", "hypothesis", "psutil", "httpx2", cwd=tmp_path)
+    run(*pip, wheel, *oldest, "pytest", "pytest-xdist", "hypothesis", "psutil", "matplotlib", cwd=tmp_path)
     run(*pip, "--no-deps", "scikit-image", cwd=tmp_path)  # the photographs, not what draws on them
     newest = ["-p", "no:anyio", "-W", "ignore:'click:DeprecationWarning"]  # of others, which warn about each other
-    words = ["-q", "-n", "auto", "--dist", "loadfile", *newest, "-k", "not test_help_is_as_written"]  # but as it can
+    # typer words help and the error of an unknown option as it pleases.
+    words = ["-q", "-n", "auto", "--dist", "loadfile", *newest, "-k", "not help_is_as_written and not max-sample"]
     out = run(python, "-m", "pytest", *words, *(f"tests/{name}" for name in OLDEST_TESTS), cwd=unpacked)
     print(*oldest, out.splitlines()[-1], sep="\n")

@@ -152,7 +152,10 @@ def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
     from rich.progress import Progress
 
     console = make_console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal, **options) as bar:
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, **options)
+    with (
+        bar if console.is_terminal else contextlib.nullcontext()
+    ):  # rich before 14.3 prints a line behind a disabled bar
         yield bar
 
 
