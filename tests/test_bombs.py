@@ -144,7 +144,7 @@ WIDE = b"[" + b"[],{}," * (4 * MIB // 6 - 10) + b"0]"
 
 BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     # Name: its bytes, the class of the error, and what it says.
-    "declared.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 64 * MIB), "RowError", "as a decompression bomb does"),
+    "declared.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 64 * MIB), "RowError", "like a decompression bomb"),
     "lying.zip": (lambda: zip_of(zeros_deflated(64 * MIB), 9000), "RowError", "does not have the 9000 bytes"),
     "overlapping.zip": (lambda: zip_of(zeros_deflated(MIB), MIB, num_records=2000), "PackError", "overlap"),
     "records.zip": (
@@ -171,14 +171,18 @@ BOMBS: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "page.parquet": (
         lambda: parquet(pa.array([bytes(48 * MIB)]), compression="zstd", use_dictionary=False),
         "PackError",
-        "as a decompression bomb does",
+        "like a decompression bomb",
     ),
     "repeated.parquet": (
         lambda: parquet(repeated(bytes(4 * MIB), 100_000, pa.binary())),
         "RowError",
-        "none of a known",
+        "not a known",
     ),
-    "words.parquet": (lambda: parquet(repeated(b"a" * 4 * MIB, 100_000, pa.string())), "RowError", "no extension"),
+    "words.parquet": (
+        lambda: parquet(repeated(b"a" * 4 * MIB, 100_000, pa.string())),
+        "RowError",
+        "does not have the extension",
+    ),
     "lying.parquet": (lying_page, "PackError", "it cannot be read as Parquet"),
     "compressed.saved": (lambda: b"", "PackError", "it is compressed"),
 }

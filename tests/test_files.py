@@ -648,7 +648,7 @@ def test_a_disk_that_takes_nothing_is_an_error_and_no_endless_loop(tmp_path: Pat
         def write(self, fd, data):
             return 0
 
-    with pytest.raises(OSError, match="takes no more bytes"):
+    with pytest.raises(OSError, match="accepts no more bytes"):
         publish_bytes(tmp_path / "a", NEW, disk=Stuck())
     assert not [*tmp_path.iterdir()]
 

@@ -151,23 +151,24 @@ class Empty(Numbers):
 
 
 MUTANTS = {
-    LosesAStep: "resumed behind step 2, saved in passing: step 3 differs (epoch 0).\n  batch[0]['x']: 3 of 3 values "
-    "differ, the first at [0]: it is 30, without a stop 20.",
-    RepeatsAStep: "resumed behind step 2, saved in passing: step 3 differs (epoch 0).\n  batch[0]['x']: 3 of 3 values",
-    IgnoresItsState: "resumed behind step 1, saved in passing: step 2 differs (epoch 0)",
-    ForgetsTheEpoch: "resumed behind step 4, saved in passing: step 5 differs: it is in epoch 0, without a stop "
-    "in epoch 1.",
-    RepeatsAFinishedEpoch: "resumed behind step 4, saved in passing: step 5 differs: it is in epoch 0, without a stop "
-    "in epoch 1.",
-    CountsSinceItsResume: "resumed behind step 2, saved by a loader that was resumed before: step 3 differs",
-    ForgetsWhatIsUnused: "resumed behind step 1, saved again before the first batch: step 2 differs",
-    SetEpochLosesThePlace: "resumed behind step 1, saved in passing: step 2 differs",
-    SavingAdvances: "in a second run without a stop, whose states were saved in passing: step 1 differs",
-    DrawsAnew: "in a second run without a stop, whose states were saved in passing: step 1 differs (epoch 0).\n  batch",
-    SavesAnArray: "this state is no plain JSON: Object of type int64 is not JSON serializable",
+    LosesAStep: "resumed after step 2, saved during the run: step 3 differs (epoch 0).\n  batch[0]['x']: 3 of 3 values "
+    "differ, the first at [0]: it is 30, but without a stop 20.",
+    RepeatsAStep: "resumed after step 2, saved during the run: step 3 differs (epoch 0).\n  batch[0]['x']: 3 of 3",
+    IgnoresItsState: "resumed after step 1, saved during the run: step 2 differs (epoch 0)",
+    ForgetsTheEpoch: "resumed after step 4, saved during the run: step 5 differs: it is in epoch 0, but without a "
+    "stop in epoch 1.",
+    RepeatsAFinishedEpoch: "resumed after step 4, saved during the run: step 5 differs: it is in epoch 0, but without "
+    "a stop in epoch 1.",
+    CountsSinceItsResume: "resumed after step 2, saved by a loader that was resumed before: step 3 differs",
+    ForgetsWhatIsUnused: "resumed after step 1, saved again before the first batch: step 2 differs",
+    SetEpochLosesThePlace: "resumed after step 1, saved during the run: step 2 differs",
+    SavingAdvances: "in a second run without a stop, whose states were saved during the run: step 1 differs",
+    DrawsAnew: "in a second run without a stop, whose states were saved during the run: step 1 differs (epoch 0).\n"
+    "  batch",
+    SavesAnArray: "this state is not plain JSON: Object of type int64 is not JSON serializable",
     LooksForNumbers: "step 2 differs",
-    EndsEarly: "nothing comes behind step 4; without a stop more does.",
-    Empty: "there is nothing to resume: 2 epochs of this loader have no batch.",
+    EndsEarly: "nothing comes after step 4, but an uninterrupted run continues.",
+    Empty: "there is nothing to resume: 2 epochs of this loader have no batches.",
 }
 
 
@@ -185,7 +186,7 @@ def test_one_that_does_not_is_told_by_step_and_place(mutant):
 
 
 def test_the_end_of_the_only_epoch_is_a_step_too():
-    with pytest.raises(AssertionError, match="resumed behind step 4, saved in passing: step 5 differs"):
+    with pytest.raises(AssertionError, match="resumed after step 4, saved during the run: step 5 differs"):
         assert_resumes_exactly(RepeatsAFinishedEpoch, num_epochs=1, steps=[4])
 
 
@@ -207,21 +208,21 @@ class Odd:
 
 ONE = torch.ones(2, 3)
 DIFFERENT = [
-    (torch.ones(2), np.ones(2, np.float32), "batch is a Tensor, without a stop a ndarray."),
-    (ONE, ONE.double(), "batch is float32 of shape (2, 3), without a stop float64 of shape (2, 3)."),
-    (ONE, ONE[:1], "batch is float32 of shape (2, 3), without a stop float32 of shape (1, 3)."),
+    (torch.ones(2), np.ones(2, np.float32), "batch is a Tensor, but without a stop a ndarray."),
+    (ONE, ONE.double(), "batch is float32 of shape (2, 3), but without a stop float64 of shape (2, 3)."),
+    (ONE, ONE[:1], "batch is float32 of shape (2, 3), but without a stop float32 of shape (1, 3)."),
     (ONE * torch.tensor([1, 1, -1]), ONE, "batch: 2 of 6 values differ, the first at [0, 2]: it is -1.0"),
     (torch.tensor(0.0), torch.tensor(-0.0), "batch: 1 of 1 values differ, the first at []: it is 0.0"),
     (ONE.bfloat16(), 2 * ONE.bfloat16(), "batch: 12 of 12 values differ, the first at [0, 0, 0]"),
-    ({"a": 1}, {"b": 1}, "batch has the keys ['a'], without a stop ['b']."),
-    ({"a": [1, (2, 3)]}, {"a": [1, (2, 4)]}, "batch['a'][1][1] is 3, without a stop 4."),
-    ([1], [1, 2], "batch has 1 elements, without a stop 2."),
-    ((1,), [1], "batch is a tuple, without a stop a list."),
-    (1, True, "batch is a int, without a stop a bool."),
-    (Pair(ONE, 1), Pair(ONE, 2), "batch.label is 1, without a stop 2."),
+    ({"a": 1}, {"b": 1}, "batch has the keys ['a'], but without a stop ['b']."),
+    ({"a": [1, (2, 3)]}, {"a": [1, (2, 4)]}, "batch['a'][1][1] is 3, but without a stop 4."),
+    ([1], [1, 2], "batch has 1 elements, but without a stop 2."),
+    ((1,), [1], "batch is a tuple, but without a stop a list."),
+    (1, True, "batch is a int, but without a stop a bool."),
+    (Pair(ONE, 1), Pair(ONE, 2), "batch.label is 1, but without a stop 2."),
     (Pair(ONE, 1), Pair(ONE + 1, 1), "batch.image: 6 of 6 values differ"),
-    (np.array(["a", None], object), np.array(["b", None], object), "batch[0] is 'a', without a stop 'b'."),
-    ("x" * 300, "y", f"batch is '{'x' * 199}..., without a stop 'y'."),
+    (np.array(["a", None], object), np.array(["b", None], object), "batch[0] is 'a', but without a stop 'b'."),
+    ("x" * 300, "y", f"batch is '{'x' * 199}..., but without a stop 'y'."),
     (Odd(), Odd(), "batch is <"),
 ]
 

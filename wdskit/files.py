@@ -178,7 +178,7 @@ class TempFile:
         while rest:
             written = self._disk.write(self._fd, rest)
             if not written:  # POSIX leaves it open what that means; asking again might go on for ever
-                raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+                raise OSError(errno.EIO, "the disk accepts no more bytes and gives no reason")
             rest = rest[written:]
 
     def wait(self) -> None:
@@ -204,7 +204,7 @@ def describe_os_error(err: OSError) -> str:
     problem = f"{err.strerror or err}."
     if err.errno not in (errno.ENOSPC, errno.EDQUOT):
         return problem
-    return f"{problem}\n  Make room and run the same again: it goes on behind the last shard that is whole."
+    return f"{problem}\n  Free some space and run the same command again: it continues after the last complete shard."
 
 
 _own_word: ContextVar[str] = ContextVar("own_word", default="")

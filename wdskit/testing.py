@@ -50,10 +50,11 @@ def assert_resumes_exactly(
 ) -> None:
     """Fail unless a loader that stops behind any step goes on as if it had not.
 
-    A loader runs without a stop; then at each step the state goes through JSON into a new loader, whose batches are
-    compared with those that came without a stop, value by value, to the end of the epochs and one batch further. At
-    each step this is done with the state that was saved in passing; with that of a loader that was resumed itself, at
-    the step before, and stopped; and with what a new loader saves before its first batch. Equal states are run once.
+    A loader runs without a stop. Then, at each step, the state goes through JSON into a new loader, whose batches are
+    compared with those of the uninterrupted run, value by value, to the end of the epochs and one batch further. At
+    each step this happens with the state that was saved during the run, with the state of a loader that was itself
+    resumed at the step before, and with the state that a new loader saves before its first batch. Equal states count
+    once.
 
     It takes about `num_steps / 2` times as long as the epochs themselves, and all their batches are held: use few
     samples, or few `steps`.
@@ -68,7 +69,7 @@ def assert_resumes_exactly(
     """
     whole = list(_take(make_loader(), num_epochs=num_epochs))
     if len(whole) < 2:
-        raise AssertionError(f"there is nothing to resume: {num_epochs} epochs of this loader have no batch.")
+        raise AssertionError(f"there is nothing to resume: {num_epochs} epochs of this loader have no batches.")
     stops = sorted(range(len(whole)) if steps is None else set(steps))
     if stops and not 0 <= stops[0] <= stops[-1] < len(whole):
         raise AssertionError(f"steps={stops}: {num_epochs} epochs of this loader have {len(whole) - 1} steps.")
@@ -77,13 +78,13 @@ def assert_resumes_exactly(
     for stop in stops:
         loader = _resumed(make_loader, chained)
         for at, step in enumerate(itertools.islice(_epochs(loader), stop - before), before):
-            _compare(step, whole[at], at, f"resumed behind step {before}")
+            _compare(step, whole[at], at, f"resumed after step {before}")
         chained, before = _saved(loader), stop
-        ways = {passing[stop]: "saved in passing"}
+        ways = {passing[stop]: "saved during the run"}
         ways.setdefault(chained, "saved by a loader that was resumed before")
         ways.setdefault(_saved(_resumed(make_loader, passing[stop])), "saved again before the first batch")
         for state, way in ways.items():
-            _check_rest(_resumed(make_loader, state), whole, stop, f"resumed behind step {stop}, {way}")
+            _check_rest(_resumed(make_loader, state), whole, stop, f"resumed after step {stop}, {way}")
 
 
 def _take(loader: Resumable, *, num_epochs: int) -> Iterator[_Step]:
@@ -113,7 +114,7 @@ def _states_in_passing(make_loader: Callable[[], Resumable], whole: list[_Step],
     loader = make_loader()
     states = {0: _saved(loader)}
     for at, step in enumerate(itertools.islice(_epochs(loader), max(stops, default=0))):
-        _compare(step, whole[at], at, "in a second run without a stop, whose states were saved in passing")
+        _compare(step, whole[at], at, "in a second run without a stop, whose states were saved during the run")
         if at + 1 in stops:
             states[at + 1] = _saved(loader)
     return states
@@ -124,7 +125,7 @@ def _saved(loader: Resumable) -> str:
     try:
         return json.dumps(state)
     except (TypeError, ValueError) as err:
-        raise AssertionError(f"this state is no plain JSON: {err}: {state!r}") from err
+        raise AssertionError(f"this state is not plain JSON: {err}: {state!r}") from err
 
 
 def _resumed(make_loader: Callable[[], Resumable], state: str) -> Resumable:
@@ -140,13 +141,13 @@ def _check_rest(loader: Resumable, whole: list[_Step], stop: int, way: str) -> N
         _compare(step, whole[at], at, way)
         num_steps += 1
     if num_steps < len(whole):
-        raise AssertionError(f"{way}: nothing comes behind step {num_steps}; without a stop more does.")
+        raise AssertionError(f"{way}: nothing comes after step {num_steps}, but an uninterrupted run continues.")
 
 
 def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
     where = f"{way}: step {at + 1} differs"
     if found.epoch != expected.epoch:
-        raise AssertionError(f"{where}: it is in epoch {found.epoch}, without a stop in epoch {expected.epoch}.")
+        raise AssertionError(f"{where}: it is in epoch {found.epoch}, but without a stop in epoch {expected.epoch}.")
     what = _difference(found.item, expected.item, "batch")
     if what:
         raise AssertionError(f"{where} (epoch {found.epoch}).\n  {what}")
@@ -155,25 +156,25 @@ def _compare(found: _Step, expected: _Step, at: int, way: str) -> None:
 def _difference(found: Any, expected: Any, path: str) -> str:
     """What is different first, and where; nothing where all is equal, bit by bit in arrays."""
     if type(found) is not type(expected):
-        return f"{path} is a {type(found).__name__}, without a stop a {type(expected).__name__}."
+        return f"{path} is a {type(found).__name__}, but without a stop a {type(expected).__name__}."
     if isinstance(found, torch.Tensor):
         return _array_difference(_bare(found), _bare(expected), path)
     if isinstance(found, np.ndarray):
         return _array_difference(found, expected, path)
     if isinstance(found, Mapping):
         if list(found) != list(expected):
-            return f"{path} has the keys {list(found)}, without a stop {list(expected)}."
+            return f"{path} has the keys {list(found)}, but without a stop {list(expected)}."
         return _first(_difference(found[key], expected[key], f"{path}[{key!r}]") for key in found)
     if isinstance(found, (list, tuple)):
         if len(found) != len(expected):
-            return f"{path} has {len(found)} elements, without a stop {len(expected)}."
+            return f"{path} has {len(found)} elements, but without a stop {len(expected)}."
         pairs = enumerate(zip(found, expected, strict=True))
         return _first(_difference(mine, other, f"{path}[{at}]") for at, (mine, other) in pairs)
     if dataclasses.is_dataclass(found):
         names = [field.name for field in dataclasses.fields(found)]
         return _first(_difference(getattr(found, n), getattr(expected, n), f"{path}.{n}") for n in names)
     is_same = bool(found == expected) or (found != found and expected != expected)  # noqa: PLR0124 (nan is nan here)
-    return "" if is_same else f"{path} is {_short(found)}, without a stop {_short(expected)}."
+    return "" if is_same else f"{path} is {_short(found)}, but without a stop {_short(expected)}."
 
 
 def _first(differences: Iterable[str]) -> str:
@@ -192,7 +193,7 @@ def _bare(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 def _array_difference(found: Any, expected: Any, path: str) -> str:
     if found.dtype != expected.dtype or found.shape != expected.shape:
         where = f"{path} is {found.dtype} of shape {found.shape}"
-        return f"{where}, without a stop {expected.dtype} of shape {expected.shape}."
+        return f"{where}, but without a stop {expected.dtype} of shape {expected.shape}."
     if found.dtype.hasobject:
         return _difference(found.tolist(), expected.tolist(), path)
     if found.tobytes() == expected.tobytes():
@@ -201,7 +202,7 @@ def _array_difference(found: Any, expected: Any, path: str) -> str:
     differing = np.flatnonzero(mine != other)
     first = tuple(int(index) for index in np.unravel_index(differing[0], found.shape))
     where = f"{len(differing)} of {found.size} values differ, the first at {list(first)}"
-    return f"{path}: {where}: it is {found[first].item()!r}, without a stop {expected[first].item()!r}."
+    return f"{path}: {where}: it is {found[first].item()!r}, but without a stop {expected[first].item()!r}."
 
 
 def _short(value: Any) -> str:

@@ -35,7 +35,7 @@ QUICK = ("--seconds", "0.01", "--repeats", "1", "--workers", "0,1", "--threads",
 
 SHOWN = """\
 Samples of 110 kB in batches of 64, one rank of 8, on 4 CPUs; medians of 3 and their spread
-Only read, by one thread: 24,000 samples/s ±4%, 2.64 GB/s, CPU ms 0.0410
+Reading only, by one thread: 24,000 samples/s ±4%, 2.64 GB/s, CPU ms 0.0410
 Decode limit: 2,900 samples/s, what one thread makes in its CPU time x 4 CPUs
 
  workers x threads   samples/s         of the limit   CPU ms   first batch
@@ -133,7 +133,7 @@ def test_overrides_the_world_size_and_plugins_count(folder: Path, run, monkeypat
         "import wdskit\n\n@wdskit.register('first_of_two')\ndef first_of_two(sample):\n    return sample\n"
     )
     code, _, err = run("bench", "a.yaml", "--pipeline", "mapped", *QUICK)
-    assert (code, "first_of_two: no function of this name is registered" in err) == (1, True)
+    assert (code, "first_of_two: no function with this name is registered" in err) == (1, True)
     monkeypatch.setattr(sys, "path", [*sys.path])
     code, out, err = run("bench", "a.yaml", "--pipeline", "mapped", "--plugin", "two_firsts", *QUICK)
     assert (code, err) == (0, "")
@@ -148,7 +148,7 @@ def test_errors_end_it_with_their_message(folder: Path, run, monkeypatch: pytest
     )
     code, out, err = run("bench", "a.yaml", "--pipeline", "flow")
     assert (code, out) == (1, "")
-    assert err.startswith("bench: a stream cannot be read and decoded apart")
+    assert err.startswith("bench: reading and decoding of a stream cannot")
     code, _, err = run("bench", "a.yaml", "--pipeline", "train", "--set", "pipelines.train.batched=11", *QUICK)
     assert (code, err.split(",")[0]) == (1, "10 samples cannot fill one batch of 11 on each of 1 ranks")
     monkeypatch.setenv("RANK", "0")

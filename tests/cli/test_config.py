@@ -55,7 +55,7 @@ def test_check_of_a_bad_file() -> None:
     """Every problem, one a line, on stderr."""
     err = (
         "bad.yaml:7: pipelines.train[3].batched: 0 is too small; it must be at least 1.\n"
-        "bad.yaml:9: pipelines.val[0]: `strem` is no stage. Did you mean `stream`?\n"
+        "bad.yaml:9: pipelines.val[0]: `strem` is not a stage. Did you mean `stream`?\n"
     )
     assert run("check", "bad.yaml") == (1, "", err)
 

@@ -142,7 +142,9 @@ def test_a_field_that_not_all_samples_have_is_told_with_its_number(run, photos):
 def test_a_table_of_which_no_image_can_be_packed_is_refused(run, photos):
     """Its column may have another name than those that are looked for."""
     Path("m.csv").write_text("img,x\nphotos/cat/0000.jpg,5\n")
-    problem = "m.csv:2: it has no image: of its columns ('img', 'x') none is called image, file_name, path or filepath."
+    problem = (
+        "m.csv:2: it has no image: among its columns ('img', 'x'), none is called image, file_name, path or filepath."
+    )
     remedy = "  Name the one with the image: --image-column img. Or pack samples without one: --allow-no-image."
     assert run("pack", "m.csv", "a") == (1, "", f"{problem}\n{remedy}")
     assert run("pack", "m.csv", "b", "--image-column", "img")[0] == 0
@@ -158,7 +160,7 @@ def test_a_part_without_a_shard_of_its_own_says_so_and_writes_none(run, photos):
 
 def test_a_part_says_what_comes_last(run, photos):
     out = run("pack", "photos", "out", "--part", "0/2", "--max-samples", "1")[1]
-    assert out.splitlines()[-1] == "That is part 0/2. When all are through: wdskit pack-finish out"
+    assert out.splitlines()[-1] == "This is part 0/2. When all parts are done: wdskit pack-finish out"
 
 
 @pytest.mark.parametrize(
@@ -192,9 +194,9 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "http://host/out"], 1, "http://host/out: only buckets of s3://, gs://, az:// can be written to."),
         (["table.parquet", "out"], 1, "table.parquet: it cannot be read as Parquet: "),
         (["photos", "table.parquet"], 1, "table.parquet: this is a file, not a folder to pack into."),
-        (["photos", "photos/out"], 1, "photos/out: it is inside the source photos, and would be a part of it"),
+        (["photos", "photos/out"], 1, "photos/out: it is inside the source photos, and would be packed with it"),
         (["photos", "out", "--max-bytes", "lots"], 1, "'lots' is not a size"),
-        (["photos", "out", "--max-bytes", "3kB"], 1, "its shard would have 4608 bytes, over max_bytes 3000"),
+        (["photos", "out", "--max-bytes", "3kB"], 1, "even alone in its shard it takes 4608 bytes"),
         (["photos", "out", "--max-bytes", "1"], 1, "max_bytes: 1 is too small"),
         (["photos", "out", "--max-samples", "0"], 2, "Invalid value for '--max-samples'"),
         (["photos", "out", "--max-samples", "many"], 2, "Invalid value for '--max-samples'"),
@@ -204,11 +206,11 @@ def test_the_facts_beside_the_bar(now, text):
         (["photos", "out", "--workers", "0"], 2, "Invalid value for '--workers'"),
         (["photos", "out", "--pattern", "a.tar"], 1, "pattern: 'a.tar' must be a file name with one %0Nd"),
         (["photos", "out", "--pattern", ""], 1, "pattern: '' must be a file name with one %0Nd"),
-        (["photos", "out", "--keys", "random"], 1, "keys: 'random' is none of 'given', 'clean', 'hashed'."),
+        (["photos", "out", "--keys", "random"], 1, "keys: 'random' is not one of 'given', 'clean', 'hashed'."),
         (["photos", "out", "--append"], 1, "append: it has no index"),
-        (["photos", "out", "--image-column", "x"], 1, "photos: image_column belongs to a table of text or a Parq"),
+        (["photos", "out", "--image-column", "x"], 1, "photos: image_column is for a table of text or a Parq"),
         (["photos", "out", "--max-sample", "3"], 2, "No such option: --max-sample"),
-        (["photos", "out", "more"], 2, "pack takes one SOURCE and one DEST, and got 3 names"),
+        (["photos", "out", "more"], 2, "pack takes one SOURCE and one DEST, but got 3 names"),
         (["photos"], 2, "Missing argument 'DEST'"),
     ],
 )  # fmt: skip
@@ -267,7 +269,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path):
     process.stdin.flush()
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
-    told = b"Stopped. What has its name is whole, and the same command goes on with it.\n"
+    told = b"Stopped. Every file with its final name is complete, and the same command continues from there.\n"
     assert (process.returncode, out, err) == (130, b"", told)
 
 
@@ -275,12 +277,12 @@ def test_packing_twice_has_nothing_to_do_and_another_way_is_refused(run, photos)
     assert run("pack", "photos", "out")[0] == 0
     code, out, err = run("pack", "photos", "out")
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "Nothing to do: out holds all of it already."
+    assert out.splitlines()[-1] == "Nothing to do: out already holds all of it."
     code, _, err = run("pack", "photos", "out", "--shuffle", "1")
     assert (code, err) == (
         1,
         (
-            "out: this folder is packed and indexed already, and that run was another one:\n"
+            "out: this folder is packed and indexed already, by a different run:\n"
             "  shuffle was None and is 1.\n"
             "  Write to another folder, add to it with --append, or replace it with --overwrite."
         ),

@@ -40,13 +40,13 @@ loader: {workers: 2}
 TRAIN = """\
  source         exact, 3 shards of 105 kB
  on             3 ranks, each with 2 workers
- threads        1: functions of yours run in one thread a process unless `threads` says otherwise
+ threads        1: your functions run in one thread per process unless `threads` is set
  epoch 0        100 samples
  steps          8, each a global batch of 4 x 3 = 12
  dropped        4 samples (4.00%)
- lanes          a node takes from 4 of 12
+ lanes          a node reads 4 of 12
  a rank reads   1 to 2 shards, 33.6 kB to 34.0 kB
- at once        a node of 1 rank from 2 shards, in windows of 36.1 kB"""
+ at once        a node of 1 rank reads from 2 shards, in windows of 36.1 kB"""
 
 MIXTURE = """\
  source         exact, 3 shards of 79.3 kB
@@ -54,9 +54,9 @@ MIXTURE = """\
  epoch 1        280 samples
  steps          35, each a global batch of 4 x 2 = 8
  dropped        0 samples
- lanes          a node takes from 12 of 12
+ lanes          a node reads 12 of 12
  a rank reads   3 shards, 148 kB
- at once        a node of 2 ranks from 3 shards, in windows of 79.3 kB
+ at once        a node of 2 ranks reads from 3 shards, in windows of 79.3 kB
 
  part                   shards   samples      size    share   repeats
 ──────────────────────────────────────────────────────────────────────
@@ -70,12 +70,12 @@ VAL = """\
  steps          7, each a global batch of 16 x 1 = 16
  padded         12 rows of the last step
  a rank reads   3 shards, 105 kB
- at once        a node of 1 rank from 2 shards, in windows of 17.0 kB"""
+ at once        a node of 1 rank reads from 2 shards, in windows of 17.0 kB"""
 
 FLOW = """\
  source           stream, 3 shards
  on               2 ranks, each with 2 workers
- steps            9 of each rank in an epoch
+ steps            9 per rank and epoch
  a rank draws     1 to 2 shards in a pass over all
  a worker draws   0 to 1 shards in a pass over all"""
 
@@ -104,7 +104,7 @@ QUALITY = """\
  classes             4, as if the data were sorted by them; 8 steps
  in a rank's batch   2.0, at least 1; uniform 2.8
  in a global batch   4.0; uniform 3.9
-Of data sorted by class, a rank's batch holds 72% of the classes that a uniform draw would hold: far from \
+With data sorted by class, a rank's batch holds 72% of the classes that a uniform draw would hold: far from \
 uniform.
   Pack with `--shuffle SEED`, which mixes classes in every shard, or use more lanes or a larger window."""
 
@@ -119,7 +119,7 @@ def test_quality_stands_below_and_a_picture_beside(folder: Path, run) -> None:
     assert document["quality"]["num_classes"] == 100
     code, out, err = run("plan", "a.yaml", "--pipeline", "flow", "--quality")
     assert (code, out) == (1, "")
-    assert err.startswith("a stream's order is that of its shuffle buffers")
+    assert err.startswith("the order of a stream comes from its shuffle buffers")
 
 
 def test_warnings_stand_below(folder: Path, run) -> None:
@@ -128,7 +128,7 @@ def test_warnings_stand_below(folder: Path, run) -> None:
     assert (code, err) == (0, "")
     assert out.split("\n\n")[1] == (
         "Warning: a lane is read by 1.3 nodes on average, which read the same shards.\n"
-        "  Before a run begins, set `lanes: 5`: another number is another order."
+        "  Before a run begins, set `lanes: 5`. A different number gives a different order."
     )
 
 

@@ -63,7 +63,7 @@ def test_notes_on_missing_values_and_empty_splits(data: Path, run) -> None:
     shares = "train=0.99999999999,none=0.00000000001"
     code, out, _ = run("split", "data", shares, "--by", "json:nobody", "--missing", "train", "--seed", "3")
     assert code == 0
-    assert out.endswith("Note: 60 samples without json:nobody went to train.\nNote: none has no sample.")
+    assert out.endswith("Note: 60 samples without json:nobody went to train.\nNote: none has no samples.")
 
 
 def test_the_result_as_json(data: Path, run) -> None:
@@ -82,10 +82,7 @@ def test_the_result_as_json(data: Path, run) -> None:
 
 
 def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
-    shares = (
-        "the shares train=0.8,val=0.1 add up to 0.9, not to 1.\n"
-        "  What belongs to none of these has a name too: add unused=0.1."
-    )
+    shares = "the shares train=0.8,val=0.1 add up to 0.9, not to 1.\n  Name the rest too: add unused=0.1."
     assert run("split", "data", "train=0.8,val=0.1") == (1, "", shares)
     missing = (
         "data: 2 of 2 shards cannot be split, so nothing was written.\n"
@@ -97,7 +94,7 @@ def test_errors_say_where_what_and_what_to_do(data: Path, run) -> None:
     assert run("split", "data", "train=1", "--by", "json:site") == (1, "", missing)
     run("split", "data", "train=0.8,val=0.2")
     in_the_way = (
-        "data: another split is here already, and would be replaced.\n"
+        "data: another split is already here and would be replaced.\n"
         "  data/train.selection: split train=0.8,val=0.2\n"
         "  data/val.selection: split train=0.8,val=0.2\n"
         "  Choose other names, or replace it with --overwrite."

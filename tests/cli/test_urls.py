@@ -100,7 +100,7 @@ def test_a_command_says_what_it_says_of_a_local_copy(run, here, s3, command, sch
         code, out = run(*(part.replace("{at}", at) for part in command))
         out = unquote(out.replace("\\u00e9", "é")).replace(f"{at}/", "").replace(at, "")
         return code, re.sub(r"[ ]+\n?", " ", out).replace(
-            "its files were not looked at", "names and sizes of the files agree"
+            "its files were not checked", "names and sizes of the files agree"
         )
 
     if scheme == "http":  # nobody lists what is there: a folder ends in a slash, and its selections are not known
@@ -181,7 +181,7 @@ def test_a_shard_is_verified_in_parts_and_never_held_whole(s3, tmp_path, monkeyp
     ("call", "message"),
     [
         (lambda url: repair(url, "out"), "only local shards can be repaired. Copy"),
-        (lambda url: verify(url, readers=["wids"]), "only local shards are judged"),
+        (lambda url: verify(url, readers=["wids"]), "checks for other readers need local shards"),
         (lambda url: verify(f"{url}-not-there"), "Run `wdskit index`"),
     ],
 )

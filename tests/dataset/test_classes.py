@@ -77,7 +77,7 @@ SOURCES = ["exact", "resampled", "sequential", "stream", "mixture", "weights"]
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_label_with_two_meanings_is_never_read(tmp_path, source):
     a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", DOG_CAT)
-    with pytest.raises(FolderIndexError, match=r"b/classes.json: class 0 is 'dog', and 'cat' in .*a/classes.json: one"):
+    with pytest.raises(FolderIndexError, match=r"b/classes.json: class 0 is 'dog', but 'cat' in .*a/classes.json: one"):
         read_with(source, a, b)
     assert sum(read_with(source, a, b, classes="any")) == 2
 
@@ -92,7 +92,7 @@ def test_classes_that_agree_on_each_number_are_read_together(tmp_path, source, n
 
 def test_each_folder_is_compared_with_the_one_that_has_most_classes(tmp_path):
     folders = [labelled(tmp_path / name, names) for name, names in (("a", ["cat"]), ("b", COW), ("c", ["cat", "cow"]))]
-    with pytest.raises(FolderIndexError, match=r"c/classes.json: class 1 is 'cow', and 'dog' in .*b/classes.json"):
+    with pytest.raises(FolderIndexError, match=r"c/classes.json: class 1 is 'cow', but 'dog' in .*b/classes.json"):
         Pipeline().exact([str(folder) for folder in folders]).loader(workers=0)
 
 
@@ -136,7 +136,7 @@ def test_classes_of_remote_folders_are_compared(tmp_path):
     for name, names in (("a", CAT_DOG), ("b", DOG_CAT), ("c", None)):
         labelled(tmp_path / name, names, indexed=False)
     with serve_folder(tmp_path) as base:
-        with pytest.raises(FolderIndexError, match=r"/b/classes.json: class 0 is 'dog', and 'cat' in http.*/a/classes"):
+        with pytest.raises(FolderIndexError, match=r"/b/classes.json: class 0 is 'dog', but 'cat' in http.*/a/classes"):
             read_with("stream", f"{base}/a/a.tar", f"{base}/b/b.tar")
         assert read_with("stream", f"{base}/a/a.tar", f"{base}/c/c.tar") == [2]
         assert read_with("stream", f"{base}/a/a.tar", tmp_path / "a") == [2]
@@ -150,7 +150,7 @@ def test_one_folder_needs_no_class_names_that_read(tmp_path):
 @pytest.mark.parametrize("write", [pack, reshard])
 def test_labels_with_two_meanings_are_never_written_together(tmp_path, write):
     a, b, c = (labelled(tmp_path / name, names) for name, names in (("a", CAT_DOG), ("b", DOG_CAT), ("c", COW)))
-    with pytest.raises(FolderIndexError, match=r"b/classes.json: class 0 is 'dog', and 'cat' in .*a/classes.json: one"):
+    with pytest.raises(FolderIndexError, match=r"b/classes.json: class 0 is 'dog', but 'cat' in .*a/classes.json: one"):
         write(f"{a}::{b}", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     write(f"{a}::{c}", tmp_path / "out")
@@ -159,7 +159,7 @@ def test_labels_with_two_meanings_are_never_written_together(tmp_path, write):
 
 def test_labels_with_two_meanings_are_not_brought_together_under_another_name(tmp_path):
     a, b = labelled(tmp_path / "a", CAT_DOG), labelled(tmp_path / "b", DOG_CAT)
-    with pytest.raises(FolderIndexError, match="class 0 is 'dog', and 'cat' in"):
+    with pytest.raises(FolderIndexError, match="class 0 is 'dog', but 'cat' in"):
         reshard(f"{a}::{b}", tmp_path / "out", rename={"cls": "label.cls"})
     assert not (tmp_path / "out").exists()
 

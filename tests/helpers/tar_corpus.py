@@ -294,7 +294,7 @@ def _bad_kinds() -> list[Case]:
                 f"multi-volume-pax-{name}",
                 FIRST + pax(record(b"GNU.volume." + name.encode(), b"1"), kind=b"g") + SECOND + END,
                 (A,),
-                "a part of a file of a multi-volume archive",
+                "part of a multi-volume archive",
                 AT,
             )
             for name in ("filename", "size", "offset")
@@ -337,29 +337,29 @@ def _bad_headers() -> list[Case]:
     return [
         bad("checksum-one-more", member(*B, change=1), "its checksum does not match"),
         bad("checksum-one-less", member(*B, change=-1), "its checksum does not match"),
-        bad("checksum-of-zeros", member(*B, checksum=bytes(8)), "is no octal number"),
-        bad("checksum-no-number", member(*B, checksum=b"ABCDEFGH"), "its checksum b'ABCDEFGH' is no octal number"),
+        bad("checksum-of-zeros", member(*B, checksum=bytes(8)), "is not an octal number"),
+        bad("checksum-no-number", member(*B, checksum=b"ABCDEFGH"), "its checksum b'ABCDEFGH' is not an octal number"),
         bad("checksum-negative", member(*B, checksum=b"\xff" * 8), "its checksum is negative"),
         bad("checksum-of-signed-bytes", member("ä.txt", b"x", signed=True), "its checksum does not match"),
         bad("magic-unknown", member(*B, magic=b"USTAR\x0000"), "its magic b'USTAR"),
         sized("size-negative", b"\xff" * 11 + b"\xfb", "its size is negative"),
-        sized("size-negative-in-octal", b"-0000000005\x00", "is no octal number"),
+        sized("size-negative-in-octal", b"-0000000005\x00", "is not an octal number"),
         sized("size-base-256-huge", b"\x80" + b"\x7f" * 11, "is over the limit"),
         sized("size-over-the-limit", b"777777777777", "is over the limit"),
-        sized("size-with-an-8", b"00000000008\x00", "is no octal number"),
-        sized("size-with-letters", b"0x000000005\x00", "is no octal number"),
-        sized("size-with-underscore", b"000000000_5\x00", "is no octal number"),
-        sized("size-with-a-space-inside", b"0000000 005\x00", "is no octal number"),
-        sized("size-with-a-nul-before", b"\x000000000006\x00"[:12], "is no octal number"),
-        sized("size-with-a-nul-inside", b"00000\x0000006\x00", "is no octal number"),
-        sized("size-with-a-plus", b"+0000000006\x00", "is no octal number"),
+        sized("size-with-an-8", b"00000000008\x00", "is not an octal number"),
+        sized("size-with-letters", b"0x000000005\x00", "is not an octal number"),
+        sized("size-with-underscore", b"000000000_5\x00", "is not an octal number"),
+        sized("size-with-a-space-inside", b"0000000 005\x00", "is not an octal number"),
+        sized("size-with-a-nul-before", b"\x000000000006\x00"[:12], "is not an octal number"),
+        sized("size-with-a-nul-inside", b"00000\x0000006\x00", "is not an octal number"),
+        sized("size-with-a-plus", b"+0000000006\x00", "is not an octal number"),
         sized("size-base-256-that-overflows", b"\x81" + bytes(10) + b"\x06", "is over the limit"),
         sized("size-base-256-most-negative", b"\xc0" + bytes(11), "its size is negative"),
         sized("size-base-256-a-byte-over-the-limit", b"\x80" + ((16 << 30) + 1).to_bytes(11, "big"), "over the limit"),
         sized("size-of-2-to-the-60", b"\x80" + (1 << 60).to_bytes(11, "big"), "its size of 1152921504606846976 bytes"),
-        bad("directory-with-a-size-of-nul", member("d/", b"", kind=b"5", size=bytes(12)), "is no octal number"),
-        sized("size-blank", b" " * 12, "is no octal number"),
-        sized("size-of-nul", bytes(12), "is no octal number"),
+        bad("directory-with-a-size-of-nul", member("d/", b"", kind=b"5", size=bytes(12)), "is not an octal number"),
+        sized("size-blank", b" " * 12, "is not an octal number"),
+        sized("size-of-nul", bytes(12), "is not an octal number"),
         bad("pax-path-twice", pax_path(b"no") + pax_path(b"b.txt") + SECOND, "contradict", AT + 1024),
         bad("pax-size-twice", pax(record(b"size", b"6")) * 2 + SECOND, "contradict", AT + 1024),
         bad("gnu-long-name-twice", long_name(b"no") + long_name(b"b.txt") + SECOND, "contradict", AT + 1024),
@@ -398,8 +398,8 @@ def _bad_headers() -> list[Case]:
         bad("name-of-a-surrogate", member(b"\xed\xa0\x80.txt", b"x"), "is not UTF-8"),
         bad("prefix-not-utf-8", member(b"a.txt", b"x", prefix=b"\xff"), "is not UTF-8"),
         bad("gnu-long-link-before-the-end", long_name(_LONG, kind=b"K"), "link with a long name"),
-        bad("pax-before-the-end", pax_path(b"b.txt"), "stands before the end marker", AT + 1024),
-        bad("gnu-name-before-the-end", long_name(b"b.txt"), "stands before the end marker", AT + 1024),
+        bad("pax-before-the-end", pax_path(b"b.txt"), "has no member after it", AT + 1024),
+        bad("gnu-name-before-the-end", long_name(b"b.txt"), "has no member after it", AT + 1024),
         bad("garbage", b"\xaa" * 512, "bad header"),
         bad("all-bits-set", b"\xff" * 512, "bad header"),
         bad("text", b"Not Found\n" * 60, "bad header"),
@@ -433,8 +433,8 @@ def _bad_ends() -> list[Case]:
         bad("zero-block-first", bytes(512) + whole, (), "a single zero block", 0),
         bad("zero-block-and-garbage", FIRST + bytes(512) + b"\x01" * 512, (A,), "a single zero block", AT),
         bad("zero-block-and-part-of-another", FIRST + bytes(700), (A,), "stops inside its end marker", AT + 700),
-        bad("zero-blocks-between", FIRST + END + SECOND + END, (A,), "behind the end marker", AT + 1024),
-        bad("byte-in-a-part-of-a-block-behind", FIRST + END + bytes(76) + b"\x01", (A,), "behind the end", AT + 1100),
+        bad("zero-blocks-between", FIRST + END + SECOND + END, (A,), "follow the end marker", AT + 1024),
+        bad("byte-in-a-part-of-a-block-behind", FIRST + END + bytes(76) + b"\x01", (A,), "follow the end", AT + 1100),
         bad("cut-in-a-large-member", FIRST + member("l.bin", LARGE)[:200_000], (A,), "inside a member", AT + 200_000),
         bad("cut-in-a-gnu-long-name", FIRST + long_name(_LONG)[:600], (A,), "stops inside a member of", AT + 600),
         bad("cut-behind-a-gnu-long-name", FIRST + long_name(_LONG), (A,), "stops before its end marker", AT + 1024),
@@ -447,10 +447,10 @@ def _bad_ends() -> list[Case]:
         bad("half-an-end-marker", FIRST + END[:512], (A,), "stops inside its end marker", AT + 512),
         bad("end-marker-less-a-byte", FIRST + END[:-1], (A,), "stops inside its end marker", AT + 1023),
         bad("zero-block-between", FIRST + bytes(512) + SECOND + END, (A,), "a single zero block", AT),
-        bad("second-archive-behind", whole + whole, (A, B), "behind the end marker", 2 * AT + 1024),
-        bad("byte-behind-the-end", FIRST + END + b"\x01", (A,), "behind the end marker", AT + 1024),
+        bad("second-archive-behind", whole + whole, (A, B), "follow the end marker", 2 * AT + 1024),
+        bad("byte-behind-the-end", FIRST + END + b"\x01", (A,), "follow the end marker", AT + 1024),
         bad(
-            "byte-far-behind-the-end", FIRST + END + bytes(300_000) + b"x", (A,), "behind the end marker", AT + 301_024
+            "byte-far-behind-the-end", FIRST + END + bytes(300_000) + b"x", (A,), "follow the end marker", AT + 301_024
         ),
         bad("cut-in-data", FIRST + SECOND[:514], (A,), "stops inside a member of 6 bytes", AT + 514),
         bad("cut-in-padding", FIRST + SECOND[:600], (A,), "stops inside a member of 6 bytes", AT + 600),
@@ -539,7 +539,7 @@ def _foreign() -> list[Case]:
         Case(f"gnu-tar-{name}", (TARS / f"{name}.tar").read_bytes(), members, error, error and _end_of(members))
         for name, (_, members, error) in GNU_TAR.items()
     ]
-    part = "a part of a file of a multi-volume archive"
+    part = "part of a multi-volume archive"
     return [
         *cases,
         Case(

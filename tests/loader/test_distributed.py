@@ -216,7 +216,7 @@ def test_a_mesh_of_two_dimensions_is_refused(folders, tmp_path):
 
 
 def test_the_ranks_that_differ_are_named_on_every_rank(tmp_path):
-    cases = {(0, 0, 0, 0): "", (0, 0, 7, 0): "2 differs from 0, 1, 3", (1, 0, 0, 2): "0, 3 have others than 1, 2"}
+    cases = {(0, 0, 0, 0): "", (0, 0, 7, 0): "2 differs from 0, 1, 3", (1, 0, 0, 2): "0, 3 differ from 1, 2"}
 
     def check(rank):
         told = []

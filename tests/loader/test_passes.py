@@ -182,8 +182,8 @@ def test_a_state_of_another_sequence_is_refused_by_field(caplog):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"version": 2}, "no state"),
-        ({"version": None}, "no state"),
+        ({"version": 2}, "not the state"),
+        ({"version": None}, "not the state"),
         ({"epoch": -1}, "epoch is -1"),
         ({"consumed": 1.5}, "consumed is 1.5"),
         ({"consumed": True}, "consumed is True"),
@@ -204,6 +204,6 @@ def test_what_is_no_state_is_refused_and_nothing_changes(change, problem):
     before = counter.state_dict()
     with pytest.raises(StateError, match=problem):
         counter.load_state_dict({**before, **change})
-    with pytest.raises(StateError, match="no state"):
+    with pytest.raises(StateError, match="not the state"):
         counter.load_state_dict([1])
     assert counter.state_dict() == before

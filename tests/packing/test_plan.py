@@ -467,8 +467,8 @@ def test_a_folder_that_shards_cannot_be_called_after_needs_a_pattern(tmp_path, f
         ({"shuffle": -1}, "seed -1"),
         ({"shuffle": 2**64}, "seed 18446744073709551616"),
         ({"pattern": "x"}, "pattern: 'x'"),
-        ({"image_column": "x"}, "belongs to a table"),
-        ({"key_column": ""}, "belongs to a table"),
+        ({"image_column": "x"}, "is for a table"),
+        ({"key_column": ""}, "is for a table"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(tmp_path, options, problem):

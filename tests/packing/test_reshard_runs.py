@@ -120,7 +120,7 @@ def test_a_description_is_deterministic_read_back_and_gone_in_the_end(source, tm
 CHANGES = {
     "max_samples": ({"max_samples": 3}, "max_samples was 2 and is 3."),
     "num_shards": ({"num_shards": 5}, "num_shards was None and is 5."),
-    "shuffle": ({"shuffle": 1}, "shuffle was None, and now is 1."),
+    "shuffle": ({"shuffle": 1}, "shuffle was None and is 1."),
     "filter": ({"filter": "cls < 2"}, "filter was None and is 'cls < 2'."),
     "missing": ({"filter": "cls < 2", "missing": "skip"}, "missing was 'error' and is 'skip'."),
     "sample": ({"sample": "50%"}, "sample was None and is '1/2'."),
@@ -132,7 +132,7 @@ CHANGES = {
     "duplicate_keys": ({"duplicate_keys": "first"}, "duplicate_keys was 'error' and is 'first'."),
     "pattern": ({"pattern": "q-%02d.tar"}, "pattern was 'p-%02d.tar' and is 'q-%02d.tar'."),
     "export": ({"export": ["timm"]}, "export was [] and is ['timm']."),
-    "split_name": ({"split_name": "x"}, "split_name was '', and now is 'x'."),
+    "split_name": ({"split_name": "x"}, "split_name was '' and is 'x'."),
 }
 AS_IN_PACK = {"split", "validate", "resize", "resize_mode", "upscale", "format", "quality", "orient", "background"}
 AS_IN_PACK |= {"image_fields", "derive", "max_pixels", "fields", "classes"}
@@ -199,10 +199,10 @@ def other_classes(source: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_bytes, r"shard 1 \(.*/source/p-01.tar\) differs, the first of  1."),
+        (other_bytes, r"shard 1 \(.*/source/p-01.tar\) differs, the first of 1."),
         (another_shard, "the source had 2 shards and has 3."),
-        (other_order, r"shard 0 \(.*/source/p-00.tar\) differs, the first of  2."),
-        (other_classes, "digest of classes.json was '[0-9a-f]{16}', and now is '[0-9a-f]{16}'."),
+        (other_order, r"shard 0 \(.*/source/p-00.tar\) differs, the first of 2."),
+        (other_classes, "digest of classes.json was '[0-9a-f]{16}' and is '[0-9a-f]{16}'."),
     ],
 )
 def test_other_sources_are_refused_with_the_difference(source, tmp_path, change, message):
@@ -224,7 +224,7 @@ def test_of_sources_without_an_index_the_time_is_told(tmp_path):
         write_shard(tmp_path / "theirs" / f"{number}.tar", samples)
     stop(tmp_path / "theirs", tmp_path / "out", 2)
     os.utime(tmp_path / "theirs" / "1.tar", (1, 1))
-    with pytest.raises(PackError, match=r"shard 1 \(.*theirs/1.tar\) differs, the first of  1"):
+    with pytest.raises(PackError, match=r"shard 1 \(.*theirs/1.tar\) differs, the first of 1"):
         resharded(tmp_path / "theirs", tmp_path / "out")
 
 
@@ -244,7 +244,7 @@ def test_another_version_is_refused(source, tmp_path, monkeypatch):
 
 def test_pack_and_reshard_know_each_other(source, tmp_path):
     stop(source, tmp_path / "a", 2)
-    with pytest.raises(PackError, match="it was `wdskit reshard`, and now is `wdskit pack`"):
+    with pytest.raises(PackError, match="it was `wdskit reshard` and is `wdskit pack`"):
         packed(tmp_path / "a", rows(0, 9))
     with pytest.raises(
         PackError, match=r"the run that was stopped here is not divided into parts.\n  Run the same command again"
@@ -253,7 +253,7 @@ def test_pack_and_reshard_know_each_other(source, tmp_path):
     packed(tmp_path / "a", rows(0, 5), restart=True)
     assert list(samples_in(tmp_path / "a")) == [f"{n:02d}" for n in range(5)]
     assert run_child(lambda: pack(rows(0, 9), tmp_path / "b", disk=KillingDisk(60), **OPTIONS)) == -signal.SIGKILL
-    with pytest.raises(PackError, match="it was `wdskit pack`, and now is `wdskit reshard`"):
+    with pytest.raises(PackError, match="it was `wdskit pack` and is `wdskit reshard`"):
         resharded(source, tmp_path / "b")
     assert resharded(source, tmp_path / "b", restart=True) == resharded(source, tmp_path / "wanted")
 
@@ -272,7 +272,7 @@ def test_a_run_that_was_killed_behind_its_index_is_ended(source, tmp_path, run):
     left = stop_behind_index(source, tmp_path / "out")
     assert left.items() > whole.items()
     for options, message in (
-        ({"shuffle": 1}, "shuffle was None, and now is 1."),
+        ({"shuffle": 1}, "shuffle was None and is 1."),
         ({"restart": True, "drop": "bin"}, "drop"),
     ):
         with pytest.raises(PackError, match=rf"packed and indexed already, by a different run:\n  {message}"):
@@ -320,7 +320,7 @@ def test_a_packed_folder_is_replaced_only_when_that_is_said(source, tmp_path):
     split(folder, "a=0.5,b=0.5", disk=HastyDisk())
     (folder / "notes.txt").write_text("mine")
     before = bytes_in(folder)
-    with pytest.raises(PackError, match=r"it was `wdskit pack`, and now is `wdskit reshard`.\n  Write to another"):
+    with pytest.raises(PackError, match=r"it was `wdskit pack` and is `wdskit reshard`.\n  Write to another"):
         resharded(source, folder)
     with pytest.raises(PackError, match="is left to write"):
         resharded(source, folder, overwrite=True, filter="cls > 5")

@@ -95,7 +95,7 @@ def test_bytes_of_any_kind_and_rows_of_any_mapping_are_taken(tmp_path):
         ({"__key__": "a", "bin": Path("/")}, r"row 0 \('a'\): / is not a file"),
         ({"__key__": "a", "JPG": b"1", "jpeg": b"2"}, "the field 'jpg' twice"),
         ({"__key__": "a/../b", "txt": "x"}, "plain relative path"),
-        ({"__key__": "a" * 97, "txt": "x"}, "takes 101 bytes, over the 100"),
+        ({"__key__": "a" * 97, "txt": "x"}, "takes 101 bytes, more than the 100"),
         ({"__key__": "a", "t xt": b"x"}, r"row 0 \('a'\): field 't xt'"),
         ({"__key__": "a", "": b"x"}, r"row 0 \('a'\): field ''"),
         ({"__key__": "a", "jpg": b"no jpeg"}, r"row 0 \('a'\): not an image"),

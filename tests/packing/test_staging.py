@@ -122,7 +122,7 @@ def test_a_stream_goes_on_and_writes_nothing_twice(tmp_path):
 
 CHANGES = {
     "max_samples": ({"max_samples": 3}, "max_samples was 2 and is 3."),
-    "shuffle": ({"shuffle": 1}, "shuffle was None, and now is 1."),
+    "shuffle": ({"shuffle": 1}, "shuffle was None and is 1."),
     "pattern": ({"pattern": "q-%02d.tar"}, "pattern was 'p-%02d.tar' and is 'q-%02d.tar'."),
     "keys": ({"keys": "hashed"}, "keys was 'given' and is 'hashed'."),
     "num_shards": ({"num_shards": 5}, "num_shards was None and is 5."),
@@ -150,9 +150,9 @@ def test_another_row_is_refused_by_its_number_and_place(tmp_path):
     cases = [
         (rows(0, 10), "the source had 9 rows and has 10."),
         (rows(0, 8), "the source had 9 rows and has 8."),
-        ([*nine[:4], {**nine[4], "cls": 5}, *nine[5:]], r"row 4 (row 4 ('04')) differs, the first of  1."),
-        ([*nine[:7], nine[8], nine[7]], r"row 7 (row 7 ('08')) differs, the first of  2."),
-        ([{**nine[0], "__key__": "x"}, *nine[1:]], r"row 0 (row 0 ('x')) differs, the first of  1."),
+        ([*nine[:4], {**nine[4], "cls": 5}, *nine[5:]], r"row 4 (row 4 ('04')) differs, the first of 1."),
+        ([*nine[:7], nine[8], nine[7]], r"row 7 (row 7 ('08')) differs, the first of 2."),
+        ([{**nine[0], "__key__": "x"}, *nine[1:]], r"row 0 (row 0 ('x')) differs, the first of 1."),
     ]
     left = stop(tmp_path / "out", nine, 2)
     for given, message in cases:
@@ -172,7 +172,7 @@ def test_a_file_that_was_written_again_is_told(tmp_path, monkeypatch, on_disk):
     source = make_folder(tmp_path / "photos", {"cat": 9})
     stop(tmp_path / "out", source, 2)
     os.utime(source / "cat" / "0005.jpg", (1, 1))
-    with pytest.raises(PackError, match=r"row 5 \(.*0005.jpg\) differs, the first of  1"):
+    with pytest.raises(PackError, match=r"row 5 \(.*0005.jpg\) differs, the first of 1"):
         pack(source, tmp_path / "out", **OPTIONS)
 
 
@@ -543,13 +543,13 @@ def test_a_part_beyond_the_last_is_told_how_many_there_are(text, tmp_path):
         ({"part": "0/2", "overwrite": True}, "overwrite and part cannot be combined"),
         ({"append": True, "overwrite": True}, "append and overwrite cannot be combined"),
         ({"only": 1, "part": "0/2"}, "part and only cannot be combined"),
-        ({"only": -1}, "only: -1 is not a number of a shard"),
+        ({"only": -1}, "only: -1 is not the number of a shard"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(tmp_path, options, message):
     with pytest.raises(PackError, match=message):
         pack(rows(0, 3), tmp_path / "out", **options)
-    with pytest.raises(PackError, match=r"only once|cannot be combined|not a number"):
+    with pytest.raises(PackError, match=r"only once|cannot be combined|not (a|the) number"):
         pack(iter(rows(0, 3)), tmp_path / "out", **options)
 
 
@@ -600,7 +600,7 @@ def test_a_shard_that_would_be_another_is_not_replaced(tmp_path):
             PackError, match=r"p-02.tar: its rows now give other bytes than those in the folder's index"
         ):
             pack(given, tmp_path / "out", only=2, **options, **OPTIONS)
-    with pytest.raises(PackError, match=r"only: no p-05.tar: .* ends with p-04.tar, .* with p-04.tar\.\n  Give the"):
+    with pytest.raises(PackError, match=r"only: no p-05.tar: .* ends with p-04.tar, .* with p-04.tar\.\n  Use the"):
         pack(rows(0, 9), tmp_path / "out", only=5, **OPTIONS)
     assert bytes_in(tmp_path / "out") == before
     with pytest.raises(PackError, match="only: it has no index, so it is not packed yet"):

@@ -262,9 +262,9 @@ def test_a_json_is_made_where_there_is_none_and_an_image_is():
     [
         (b"[1]", "it holds a list"),
         (b"5", "it holds a int"),
-        (b'{"width": 33}', "it says 'width' is 33, and it is 34"),
-        (b'{"width": "34"}', "it says 'width' is '34', and it is 34"),
-        (b'{"width": 34.0}', "it says 'width' is 34.0, and it is 34"),
+        (b'{"width": 33}', "it says 'width' is 33, but it is 34"),
+        (b'{"width": "34"}', "it says 'width' is '34', but it is 34"),
+        (b'{"width": 34.0}', "it says 'width' is 34.0, but it is 34"),
         (b'{"width": true}', "it says 'width' is True"),
     ],
 )
@@ -353,5 +353,5 @@ def test_rows_are_not_read_far_ahead(tmp_path):
 def test_a_name_that_grows_over_the_limit_is_an_error_of_its_row():
     row = Row("a" * 96, (("jpg", image_bytes()),), "row 0")
     assert row.read()
-    with pytest.raises(RowError, match=r"row 0: .*takes 101 bytes, over the 100"):
+    with pytest.raises(RowError, match=r"row 0: .*takes 101 bytes, more than the 100"):
         row.read(Transforms(format="webp"))

@@ -377,7 +377,7 @@ def test_paths_and_file_urls(tmp_path):
     with pytest.raises(StorageError, match="not file://elsewhere/"):
         open_stream(f"file://elsewhere{path}")
     for host in ("[::1", "[", "127.0.0.1", "user@localhost"):
-        with pytest.raises(StorageError, match="a file URL names a file of this machine"):
+        with pytest.raises(StorageError, match="a file URL names a file on this machine"):
             open_stream(f"file://{host}/a.tar")
 
 

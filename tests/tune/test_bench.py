@@ -151,14 +151,16 @@ def test_nothing_is_left_behind_and_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_a_stream_is_refused_with_the_way_out(numbers: str) -> None:
-    with pytest.raises(PipelineError, match=r"a stream cannot be read and decoded apart.*\n.*wdskit index"):
+    with pytest.raises(
+        PipelineError, match=r"reading and decoding of a stream cannot be measured apart.*\n.*wdskit index"
+    ):
         wdskit.bench(Pipeline().stream(numbers).decode().batched(4))
 
 
 def test_what_could_not_be_trained_on_is_not_measured_either(numbers: str) -> None:
     with pytest.raises(PipelineError, match="10 samples cannot fill one batch of 64"):
         wdskit.bench(Pipeline().exact(numbers).batched(64), **QUICK)
-    with pytest.raises(PipelineError, match="does not divide into 3 ranks"):
+    with pytest.raises(PipelineError, match="is not a multiple of 3 ranks"):
         wdskit.bench(Pipeline().exact(numbers).batched(global_size=4), world_size=3, **QUICK)
 
 
@@ -167,7 +169,7 @@ def test_one_rank_of_several_is_measured_only_when_asked_for(numbers: str, monke
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     pipe = Pipeline().exact(numbers).batched(global_size=6)
-    with pytest.raises(PipelineError, match=r"bench measures one rank, and here are 2.*\n.*world_size=2"):
+    with pytest.raises(PipelineError, match=r"bench measures one rank, but 2 are running.*\n.*world_size=2"):
         wdskit.bench(pipe, **QUICK)
     result = wdskit.bench(pipe, **QUICK, world_size=2)
     assert (result.world_size, result.batch) == (2, 3)
@@ -178,7 +180,7 @@ def test_functions_of_the_users_are_measured_in_one_thread_a_process_unless_thre
     pipe = Pipeline().exact(numbers).map(key_of).batched(4)
     result = wdskit.bench(pipe, seconds=0.01, repeats=1)
     assert [each.setting for each in result.loaders] == [(0, 1), (1, 1), (2, 1)]
-    assert "functions of yours run in one thread a process" in result.advice.warnings[0]
+    assert "your functions run in one thread per process" in result.advice.warnings[0]
     result = wdskit.bench(pipe, **QUICK | {"threads": [1, 2]})
     assert {each.setting.threads for each in result.loaders} == {1, 2}
     assert not any("functions of yours" in warning for warning in result.advice.warnings)
@@ -294,14 +296,14 @@ def test_each_reason_is_given() -> None:
     assert explain(far[1], far) == "it is the fastest: 2,800 samples/s, and 880 with workers: 1, threads: 4."
     near = [loader(1, 4, 980), loader(4, 1, 1000)]
     assert explain(near[0], near) == (
-        "nothing is faster by more than 5%, and of those as fast it needs the fewest processes."
+        "nothing is faster by more than 5%, and of the fastest it needs the fewest processes."
     )
     here = [loader(0, 4, 1200), loader(1, 4, 1000)]
     assert explain(here[1], here) == (
-        "workers: 0, threads: 4 gives 1,200 samples/s and this 1,000, but threads of the training process stop while "
-        "it runs Python code."
+        "workers: 0, threads: 4 gives 1,200 samples/s and this one 1,000, but threads in the "
+        "training process stop while it runs Python code."
     )
-    assert explain(near[0], near[:1]) == "no other was tried."
+    assert explain(near[0], near[:1]) == "no other setting was tried."
 
 
 def test_what_makes_the_figures_doubtful_is_a_warning() -> None:
@@ -309,7 +311,7 @@ def test_what_makes_the_figures_doubtful_is_a_warning() -> None:
     assert [*warn(quiet, 0.1, 1.0, 4)] == []
     assert [*warn(quiet, 0.1, 1.0, 8)] == ["no setting that was tried uses all 8 CPUs; the decode limit does."]
     (warning,) = warn(quiet, 2.0, 1.25, 4)
-    assert warning.startswith("reading a sample waits for storage 2 ms, and making it takes 1.2 ms of CPU.\n  Try more")
+    assert warning.startswith("reading a sample waits 2 ms for storage, and making it takes 1.2 ms of CPU.\n  Try more")
     noisy = [dataclasses.replace(quiet[0], samples_per_s=rate(100, 140, 90))]
     (warning,) = warn(noisy, 0.1, 1.0, 4)
     assert warning.startswith("repeats of one setting differ by up to 40%")

@@ -62,7 +62,7 @@ def test_the_verdict_follows_the_numbers(folder):
         (pipe(folder, window=600, lanes=1), "as good as uniform."),
         (pipe(folder, window=100, lanes=3), "well mixed, not quite uniform."),
         (pipe(folder, window=20, lanes=1), "far from uniform.\n  Pack with `--shuffle SEED`, which"),
-        (pipe(folder, "sequential"), "A sequential source does not shuffle, as evaluation wants it"),
+        (pipe(folder, "sequential"), "A sequential source does not shuffle, which suits evaluation"),
     ]
     ratios = []
     for each, verdict in verdicts:
@@ -92,9 +92,9 @@ def test_the_number_of_classes_is_given_or_found(folder, tmp_path):
 
 def test_what_has_no_quality_says_so(folder):
     stream = wdskit.Pipeline().stream(str(folder))
-    with pytest.raises(PipelineError, match="shuffle buffers, which only a run shows"):
+    with pytest.raises(PipelineError, match="shuffle buffers, so only a run shows it"):
         wdskit.plan(stream, quality=True)
-    with pytest.raises(PipelineError, match="no full global batch"):
+    with pytest.raises(PipelineError, match="does not fill one global batch"):
         wdskit.plan(pipe(folder, "sequential", batch=700), quality=True)
 
 
@@ -131,7 +131,7 @@ def test_a_picture_is_drawn(folder, tmp_path):
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused(folder, tmp_path, monkeypatch):
-    with pytest.raises(PipelineError, match=r"a\.gif: a picture is drawn as \.png or \.svg"):
+    with pytest.raises(PipelineError, match=r"a\.gif: a picture is a \.png or \.svg file"):
         wdskit.plan(pipe(folder), plot=tmp_path / "a.gif")
     with pytest.raises(StorageError, match=r"no/a\.png: the picture cannot be written: No such file"):
         wdskit.plan(pipe(folder), plot=tmp_path / "no" / "a.png")

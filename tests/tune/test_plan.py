@@ -96,7 +96,7 @@ def test_lanes_that_nodes_share_are_a_warning(folder):
     (warning,) = found.warnings
     what, way_out = warning.split("\n")
     assert what == "a lane is read by 1.5 nodes on average, which read the same shards."
-    assert way_out == "  Before a run begins, set `lanes: 8 or 16`: another number is another order."
+    assert way_out == "  Before a run begins, set `lanes: 8 or 16`. A different number gives a different order."
     assert plan(folder, world_size=8, batch=2, gpus_per_node=1, options={"lanes": 16}).lanes.num_shared == 1
     assert plan(folder, world_size=8, batch=2, gpus_per_node=8).lanes.num_shared == 1
 
@@ -155,7 +155,7 @@ def test_too_many_open_shards_and_a_large_tail_are_warnings(tmp_path):
     opened, dropped = (warning.split(".")[0] for warning in found.warnings)
     assert opened.startswith("a rank reads from 600 shards at a time, and a process keeps 512 open where `ulimit -n`")
     assert [dropped] == [
-        "47% of each epoch is dropped, since it fills no batch of 320 on all ranks",
+        "47% of each epoch is dropped, because it fills no batch of 320 on all ranks",
     ]
 
 
@@ -170,7 +170,7 @@ def test_a_node_holds_the_windows_of_its_lanes(folder):
 
 
 def test_global_sizes_that_do_not_divide_are_refused(folder):
-    with pytest.raises(PipelineError, match=r"global_size 32 does not divide into 6 ranks\.\n  30 and 36 would"):
+    with pytest.raises(PipelineError, match=r"global_size 32 is not a multiple of 6 ranks\.\n  30 and 36 are"):
         plan(folder, batch={"global_size": 32}, world_size=6)
     assert plan(folder, batch={"global_size": 30}, world_size=6).batch == 5
 
@@ -216,7 +216,7 @@ def test_streams_have_shards_of_ranks_and_workers(folder):
 def test_streams_that_would_be_refused_are_refused(folder):
     with pytest.raises(PipelineError, match="split_by_node is missing"):
         wdskit.plan(config({"with_epoch": 3}, stream=str(folder)), world_size=2)
-    with pytest.raises(PipelineError, match="ends at another step on each"):
+    with pytest.raises(PipelineError, match="ends at a different step on each"):
         wdskit.plan(config("split_by_node", stream=str(folder)), world_size=2)
     with pytest.raises(PipelineError, match="6 shards cannot feed 7 workers"):
         wdskit.plan(config("split_by_node", "split_by_worker", stream=str(folder)), workers=7)
@@ -229,9 +229,9 @@ def test_a_source_of_another_library_cannot_be_planned(folder):
 
 
 def test_errors_come_before_numbers(folder, tmp_path):
-    with pytest.raises(PipelineError, match=r"plan\(world_size=0\): it is a whole number, 1 or more"):
+    with pytest.raises(PipelineError, match=r"plan\(world_size=0\): pass a whole number, 1 or more"):
         plan(folder, world_size=0)
-    with pytest.raises(PipelineError, match=r"plan\(epoch=1.5\): it is a whole number, 0 or more"):
+    with pytest.raises(PipelineError, match=r"plan\(epoch=1.5\): pass a whole number, 0 or more"):
         plan(folder, epoch=1.5)
     with pytest.raises(PipelineError, match="belong to a configuration"):
         wdskit.plan(wdskit.Pipeline().exact(str(folder)), pipeline="train")

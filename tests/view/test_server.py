@@ -138,7 +138,7 @@ def test_images_and_masks_are_encoded_anew(client: TestClient) -> None:
     [
         ("image?row=0&field=txt", "not an image of a known format"),
         ("image?row=0&field=%3Cb%3E", "there is no field '<b>' in this sample"),
-        ("mask?row=0&field=jpg", "does not store one plain number a pixel"),
+        ("mask?row=0&field=jpg", "does not store one number per pixel"),
         ("image?row=0&field=jpg&side=100000", "'100000' is not a number of 16 to 2048."),
         ("image?row=60&field=jpg", "'60' is not a number of 0 to 59."),
         ("api/page?start=-1", "'-1' is not a number of 0 to 59."),

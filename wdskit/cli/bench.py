@@ -39,7 +39,10 @@ def bench_command(
     threads: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N", help="Threads to try with each of them.", rich_help_panel="Measurement", show_default=False
+            metavar="N,N",
+            help="Threads to try with each number of workers.",
+            rich_help_panel="Measurement",
+            show_default=False,
         ),
     ] = None,
     world_size: Annotated[
@@ -56,7 +59,10 @@ def bench_command(
         float, typer.Option(metavar="S", help="Length of each measurement.", rich_help_panel="Measurement")
     ] = 1.0,
     repeats: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How often each measurement is made.", rich_help_panel="Measurement")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Number of times that each measurement is made.", rich_help_panel="Measurement"
+        ),
     ] = 3,
     json: JsonOption = False,
 ) -> None:
@@ -117,7 +123,7 @@ def show_result(result: BenchResult) -> None:
     rate, spread = _rate(result.read_samples_per_s)
     reading = f"{rate} samples/s{spread and f' {spread}'}"
     num_bytes = format_bytes(result.read_samples_per_s.median * result.sample_bytes)
-    console.print(f"Only read, by one thread: {reading}, {num_bytes}/s, CPU ms {result.read_cpu_ms.median:#.3g}")
+    console.print(f"Reading only, by one thread: {reading}, {num_bytes}/s, CPU ms {result.read_cpu_ms.median:#.3g}")
     console.print(f"Decode limit: {_rate(result.limit)[0]} samples/s, what one thread makes in its CPU time x {cpus}\n")
     advice = result.advice
     loaders = (
@@ -137,7 +143,7 @@ def show_result(result: BenchResult) -> None:
     print(f"\n{escape_lines(advice.yaml)}\n")
     reached = f"It reaches {advice.limit_ratio:.0%} of the decode limit"
     if advice.setting == result.configured:
-        reached += ", and is what the configuration comes to already"
+        reached += ", and is what the configuration already uses"
     console.print(f"{reached}; {advice.reason}")
     for warning in advice.warnings:
         print(f"\nWarning: {escape_lines(warning)}")

@@ -17,7 +17,7 @@ from wdskit.files import describe_missing
 if TYPE_CHECKING:
     from wdskit.storage.parts import PartFile
 
-app = typer.Typer(help="Look at, check and empty the folder that keeps parts of remote shards.", no_args_is_help=True)
+app = typer.Typer(help="Inspect, check and empty the folder that caches parts of remote shards.", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder that `cache: {dir: ...}` names.")]
 
@@ -54,7 +54,7 @@ def ls_command(folder: Folder, json: JsonOption = False) -> None:
 @app.command("prune", cls=Command)
 def prune_command(
     folder: Folder,
-    to: Annotated[str, typer.Option(metavar="SIZE", help="How much may stay, such as 100GB; 0 removes all.")],
+    to: Annotated[str, typer.Option(metavar="SIZE", help="How much to keep, such as 100GB; 0 removes all.")],
 ) -> None:
     """Remove the parts that were not used for longest, and what killed processes left behind.
 
@@ -114,9 +114,9 @@ def warm_command(config: ConfigArgument, pipeline: PipelineOption = None, overri
     opened = open_pipeline(config, pipeline, overrides or [], caller="cache warm")
     kept, source = opened.cache.open(), opened.pipe.stages[0]
     if kept is None:
-        raise ConfigError(f"{config}: it names no such folder. Add `cache: {{dir: /nvme/wdskit, size: 500GB}}`.")
+        raise ConfigError(f"{config}: it sets no cache folder. Add `cache: {{dir: /nvme/wdskit, size: 500GB}}`.")
     if not getattr(source, "is_planned", False):
-        raise ConfigError(f"{config}: `{source.name}` keeps nothing; exact, sequential and resampled do.")
+        raise ConfigError(f"{config}: `{source.name}` does not use the cache; exact, sequential and resampled do.")
     data = source.plan()
     with show_steps() as show:
         ShardCache(data.tables, data.parts, kept).warm(lambda done, total: show("fetching", done, total))

@@ -143,7 +143,7 @@ def print_summary(details: Iterable[tuple[str, str]], notes: Iterable[str]) -> N
 
 def ignored_note(num_ignored: int) -> str:
     """The note on members that belong to no sample."""
-    return f"Note: {plural(num_ignored, 'member')} in no sample (`wdskit ls SHARD --members` lists all)."
+    return f"Note: {plural(num_ignored, 'member')} in no sample (`wdskit ls SHARD --members` lists all members)."
 
 
 @contextlib.contextmanager
@@ -220,7 +220,10 @@ def show_packing() -> Iterator[OnProgress]:
 
             yield (lambda _: None) if bar.disable else show
     except KeyboardInterrupt:
-        print("Stopped. What has its name is whole, and the same command goes on with it.", file=sys.stderr)
+        print(
+            "Stopped. Every file with its final name is complete, and the same command continues from there.",
+            file=sys.stderr,
+        )
         raise
 
 

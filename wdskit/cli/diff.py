@@ -13,7 +13,7 @@ from wdskit.cli.options import JsonOption
 def diff_command(
     a: Annotated[str, typer.Argument(metavar="A", help="A shard, a folder, or a pattern.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another.")],
-    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Most lines of each kind.")] = 100,
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Number of lines to print of each kind.")] = 100,
     json: JsonOption = False,
 ) -> None:
     """Compare the samples of A and B by key, wherever they stand.
@@ -45,7 +45,7 @@ def diff_command(
             print(f"differs: {key}: {escape(', '.join(one.fields))} ({escape(one.in_a)}, {escape(one.in_b)})")
     for side, num in zip("AB", result.num_repeated, strict=True):
         if num:
-            print(f"{plural(num, 'sample')} of {side} with a key that came before: not compared.")
+            print(f"{plural(num, 'sample')} of {side} with a repeated key: not compared.")
     print(
         f"A has {plural(result.num_samples[0], 'sample')}, B {format_count(result.num_samples[1])}: "
         f"{format_count(result.num_equal)} equal, {format_count(result.num_only_a)} only in A, "

@@ -19,7 +19,7 @@ def extract_command(
     keys: Annotated[
         list[str] | None, typer.Option("--key", metavar="KEY", help="Only this sample. Repeatable.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after so many samples.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this many samples.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Write the fields of samples as files called KEY.FIELD.

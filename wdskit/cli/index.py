@@ -13,7 +13,7 @@ from wdskit.cli.options import JsonOption, ReadersOption, SplitNameOption
 
 def index_command(
     folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards; one of a bucket, too.")
+        str, typer.Argument(metavar="FOLDER", help="Folder that holds the shards, local or in a bucket.")
     ],
     export: Annotated[
         str | None,
@@ -57,19 +57,19 @@ def index_command(
         f"{format_bytes(num_bytes)} in {seconds:.1f} s ({format_bytes(num_bytes / seconds)}/s)."
     )
     if kinds:
-        print(f"Beside them, for other readers: {', '.join(kinds)}.")
+        print(f"Files for other readers: {', '.join(kinds)}.")
     if report.changed:
         print(
-            f"Note: {plural(len(report.changed), 'shard')} with the size that the index said before and other bytes, "
-            f"the first {escape(report.changed[0])}. If nobody has written them again, they are damaged."
+            f"Note: {plural(len(report.changed), 'shard')} of the same size as before, but with other bytes, first "
+            f"{escape(report.changed[0])}. If no program rewrote them, they are damaged."
         )
     for file, names in report.disagreeing.items():
         what = "is not what its program reads"
         if names:
-            what = f"says other numbers of samples of {plural(len(names), 'shard')}, the first {escape(names[0])}"
+            what = f"has other sample counts for {plural(len(names), 'shard')}, the first {escape(names[0])}"
         print(f"Note: {file} {what}.")
     if report.num_ignored:
         print(ignored_note(report.num_ignored))
     num_empty = sum(entry.num_samples == 0 for entry in index.entries)
     if num_empty:
-        print(f"Note: {plural(num_empty, 'shard')} without any sample.")
+        print(f"Note: {plural(num_empty, 'shard')} without samples.")

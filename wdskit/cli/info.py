@@ -61,7 +61,7 @@ def info_command(
     if summary.unfinished:
         print(f"Note: {escape(summary.unfinished)}")
     elif summary.kind == "folder" and summary.source == "scan":
-        print(f"No index: every shard was read. `wdskit index {escape(path)}` makes one.")
+        print(f"No index: every shard was read. `wdskit index {escape(path)}` creates one.")
     if summary.num_ignored:
         print(ignored_note(summary.num_ignored))
 
@@ -83,7 +83,7 @@ def _details(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.source == "scan":
         yield "based on", "a full read"
     else:
-        compared = "names and sizes of the files agree" if is_local(summary.path) else "its files were not looked at"
+        compared = "names and sizes of the files agree" if is_local(summary.path) else "its files were not checked"
         yield "based on", f"the folder's index; {compared}"
 
 

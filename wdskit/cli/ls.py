@@ -24,7 +24,7 @@ NUM_ALIGNED = 200
 
 def ls_command(
     path: PathArgument,
-    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after so many lines.")] = None,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Stop after this many lines.")] = None,
     members: Annotated[bool, typer.Option("--members", help="List a shard's raw tar members.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:

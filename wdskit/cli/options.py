@@ -42,13 +42,14 @@ PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="A shard, a folder, or a pattern.", show_default=False)
 ]
 EmptyFolderOption = Annotated[
-    str, typer.Option("--to", metavar="DEST", help="Folder to write to, empty or not there.", show_default=False)
+    str,
+    typer.Option("--to", metavar="DEST", help="Folder to write to. It must be empty or not exist.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 ReadersOption = Annotated[
     int | None,
     typer.Option(
-        metavar="N", min=1, help="Processes that read. Default: the CPUs, fewer for little data.", show_default=False
+        metavar="N", min=1, help="Processes that read. Default: one per CPU, fewer for little data.", show_default=False
     ),
 ]
 SplitNameOption = Annotated[
@@ -60,7 +61,7 @@ PipelineOption = Annotated[
     typer.Option(
         "--pipeline",
         metavar="NAME",
-        help="Which pipeline; needed if CONFIG has several.",
+        help="The pipeline. Required if CONFIG has several.",
         show_default=False,
         rich_help_panel="Configuration",
     ),

@@ -71,7 +71,7 @@ def pack_command(
 
     if context.args:  # a pattern that the shell has replaced by names
         num = len(context.args) + 2
-        msg = f"pack takes one SOURCE and one DEST, and got {num} names: {source} {dest} ... {context.args[-1]}."
+        msg = f"pack takes one SOURCE and one DEST, but got {num} names: {source} {dest} ... {context.args[-1]}."
         raise typer.BadParameter(
             f"{escape(msg)} Name the folder, quote a pattern ('*.tar'), or send the names: "
             "find FOLDER -name '*.jpg' | wdskit pack - DEST"
@@ -84,7 +84,7 @@ def pack_command(
         result = pack(source, dest, options=options, progress=show)
     _print(result, json=json)
     if options.part is not None and not json:
-        print(f"That is part {escape(options.part)}. When all are through: wdskit pack-finish {escape(dest)}")
+        print(f"This is part {escape(options.part)}. When all parts are done: wdskit pack-finish {escape(dest)}")
 
 
 def pack_finish_command(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from wdskit.packing.reshard import ReshardResult
 
 _SHOWN_REJECTS = 5
-WAS_DONE = "Nothing to do: {} holds all of it already."
+WAS_DONE = "Nothing to do: {} already holds all of it."
 
 
 def print_result(result: PackResult) -> None:

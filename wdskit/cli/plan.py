@@ -36,18 +36,18 @@ def plan_command(
         typer.Option(
             metavar="N",
             min=0,
-            help="Worker processes of a rank. Default: the configuration's.",
+            help="Worker processes per rank. Default: as configured.",
             rich_help_panel="Run",
             show_default=False,
         ),
     ] = None,
-    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks of a node.", rich_help_panel="Run")] = 8,
-    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.", rich_help_panel="Run")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(metavar="N", min=1, help="Ranks per node.", rich_help_panel="Run")] = 8,
+    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch.", rich_help_panel="Run")] = 0,
     downloads: Annotated[
         bool | None,
         typer.Option(
             "--downloads/--no-downloads",
-            help="Find what nodes fetch from a store. Default: where that takes seconds.",
+            help="Compute what each node downloads from a store. Default: only where that takes seconds.",
             rich_help_panel="Run",
             show_default=False,
         ),
@@ -144,25 +144,25 @@ def _epoch_rows(plan: EpochPlan) -> Iterator[tuple[str, str]]:
         share = f" ({plan.num_dropped / plan.num_samples:.2%})" if plan.num_dropped else ""
         yield "dropped", f"{plural(plan.num_dropped, 'sample')}{share}"
     if plan.lanes is not None:
-        yield "lanes", f"a node takes from {plan.lanes.per_node:,} of {plan.lanes.num_lanes:,}"
+        yield "lanes", f"a node reads {plan.lanes.per_node:,} of {plan.lanes.num_lanes:,}"
     shards = _shards(round(plan.rank_shards.least), round(plan.rank_shards.most))
     num_bytes = _between(*map(format_bytes, (plan.rank_bytes.least, plan.rank_bytes.most)))
     yield "a rank reads", f"{shards}, {num_bytes}"
     of_node = f"a node of {plural(plan.gpus_per_node, 'rank')}"
     yield (
         "at once",
-        f"{of_node} from {plural(plan.open_shards, 'shard')}, in windows of {format_bytes(plan.node_bytes)}",
+        f"{of_node} reads from {plural(plan.open_shards, 'shard')}, in windows of {format_bytes(plan.node_bytes)}",
     )
 
 
 def _download_rows(plan: DownloadPlan) -> Iterator[tuple[str, str]]:
     about = "" if plan.is_exact else "about "
-    yield "downloads", f"a node {about}{format_bytes(plan.node_bytes)} in {plural(plan.requests, 'part')}"
+    yield "downloads", f"{about}{format_bytes(plan.node_bytes)} per node in {plural(plan.requests, 'part')}"
     yield "all nodes", f"{plan.first_ratio:.2f} times the data, {plan.second_ratio:.2f} times in the next epoch"
     if plan.homes:
         other = "without homes" if plan.other_homes == 1 else f"with `homes: {plan.other_homes}`"
         yield "homes", f"{plan.homes}; {other} the next epoch is {plan.other_ratio:.2f} times"
-    yield "needed again", f"at one moment {about}{format_bytes(plan.live_bytes)} of a node: the least `cache.size`"
+    yield "needed again", f"{about}{format_bytes(plan.live_bytes)} per node at once: the smallest `cache.size`"
 
 
 def _quality_rows(quality: QualityPlan) -> Iterator[tuple[str, str]]:
@@ -177,9 +177,9 @@ def _stream_rows(plan: StreamPlan) -> Iterator[tuple[str, str]]:
     yield "source", f"stream, {plural(plan.num_shards, 'shard')}{how}"
     yield "on", _ranks(plan)
     if plan.steps is None:
-        yield "steps", "known only by reading: there is no with_epoch"
+        yield "steps", "unknown before the run: there is no with_epoch"
     else:
-        yield "steps", f"{format_count(plan.steps)} of each rank in an epoch"
+        yield "steps", f"{format_count(plan.steps)} per rank and epoch"
     for name, shards in (("a rank draws", plan.rank_shards), ("a worker draws", plan.worker_shards)):
         if shards is not None:
             yield name, f"{_shards(*shards)} in a pass over all"

@@ -17,7 +17,7 @@ def repair_command(
     path: PathArgument,
     to: EmptyFolderOption,
     images: Annotated[
-        str, typer.Option(metavar="none|structure|decode", help="A sample with an image that fails this check is lost.")
+        str, typer.Option(metavar="none|structure|decode", help="A sample whose image fails this check is lost.")
     ] = "structure",
     json: JsonOption = False,
 ) -> None:
@@ -46,9 +46,7 @@ def repair_command(
     for loss in result.lost:
         print(f"lost: {escape(str(loss))}")
     for shard in suspects:
-        print(
-            f"doubt: {escape(shard)}: its SHA-256 differs from the index, so the saved samples may be damaged as well."
-        )
+        print(f"doubt: {escape(shard)}: its SHA-256 differs from the index, so the saved samples may be damaged too.")
     lost = {(loss.file, loss.key) for loss in result.lost if loss.key is not None}
     num_shards = sum(one.num_saved > 0 for one in result.shards)
     print(

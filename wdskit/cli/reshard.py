@@ -67,7 +67,7 @@ def reshard_command(
     if selection is not None:
         ignored = next(other_options(options, _OF_SELECTIONS), "DEST" if dest else None)
         if ignored is not None:
-            raise typer.BadParameter(f"{ignored} says how shards are written, and --selection writes none.")
+            raise typer.BadParameter(f"{ignored} is for writing shards, and --selection writes none.")
         chosen = {name: getattr(options, name) for name in _OF_SELECTIONS}
         with show_packing() as show:
             selected = select(source, selection, **chosen, progress=show)

@@ -32,12 +32,14 @@ def split_command(
             help="What decides: the key, or a value of the JSON (json:patient.id), whose samples stay together.",
         ),
     ] = "key",
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Another seed gives another split.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="A different seed gives a different split.")] = 0,
     missing: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The split for samples without that value. Default: they are an error."),
+        typer.Option(
+            metavar="NAME", help="The split for samples without that value. Default: such samples are an error."
+        ),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace splits that were made otherwise.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing splits that differ.")] = False,
     workers: ReadersOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -81,4 +83,4 @@ def split_command(
         print(f"Note: {plural(report.num_missing, 'sample')} without {escape(by)} went to {missing}.")
     for part in report.parts:
         if not part.num_samples:
-            print(f"Note: {part.name} has no sample.")
+            print(f"Note: {part.name} has no samples.")

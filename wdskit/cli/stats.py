@@ -36,10 +36,10 @@ def stats_command(
     sample: Annotated[
         str | None, typer.Option(metavar="SHARE", help="Read this share of the samples only: 10%.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Chooses that share, and the thumbnails.")] = 0,
-    digests: Annotated[bool, typer.Option("--digests", help="Find images that are the same bytes.")] = False,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed that chooses the share and the thumbnails.")] = 0,
+    digests: Annotated[bool, typer.Option("--digests", help="Find images with identical bytes.")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a report with plots and thumbnails, too.")
+        Path | None, typer.Option(metavar="FILE", help="Also write a report with plots and thumbnails.")
     ] = None,
     workers: ReadersOption = None,
     json: JsonOption = False,
@@ -86,7 +86,7 @@ def _tables(found: ShardStats) -> Iterator[Table]:
 def _details(found: ShardStats) -> Iterator[tuple[str, str]]:
     yield "samples", format_count(found.num_samples)
     if found.sample:
-        yield "read", f"{format_count(found.num_read)} of them; all below is of these"
+        yield "read", f"{format_count(found.num_read)} of them; all numbers below are for these"
     yield "size", f"{format_bytes(found.num_bytes)} in {plural(found.num_shards, 'shard')}"
     if found.num_shards > 1:
         least, most = found.shard_samples.min, found.shard_samples.max
@@ -139,10 +139,10 @@ def _of_images(images: ImageStats) -> Iterator[tuple[str, str]]:
     yield "height", _range(images.heights, format_count)
     yield "width / height", _range(images.aspects, lambda value: f"{value / 1000:.2f}")
     if images.num_resolutions is None:
-        yield "resolutions", "over 100,000 different ones"
+        yield "resolutions", "over 100,000 different sizes"
         return
     few = [f"{width}x{height} ({count:,})" for width, height, count in images.resolutions[:5] if count > 1]
-    common = f", the commonest {', '.join(few)}" if few else ""
+    common = f", most common: {', '.join(few)}" if few else ""
     yield "resolutions", f"{format_count(images.num_resolutions)} different{common}"
 
 
@@ -175,8 +175,8 @@ def _notes(found: ShardStats) -> Iterator[str]:
     named = [one for one in found.classes or () if one.name is not None]
     empty = [str(one.name) for one in named if not one.num_samples]
     if empty and len(empty) < len(named) and not found.sample:
-        yield f"Note: {plural(len(empty), 'class')} of classes.json without any sample, first {empty[0]}."
+        yield f"Note: {plural(len(empty), 'class')} of classes.json without samples, first {empty[0]}."
     if found.num_more_fields or found.num_more_keys:
-        yield "Note: over 1,000 different fields or JSON keys; those beyond are not distinguished."
+        yield "Note: over 1,000 different fields or JSON keys; the rest are counted together."
     if found.num_ignored:
         yield ignored_note(found.num_ignored)

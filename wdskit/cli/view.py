@@ -16,11 +16,11 @@ def view_command(
     shards: Annotated[
         str | None,
         typer.Argument(
-            metavar="DIR", help="Indexed shards: a folder or a pattern. None with --config.", show_default=False
+            metavar="DIR", help="Indexed shards: a folder or a pattern. Omit it with --config.", show_default=False
         ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only this split of DIR, as `wdskit split` makes it.")
+        str | None, typer.Option(metavar="NAME", help="Only this split of DIR, made by `wdskit split`.")
     ] = None,
     config: Annotated[
         Path | None,
@@ -31,17 +31,17 @@ def view_command(
     pipeline: PipelineOption = None,
     overrides: OverridesOption = None,
     rank: Annotated[
-        int, typer.Option(metavar="R", min=0, help="The rank whose samples are shown.", rich_help_panel="Configuration")
+        int, typer.Option(metavar="R", min=0, help="The rank whose samples to show.", rich_help_panel="Configuration")
     ] = 0,
     world_size: Annotated[
         int, typer.Option(metavar="W", min=1, help="Ranks of the run.", rich_help_panel="Configuration")
     ] = 1,
     gpus_per_node: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Ranks of a node.", rich_help_panel="Configuration")
+        int, typer.Option(metavar="N", min=1, help="Ranks per node.", rich_help_panel="Configuration")
     ] = 8,
-    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="Which epoch.", rich_help_panel="Configuration")] = 0,
+    epoch: Annotated[int, typer.Option(metavar="N", min=0, help="The epoch.", rich_help_panel="Configuration")] = 0,
     port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Default: any that is free.", show_default=False)
+        int, typer.Option(metavar="N", min=0, max=65535, help="Default: any free port.", show_default=False)
     ] = 0,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
 ) -> None:
@@ -76,11 +76,11 @@ def view_command(
         given = {"--pipeline": pipeline, "--set": overrides, "--rank": rank, "--epoch": epoch}
         for option, value in (*given.items(), ("--world-size", world_size - 1)):
             if value:
-                raise typer.BadParameter(f"{option} goes with --config.")
+                raise typer.BadParameter(f"{option} needs --config.")
         samples = open_folder(shards, split=split)
     else:
         if split is not None:
-            raise typer.BadParameter("--split goes with DIR; a pipeline names its own.")
+            raise typer.BadParameter("--split is for DIR; a pipeline names its own split.")
         samples = open_order(
             config,
             pipeline=pipeline,

@@ -29,7 +29,7 @@ _FIELD_STAGES = frozenset({"decode", "to_tuple", "to_dict", "rename"})
 """Stages whose failure means that a field is missing or cannot be decoded."""
 
 
-_DO_DECODE = "Pack it anew without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
+_DO_DECODE = "Pack it again without this sample (`--skip-bad`), or allow some: `errors: {max_bad: 10}`."
 
 
 class Bad(NamedTuple):
@@ -287,7 +287,7 @@ class _Rows:
         for attempt in itertools.count(1):
             other = self._program.plan.order.substitute(place, attempt)
             if other is None:
-                msg = f"{bad}\n  No sample near it can stand in for it: all {attempt} are bad."
+                msg = f"{bad}\n  No sample near it can replace it: all {attempt} are bad."
                 raise SampleError(msg, stage=bad.stage, shard=bad.shard, key=bad.key) from bad
             try:
                 value, _ = self._sample(place, *other, out, timings)

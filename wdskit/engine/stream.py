@@ -178,7 +178,7 @@ class StreamPipeline(webdataset.DataPipeline):  # type: ignore[misc]  # webdatas
                 return
             yield batch.value
             if self._turn is not turn:
-                msg = "this pipeline is being iterated by another iterator that was started meanwhile."
+                msg = "another iterator of this pipeline has started in the meantime."
                 raise PipelineError(f"{msg}\n  Finish one before the next, or build() a second pipeline.")
 
     def start(self, worker: int, num_workers: int) -> StreamItems:
@@ -321,9 +321,9 @@ def check_splits(stages: list[Any], layout: Layout, world_size: int, num_workers
     if layout.cut is not None:
         return
     if world_size > 1 and not layout.split_none:
-        msg = f"a stream over {world_size} ranks ends at another step on each, and DDP hangs."
+        msg = f"a stream over {world_size} ranks ends at a different step on each rank, and DDP hangs."
         raise PipelineError(
-            f"{msg}\n  Add with_epoch: n, which counts per rank and goes on where the last epoch ended."
+            f"{msg}\n  Add with_epoch: n, which counts per rank and continues where the last epoch ended."
         )
     num_readers = (world_size if by_node else 1) * (num_workers if by_worker else 1)
     if layout.draws.num_shards < num_readers and not layout.draws.resampled:
@@ -340,7 +340,7 @@ def splitters_of(stages: list[Any]) -> tuple[bool, bool]:
 
 def _no_splitter(name: str, who: str) -> str:
     msg = f"{who} would each read every shard: {name} is missing."
-    return f"{msg}\n  Add it behind stream, or say `split: none` if that is meant."
+    return f"{msg}\n  Add it after the source, or set `split: none` if this is intended."
 
 
 def _num_samples(value: Any, batch: int) -> int:
@@ -363,5 +363,7 @@ def _close(values: Iterator[Any]) -> None:
 
 
 def _cannot_go_on(why: str) -> str:
-    msg = f"{why} holds values that cannot be read again, so an epoch cannot be repeated or go on in another process."
+    msg = (
+        f"{why} holds values that cannot be read again, so an epoch cannot be repeated, or continue in another process."
+    )
     return f"{msg}\n  Finish every epoch, and keep the workers: persistent_workers=True."

@@ -195,7 +195,7 @@ def _unpacked(name: str, text: str) -> Position:
     data = unpacker.decompress(base64.b64decode(text, validate=True), 8 * _MAX_NUMBERS)
     numbers = np.cumsum(np.frombuffer(data, dtype="<i8"))
     if len(numbers) and numbers.min() < 0:
-        msg = f"{name} holds {numbers.min()}, where a whole number of 0 or more belongs"
+        msg = f"{name} holds {numbers.min()}, not a whole number of 0 or more"
         raise ValueError(msg)
     position = Position.of_numbers(numbers.tolist())
     _natural(f"{name}: first epoch", position.first_epoch, _MAX_EPOCH)
@@ -204,7 +204,7 @@ def _unpacked(name: str, text: str) -> Position:
 
 def _natural(name: str, value: object, most: int = 1 << 62) -> int:
     if type(value) is not int or not 0 <= value < most:
-        msg = f"{name} is {value!r}, where a whole number from 0 to {most - 1} belongs"
+        msg = f"{name} is {value!r}, not a whole number from 0 to {most - 1}"
         raise ValueError(msg)
     return value
 
@@ -265,7 +265,7 @@ class Positions:
         missing = [pair for pair in pairs if pair not in found]
         if missing:
             raise PipelineError(
-                f"draw {missing[0][0]}: sample {missing[0][1]} is gone. Did the shards change meanwhile?"
+                f"draw {missing[0][0]}: sample {missing[0][1]} is gone. Did the shards change in the meantime?"
             )
         return [found[pair] for pair in pairs]
 

@@ -297,17 +297,17 @@ def differences(old: RunDescription, new: RunDescription, where_of: Callable[[in
     was, now = _plain(old.options), _plain(new.options)
     commands = [options.pop("command", "pack") for options in (was, now)]
     if commands[0] != commands[1]:
-        return ["it was `wdskit {}`, and now is `wdskit {}`.".format(*commands)]
-    found = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit}, and now is {new.wdskit}."]
+        return ["it was `wdskit {}` and is `wdskit {}`.".format(*commands)]
+    found = [] if old.wdskit == new.wdskit else [f"wdskit was {old.wdskit} and is {new.wdskit}."]
     found += [
-        f"{name} was {was.get(name)!r}, and now is {now.get(name)!r}."
+        f"{name} was {was.get(name)!r} and is {now.get(name)!r}."
         for name in sorted({*was, *now})
         if was.get(name) != now.get(name)
     ]
     if (old.num_rows is None) != (new.num_rows is None):
         return [*found, "only one of the two sources can be read more than once."]
     if old.num_rows != new.num_rows:
-        found.append(f"the source had {old.num_rows} {old.unit}s, and now has {new.num_rows}.")
+        found.append(f"the source had {old.num_rows} {old.unit}s and has {new.num_rows}.")
     if old.block_rows == new.block_rows:
         found += _other_rows(old, new, where_of)
     if not found and (old.shards != new.shards or old.first != new.first):

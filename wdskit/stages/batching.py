@@ -61,7 +61,7 @@ class Batched(StreamStage):
         if rest:
             near = [each * world_size for each in (size, size + 1) if each]
             msg = f"batched: global_size {self.global_size} is not a multiple of {world_size} ranks."
-            raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} are.")
+            raise PipelineError(f"{msg}\n  {' and '.join(map(str, near))} {'is' if len(near) == 1 else 'are'}.")
         return size
 
     def bind(self, context: Context) -> Batcher:

@@ -177,19 +177,19 @@ def bench(
     for name, value, least in lists:
         is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
         if value is not None and not (is_list and all(type(each) is int and each >= least for each in value)):
-            raise PipelineError(f"bench({name}={value!r}): it is a list of whole numbers, each {least} or more.")
+            raise PipelineError(f"bench({name}={value!r}): pass a list of whole numbers, each {least} or more.")
     for name, number in (("world_size", 1 if world_size is None else world_size), ("repeats", repeats)):
         if type(number) is not int or number < 1:
-            raise PipelineError(f"bench({name}={number!r}): it is a whole number, 1 or more.")
+            raise PipelineError(f"bench({name}={number!r}): pass a whole number, 1 or more.")
     if type(seconds) not in {int, float} or not 0 < seconds < float("inf"):
-        raise PipelineError(f"bench(seconds={seconds!r}): it is a number above 0.")
+        raise PipelineError(f"bench(seconds={seconds!r}): pass a number above 0.")
     opened = open_pipeline(config, pipeline, overrides, caller="bench")
     if not isinstance(opened.pipe.stages[0], PlannedSource):
-        msg = "bench: a stream cannot be read and decoded apart: only a run shows which sample comes where."
+        msg = "bench: reading and decoding of a stream cannot be measured apart, because only a run shows its order."
         raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`), and measure `exact`.")
     if world_size is None and (place := find_place()).world_size > 1:
-        msg = f"bench measures one rank, and here are {place.world_size}, all of which would measure at the same time."
-        once = f"Start it once, without torchrun, with world_size={place.world_size} (--world-size)"
+        msg = f"bench measures one rank, but {place.world_size} are running and would measure at the same time."
+        once = f"Start it once, without torchrun, and with world_size={place.world_size} (--world-size)"
         raise PipelineError(f"{msg}\n  {once}, on the CPUs of one rank (taskset).")
     subject = _Subject(opened, transforms, plugins, world_size or 1)
     settings, refused = _choose_settings(subject, workers, threads)
@@ -373,13 +373,13 @@ def explain(chosen: LoaderBench, loaders: Sequence[LoaderBench]) -> str:
     rate = chosen.samples_per_s.median
     others = [each for each in loaders if each.setting != chosen.setting]
     if not others:
-        return "no other was tried."
+        return "no other setting was tried."
     best = max(others, key=lambda each: each.samples_per_s.median)
     if best.setting.workers == 0 and best.samples_per_s.median * _NEAR > rate:
-        msg = f"{best.setting} gives {best.samples_per_s.median:,.0f} samples/s and this {rate:,.0f}, but threads of "
-        return f"{msg}the training process stop while it runs Python code."
+        msg = f"{best.setting} gives {best.samples_per_s.median:,.0f} samples/s and this one {rate:,.0f}, but threads"
+        return f"{msg} in the training process stop while it runs Python code."
     if best.samples_per_s.median > rate:
-        return f"nothing is faster by more than {1 - _NEAR:.0%}, and of those as fast it needs the fewest processes."
+        return f"nothing is faster by more than {1 - _NEAR:.0%}, and of the fastest it needs the fewest processes."
     return f"it is the fastest: {rate:,.0f} samples/s, and {best.samples_per_s.median:,.0f} with {best.setting}."
 
 
@@ -388,13 +388,13 @@ def warn(
 ) -> Iterator[str]:
     """What makes the figures doubtful, or better ones impossible."""
     if one_thread:
-        yield f"{ONE_THREAD}, so no more were tried.\n  Where more may call them at once, try --threads 1,4."
+        yield f"{ONE_THREAD}, so no more threads were tried.\n  If they are thread-safe, try --threads 1,4."
     spread = max(each.samples_per_s.spread_ratio for each in loaders)
     if spread > _NOISE:
-        msg = f"repeats of one setting differ by up to {spread:.0%} from their median: this machine has other work too."
-        yield f"{msg}\n  Run it when it is quiet, or with more --repeats."
+        msg = f"repeats of one setting differ by up to {spread:.0%} from their median: other programs are running."
+        yield f"{msg}\n  Run it on an idle machine, or with more --repeats."
     if read_wait_ms > _MUCH_WAITING * cpu_ms:
-        msg = f"reading a sample waits for storage {read_wait_ms:.2g} ms, and making it takes {cpu_ms:.2g} ms of CPU."
+        msg = f"reading a sample waits {read_wait_ms:.2g} ms for storage, and making it takes {cpu_ms:.2g} ms of CPU."
         yield f"{msg}\n  Try more threads than CPUs (--threads), or faster storage."
     if max(max(1, each.setting.workers) * each.setting.threads for each in loaders) < num_cpus:
         yield f"no setting that was tried uses all {num_cpus} CPUs; the decode limit does."

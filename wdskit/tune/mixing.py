@@ -114,7 +114,7 @@ def measure_quality(
     size = steps.global_batch
     num_full = steps.num_samples // size
     if not num_full:
-        raise PipelineError(f"an epoch of {steps.num_samples} samples has no full global batch to be looked at.")
+        raise PipelineError(f"an epoch of {steps.num_samples} samples does not fill one global batch.")
     least_samples = min(int(table.counts.sum()) for table in data.tables)
     if classes is None:
         classes = len(read_classes(data.tables[0].folders[0]) or ()) or DEFAULT_CLASSES
@@ -143,14 +143,14 @@ def measure_quality(
 
 def _verdict(ratio: float, *, is_shuffled: bool) -> str:
     if not is_shuffled:
-        return "A sequential source does not shuffle, as evaluation wants it; train with `exact`."
+        return "A sequential source does not shuffle, which suits evaluation; train with `exact`."
     holds = f"a rank's batch holds {ratio:.0%} of the classes that a uniform draw would hold"
     if ratio >= _AS_GOOD:
-        return f"Even of data sorted by class, {holds}: as good as uniform."
+        return f"Even with data sorted by class, {holds}: as good as uniform."
     if ratio >= _USABLE:
-        return f"Of data sorted by class, {holds}: well mixed, not quite uniform."
+        return f"With data sorted by class, {holds}: well mixed, not quite uniform."
     way_out = "Pack with `--shuffle SEED`, which mixes classes in every shard, or use more lanes or a larger window."
-    return f"Of data sorted by class, {holds}: far from uniform.\n  {way_out}"
+    return f"With data sorted by class, {holds}: far from uniform.\n  {way_out}"
 
 
 def draw(data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike[str], title: str) -> None:
@@ -169,7 +169,7 @@ def draw(data: PlannedData, steps: Steps, start: int, *, path: str | os.PathLike
     """
     kind = Path(path).suffix.lower()[1:]
     if kind not in {"png", "svg"}:
-        raise PipelineError(f"{path}: a picture is drawn as .png or .svg.")
+        raise PipelineError(f"{path}: a picture is a .png or .svg file. Change its extension.")
     try:
         from matplotlib import figure, ticker
         from matplotlib.backends.backend_agg import FigureCanvasAgg

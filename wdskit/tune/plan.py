@@ -205,7 +205,7 @@ def plan(
     numbers |= {} if classes is None else {"classes": (classes, 1)}
     for name, (value, least) in numbers.items():
         if type(value) is not int or value < least:
-            raise PipelineError(f"plan({name}={value!r}): it is a whole number, {least} or more.")
+            raise PipelineError(f"plan({name}={value!r}): pass a whole number, {least} or more.")
     if classes is not None and not quality:
         raise PipelineError(f"plan(classes={classes}): only `quality` counts classes.\n  Add quality=True (--quality).")
     pipe, _, loader, errors, cache = open_pipeline(config, pipeline, overrides, caller="plan")
@@ -214,7 +214,7 @@ def plan(
     source = pipe.stages[0]
     if not isinstance(source, PlannedSource):
         if quality or plot is not None:
-            msg = "a stream's order is that of its shuffle buffers, which only a run shows."
+            msg = "the order of a stream comes from its shuffle buffers, so only a run shows it."
             raise PipelineError(f"{msg}\n  Index the shards (`wdskit index FOLDER`) and plan `exact`.")
         return _plan_stream(pipe, world_size, loader.workers, errors)
     data = source.plan()
@@ -308,25 +308,26 @@ def _warnings(
         near = " or ".join(map(str, lanes.fitting))
         yield (
             f"a lane is read by {lanes.num_shared:.1f} nodes on average, which read the same shards.\n"
-            f"  Before a run begins, set `lanes: {near or 'a multiple of the number of nodes'}`: another number is "
-            "another order."
+            f"  Before a run begins, set `lanes: {near or 'a multiple of the number of nodes'}`. A "
+            "different number gives a different order."
         )
     if fetched is not None and cache_bytes is not None and fetched.live_bytes > cache_bytes:
         size, live = format_bytes(cache_bytes), format_bytes(fetched.live_bytes)
         part = cache_bytes / fetched.live_bytes
         yield (
-            f"a node needs {live} again at one moment, and `cache.size` is {size}: what it drops is fetched again.\n"
-            f"  Set `cache.size: {live}`, or a `window` or `lanes` of {part:.0%} of what they are: another order."
+            f"a node needs {live} at once, but `cache.size` is {size}: what it drops is downloaded again.\n"
+            f"  Set `cache.size: {live}`, or a `window` or `lanes` of {part:.0%} of its value. That "
+            "gives a different order."
         )
     if open_shards > USUAL_OPEN_SHARDS:
         yield (
             f"a rank reads from {open_shards:,} shards at a time, and a process keeps {USUAL_OPEN_SHARDS} open where "
-            "`ulimit -n` is 1024: the others are opened again and again.\n"
+            "`ulimit -n` is 1024: the others are reopened again and again.\n"
             "  Raise that limit, or use larger shards, fewer lanes or a smaller window."
         )
     if steps.num_dropped > _MUCH_DROPPED * steps.num_samples:
         yield (
-            f"{steps.num_dropped / steps.num_samples:.0%} of each epoch is dropped, since it fills no batch of "
+            f"{steps.num_dropped / steps.num_samples:.0%} of each epoch is dropped, because it fills no batch of "
             f"{steps.global_batch:,} on all ranks.\n  Use smaller batches or `tail: pad`."
         )
 
@@ -343,7 +344,7 @@ def _plan_stream(pipe: Pipeline, world_size: int, workers: int, errors: ErrorsSp
     assert isinstance(built, StreamPipeline)
     draws = built.layout.draws
     if draws is None:
-        raise PipelineError("the source is not wdskit's, so nothing is known of it before it runs.")
+        raise PipelineError("the source is not wdskit's, so nothing is known about it before a run.")
     check_splits(built.pipeline, built.layout, world_size, max(1, workers))
     by_node, by_worker = splitters_of(built.pipeline)
     num_ranks = world_size if by_node else 1

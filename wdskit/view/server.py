@@ -76,7 +76,7 @@ class Guard:
         host = headers.get(b"host", b"").partition(b":")[0]
         given = scope["path"].removeprefix("/").partition("/")[0].encode(errors="replace")
         if host not in {HOST.encode(), b"localhost"} or not secrets.compare_digest(given, self._token):
-            refusal = PlainTextResponse("Open the address that `wdskit view` has printed.\n", 403)
+            refusal = PlainTextResponse("Open the address that `wdskit view` printed.\n", 403)
             return await refusal(scope, receive, send)
 
         async def send_with_policy(message: Message) -> None:

@@ -114,7 +114,7 @@ def test_hashed_keys_stand_in_json_which_keeps_its_text(tmp_path):
     result = pack([{"__key__": "a", "cls": 1}], tmp_path / "some")
     with pytest.raises(PackError, match="none of its 2 rows is valid") as caught:
         pack(tmp_path / "u.tar", tmp_path / "other", keys="hashed", skip_bad=True)
-    assert "it says 'key' is 'b', and it is 'a'" in str(caught.value)
+    assert "it says 'key' is 'b', but it is 'a'" in str(caught.value)
     assert result.num_samples == 1
 
 

@@ -163,7 +163,7 @@ def test_types_that_json_has_not_are_written_as_the_documentation_says(tmp_path)
         ({"x": [dt.time(1)]}, {}, "has the type time64"),
         ({"x": pa.array([[1]], pa.list_(pa.timestamp("s")))}, {}, "has the type list"),
         ({"x": [1]}, {"image_column": "y"}, "it has no column 'y'; it has 'x'. Correct --image-column"),
-        ({"x": [1]}, {"sidecars": ["txt"]}, "sidecars belongs to an image folder, and this is a Parquet table"),
+        ({"x": [1]}, {"sidecars": ["txt"]}, "sidecars is for an image folder, but this is a Parquet table"),
     ],
 )
 def test_columns_that_cannot_be_packed_are_errors_before_any_row(tmp_path, columns, options, problem):
@@ -180,7 +180,7 @@ def test_columns_that_cannot_be_packed_are_errors_before_any_row(tmp_path, colum
         ({"image": [image_bytes(), image_bytes()[:-9]]}, r"row 1: .*JPEG"),
         ({"x": [1.0, float("nan")]}, r"row 1: it cannot be written as JSON: Out of range"),
         ({"x": pa.array([1, 10**15], pa.timestamp("ms"))}, r"row 1: one of its values cannot be written as JSON"),
-        ({"x": ["a", "b" * (4 << 20)]}, r"row 1: its json has 4194312 bytes, over"),
+        ({"x": ["a", "b" * (4 << 20)]}, r"row 1: its json has 4194312 bytes, more than"),
         ({"key": ["a", ".b"]}, r"row 1: key '.b'"),
         ({"key": ["a", "a"]}, r"row 1: its key 'a' is also the key of .*row 0"),
         ({"path": ["m.png", "gone.png"], "key": ["a", "b"]}, r"row 1: .*gone.png: No such file"),
@@ -394,7 +394,7 @@ def test_parquet_files_whose_labels_mean_different_classes_are_never_packed_toge
         table = pa.table({"label": [1], "key": [name]}).replace_schema_metadata({"huggingface": json.dumps(told)})
         pq.write_table(table, tmp_path / f"{name}.parquet")
     a, b, c = (tmp_path / f"{name}.parquet" for name in "abc")
-    with pytest.raises(PackError, match=r"b.parquet: class 1 of its column 'label' is 'eel', and 'dog' in .*a.parquet"):
+    with pytest.raises(PackError, match=r"b.parquet: class 1 of its column 'label' is 'eel', but 'dog' in .*a.parquet"):
         pack(f"{a}::{b}", tmp_path / "out")
     pack(f"{a}::{c}", tmp_path / "out")
     assert [fields["cls"] for fields in samples_in(tmp_path / "out").values()] == [b"1", b"1"]

@@ -489,7 +489,7 @@ def test_a_file_that_no_tar_takes_is_an_error_before_it_is_read(tmp_path):
     source = make_folder(tmp_path / "photos", {"cat": 1})
     with (source / "cat" / "large.jpg").open("wb") as file:
         file.truncate(8 << 30)
-    with pytest.raises(RowError, match=r"large.jpg: its field 'jpg' has 8589934592 bytes, over the 8589934591"):
+    with pytest.raises(RowError, match=r"large.jpg: its field 'jpg' has 8589934592 bytes, more than the 8589934591"):
         pack(source, tmp_path / "out", max_bytes=20 << 30)
     with pytest.raises(RowError, match=r"large.jpg: even alone in its shard it takes \d+ bytes, more than max_bytes"):
         (source / "cat" / "large.jpg").write_bytes(b"")
@@ -567,12 +567,12 @@ def test_a_folder_whose_name_sorts_between_an_image_and_its_sidecar_parts_them_n
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b'{"path": "elsewhere"}', r"it says 'path' is 'elsewhere', and it is 'cat/0000.jpg'"),
-        (b'{"cls": 1}', r"it says 'cls' is 1, and it is 0"),
-        (b'{"cls": false}', r"it says 'cls' is False, and it is 0"),
+        (b'{"path": "elsewhere"}', r"it says 'path' is 'elsewhere', but it is 'cat/0000.jpg'"),
+        (b'{"cls": 1}', r"it says 'cls' is 1, but it is 0"),
+        (b'{"cls": false}', r"it says 'cls' is False, but it is 0"),
         (b"[1]", "it holds a list, to which cls, class, path cannot be added"),
         (b'{"path": "cat/0000.jpg", "path": "cat/0000.jpg"}', "the name 'path' appears twice"),
-        (b'{"path": "b", "path": "cat/0000.jpg"}', "it says 'path' is 'b', and it is 'cat/0000.jpg'"),
+        (b'{"path": "b", "path": "cat/0000.jpg"}', "it says 'path' is 'b', but it is 'cat/0000.jpg'"),
         (b'{"a": "\xff"}', "codec can't decode"),
         (b"", "Expecting value"),
         (b'{"a":' + b"[" * 100_000, "nested too deeply|maximum recursion"),
@@ -612,8 +612,8 @@ def test_nothing_of_an_object_is_lost_when_facts_are_added(own, indent):
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        ({"0000.cls": b"7"}, "has the field 'cls' already"),
-        ({"0000.txt": b"1", "0000.TXT": b"2"}, "has the field 'txt' already"),
+        ({"0000.cls": b"7"}, "already has the field 'cls'"),
+        ({"0000.txt": b"1", "0000.TXT": b"2"}, "already has the field 'txt'"),
     ],
 )
 def test_two_files_for_one_field_are_an_error(tmp_path, files, problem):
@@ -631,7 +631,7 @@ def test_what_is_no_extension_is_refused(tmp_path, names):
 
 def test_sidecars_belong_to_image_folders(tmp_path):
     (tmp_path / "m.jsonl").write_text('{"key": "a"}\n')
-    with pytest.raises(PackError, match="sidecars belongs to an image folder, and this is a table of text"):
+    with pytest.raises(PackError, match="sidecars is for an image folder, but this is a table of text"):
         pack(tmp_path / "m.jsonl", tmp_path / "out", sidecars=["txt"])
     with pytest.raises(PackError, match="sidecars is for an image folder, but these are rows from Python"):
         pack([], tmp_path / "out", sidecars=["txt"])

@@ -169,7 +169,7 @@ def test_fields_that_cannot_be_are_refused(tmp_path, fields, problem):
 
 def test_fields_belong_to_tables(tmp_path):
     make_folder(tmp_path / "photos", {"cat": 1})
-    with pytest.raises(PackError, match=r"fields belongs to a table of text or .*, and this is an image folder"):
+    with pytest.raises(PackError, match=r"fields is for a table of text or .*, but this is an image folder"):
         pack(tmp_path / "photos", tmp_path / "out", fields={"txt": "x"})
 
 

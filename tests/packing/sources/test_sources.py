@@ -142,7 +142,7 @@ def test_a_line_without_end_is_not_taken_into_memory(tmp_path, name):
         ("photos", {"from_": "table"}, "photos: cannot be read: Is a directory"),
         ("m.txt", {"from_": "folder"}, "m.txt: cannot be listed: Not a directory"),
         ("m.txt", {"from_": "films"}, "from: 'films' is not a kind of source. The kinds are folder, table, list"),
-        ("m.txt", {}, "m.txt: this is neither a folder nor a file of a known suffix"),
+        ("m.txt", {}, "m.txt: this is neither a folder nor a file with a known suffix"),
         ("gone", {"from_": "list"}, "gone: cannot be read: No such file or directory"),
         ("-", {"from_": "folder"}, "-: cannot be listed: No such file or directory"),
         ("-", {"workers": 2}, "rows that can be read only once"),

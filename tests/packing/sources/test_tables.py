@@ -280,7 +280,7 @@ def test_a_bad_row_is_an_error_that_names_its_line_or_is_listed(tmp_path, name, 
         ("m.jsonl", "\n\n", "m.jsonl: there is nothing to pack"),
         ("m.csv", "image\n", "m.csv: there is nothing to pack"),
         ("m.parquet", "", r"m.parquet: it cannot be read as Parquet"),
-        ("jsonl", "", "neither a folder nor a file of a known suffix"),
+        ("jsonl", "", "neither a folder nor a file with a known suffix"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path, name, text, problem):
