@@ -257,7 +257,7 @@ def test_a_damaged_state_is_refused(shards, damage):
         with pytest.raises(StateError, match=rf"{name} is 9223372036854775808, not a whole"):
             loader.load_state_dict({**state, "workers": [{**state["workers"][0], name: 2**63}]})
     below = base64.b64encode(zlib.compress(np.array([0, 0, -1, 0, 1], dtype="<i8").tobytes())).decode()
-    with pytest.raises(StateError, match="begun holds -1, where"):
+    with pytest.raises(StateError, match="begun holds -1, not a whole number"):
         loader.load_state_dict({**state, "workers": [{**state["workers"][0], "begun": below}]})
 
 
