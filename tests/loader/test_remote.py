@@ -460,9 +460,9 @@ def test_the_windows_that_follow_are_fetched_ahead_where_there_is_room(here, the
         assert digest(loader) == digest(expected)
 
 
-def test_only_the_first_samples_are_fetched_twice(here, there, tmp_path):
+def test_only_the_first_samples_are_fetched_twice(s3, here, there, tmp_path):
     """Those that follow wait for their parts: no byte comes twice but those of the first job."""
-    pipe = Pipeline().exact(f"s3://{there}/numbers/", seed=3, lanes=2).map(number_of).batched(5)
+    pipe = Pipeline().exact(f"{s3}/{there}/numbers/", seed=3, lanes=2).map(number_of).batched(5)
     loader = pipe.loader(workers=1, **kept(tmp_path / "kept"))  # in this process others may fetch
     assert sorted(number for batch in loader for number in batch) == [*range(150)]
     found = loader.stats().traffic

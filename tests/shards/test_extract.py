@@ -150,7 +150,7 @@ def test_only_an_empty_folder_is_written(shard, tmp_path, run):
         extract(shard, tmp_path / "to")
     code, out, err = run("extract", shard, "--to", str(tmp_path / "to"))
     assert (code, out) == (1, "")
-    assert "there is something" in err
+    assert "this folder is not empty" in err
 
 
 HOSTILE = [
