@@ -16,6 +16,7 @@ import os
 import re
 import struct
 import time
+import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -85,16 +86,13 @@ class Part:
         if magic != _MAGIC or size != data_bytes + 8 * (num + 1) + 4 * num + _END.size:
             self.file.close()
             raise StorageError(f"{path}: it is damaged.", url=str(path))
+        weakref.finalize(self, self.file.close)  # at the end of the program too, before its modules are gone
         self._starts = np.frombuffer(self.file.read_whole(data_bytes, 8 * (num + 1)), dtype="<u8")
         self._sums = np.frombuffer(self.file.read_whole(data_bytes + 8 * (num + 1), 4 * num), dtype="<u4")
 
     def __len__(self) -> int:
         """Samples in it."""
         return len(self._sums)
-
-    def __del__(self) -> None:
-        if hasattr(self, "file"):
-            self.file.close()
 
     def read(self, number: int, start: int, stop: int) -> bytes | None:
         """A sample with the block behind it; None where it is damaged.
