@@ -153,9 +153,8 @@ def _show_bar(*columns: Any, **options: Any) -> Iterator[Any]:
 
     console = make_console(stderr=True)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, **options)
-    with (
-        bar if console.is_terminal else contextlib.nullcontext()
-    ):  # rich before 14.3 prints a line behind a disabled bar
+    # Entered on a terminal only: rich before 14.3 prints an empty line after a disabled bar.
+    with bar if console.is_terminal else contextlib.nullcontext():
         yield bar
 
 

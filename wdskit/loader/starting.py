@@ -93,8 +93,8 @@ def load_once(method: str) -> None:
     """Let the fork server load wdskit and torch, which its workers then share: each would take 2 s and 150 MB for its
     own. What a program has said that the server loads is left as it is.
     """
-    server: Any = forkserver._forkserver  # noqa: SLF001 (nothing else tells)
-    if method == "forkserver" and server._preload_modules == ["__main__"]:  # noqa: SLF001
+    said = getattr(forkserver._forkserver, "_preload_modules", None)  # noqa: SLF001 (nothing else tells)
+    if method == "forkserver" and said == ["__main__"]:
         multiprocessing.set_forkserver_preload(["__main__", "wdskit.loader.make"])
 
 

@@ -156,7 +156,7 @@ class PartCache:
         while not path.exists():
             with self._lock:
                 fetch = self._wanted.get(name)
-            if fetch is not None:
+            if fetch is not None and not fetch.done():
                 concurrent.futures.wait([fetch], WAIT_S)
                 start_s = time.monotonic()
             elif _is_claimed(path) and time.monotonic() - start_s < CLAIM_S:
