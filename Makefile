@@ -10,6 +10,8 @@ STAMP := $(VENV)/.wdskit-installed
 DOCS_STAMP := $(VENV)/.wdskit-docs-installed
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# What Python has compiled is kept, whatever the environment says: hundreds of processes import torch.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo docs test lint pytest sizes faults peers remote soak release bench bench-peers bench-remote clean
 

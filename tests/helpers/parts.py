@@ -32,9 +32,8 @@ class Object:
         if self.error is not None:
             future.set_exception(self.error)
         else:
-            middle = (start + stop) // 2
-            parts = (start, middle), (middle, stop)
-            future.set_result([Chunk(at, memoryview(self.data[at:end])) for at, end in parts])
+            data = memoryview(self.data)[:stop]
+            future.set_result([Chunk(at, data[at : at + 700]) for at in range(start, len(data), 700)])
         return future
 
 

@@ -566,15 +566,16 @@ KILLED = """
 import os, sys, threading, time
 from wdskit import Pipeline
 from shards import number_of
+from pathlib import Path
 from wdskit.storage import cache
 from wdskit.dataset import remote
 remote.PART_BYTES = 4096
-publish = cache.publish_bytes
-def slow(*arguments):
-    if len([*cache.parts_of(cache.Path(sys.argv[2]))]) >= int(sys.argv[3]):
+rename = Path.rename
+def kill(draft, path):
+    if len([*cache.parts_of(Path(sys.argv[2]))]) >= int(sys.argv[3]):
         os.kill(os.getpid(), 9)
-    publish(*arguments)
-cache.publish_bytes = slow
+    rename(draft, path)
+Path.rename = kill
 loader = Pipeline().exact(sys.argv[1]).map(number_of).batched(5).loader(
     workers=0, cache={"dir": sys.argv[2], "size": "1GB"})
 for _ in range(50):

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wdskit.errors import StorageError
-from wdskit.files import make_folders, own_temp_files, publish_bytes
+from wdskit.files import make_folders
 from wdskit.limits import BLOCK_BYTES
-from wdskit.storage.parts import Part, PartName, file_bytes, parts_of
+from wdskit.storage.parts import Part, PartName, parts_of, write_part
 
 if TYPE_CHECKING:
     from wdskit.storage.objects import ObjectFile
@@ -195,16 +195,11 @@ class PartCache:
             if self.max_rate is not None:
                 await asyncio.sleep(_take_turn(self.folder / RATE_NAME, num_bytes / self.max_rate))
             chunks = await asyncio.wrap_future(file.start_reading([(name.start, name.stop + BLOCK_BYTES)]))
-            data = b"".join(chunk.data for chunk in chunks)
-            if len(data) == name.stop - name.start + BLOCK_BYTES:
-                await loop.run_in_executor(None, self._publish, name, data, starts)
+            if sum(len(chunk.data) for chunk in chunks) == name.stop - name.start + BLOCK_BYTES:
+                await loop.run_in_executor(None, write_part, self.folder, name, chunks, starts)
         finally:
             with self._room:
                 self._writing -= num_bytes
-
-    def _publish(self, name: PartName, data: bytes, starts: Sequence[int]) -> None:
-        with own_temp_files():  # another process may fetch it too, where a claim was lost
-            publish_bytes(name.path(self.folder), file_bytes(name, data, starts))
 
     def _make_room(self, num_bytes: int) -> bool:
         """Whether so many bytes fit, once parts that were not used for long have gone. They are being written then."""

@@ -14,13 +14,14 @@ import contextlib
 import itertools
 import os
 import re
+import secrets
 import struct
 import time
 import weakref
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from wdskit.errors import StorageError
 from wdskit.files import DRAFT_PREFIX
 from wdskit.limits import BLOCK_BYTES
 from wdskit.storage.urls import LocalFile
+
+if TYPE_CHECKING:
+    from wdskit.storage.objects import Chunk
 
 LEFT_S = 3600.0
 """A draft or lock so old belongs to nobody."""
@@ -50,19 +54,40 @@ class PartName(NamedTuple):
         return folder / self.shard / f"{self.start}-{self.stop}.part"
 
 
-def file_bytes(name: PartName, data: bytes, starts: Sequence[int]) -> bytes:
-    """The whole file of a part.
+def write_part(folder: Path, name: PartName, chunks: Sequence[Chunk], starts: Sequence[int]) -> None:
+    """Write the file of a part: all of it or nothing. It is not flushed: what a power cut leaves does not fit its sums.
 
     Args:
+        folder: The cache's. The folder of the shard is there.
         name: Which.
-        data: Its bytes with the block behind them.
+        chunks: Its bytes with the block behind them.
         starts: Where its samples start in the shard, and where the last ends.
+
+    Raises:
+        OSError: The disk refuses it.
     """
-    view = memoryview(data)
-    ends = [start - name.start for start in starts]
-    sums = [zlib.crc32(view[at : stop + BLOCK_BYTES]) for at, stop in itertools.pairwise(ends)]
+    sums = [_sum(chunks, start, stop + BLOCK_BYTES) for start, stop in itertools.pairwise(starts)]
     end = np.array(starts, dtype="<u8").tobytes() + np.array(sums, dtype="<u4").tobytes()
-    return data + end + _END.pack(len(sums), _MAGIC)
+    path = name.path(folder)
+    temp = path.with_name(f"{DRAFT_PREFIX}{path.name}.{secrets.token_hex(4)}")  # another process may be at it too
+    try:
+        with temp.open("xb") as file:
+            for chunk in chunks:
+                file.write(chunk.data)
+            file.write(end + _END.pack(len(sums), _MAGIC))
+        temp.rename(path)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        raise
+
+
+def _sum(chunks: Sequence[Chunk], start: int, stop: int) -> int:
+    """CRC-32 of some bytes of a shard."""
+    found = 0
+    for chunk in chunks:
+        if chunk.offset < stop and start < chunk.stop:
+            found = zlib.crc32(chunk.data[max(0, start - chunk.offset) : stop - chunk.offset], found)
+    return found
 
 
 class Part:
