@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -32,6 +33,7 @@ from wdskit.shards.index import index_folder
 from wdskit.shards.split import split
 from wdskit.storage import requests
 from wdskit.storage.cache import MAX_FETCHING, PartCache
+from wdskit.storage.memory import MEMORY
 from wdskit.storage.objects import PROBE_BYTES, ObjectFile
 from wdskit.storage.parts import PartName, parts_of
 
@@ -500,6 +502,19 @@ def test_workers_share_what_is_kept(here, there, s3, tmp_path):
     wait_for_parts(tmp_path / "kept", 3)
 
 
+@pytest.mark.skipif(not MEMORY.is_dir(), reason="there are no folders in memory")
+def test_what_is_kept_in_memory_goes_with_its_loader(here, there, s3):
+    expected = SOURCES["columns"](here).loader(workers=0)
+    loader = SOURCES["columns"](f"{s3}/{there}").loader(workers=2, cache={"memory": "40MB"})
+    for _ in range(2):
+        assert digest(loader) == digest(expected)
+    folder = kept_by(loader).folder
+    wait_for_parts(folder, 3)
+    del loader
+    gc.collect()
+    assert not folder.exists()
+
+
 @pytest.mark.usefixtures("small_parts")
 def test_a_damaged_part_is_fetched_again(here, there, tmp_path, caplog):
     pipe = SOURCES["columns"](f"s3://{there}")
@@ -629,6 +644,12 @@ def test_a_configuration_says_where_parts_are_kept(there, tmp_path):
     assert kept_by(loader).num_bytes == 2_000_000
     with pytest.raises(ConfigError, match=r"`dir` and `size` belong together. Add `size: 500GB`."):
         wdskit.make_loader({**config, "cache": {"dir": "x"}})
+    with pytest.raises(ConfigError, match=r"`memory` replaces `dir` and `size`. Remove either `memory` or both"):
+        wdskit.make_loader({**config, "cache": {**cache, "memory": "1GB"}})
+    with pytest.raises(ConfigError, match=r"`max_rate` does nothing without a folder."):
+        wdskit.make_loader({**config, "cache": {"max_rate": "1GB/s"}})
+    with pytest.raises(PipelineError, match=r"cache.memory is 1.00 kB, but .*\n  Set `cache.memory: 157kB` or more"):
+        wdskit.make_loader({**config, "cache": {"memory": 1000}, "pipeline": [{"exact": f"s3://{there}/numbers/"}]})
     with pytest.raises(ConfigError, match=r"`2 apples` is text; a size is needed, as in 500GB."):
         wdskit.make_loader(config, overrides=["cache.dir=x", "cache.size=2 apples"])
 

@@ -112,7 +112,7 @@ def warm_command(config: ConfigArgument, pipeline: PipelineOption = None, overri
     from wdskit.pipeline.builder import open_pipeline
 
     opened = open_pipeline(config, pipeline, overrides or [], caller="cache warm")
-    kept, source = opened.cache.open(), opened.pipe.stages[0]
+    kept, source = None if opened.cache.dir is None else opened.cache.open(), opened.pipe.stages[0]
     if kept is None:
         raise ConfigError(f"{config}: it sets no cache folder. Add `cache: {{dir: /nvme/wdskit, size: 500GB}}`.")
     if not getattr(source, "is_planned", False):

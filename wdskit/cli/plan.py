@@ -162,7 +162,7 @@ def _download_rows(plan: DownloadPlan) -> Iterator[tuple[str, str]]:
     if plan.homes:
         other = "without homes" if plan.other_homes == 1 else f"with `homes: {plan.other_homes}`"
         yield "homes", f"{plan.homes}; {other} the next epoch is {plan.other_ratio:.2f} times"
-    yield "needed again", f"{about}{format_bytes(plan.live_bytes)} per node at once: the smallest `cache.size`"
+    yield "needed again", f"{about}{format_bytes(plan.live_bytes)} per node at once: the smallest `cache`"
 
 
 def _quality_rows(quality: QualityPlan) -> Iterator[tuple[str, str]]:

@@ -118,7 +118,11 @@ class LoaderStats:
             return ""
         if self.traffic.wait_s > _MUCH_STORAGE * sum(stage.total_s for stage in self.stages.values()):
             waited = f"its threads waited {format_duration(self.traffic.wait_s)} for the store"
-            way = "raise `cache.size`, `prefetch`" if self.traffic.from_cache else "set a `cache`, raise `prefetch`"
+            way = (
+                "enlarge the `cache`, raise `prefetch`"
+                if self.traffic.from_cache
+                else "set a `cache`, raise `prefetch`"
+            )
             return f"The consumer waits for the loader: {waited}; {way} or `workers`."
         largest = ""
         if self.stages:

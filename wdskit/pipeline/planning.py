@@ -40,7 +40,7 @@ def compose_planned(
     """
     source = specs[0]
     data = source.plan()
-    ahead = 0 if cache.size is None else _fit_cache(data, place, cache)
+    ahead = 0 if cache.num_bytes is None else _fit_cache(data, place, cache)
     run = Run(place, source.seed, num_threads)
     in_parts = [spec for part in source.mixture or () for spec in part.stages]
     context = Context(run, find, [*in_parts, *specs])
@@ -84,11 +84,13 @@ def _fit_cache(data: PlannedData, place: Place, cache: CacheSpec) -> int:
             needed += whole * min(1.0, window / order.num_samples)
             ahead = min(ahead or window // 2, window // 2)
     needed = needed * place.ranks_per_node / place.world_size
-    num_bytes = cache.size or 0
+    num_bytes = cache.num_bytes or 0
     if needed > num_bytes and cache.small == "refuse":
         size, least = format_bytes(num_bytes), format_bytes(needed)
-        msg = f"cache.size is {size}, but a node of this run must keep {least} of its shards at once."
-        way = f"Set `cache.size: {least.replace(' ', '')}` or more, a smaller `window`, or `cache.small: ranges`."
+        msg = f"{cache.size_name} is {size}, but a node of this run must keep {least} of its shards at once."
+        way = (
+            f"Set `{cache.size_name}: {least.replace(' ', '')}` or more, a smaller `window`, or `cache.small: ranges`."
+        )
         raise PipelineError(f"{msg}\n  {way}")
     return ahead if 2 * needed <= num_bytes else 0
 

@@ -22,6 +22,7 @@ from wdskit.errors import ConfigError, Problem
 from wdskit.stages.registry import STAGES, known_stages
 from wdskit.stages.sources import PlannedSource
 from wdskit.storage.cache import PartCache
+from wdskit.storage.memory import MemoryCache
 from wdskit.text import parse_bytes
 
 LOOPBACK = "127.0.0.1"
@@ -167,16 +168,21 @@ Rate = Annotated[int, PlainValidator(_check_rate), WithJsonSchema({"anyOf": [{"t
 
 
 class CacheSpec(BaseModel):
-    """Where planned sources keep parts of remote shards on this machine's disk."""
+    """Where planned sources keep parts of remote shards: on this machine's disk, or in its memory."""
 
     model_config = StageSpec.model_config
 
     dir: Text | None = Field(None, description="Folder of the cache, shared by all processes of the machine.")
     size: Bytes | None = Field(None, description="Size of the cache: `500GB`.")
+    memory: Bytes | None = Field(
+        None,
+        description="Size of a cache in memory, in place of `dir` and `size`: `50GB`. It is removed with the last "
+        "process that uses it.",
+    )
     small: Literal["refuse", "ranges"] = Field(
         "refuse",
-        description="What to do if a node must keep more than `size` at once: refuse the run, or read what does not "
-        "fit by ranges each time.",
+        description="What to do if a node must keep more than the cache holds at once: refuse the run, or read what "
+        "does not fit by ranges each time.",
     )
     max_rate: Rate | None = Field(
         None, description="Highest download rate of all processes of the machine together: `2GB/s`."
@@ -184,16 +190,30 @@ class CacheSpec(BaseModel):
 
     @model_validator(mode="after")
     def _check_together(self) -> CacheSpec:
-        for name in ("small", "max_rate"):
-            if self.dir is None and getattr(self, name) != type(self).model_fields[name].default:
-                raise refuse(f"`{name}` does nothing without a folder. Add `dir: /nvme/wdskit` and `size: 500GB`.")
+        if self.memory is not None and (self.dir, self.size) != (None, None):
+            raise refuse("`memory` replaces `dir` and `size`. Remove either `memory` or both of these.")
         if (self.dir is None) != (self.size is None):
             missing = "dir: /nvme/wdskit" if self.dir is None else "size: 500GB"
             raise refuse(f"`dir` and `size` belong together. Add `{missing}`.")
+        for name in ("small", "max_rate"):
+            if self.num_bytes is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise refuse(f"`{name}` does nothing without a folder. Add `dir: /nvme/wdskit` and `size: 500GB`.")
         return self
+
+    @property
+    def num_bytes(self) -> int | None:
+        """What it holds; None where nothing is kept."""
+        return self.memory if self.size is None else self.size
+
+    @property
+    def size_name(self) -> str:
+        """The setting that says how much it holds."""
+        return "cache.size" if self.memory is None else "cache.memory"
 
     def open(self) -> PartCache | None:
         """What keeps them; None for nowhere. `StorageError` where it cannot be made."""
+        if self.memory is not None:
+            return MemoryCache(self.memory, self.max_rate)
         return None if self.dir is None or self.size is None else PartCache(self.dir, self.size, self.max_rate)
 
 

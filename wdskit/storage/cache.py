@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wdskit.errors import StorageError
 from wdskit.files import make_folders
@@ -89,7 +89,7 @@ class PartCache:
         self._num_left = 0  # parts that may be kept before they are counted again
         self._full_until = 0.0
 
-    def __reduce__(self) -> tuple[object, tuple[Path, int, int | None]]:
+    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
         return PartCache, (self.folder, self.num_bytes, self.max_rate)
 
     def find(self, name: PartName) -> Part | None:

@@ -18,7 +18,7 @@ from wdskit.order.lanes import cuts_of
 from wdskit.order.mixture import MixtureOrder
 from wdskit.order.steps import Steps
 from wdskit.pipeline.builder import Pipeline, open_pipeline
-from wdskit.pipeline.settings import ErrorsSpec, LoaderSpec, choose_workers
+from wdskit.pipeline.settings import CacheSpec, ErrorsSpec, LoaderSpec, choose_workers
 from wdskit.stages.sources import PlannedData, PlannedSource, epoch_length
 from wdskit.text import format_bytes
 from wdskit.tune.downloads import QUICK, DownloadPlan, plan_downloads
@@ -257,7 +257,7 @@ def plan(
         open_shards=open_shards,
         node_bytes=round(reads.live_bytes),
         parts=parts,
-        warnings=tuple(_warnings(lanes, open_shards, steps, fetched, cache.size)),
+        warnings=tuple(_warnings(lanes, open_shards, steps, fetched, cache)),
         downloads=fetched,
         quality=measure_quality(data, steps, start, classes, node_size=node_size) if quality else None,
     )
@@ -302,7 +302,7 @@ def _plan_parts(source: PlannedSource, data: PlannedData, samples: Sequence[int]
 
 
 def _warnings(
-    lanes: LanesPlan | None, open_shards: int, steps: Steps, fetched: DownloadPlan | None, cache_bytes: int | None
+    lanes: LanesPlan | None, open_shards: int, steps: Steps, fetched: DownloadPlan | None, cache: CacheSpec
 ) -> Iterator[str]:
     if lanes is not None and lanes.num_shared > _MUCH_SHARED:
         near = " or ".join(map(str, lanes.fitting))
@@ -311,12 +311,13 @@ def _warnings(
             f"  Before a run begins, set `lanes: {near or 'a multiple of the number of nodes'}`. A "
             "different number gives a different order."
         )
-    if fetched is not None and cache_bytes is not None and fetched.live_bytes > cache_bytes:
-        size, live = format_bytes(cache_bytes), format_bytes(fetched.live_bytes)
-        part = cache_bytes / fetched.live_bytes
+    num_bytes = cache.num_bytes
+    if fetched is not None and num_bytes is not None and fetched.live_bytes > num_bytes:
+        size, live = format_bytes(num_bytes), format_bytes(fetched.live_bytes)
+        part = num_bytes / fetched.live_bytes
         yield (
-            f"a node needs {live} at once, but `cache.size` is {size}: what it drops is downloaded again.\n"
-            f"  Set `cache.size: {live}`, or a `window` or `lanes` of {part:.0%} of its value. That "
+            f"a node needs {live} at once, but `{cache.size_name}` is {size}: what it drops is downloaded again.\n"
+            f"  Set `{cache.size_name}: {live}`, or a `window` or `lanes` of {part:.0%} of its value. That "
             "gives a different order."
         )
     if open_shards > USUAL_OPEN_SHARDS:
