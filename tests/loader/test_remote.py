@@ -611,6 +611,56 @@ def test_what_a_killed_process_leaves_is_used_or_fetched_again(here, there, tmp_
         assert digest(loader) == digest(local)
 
 
+RANK = """
+import json, os, sys
+from wdskit import Pipeline
+from wdskit.dataset import remote
+from shards import number_of
+remote.PART_BYTES = 4096
+url, folder, rank, world_size, killed_at = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+pipe = Pipeline().exact(url, seed=3, lanes=4).map(number_of).batched(global_size=12)
+loader = pipe.loader(workers=0, threads=2, rank=rank, world_size=world_size,
+                     ranks_per_node=world_size, cache={"dir": folder, "size": "1GB"})
+if killed_at < 0:
+    loader.load_state_dict(json.load(open(folder + "/state")))
+for epoch in range(2):
+    for step, batch in enumerate(loader):
+        print(*map(int, batch), flush=True)
+        if step + 1 == killed_at and epoch == 1:
+            if rank == 0:
+                json.dump(loader.state_dict(), open(folder + "/state", "w"))
+            os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_run_that_was_killed_goes_on_with_its_cache_on_other_ranks(here, there, tmp_path):
+    """Both ranks are killed in the second epoch, and three go on: each step is that of one rank on the disk."""
+    environment = {**os.environ, "PYTHONPATH": str(HELPERS)}
+    (tmp_path / "kept").mkdir()
+
+    def run(world_size: int, killed_at: int) -> list[list[int]]:
+        """The samples of each step, of all ranks."""
+        words = [sys.executable, "-c", RANK, f"s3://{there}/numbers/", str(tmp_path / "kept")]
+        ranks = [
+            subprocess.Popen(
+                [*words, *map(str, (rank, world_size, killed_at))], env=environment, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(world_size)
+        ]
+        printed = [process.communicate(timeout=60)[0].splitlines() for process in ranks]
+        assert {process.returncode for process in ranks} == {-signal.SIGKILL if killed_at > 0 else 0}
+        return [sorted(int(word) for line in lines for word in line.split()) for lines in zip(*printed, strict=True)]
+
+    found = run(2, 5)
+    found += run(3, -1)
+    loader = (
+        Pipeline().exact(f"{here}/numbers/", seed=3, lanes=4).map(number_of).batched(global_size=12).loader(workers=0)
+    )
+    expected = [sorted(int(number) for number in batch) for _ in range(3) for batch in loader]
+    assert found == expected
+    assert len(list((tmp_path / "kept").glob("*/*.part"))) >= 3
+
+
 @pytest.mark.usefixtures("small_parts")
 def test_a_process_that_is_killed_while_it_fetches_holds_nobody_up(here, there, tmp_path):
     """It has begun with four parts, one of which comes at once; the others have to wait for their turn, for minutes."""
