@@ -706,6 +706,19 @@ def test_files_that_cannot_be_are_refused(tmp_path, options, problem):
         pack(make_folder(tmp_path / "photos", {"cat": 1}), tmp_path / "out", **options)
 
 
+def test_a_folder_without_images_says_how_its_files_are_packed(tmp_path):
+    source = tmp_path / "arrays"
+    (source / "a").mkdir(parents=True)
+    for name in ("README", "a.npy"):
+        (source / "a" / name).touch()
+    with pytest.raises(PackError) as caught:
+        pack(source, tmp_path / "out")
+    assert str(caught.value).split("\n") == [
+        f"{source}: there is no image in this folder; it has 2 other files, such as a.npy.",
+        "  To pack those, add --files npy.",
+    ]
+
+
 # Keys that are cleaned.
 
 

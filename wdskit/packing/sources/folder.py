@@ -16,6 +16,7 @@ from wdskit.packing.json_merge import field_with_metadata
 from wdskit.packing.references import FieldBytes
 from wdskit.packing.row import SAME_FIELD, Row, field_of, file_bytes, make_row, row_error
 from wdskit.packing.sources.class_names import ClassNames
+from wdskit.text import plural
 
 _SPLITS = frozenset({"train", "training", "val", "valid", "validation", "dev", "eval", "test", "testing"})
 """Folders that hold the classes of a split, as data sets are handed out."""
@@ -82,6 +83,7 @@ class ImageFolder:
         self._root = root
         self._names = names
         self.num_other = 0
+        self._other = ""  # one of them that has an extension
         files, folders = list_names(root)
         at_top = [name for name in files if names.is_sample(name)]
         self._first_at_top, self._num_at_top = min(at_top, key=os.fsencode, default=""), len(at_top)
@@ -109,12 +111,18 @@ class ImageFolder:
             except RowError as err:
                 yield err
         if not num:
-            raise PackError(f"{self._root}: there is no {self._names.what} in this folder.")
+            msg = f"{self._root}: there is no {self._names.what} in this folder"
+            if self._other and self._names.what == "image":
+                found = f"{plural(self.num_other, 'other file')}, such as {self._other}"
+                msg += f"; it has {found}.\n  To pack those, add --files {field_of(self._other)}"
+            raise PackError(f"{msg}.")
 
     def _samples(self, names: Sequence[str]) -> Samples:
         samples = self._names.samples(names)
         used = {name for sidecars in samples.values() for _, name in sidecars}
         self.num_other += len(names) - len(samples) - len(used)
+        if not samples:
+            self._other = self._other or next(filter(field_of, names), "")
         return samples
 
     def _row(self, path: str, sidecars: Sequence[tuple[str, str]], keys: str) -> Row:
