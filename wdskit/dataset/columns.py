@@ -123,9 +123,10 @@ def _read(runs: Sequence[Run]) -> _Raw:
         if stop - wanted > count * LARGE_BYTES or wanted - start > LARGE_BYTES:
             continue
         size = stop - start + BLOCK_BYTES
+        fd = shard.file.fd
         try:
-            part = pread(shard.file.fd, size, start)
-        except OSError:  # or it is no local file
+            part = pread(fd, size, start) if fd >= 0 else b""  # which only a local file has
+        except OSError:
             part = b""
         if len(part) != size:
             part = shard.read_at(start, size)  # which goes on where it stopped, or says what is wrong

@@ -246,12 +246,10 @@ class _KeptParts:
 
     def read(self, offset: int, size: int, *, wait: bool = False) -> bytes | None:
         """Bytes of whole samples and the block behind them, where all of them are kept, or with `wait` on their way."""
-        first, stop = (bisect.bisect_left(self._offsets, at) for at in (offset, offset + size - BLOCK_BYTES))
-        if (
-            stop == len(self._offsets)
-            or self._offsets[first] != offset
-            or self._offsets[stop] != offset + size - BLOCK_BYTES
-        ):
+        offsets, end = self._offsets, offset + size - BLOCK_BYTES
+        first = bisect.bisect_left(offsets, offset)
+        stop = bisect.bisect_left(offsets, end, first)
+        if stop == len(offsets) or offsets[first] != offset or offsets[stop] != end:
             return None
         found: list[bytes] = []
         for number in range(first, stop):
