@@ -47,7 +47,7 @@ def plan_command(
         bool | None,
         typer.Option(
             "--downloads/--no-downloads",
-            help="Compute what each node downloads from a store. Default: only where that takes seconds.",
+            help="Compute what each node downloads from a store. Default: only if that takes a few seconds.",
             rich_help_panel="Run",
             show_default=False,
         ),

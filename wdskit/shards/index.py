@@ -90,7 +90,7 @@ def index_folder(
         workers: Processes that read; with 1, all is done in this one. Default: the CPUs that this process may use,
             fewer where there is little to read.
         progress: Called after each shard with the bytes read so far and the bytes in all.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
         FolderIndexError: A shard is invalid, and then no index was written; all at fault are listed. Or `pack` has

@@ -85,7 +85,7 @@ def repair(
         to: A folder that is empty or not there yet.
         images: A sample with an image that fails this check is lost: `none`, `structure` or `decode`.
         progress: Called after each shard.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
         StorageError: There is nothing to read, or it is not local; `to` is not empty, or it cannot be written.

@@ -99,7 +99,7 @@ def split(
             the new one is written.
         workers: Processes that read; default as for `shards.index.index_folder`. The result does not depend on it.
         progress: Called after each shard.
-        disk: What writes.
+        disk: Performs the file operations; tests replace it.
 
     Raises:
         SelectionError: The shares or `by` are wrong, samples lack the value, or another split is in the way.
