@@ -123,7 +123,7 @@ class RemoteShard(IndexedShard):
     def __init__(self, file: ObjectFile, entry: ShardEntry, idx: bytes, cache: PartCache | None = None) -> None:
         url = file.url
         if entry.idx_sha256 is None:
-            msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}, because an older version wrote it."
+            msg = f"{url}: the index of its folder has no digest of its {IDX_SUFFIX}; an older version wrote it."
             raise FolderIndexError(f"{msg}\n  Run `wdskit index` where the shards are.", folder=url.rpartition("/")[0])
         offsets = parse_offsets(idx, url, num_bytes=entry.num_bytes, sha256=entry.idx_sha256)
         kept = None
