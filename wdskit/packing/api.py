@@ -139,7 +139,7 @@ def pack(
 
     The same source and options give the same bytes. The number of workers, the time, the locale and the order in which
     a disk lists its files change nothing. A file gets its final name only when it is complete, and the index is written
-    last. After a stop, the same call continues the run. Files with other content are never overwritten.
+    last. After a stop, the same call continues the run. Only `overwrite` replaces files with other content.
 
     Args:
         source: A folder of images (a sub-folder is a class); a table (.jsonl, .csv, .tsv, also with .gz, or .parquet);
@@ -151,7 +151,7 @@ def pack(
             `s3://bucket/train`: each shard is uploaded when it is filled, and removed here; the index is uploaded last.
         staging: If `dest` is a URL: folder for the few shards that wait for their upload. Default: below
             `$XDG_CACHE_HOME/wdskit`.
-        options: All options as one object, in place of the arguments below. Only `progress` and `disk` may be added.
+        options: All options as one object, in place of the other arguments. Only `progress` and `disk` may be added.
         max_samples: Most samples in a shard. Default: 10,000; no limit with `num_shards`.
         max_bytes: Most bytes of a shard's file, a number or `200MB`. Default: 1 GB; no limit with `num_shards`.
         num_shards: Exactly this many shards. Their sizes differ by one sample at most.

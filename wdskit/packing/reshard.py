@@ -146,7 +146,7 @@ def reshard(
     them, an `.idx` beside each shard, the folder's index last. Nothing is decoded unless an option asks for it, and
     samples that already have this form are copied unchanged. The same sources and options give the same bytes, whatever
     the number of workers. After a stop, the same call continues the run; with other sources, options or another version
-    it is refused. Files with other content are never overwritten.
+    it is refused. Only `overwrite` replaces files with other content.
 
     Args:
         source: Shards, local or remote: a folder, glob or brace pattern, several joined by `::`, or a list. Shards of
@@ -154,7 +154,7 @@ def reshard(
             twice.
         dest: The folder to write to, created if it is missing, or a folder of a bucket, as for `pack`. It cannot be a
             source's folder.
-        options: All options as one object, in place of the arguments below. Only `progress` and `disk` may be added.
+        options: All options as one object, in place of the other arguments. Only `progress` and `disk` may be added.
         max_samples: As for `pack`, and so are all arguments up to `max_pixels`; but by default images are not checked.
         filter: Keep samples for which this is true: `json.width >= 256 and cls in (1, 2)`. In Python's syntax, `key` is
             the key, `fields` the names of the fields, and `json`, `cls`, `txt`, ... the values of fields.
